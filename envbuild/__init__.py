@@ -1,0 +1,1 @@
+"""One environment for training, serving and laptops."""

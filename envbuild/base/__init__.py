@@ -1,0 +1,1 @@
+"""Base images: from a registry, an OCI layout, or bootstrapped from Debian."""

@@ -1,0 +1,60 @@
+"""Stack: the decision that follows from a manifest and the profiles, with a reason for each part."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Variant = Literal["gpu", "cpu"]
+CudaSource = Literal["wheels", "base", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One line of the plan."""
+
+    what: str
+    """`cuda`, `variant`, `base`."""
+    value: str
+    reason: str
+    source: str
+    """The profile row, the manifest key or the option that it rests on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinChange:
+    """A distribution that differs from the run because of the variant."""
+
+    name: str
+    before: str | None
+    """Requirement of the run, `tensorflow==2.15.1`; None when it is added."""
+    after: str | None
+    """Requirement of the stack; None when it is dropped."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What has to be locked, and on what it will stand."""
+
+    framework: str
+    """`tensorflow`."""
+    distribution: str
+    """`tensorflow` or `tensorflow-cpu`."""
+    version: str
+    variant: Variant
+    python: str
+    """The run's exact Python."""
+    machine: str
+    """`x86_64` or `aarch64`."""
+    cuda: str | None
+    cudnn: str | None
+    cuda_source: CudaSource
+    base: str
+    """The base that the profile names; an option may replace it."""
+    glibc_minimum: str
+    """Lowest glibc that the framework's wheel accepts: `2.17`."""
+    requirements: tuple[str, ...]
+    """PEP 508 requirements, sorted by normalised name; what they depend on is not added."""
+    variables: tuple[tuple[str, str], ...]
+    """Environment variables that the image sets for this stack, sorted."""
+    changes: tuple[PinChange, ...]
+    decisions: tuple[Decision, ...]

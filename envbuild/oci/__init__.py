@@ -1,0 +1,1 @@
+"""The words of the OCI image and distribution specifications, as values."""

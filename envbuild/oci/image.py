@@ -1,0 +1,100 @@
+"""Descriptors, configs and manifests (OCI image-spec, descriptor.md, config.md, manifest.md).
+
+Bytes come first: a manifest and a config are serialised once, and those bytes are hashed, stored and sent.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Self
+
+from envbuild.oci.digest import Digest
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER_GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
+LAYER_TAR = "application/vnd.oci.image.layer.v1.tar"
+LAYER_ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
+DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
+DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+
+OCI_OF_DOCKER = {DOCKER_MANIFEST: MANIFEST, DOCKER_INDEX: INDEX, DOCKER_CONFIG: CONFIG, DOCKER_LAYER: LAYER_GZIP}
+"""The OCI media type for the same bytes; the two families are never mixed in one manifest."""
+
+
+def canonical_json(value: Any) -> bytes:
+    """Serialise with sorted keys, no spaces and UTF-8: equal values give equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """What a manifest says about a blob."""
+
+    media_type: str
+    digest: Digest
+    size: int
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The descriptor as it stands in a manifest."""
+        value: dict[str, Any] = {"mediaType": self.media_type, "digest": str(self.digest), "size": self.size}
+        return value | ({"annotations": dict(self.annotations)} if self.annotations else {})
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        """Read a descriptor from a parsed manifest; KeyError, TypeError or ValueError when it is none."""
+        size = value["size"]
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(f"descriptor size {size!r}")
+        return cls(str(value["mediaType"]), Digest.parse(value["digest"]), size, dict(value.get("annotations") or {}))
+
+
+Opener = Callable[[], BinaryIO]
+"""Opens a blob for reading from its start; may be called again, for a retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer: its descriptor, the digest of its uncompressed tar, and how to get its bytes."""
+
+    descriptor: Descriptor
+    diff_id: Digest
+    open: Opener
+    created_by: str = ""
+    """The layer's one line in the image's history."""
+    reused: bool = False
+    """True when the bytes were not made in this run (base layers and cached layers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image: exact manifest and config bytes, and its layers, lowest first."""
+
+    manifest: bytes
+    config: bytes
+    layers: tuple[Layer, ...]
+
+    @property
+    def digest(self) -> Digest:
+        """The digest of the manifest, which is the digest of the image."""
+        return Digest.of(self.manifest)
+
+    @property
+    def config_digest(self) -> Digest:
+        """The digest of the config."""
+        return Digest.of(self.config)
+
+
+def manifest_bytes(config: bytes, layers: Sequence[Layer], annotations: Mapping[str, str]) -> bytes:
+    """Serialise the OCI image manifest for a config and its layers."""
+    value: dict[str, Any] = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": Descriptor(CONFIG, Digest.of(config), len(config)).to_dict(),
+        "layers": [layer.descriptor.to_dict() for layer in layers],
+    }
+    return canonical_json(value | ({"annotations": dict(annotations)} if annotations else {}))

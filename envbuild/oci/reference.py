@@ -1,0 +1,64 @@
+"""Image references (OCI distribution-spec, "Pulling manifests"; the grammar is that of distribution/reference)."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Self
+
+from envbuild.oci.digest import Digest
+
+DOCKER_HUB = "docker.io"
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*\Z")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+_HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Where an image lies: registry host, repository, and a tag or a digest or neither."""
+
+    registry: str
+    """Host, with port where it has one: `127.0.0.1:5000`, `europe-docker.pkg.dev`."""
+    repository: str
+    """Path inside the registry: `project/repo/image`."""
+    tag: str | None = None
+    digest: Digest | None = None
+
+    def __post_init__(self) -> None:
+        if not _HOST.match(self.registry):
+            raise ValueError(f"not a registry host: {self.registry!r}")
+        if len(self.repository) > 255 or not _REPOSITORY.match(self.repository):
+            raise ValueError(f"not a repository name (a-z, 0-9, '.', '_', '-', '/'): {self.repository!r}")
+        if self.tag is not None and not _TAG.match(self.tag):
+            raise ValueError(f"not a tag: {self.tag!r}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `[host/]path[:tag][@sha256:hex]`; a name without a host is Docker Hub's; ValueError else."""
+        rest, at, digest = text.partition("@")
+        head, slash, tail = rest.partition("/")
+        if slash and ("." in head or ":" in head or head == "localhost"):
+            registry, path = head, tail
+        else:
+            registry, path = DOCKER_HUB, rest if slash else f"library/{rest}"
+        path, colon, tag = path.partition(":")
+        return cls(registry, path, tag if colon else None, Digest.parse(digest) if at else None)
+
+    @property
+    def name(self) -> str:
+        """Registry and repository, without tag or digest."""
+        return f"{self.registry}/{self.repository}"
+
+    @property
+    def target(self) -> str:
+        """What a manifest request asks for: the digest, else the tag, else `latest`."""
+        return str(self.digest or self.tag or "latest")
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        digest = f"@{self.digest}" if self.digest else ""
+        return f"{self.name}{tag}{digest}"
+
+    def at(self, digest: Digest) -> Self:
+        """The same repository by digest."""
+        return replace(self, tag=None, digest=digest)

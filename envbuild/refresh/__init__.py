@@ -1,0 +1,1 @@
+"""Profiles made anew from the wheels on the index."""
