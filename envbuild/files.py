@@ -11,23 +11,35 @@ import platformdirs
 
 
 @contextmanager
+def written_aside(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """Yield a new file in `folder` and its temporary path; when the block ends, what was not renamed is gone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".new-", dir=folder)
+    path = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file, path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
 def written_whole(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` when the block ends well and vanishes when it does not.
 
     The temporary file lies beside its target, so that the last step is one rename on one file system.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(mode)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with written_aside(path.parent) as (file, temporary):
+        yield file
+        settle(file, temporary, path, mode=mode)
+
+
+def settle(file: BinaryIO, temporary: Path, path: Path, *, mode: int = 0o644) -> None:
+    """Make a file that was written aside durable, and give it its name."""
+    file.flush()
+    os.fsync(file.fileno())
+    temporary.chmod(mode)
+    temporary.replace(path)
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -37,7 +49,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def data_folder(name: str) -> Path:
-    """Find `templates` or `profiles`: inside an installed wheel, else in the checkout (an editable install has no copy)."""
+    """Find `templates` or `profiles`: in an installed wheel, else in the checkout (editable installs have no copy)."""
     package = Path(__file__).resolve().parent
     installed = package / "data" / name
     return installed if installed.is_dir() else package.parent / name

@@ -1,0 +1,52 @@
+"""Layers that were made before: key -> digest, size, diff id and the bytes, content-addressed on disk."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from envbuild.assemble.layer import LayerResult
+from envbuild.files import settle, write_whole, written_aside
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import canonical_json
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLayer:
+    """A layer that lies in the cache."""
+
+    result: LayerResult
+    path: Path
+    reused: bool
+
+
+class LayerCache:
+    """A folder of layers, safe for concurrent runs: every file appears whole, under a name that its content decides."""
+
+    def __init__(self, folder: Path) -> None:
+        self._keys, self._blobs = folder / "layers", folder / "blobs"
+
+    def get(self, key: Digest) -> CachedLayer | None:
+        """Return the layer for a key; None when it, or its bytes, are not there or not as long as they were."""
+        try:
+            value = json.loads((self._keys / f"{key.hex}.json").read_bytes())
+            result = LayerResult(Digest.parse(value["digest"]), int(value["size"]), Digest.parse(value["diff_id"]))
+            path = self._path(result.digest)
+            return CachedLayer(result, path, reused=True) if path.stat().st_size == result.size else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def make(self, key: Digest, write: Callable[[BinaryIO], LayerResult]) -> CachedLayer:
+        """Make a layer and keep it."""
+        with written_aside(self._blobs) as (file, temporary):
+            result = write(file)
+            path = self._path(result.digest)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            settle(file, temporary, path)
+        value = {"digest": str(result.digest), "size": result.size, "diff_id": str(result.diff_id)}
+        write_whole(self._keys / f"{key.hex}.json", canonical_json(value))
+        return CachedLayer(result, path, reused=False)
+
+    def _path(self, digest: Digest) -> Path:
+        return self._blobs / "sha256" / digest.hex

@@ -1,0 +1,78 @@
+"""The image config and the environment's own files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from envbuild.assemble.install import InstalledFile
+from envbuild.assemble.layer import LayerFile, Link
+from envbuild.errors import BaseError
+from envbuild.oci.image import Layer, canonical_json
+from envbuild.recipe import Base, Recipe
+
+CREATED = "1980-01-01T00:00:00Z"
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def environment_files(recipe: Recipe) -> tuple[list[LayerFile], list[Link]]:
+    """Make what `python -m venv` makes: pyvenv.cfg and the interpreter's links (PEP 405)."""
+    interpreter = PurePosixPath(recipe.python_path)
+    text = (
+        f"home = {interpreter.parent}\n"
+        "include-system-site-packages = false\n"
+        f"version = {recipe.target.python}\n"
+        f"executable = {interpreter}\n"
+        f"command = {interpreter} -m venv {recipe.prefix}\n"
+    )
+    file = LayerFile(InstalledFile("pyvenv.cfg", executable=False, source=text.encode()), None)
+    versioned = f"python{recipe.target.python_minor}"
+    links = [
+        Link(f"bin/{versioned}", str(interpreter)),
+        Link("bin/python", versioned),
+        Link("bin/python3", versioned),
+        Link("lib64", "lib"),
+    ]
+    return [file], links
+
+
+def config_bytes(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> bytes:
+    """Serialise the config: the base's, with the environment's variables, labels, user and layers (config.md)."""
+    try:
+        config: dict[str, Any] = json.loads(base.image.config)
+        inner: dict[str, Any] = dict(config.get("config") or {})
+        history: list[dict[str, Any]] = list(config.get("history") or [])
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BaseError("the base's config is not valid JSON", where=base.name) from error
+    inner["Env"] = _variables(inner.get("Env") or [], recipe)
+    inner["Labels"] = dict(inner.get("Labels") or {}) | dict(recipe.labels)
+    inner["User"] = recipe.user
+    ours = [{"created": CREATED, "created_by": f"envbuild: {layer.created_by}"} for layer in layers]
+    return canonical_json(
+        {
+            "architecture": config["architecture"],
+            "os": config["os"],
+            **({"variant": config["variant"]} if config.get("variant") else {}),
+            "created": CREATED,
+            "config": inner,
+            "rootfs": {
+                "type": "layers",
+                "diff_ids": [str(layer.diff_id) for layer in (*base.image.layers, *layers)],
+            },
+            "history": _base_history(history, len(base.image.layers)) + ours,
+        }
+    )
+
+
+def _base_history(history: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
+    """Keep the base's history only if it counts its layers rightly; podman refuses one that does not."""
+    if sum(not entry.get("empty_layer") for entry in history) == layers:
+        return history
+    return [{"created": CREATED, "created_by": "base"} for _ in range(layers)]
+
+
+def _variables(base: Sequence[str], recipe: Recipe) -> list[str]:
+    variables = dict(entry.partition("=")[::2] for entry in base)
+    path = variables.get("PATH") or _DEFAULT_PATH
+    ours = {"PATH": f"{recipe.prefix}/bin:{path}", "VIRTUAL_ENV": recipe.prefix, **dict(recipe.variables)}
+    return [f"{name}={value}" for name, value in (variables | ours).items()]

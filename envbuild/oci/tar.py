@@ -1,0 +1,106 @@
+"""Tar headers, byte for byte the same everywhere (POSIX.1-2017, pax and ustar formats; OCI image-spec, layer.md).
+
+Python's `tarfile` writes different PAX headers in different releases, so headers are written here. Mode, owner and time
+never come from the machine: owners are 0:0, and the time is the first one that zip tools accept.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+BLOCK = 512
+MTIME = 315532800
+"""1980-01-01T00:00:00Z: earlier times are refused by Python's `zipfile` when someone packs an installed tree."""
+END = bytes(2 * BLOCK)
+"""The two zero blocks that end an archive."""
+_USTAR_SIZE_LIMIT = 8 << 30
+
+Kind = Literal["file", "directory", "symlink"]
+_TYPEFLAG: dict[Kind, bytes] = {"file": b"0", "symlink": b"2", "directory": b"5"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One archive member; its content, if any, follows the header."""
+
+    path: str
+    """Relative, without leading or trailing slash: `opt/env/bin/pip`."""
+    kind: Kind
+    mode: int
+    size: int = 0
+    """Bytes of content; 0 for all but files."""
+    target: str = ""
+    """Where a symlink points."""
+
+
+def padding(size: int) -> int:
+    """Return how many zero bytes follow `size` bytes of content."""
+    return -size % BLOCK
+
+
+def header(entry: Entry) -> bytes:
+    """Encode the header of a member: one block, or a PAX record first where ustar cannot say it."""
+    name = entry.path.encode() + (b"/" if entry.kind == "directory" else b"")
+    target = entry.target.encode()
+    split = _split(name)
+    records: list[bytes] = []
+    if split is None:
+        records.append(_pax_record(b"path", name))
+    if len(target) > 100 or not target.isascii():
+        records.append(_pax_record(b"linkpath", target))
+    if entry.size >= _USTAR_SIZE_LIMIT:
+        records.append(_pax_record(b"size", str(entry.size).encode()))
+    prefix, short = split or (b"", _ascii(name)[:100])
+    size = 0 if entry.size >= _USTAR_SIZE_LIMIT else entry.size
+    block = _block(prefix, short, entry.mode, size, _TYPEFLAG[entry.kind], _ascii(target)[:100])
+    return _pax_header(b"".join(records)) + block if records else block
+
+
+def _ascii(text: bytes) -> bytes:
+    return bytes(byte if byte < 128 else ord("_") for byte in text)
+
+
+def _split(name: bytes) -> tuple[bytes, bytes] | None:
+    """Split into ustar's prefix (155 bytes) and name (100 bytes); None where it does not fit or is not ASCII."""
+    if not name.isascii():
+        return None
+    if len(name) <= 100:
+        return b"", name
+    slash = name.find(b"/", len(name) - 101)
+    if 0 < slash <= 155 and 0 < len(name) - slash - 1 <= 100:
+        return name[:slash], name[slash + 1 :]
+    return None
+
+
+def _pax_record(key: bytes, value: bytes) -> bytes:
+    body = b" " + key + b"=" + value + b"\n"
+    length = len(body) + len(str(len(body)))
+    while length != len(body) + len(str(length)):
+        length += 1
+    return str(length).encode() + body
+
+
+def _pax_header(records: bytes) -> bytes:
+    block = _block(b"", b"PaxHeaders/entry", 0o644, len(records), b"x", b"")
+    return block + records + bytes(padding(len(records)))
+
+
+def _block(prefix: bytes, name: bytes, mode: int, size: int, typeflag: bytes, target: bytes) -> bytes:
+    head = b"".join((
+        name.ljust(100, b"\0"),
+        b"%07o\0" % mode,
+        b"0000000\0",  # uid
+        b"0000000\0",  # gid
+        b"%011o\0" % size,
+        b"%011o\0" % MTIME,
+    ))
+    tail = b"".join((
+        typeflag,
+        target.ljust(100, b"\0"),
+        b"ustar\x0000",
+        bytes(64),  # user and group names: numbers decide
+        b"0000000\0" * 2,  # device numbers
+        prefix.ljust(155, b"\0"),
+        bytes(12),
+    ))
+    checksum = sum(head) + sum(tail) + 8 * ord(" ")
+    return head + b"%06o\0 " % checksum + tail
