@@ -1,5 +1,6 @@
 """Recipe -> Image, from wheels and a base, without a daemon."""
 
+from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.image import Assembled, assemble
 
-__all__ = ["Assembled", "assemble"]
+__all__ = ["Assembled", "LayerCache", "assemble"]

@@ -1,0 +1,98 @@
+"""What people see, all of it on stderr: stdout is for the next program."""
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
+
+PLAIN_INTERVAL = 2.0
+"""Seconds between two lines of progress where stderr is no terminal."""
+
+
+def err() -> Console:
+    """Return a console on stderr: no colour under NO_COLOR or off a terminal, no folding, no text read as markup."""
+    return Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """Escape control characters except line ends: names out of manifests and replies must not drive the terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+
+
+class Progress:
+    """Tells what is going on, from any thread: bars with bytes and rate on a terminal, else a line now and then.
+
+    Use it as a context manager, so that the terminal is whole again when an error is printed.
+    """
+
+    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console or err()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._bars: Bars | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._began: dict[str, float] = {}
+        self._last_line = -PLAIN_INTERVAL
+        self._over = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._lock:
+            if self._bars:
+                self._bars.stop()
+            self._over = True  # a thread that is still at work must not start new bars
+
+    def step(self, text: str) -> None:
+        """Announce a stage."""
+        self._print(text, "bold")
+
+    def note(self, text: str) -> None:
+        """Say a decision or a detail of the stage."""
+        self._print(f"  {text}", None)
+
+    def warn(self, text: str) -> None:
+        """Say what the reader should not miss."""
+        self._print(f"warning: {text}", "yellow")
+
+    def progress(self, label: str, done: int, total: int | None) -> None:
+        """Show `done` of `total` bytes under `label`; the total may be unknown."""
+        with self._lock:
+            if not self._over:
+                (self._bar if self._console.is_terminal else self._line)(printable(label), done, total)
+
+    def _print(self, text: str, style: str | None) -> None:
+        self._console.print(printable(text), style=style)
+
+    def _bar(self, label: str, done: int, total: int | None) -> None:
+        if self._bars is None:
+            text = TextColumn("  {task.description}", markup=False)
+            columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            self._bars = Bars(*columns, console=self._console, transient=True)
+            self._bars.start()
+        if label not in self._tasks:
+            self._tasks[label] = self._bars.add_task(label, total=total)
+        self._bars.update(self._tasks[label], completed=done, total=total)
+        if total is not None and done >= total:
+            self._bars.remove_task(self._tasks.pop(label))
+
+    def _line(self, label: str, done: int, total: int | None) -> None:
+        now = self._clock()
+        began = self._began.setdefault(label, now)
+        if total is not None and done >= total:
+            del self._began[label]
+        if now - self._last_line < PLAIN_INTERVAL:
+            return
+        self._last_line = now
+        of = f" of {decimal(total)}" if total is not None else ""
+        rate = f", {decimal(int(done / (now - began)))}/s" if now > began else ""
+        self._console.print(f"  {label}: {decimal(done)}{of}{rate}")

@@ -1,0 +1,10 @@
+"""`envbuild schema`: the JSON schema of the training manifest."""
+
+from importlib import resources
+
+import typer
+
+
+def run() -> None:
+    """Print the JSON schema of the manifest."""
+    typer.echo(resources.files("envbuild.manifest").joinpath("schema.json").read_text("utf-8"), nl=False)

@@ -1,0 +1,437 @@
+"""Wheels to layers: what pip installs, the same bytes everywhere, and everything hostile refused."""
+
+import base64
+import csv
+import gzip
+import hashlib
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from envbuild.assemble import LayerCache, assemble
+from envbuild.errors import BuildError, WheelError
+from envbuild.lock.model import LockedWheel, Target
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image, canonical_json, manifest_bytes
+from envbuild.recipe import Base, Recipe
+from tests.fakes.wheels import FakeWheel, make_wheel
+
+TARGET = Target(python="3.11.2", machine="x86_64", glibc="2.36")
+SITE = "opt/env/lib/python3.11/site-packages"
+CONFIG = {
+    "architecture": "amd64",
+    "os": "linux",
+    "config": {"Env": ["PATH=/usr/bin", "LANG=C.UTF-8"], "Cmd": ["bash"]},
+    "rootfs": {"type": "layers", "diff_ids": []},
+}
+
+
+def base() -> Base:
+    config = canonical_json(CONFIG)
+    return Base(
+        name="scratch",
+        image=Image(manifest_bytes(config, (), {}), config, ()),
+        target=TARGET,
+        python_path="/usr/bin/python3.11",
+    )
+
+
+def locked(wheel: FakeWheel) -> LockedWheel:
+    name, version = wheel.filename.split("-")[:2]
+    return LockedWheel(
+        name=name.replace("_", "-").lower(),
+        version=version,
+        filename=wheel.filename,
+        sha256=Digest.of(wheel.data),
+        size=len(wheel.data),
+        url="",
+    )
+
+
+def recipe(*wheels: FakeWheel, **changes) -> Recipe:
+    values = {
+        "base_name": "scratch",
+        "base_digest": base().digest,
+        "python_path": "/usr/bin/python3.11",
+        "target": TARGET,
+        "wheels": tuple(sorted(map(locked, wheels), key=lambda wheel: wheel.name)),
+        "variables": (("TF_X", "1"),),
+        "labels": (("a", "b"),),
+    }
+    return Recipe(**values | changes)
+
+
+def built(folder: Path, *wheels: FakeWheel):
+    paths = {}
+    for wheel in wheels:
+        path = folder / "wheels" / wheel.filename
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(wheel.data)
+        paths[Digest.of(wheel.data)] = path
+    return assemble(recipe(*wheels), base(), paths, LayerCache(folder / "cache"), lambda *_: None)
+
+
+def tree(image: Image) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
+    """All entries of all layers, upper ones last; every digest, size and diff id recomputed on the way."""
+    found: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
+    for layer in image.layers:
+        with layer.open() as file:
+            blob = file.read()
+        assert (Digest.of(blob), len(blob)) == (layer.descriptor.digest, layer.descriptor.size)
+        content = gzip.GzipFile(fileobj=io.BytesIO(blob)).read()
+        assert Digest.of(content) == layer.diff_id
+        members = tarfile.open(fileobj=io.BytesIO(content)).getmembers()
+        names = [member.name for member in members]
+        assert len(set(names)) == len(names), "a path twice in one layer"
+        for name in names:
+            parents = [str(parent) for parent in Path(name).parents if parent.name]
+            assert all(names.index(parent) < names.index(name) for parent in parents), (
+                "a parent that is missing or late"
+            )
+        reader = tarfile.open(fileobj=io.BytesIO(content))
+        for member in members:
+            assert (member.uid, member.gid, member.mtime, member.uname, member.gname) == (0, 0, 315532800, "", "")
+            data = reader.extractfile(member) if member.isfile() else None
+            found[member.name] = (member, data.read() if data else b"")
+    return found
+
+
+def everything() -> FakeWheel:
+    """A wheel with a file of every kind."""
+    return make_wheel(
+        "every-thing",
+        "1.0",
+        {"every/__init__.py": "x = 1\n" * 500, "every/empty.py": "", "every/native.so": os.urandom(200_000)},
+        scripts={"tool": "#!python\nprint('tool')\n", "shell": "#!/bin/sh\necho\n"},
+        data={"share/every/data.txt": "data", "etc/every.conf": "conf"},
+        headers={"every.h": "#define EVERY\n"},
+        platlib={"every_platlib.py": "y = 2\n"},
+        entry_points={
+            "console_scripts": {"every": "every:main", "every-extra": "every.cli:App.run [color]"},
+            "gui_scripts": {"every-gui": "every:gui"},
+        },
+        executable=["every/native.so"],
+    )
+
+
+def test_the_assembled_tree_is_what_pip_installs(tmp_path):
+    wheel = everything()
+    found = tree(built(tmp_path, wheel).image)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (tmp_path / wheel.filename).write_bytes(wheel.data)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        tmp_path / "venv/bin/python",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+    ]
+    subprocess.run([*pip, tmp_path / wheel.filename], check=True)
+    python = f"python3.{sys.version_info.minor}"
+    theirs = {}
+    for path in (tmp_path / "venv").rglob("*"):
+        if (
+            path.is_file()
+            and not path.is_symlink()
+            and path.name not in ("pyvenv.cfg", "direct_url.json")
+            and not path.name.startswith(("activate", "Activate"))
+        ):
+            content = (
+                path.read_bytes()
+                .replace(str(tmp_path / "venv").encode(), b"/opt/env")
+                .replace(b"/opt/env/bin/python3\n", b"/opt/env/bin/python\n")
+            )
+            theirs[str(path.relative_to(tmp_path / "venv")).replace(python, "python3.11")] = content
+    ours = {
+        name.removeprefix("opt/env/"): data
+        for name, (member, data) in found.items()
+        if member.isfile() and not name.endswith("pyvenv.cfg")
+    }
+    differing = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+    info = "lib/python3.11/site-packages/every_thing-1.0.dist-info"
+    assert differing <= {f"{info}/INSTALLER", f"{info}/RECORD"}
+
+
+def test_record_is_true_of_every_file(tmp_path):
+    found = tree(built(tmp_path, everything()).image)
+    rows = list(csv.reader(io.StringIO(found[f"{SITE}/every_thing-1.0.dist-info/RECORD"][1].decode())))
+    paths = {str(Path(os.path.normpath(f"{SITE}/{row[0]}"))) for row in rows}
+    own = {"opt/env/pyvenv.cfg"}
+    assert paths == {name for name, (member, _) in found.items() if member.isfile()} - own
+    for name, digest, size in rows:
+        content = found[os.path.normpath(f"{SITE}/{name}")][1]
+        if digest:
+            assert int(size) == len(content)
+            assert (
+                digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            )
+
+
+def test_modes_are_fixed_and_scripts_are_executable(tmp_path):
+    found = tree(built(tmp_path, everything()).image)
+    assert {name for name, (member, _) in found.items() if member.isfile() and member.mode == 0o755} == {
+        f"{SITE}/every/native.so", "opt/env/bin/tool", "opt/env/bin/shell", "opt/env/bin/every", "opt/env/bin/every-extra", "opt/env/bin/every-gui"
+    }  # fmt: skip
+    assert {member.mode for member, _ in found.values() if member.isfile()} == {0o644, 0o755}
+
+
+def test_the_config_has_one_history_entry_and_one_diff_id_a_layer(tmp_path):
+    image = built(tmp_path, everything()).image
+    config = json.loads(image.config)
+    assert config["rootfs"]["diff_ids"] == [str(layer.diff_id) for layer in image.layers]
+    assert len(config["history"]) == len(image.layers)
+    assert config["config"]["Env"] == ["PATH=/opt/env/bin:/usr/bin", "LANG=C.UTF-8", "VIRTUAL_ENV=/opt/env", "TF_X=1"]
+    assert config["config"]["Labels"] == {"a": "b"}
+    assert config["config"]["Cmd"] == ["bash"]
+    manifest = json.loads(image.manifest)
+    assert manifest["layers"] == [layer.descriptor.to_dict() for layer in image.layers]
+
+
+def test_the_second_build_reuses_every_layer_and_gives_the_same_digest(tmp_path):
+    wheels = [everything(), make_wheel("small", "1")]
+    first, second = built(tmp_path, *wheels), built(tmp_path, *wheels)
+    assert first.image.digest == second.image.digest
+    assert not any(layer.reused for layer in first.image.layers)
+    assert all(layer.reused for layer in second.image.layers)
+
+
+def test_a_cached_layer_that_was_cut_short_is_made_again(tmp_path):
+    wheel = everything()
+    first = built(tmp_path, wheel)
+    for path in (tmp_path / "cache/blobs/sha256").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    again = built(tmp_path, wheel)
+    assert not any(layer.reused for layer in again.image.layers)
+    assert again.image.digest == first.image.digest
+    tree(again.image)
+
+
+def test_no_library_that_inflates_decides_a_byte(tmp_path, monkeypatch):
+    import zlib
+
+    from zlib_ng import zlib_ng
+
+    from envbuild.assemble import inflate
+
+    digests = set()
+    for number, module in enumerate((zlib, zlib_ng)):
+        monkeypatch.setattr(inflate, "_inflater", lambda module=module: module.decompressobj(-15))
+        (tmp_path / str(number)).mkdir()
+        digests.add(
+            built(tmp_path / str(number), make_wheel("fixed", "1", {"fixed.py": "x = 1\n" * 9999})).image.digest
+        )
+    monkeypatch.undo()
+    (tmp_path / "isal").mkdir()
+    digests.add(built(tmp_path / "isal", make_wheel("fixed", "1", {"fixed.py": "x = 1\n" * 9999})).image.digest)
+    assert len(digests) == 1
+
+
+def test_where_two_wheels_have_one_path_the_later_wins_and_it_is_said(tmp_path):
+    early = make_wheel("aaa", "1", {"shared.py": "from = 'aaa'\n", "aaa.bin": os.urandom(5 << 20)})
+    late = make_wheel("bbb", "1", {"shared.py": "from = 'bbb'\n"})
+    result = built(tmp_path, early, late)
+    assert tree(result.image)[f"{SITE}/shared.py"][1] == b"from = 'bbb'\n"
+    assert [(overlap.path, overlap.winner.name, overlap.losers) for overlap in result.overlaps] == [
+        ("lib/python3.11/site-packages/shared.py", "bbb", ("aaa",))
+    ]
+
+
+def test_equal_files_of_two_wheels_are_no_overlap(tmp_path):
+    wheels = [make_wheel(name, "1", {"space/__init__.py": "", f"space/{name}.py": ""}) for name in ("one", "two")]
+    assert built(tmp_path, *wheels).overlaps == ()
+
+
+def test_a_file_in_one_wheel_and_a_folder_in_another_is_refused(tmp_path):
+    with pytest.raises(BuildError, match="is a file in one wheel and a folder in another"):
+        built(tmp_path, make_wheel("one", "1", {"thing": "x"}), make_wheel("two", "1", {"thing/deep/er.py": "x"}))
+
+
+def test_pip_gets_the_versioned_names_of_its_python(tmp_path):
+    wheel = make_wheel(
+        "pip",
+        "24.0",
+        {"pip/__init__.py": ""},
+        entry_points={"console_scripts": {"pip": "pip:main", "pip3": "pip:main", "pip3.9": "pip:main"}},
+    )
+    names = {
+        name.removeprefix("opt/env/bin/")
+        for name in tree(built(tmp_path, wheel).image)
+        if name.startswith("opt/env/bin/pip")
+    }
+    assert names == {"pip", "pip3", "pip3.11"}
+
+
+def test_setuptools_wrappers_give_way_to_entry_points(tmp_path):
+    wheel = make_wheel(
+        "wrapped",
+        "1",
+        scripts={"wrapped": "#!python\nold\n"},
+        entry_points={"console_scripts": {"wrapped": "wrapped:main"}},
+    )
+    assert b"from wrapped import main" in tree(built(tmp_path, wheel).image)["opt/env/bin/wrapped"][1]
+
+
+def test_a_python_without_removesuffix_gets_scripts_that_it_can_run(tmp_path):
+    from envbuild.assemble.scripts import script
+
+    assert b"removesuffix" not in script("x", "a:b", "/opt/env/bin/python", "3.8")
+
+
+def test_large_wheels_have_their_own_layer_and_small_ones_share(tmp_path):
+    large = [make_wheel(f"large{n}", "1", {f"l{n}.bin": os.urandom((4 + n) << 20)}) for n in (1, 2)]
+    small = [make_wheel(f"small{n}", "1") for n in range(40)]
+    layers = built(tmp_path, *large, *small).image.layers
+    assert [layer.created_by for layer in layers[:2]] == ["large2 1", "large1 1"]
+    assert len(layers) == 2 + 6 + 1
+
+
+HOSTILE = {
+    "absolute": ("/etc/passwd", "absolute"),
+    "parent": ("../../evil.py", "leaves its folder"),
+    "inner parent": ("pkg/../../evil.py", "leaves its folder"),
+    "drive": ("C:/evil.py", "absolute"),
+    "backslash": ("pkg\\evil.py", "forbidden"),
+    "whiteout": ("pkg/.wh.other", "whiteout"),
+    "opaque": (".wh..wh..opq", "whiteout"),
+    "dot": ("pkg/./a.py", "leaves its folder"),
+    "double slash": ("pkg//a.py", "leaves its folder"),
+    "newline": ("pkg/a\nb.py", "forbidden"),
+    "unknown scheme": ("hostile-1.data/evil/x", "no known folder"),
+    "interpreter": ("hostile-1.data/scripts/python3", "interpreter"),
+    "interpreter as data": ("hostile-1.data/data/bin/python", "would replace"),
+    "configuration": ("hostile-1.data/data/pyvenv.cfg", "would replace"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_names_are_refused(case, tmp_path):
+    name, why = HOSTILE[case]
+    with pytest.raises(WheelError, match=why):
+        built(tmp_path, make_wheel("hostile", "1", extra=[(name, b"x", 0o644)]))
+    assert not list((tmp_path / "cache").rglob("*.json"))
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_names_that_repeat_are_refused(tmp_path):
+    with pytest.raises(WheelError, match="twice"):
+        built(tmp_path, make_wheel("hostile", "1", extra=[("x.py", b"1", 0o644), ("x.py", b"2", 0o644)]))
+
+
+def test_links_are_refused(tmp_path):
+    wheel = make_wheel("hostile", "1", extra=[("link", b"/etc/passwd", 0o120777)])
+    with pytest.raises(WheelError, match="link or device"):
+        built(tmp_path, wheel)
+
+
+def changed(wheel: FakeWheel, change) -> FakeWheel:
+    data = bytearray(wheel.data)
+    change(data)
+    return FakeWheel(filename=wheel.filename, data=bytes(data))
+
+
+def plain() -> FakeWheel:
+    return make_wheel("hostile", "1", {"hostile.py": "x = 1\n" * 100})
+
+
+def directory(data: bytearray) -> int:
+    return data.index(b"PK\x01\x02")
+
+
+def put(offset: int, form: str, *values: int):
+    return lambda data: struct.pack_into(form, data, offset, *values)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (put(30, "<c", b"H"), "disagree on name"),
+        (put(8, "<H", 0), "disagree on name or method"),
+        (put(14, "<L", 7), "disagree on size or CRC"),
+        (put(22, "<L", 7), "disagree on size or CRC"),
+        (lambda data: put(directory(data) + 8, "<H", 1)(data), "encrypted"),
+        (lambda data: (put(directory(data) + 10, "<H", 12)(data), put(8, "<H", 12)(data)), "compression method 12"),
+        (lambda data: (put(directory(data) + 16, "<L", 7)(data), put(14, "<L", 7)(data)), "another size or CRC"),
+        (lambda data: (put(directory(data) + 24, "<L", 7)(data), put(22, "<L", 7)(data)), "another size or CRC"),
+        (put(40, "<Q", 2**64 - 1), r"damaged|does not end|ends before|another size"),
+        (lambda data: data.__delitem__(slice(len(data) // 2, None)), "not a readable zip"),
+        (lambda data: data.__setitem__(slice(None), b""), "not a readable zip"),
+    ],
+    ids=["name", "method", "crc", "size", "encrypted", "bzip2", "directory crc", "directory size", "stream", "half", "empty"],
+)  # fmt: skip
+def test_damage_and_disagreement_are_refused(change, why, tmp_path):
+    with pytest.raises(WheelError, match=why):
+        built(tmp_path, changed(plain(), change))
+    assert not list((tmp_path / "cache").rglob(".new-*"))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compression_is_refused(method, tmp_path):
+    with pytest.raises(WheelError, match="compression method"):
+        built(tmp_path, make_wheel("hostile", "1", method=method))
+
+
+def test_stored_entries_are_taken(tmp_path):
+    wheel = make_wheel("kept", "1", {"kept.py": "x = 1\n" * 30000}, method=zipfile.ZIP_STORED)
+    assert tree(built(tmp_path, wheel).image)[f"{SITE}/kept.py"][1] == b"x = 1\n" * 30000
+
+
+def test_a_deflate_stream_that_goes_on_behind_its_end_is_refused(tmp_path):
+    good = plain().data
+    with zipfile.ZipFile(io.BytesIO(good)) as archive:
+        info = archive.infolist()[0]
+    longer = bytearray(good)
+    longer[30 + len(info.filename) + info.compress_size : 30 + len(info.filename) + info.compress_size] = b"tail"
+    struct.pack_into("<L", longer, 18, info.compress_size + 4)
+    at = directory(longer)
+    struct.pack_into("<L", longer, at + 20, info.compress_size + 4)
+    position = at
+    while longer[position : position + 4] == b"PK\x01\x02":
+        names = struct.unpack_from("<3H", longer, position + 28)
+        offset = struct.unpack_from("<L", longer, position + 42)[0]
+        struct.pack_into("<L", longer, position + 42, offset + 4 if offset else 0)
+        position += 46 + sum(names)
+    struct.pack_into("<L", longer, position + 16, at)
+    with pytest.raises(WheelError, match=r"ends before|does not end"):
+        built(tmp_path, FakeWheel(filename=plain().filename, data=bytes(longer)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"dist_info": {"WHEEL": "Wheel-Version: 2.0\n"}}, "Wheel-Version"),
+        ({"entry_points": {"console_scripts": {"x": "no-callable"}}}, "does not name a callable"),
+        ({"entry_points": {"console_scripts": {"../x": "a:b"}}}, "does not name a callable"),
+        ({"entry_points": {"console_scripts": {"python3": "a:b"}}}, "interpreter"),
+        ({"dist_info": {"entry_points.txt": "no section"}}, "entry_points.txt"),
+        ({"extra": [("other-1.dist-info/METADATA", b"", 0o644)]}, "2 .dist-info"),
+    ],
+)
+def test_metadata_that_is_not_the_specifications_is_refused(changes, why, tmp_path):
+    with pytest.raises(WheelError, match=why):
+        built(tmp_path, make_wheel("hostile", "1", **changes))
+
+
+def test_a_wheel_of_another_release_is_refused(tmp_path):
+    wheel = make_wheel("hostile", "1")
+    with pytest.raises(WheelError, match="belongs to another release"):
+        built(tmp_path, FakeWheel(filename=wheel.filename.replace("-1-", "-2-"), data=wheel.data))
+
+
+def test_a_base_with_too_many_layers_is_refused(tmp_path):
+    from envbuild.assemble.plan import check_depth
+
+    with pytest.raises(BuildError, match="more than the 100"):
+        check_depth(40, 61)
