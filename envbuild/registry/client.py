@@ -1,0 +1,268 @@
+"""One registry, as the distribution specification's requests (OCI distribution-spec 1.1, "Endpoints").
+
+Uploads are POST and one PUT with a known length: Artifact Registry takes no chunks, and no registry needs them.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import BinaryIO, Self, TypeVar
+
+import httpx
+
+from envbuild.errors import RegistryError
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import DOCKER_INDEX, DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Opener
+from envbuild.registry.auth import Authorizer, bounded, retry_after
+from envbuild.registry.body import Progress, blob_reader, outgoing
+from envbuild.registry.credentials import Credentials
+from envbuild.registry.faults import Aim, redacted, refusal
+from envbuild.registry.retry import TRANSIENT_STATUSES, Retry, Transient
+from envbuild.registry.transport import ANSWER, LONG_ANSWER, Transport, api_root, hop, same_origin
+
+MANIFEST_LIMIT = 4 << 20
+"""Bytes of the largest manifest that is read; every registry takes as much (distribution-spec, "Pushing Manifests")."""
+_ACCEPT = f"{MANIFEST}, {INDEX}, {DOCKER_MANIFEST}, {DOCKER_INDEX}"
+_LARGE = 8 << 20
+"""From this size on an upload gets a token of its own: tokens may end while others are being sent (moby #33558)."""
+_ERROR_BODY = 64 << 10
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_HOPS = 5
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A manifest as the registry sent it."""
+
+    data: bytes
+    media_type: str
+    """The Content-Type, without parameters."""
+    said_digest: str
+    """The Docker-Content-Digest header, empty when there was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    method: str
+    url: httpx.URL
+    aim: Aim
+    source: str = ""
+    """Another repository to read from in the same request (mount)."""
+    headers: dict[str, str] = field(default_factory=dict)
+    body: Callable[[], bytes | Iterable[bytes]] | None = None
+    """Makes the body anew for each sending."""
+    large: bool = False
+    also: frozenset[int] = frozenset()
+    """Statuses beside success that the caller understands."""
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        actions = "pull,push" if self.aim.action == "push" else "pull"
+        own = f"repository:{self.aim.repository}:{actions}"
+        return (own, f"repository:{self.source}:pull") if self.source else (own,)
+
+
+class Registry:
+    """A registry's client; its methods raise RegistryError and may be called from several threads."""
+
+    def __init__(
+        self, host: str, *, credentials: Credentials | None = None, retry: Retry | None = None, keep_alive: bool = True
+    ) -> None:
+        self.host = host
+        self._root = api_root(host)
+        self._transport = Transport(self._root, keep_alive=keep_alive)
+        self._auth = Authorizer(self._transport, self._root, host, credentials)
+        self._retry = retry or Retry()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._transport.close()
+
+    def stop(self) -> None:
+        """End all requests now, from any thread; each raises RegistryError in its own."""
+        self._transport.stop()
+
+    def manifest(self, repository: str, target: str) -> Manifest:
+        """Get the manifest or index that a tag or digest names, of at most 4 MiB."""
+        call = self._manifest_call("GET", repository, target)
+
+        def attempt(_: int) -> Manifest:
+            with closing(self._answer(call)) as response:
+                media_type = response.headers.get("content-type", "").partition(";")[0].strip()
+                said = response.headers.get("docker-content-digest", "")
+                return Manifest(data=bounded(response, MANIFEST_LIMIT), media_type=media_type, said_digest=said)
+
+        found = self._tried(attempt)
+        if len(found.data) > MANIFEST_LIMIT:
+            raise RegistryError("a manifest over 4 MiB is refused", where=redacted(call.url))
+        return found
+
+    def manifest_digest(self, repository: str, target: str) -> str | None:
+        """The digest that the registry gives for a tag or digest; None when it has none, empty when it does not say."""
+        call = self._manifest_call("HEAD", repository, target, also=frozenset({404}))
+        response = self._closed(call)
+        return None if response.status_code == 404 else response.headers.get("docker-content-digest", "")
+
+    def has_manifest(self, repository: str, digest: Digest) -> bool:
+        """True when the manifest is there."""
+        return self.manifest_digest(repository, str(digest)) is not None
+
+    def put_manifest(self, repository: str, target: str, data: bytes, media_type: str) -> None:
+        """Store a manifest under a tag or its digest; RegistryError when the registry takes it for other bytes."""
+        aim = Aim(host=self.host, repository=repository, action="push")
+        url = self._url(f"{repository}/manifests/{target}")
+        headers = {"Content-Type": media_type}
+        response = self._closed(_Call(method="PUT", url=url, aim=aim, headers=headers, body=lambda: data))
+        said = response.headers.get("docker-content-digest", "")
+        if said and said != str(Digest.of(data)):
+            raise RegistryError(f"{self.host} stored other bytes than were sent", where=redacted(url))
+
+    def has_blob(self, repository: str, digest: Digest, *, action: str = "push") -> bool:
+        """True when the blob is there."""
+        aim = Aim(host=self.host, repository=repository, action=action)
+        url = self._url(f"{repository}/blobs/{digest}")
+        return self._closed(_Call(method="HEAD", url=url, aim=aim, also=frozenset({404}))).status_code != 404
+
+    def open_blob(self, repository: str, descriptor: Descriptor) -> BinaryIO:
+        """Open a blob for reading; at its end RegistryError is raised when it was not the descriptor's bytes.
+
+        A connection that breaks on the way is taken up again where it broke.
+        """
+        url = self._url(f"{repository}/blobs/{descriptor.digest}")
+
+        def opened(start: int) -> httpx.Response:
+            headers = {"Range": f"bytes={start}-"} if start else {}
+            call = _Call(method="GET", url=url, aim=Aim(host=self.host, repository=repository), headers=headers)
+            return self._tried(lambda _: self._answer(call))
+
+        return blob_reader(opened, descriptor, self._retry)
+
+    def put_blob(
+        self, repository: str, descriptor: Descriptor, opener: Opener, *, progress: Progress | None = None
+    ) -> None:
+        """Send a blob, the whole of it again after a failure.
+
+        BuildError when the opener's bytes are not the descriptor's; then the last of them are never sent.
+        """
+        aim = Aim(host=self.host, repository=repository, action="push")
+
+        def attempt(number: int) -> None:
+            # The reply to the try before may have been lost after the registry had stored the blob.
+            if number == 1 or not self.has_blob(repository, descriptor.digest):
+                self._put(aim, descriptor, opener, progress or (lambda _: None))
+
+        self._tried(attempt)
+
+    def mount(self, repository: str, digest: Digest, *, source: str) -> bool:
+        """Let a blob of another repository of this registry appear in this one; False when it has to be sent."""
+        query = httpx.QueryParams({"mount": str(digest), "from": source})
+        url = self._url(f"{repository}/blobs/uploads/").copy_with(params=query)
+        aim = Aim(host=self.host, repository=repository, action="push")
+        call = _Call(method="POST", url=url, aim=aim, source=source, body=lambda: b"")
+        try:
+            return self._closed(call).status_code == 201
+        except RegistryError:
+            # Whatever speaks against the mount (often the right to read the source) does not speak against sending.
+            return False
+
+    def _url(self, path: str) -> httpx.URL:
+        return self._root.join(f"/v2/{path}")
+
+    def _manifest_call(self, method: str, repository: str, target: str, also: frozenset[int] = frozenset()) -> _Call:
+        aim = Aim(host=self.host, repository=repository)
+        url = self._url(f"{repository}/manifests/{target}")
+        return _Call(method=method, url=url, aim=aim, headers={"Accept": _ACCEPT}, also=also)
+
+    def check_push(self, repository: str) -> None:
+        """Open an upload and drop it: the only question whose answer is the right to push."""
+        aim = Aim(host=self.host, repository=repository, action="push")
+        place = self._tried(lambda _: self._upload(aim))
+        # Registries need not know DELETE; an upload that is left open ends by itself.
+        with suppress(RegistryError, Transient):
+            self._answer(_Call(method="DELETE", url=place, aim=aim)).close()
+
+    def _upload(self, aim: Aim) -> httpx.URL:
+        """Open an upload; return where the blob goes."""
+        url = self._url(f"{aim.repository}/blobs/uploads/")
+        with closing(self._answer(_Call(method="POST", url=url, aim=aim, body=lambda: b""))) as response:
+            location = response.headers.get("location")
+            if not location:
+                raise RegistryError(f"{self.host} opened no upload", where=redacted(url), status=response.status_code)
+            return hop(self._root, url, location)
+
+    def _put(self, aim: Aim, descriptor: Descriptor, opener: Opener, progress: Progress) -> None:
+        place = self._upload(aim)
+        # Appended, not merged: the registry's own query may be signed as it is written.
+        query = b"&".join(part for part in (place.query, f"digest=sha256%3A{descriptor.digest.hex}".encode()) if part)
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(descriptor.size)}
+        call = _Call(
+            method="PUT",
+            url=place.copy_with(query=query),
+            aim=aim,
+            headers=headers,
+            body=lambda: outgoing(opener, descriptor, progress, self._transport.check),
+            large=descriptor.size >= _LARGE,
+        )
+        self._answer(call).close()
+
+    def _tried(self, attempt: Callable[[int], _T]) -> _T:
+        return self._retry.run(attempt, pause=self._transport.pause)
+
+    def _closed(self, call: _Call) -> httpx.Response:
+        """Answer with retries, for the status and headers only."""
+
+        def attempt(_: int) -> httpx.Response:
+            response = self._answer(call)
+            response.close()
+            return response
+
+        return self._tried(attempt)
+
+    def _answer(self, call: _Call) -> httpx.Response:
+        """Send once, and once more with a new login after 401; Transient or RegistryError unless it succeeds."""
+        response = self._followed(call)
+        if response.status_code == 401 and same_origin(response.request.url, self._root):
+            response.close()
+            self._auth.renew(response)
+            response = self._followed(call)
+        if response.is_success or response.status_code in call.also:
+            return response
+        with closing(response):
+            fault = refusal(response, bounded(response, _ERROR_BODY), call.aim, self._auth.hints)
+            if response.status_code in TRANSIENT_STATUSES:
+                raise Transient(fault, after=retry_after(response))
+            raise fault
+
+    def _followed(self, call: _Call) -> httpx.Response:
+        """Send, and follow redirects of what only reads: registries send their clients on to a blob store."""
+        url = call.url
+        for _ in range(_HOPS):
+            response = self._sent(call, url)
+            if response.status_code not in _REDIRECTS or call.body is not None:
+                return response
+            response.close()
+            url = hop(self._root, url, response.headers.get("location", ""))
+        raise RegistryError(f"{self.host} redirects without end", where=redacted(call.url))
+
+    def _sent(self, call: _Call, url: httpx.URL) -> httpx.Response:
+        # Credentials are for the registry itself, never for where it sends us.
+        own = same_origin(url, self._root)
+        login = self._auth.header(call.scopes, call.aim, fresh=call.large) if own else {}
+        return self._transport.send(
+            call.method,
+            url,
+            headers=call.headers | login,
+            content=call.body() if call.body else None,
+            answer_within=LONG_ANSWER if call.method == "PUT" else ANSWER,
+        )

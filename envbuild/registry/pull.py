@@ -1,0 +1,137 @@
+"""Registry -> image: manifest and config read and checked, layers opened when somebody reads them."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from envbuild.errors import RegistryError
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import (
+    CONFIG,
+    DOCKER_MANIFEST,
+    LAYER_GZIP,
+    LAYER_TAR,
+    LAYER_ZSTD,
+    OCI_OF_DOCKER,
+    Descriptor,
+    Image,
+    Layer,
+    manifest_bytes,
+)
+from envbuild.oci.reference import Reference
+from envbuild.registry.client import MANIFEST_LIMIT, Manifest, Registry
+from envbuild.registry.credentials import Credentials
+from envbuild.registry.faults import printable
+from envbuild.registry.retry import Retry
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
+_LAYERS = frozenset({LAYER_GZIP, LAYER_TAR, LAYER_ZSTD})
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def pull(
+    reference: Reference, *, machine: str, credentials: Credentials | None = None, retry: Retry | None = None
+) -> Image:
+    """Get an image for linux on `machine` (as `platform.machine()` says it: `x86_64`, `aarch64`).
+
+    Each layer's `open` starts a request; reading it to its end raises RegistryError when the digest is wrong.
+    RegistryError too when there is no such image, no such platform, or nothing that can be read.
+    """
+    # Layers are opened long after this returns, so nobody could close a pool: keep no idle connection.
+    registry = Registry(reference.registry, credentials=credentials, retry=retry, keep_alive=False)
+    architecture = _ARCHITECTURES.get(machine, machine)
+    try:
+        value, data = _manifest(registry, reference, reference.target)
+        if "manifests" in value:
+            value, data = _manifest(registry, reference, _chosen(value, architecture, reference))
+        return _image(registry, reference, value, data, architecture)
+    except _WRONG as error:
+        what = f"{reference} has a manifest or config that cannot be read ({type(error).__name__})"
+        raise RegistryError(what, where=str(reference), todo="name an image with an OCI or Docker manifest") from error
+
+
+def _manifest(registry: Registry, reference: Reference, target: str) -> tuple[dict[str, Any], bytes]:
+    try:
+        found = registry.manifest(reference.repository, target)
+    except RegistryError as error:
+        if error.status != 404:
+            raise
+        todo = "check name and tag"
+        raise RegistryError(f"{reference} does not exist", where=error.where, todo=todo, status=404) from error
+    _check(found, reference, target)
+    value: dict[str, Any] = json.loads(found.data)
+    if value["schemaVersion"] != 2:
+        what = f"{reference} has a manifest of schema {value['schemaVersion']!r:.9}, which is no longer supported"
+        raise RegistryError(what, where=str(reference), todo="push the image again with a current Docker")
+    # A manifest need not name its own type; then the answer's Content-Type does.
+    return {"mediaType": found.media_type, **value}, found.data
+
+
+def _check(found: Manifest, reference: Reference, target: str) -> None:
+    """Hold the bytes to the digest that was asked for, and to the one that the registry claims."""
+    digest = str(Digest.of(found.data))
+    asked = target if ":" in target else digest
+    if digest != asked or found.said_digest not in ("", digest):
+        what = f"{reference.registry} sent another manifest than its digest says"
+        raise RegistryError(what, where=f"{reference.name}@{asked}", todo="check the registry, and any proxy before it")
+
+
+def _chosen(index: Mapping[str, Any], architecture: str, reference: Reference) -> str:
+    """The digest of the index's manifest for linux on the architecture."""
+    offered = []
+    for entry in index["manifests"]:
+        platform = entry.get("platform") or {}
+        offered.append(f"{platform.get('os')}/{platform.get('architecture')}")
+        if offered[-1] == f"linux/{architecture}":
+            return str(Digest.parse(entry["digest"]))
+    what = f"{reference} has no image for linux/{architecture}"
+    todo = f"it has: {printable(', '.join(dict.fromkeys(offered)))}"
+    raise RegistryError(what, where=str(reference), todo=todo)
+
+
+def _image(
+    registry: Registry, reference: Reference, manifest: Mapping[str, Any], data: bytes, architecture: str
+) -> Image:
+    described = Descriptor.from_dict(manifest["config"])
+    if OCI_OF_DOCKER.get(described.media_type, described.media_type) != CONFIG:
+        raise RegistryError(f"{reference} is no image but {printable(described.media_type)}", where=str(reference))
+    if described.size > MANIFEST_LIMIT:
+        raise RegistryError(f"{reference} has a config over 4 MiB", where=str(reference))
+    with registry.open_blob(reference.repository, described) as file:
+        raw = file.read()
+    config = json.loads(raw)
+    found = f"{config['os']}/{config['architecture']}"
+    if found != f"linux/{architecture}":
+        what = f"{reference} is for {printable(found)}, not for linux/{architecture}"
+        raise RegistryError(what, where=str(reference), todo="name an image for that platform")
+    layers = _layers(registry, reference, manifest["layers"], config)
+    if manifest["mediaType"] == DOCKER_MANIFEST:
+        # Docker's media types must not be mixed with ours when layers are added, so the same blobs are described
+        # in OCI's words; the image's digest is then not the registry's, whose digest stays in the reference.
+        data = manifest_bytes(raw, layers, manifest.get("annotations") or {})
+    return Image(manifest=data, config=raw, layers=layers)
+
+
+def _layers(
+    registry: Registry, reference: Reference, values: list[dict[str, Any]], config: Mapping[str, Any]
+) -> tuple[Layer, ...]:
+    diff_ids = [Digest.parse(text) for text in config["rootfs"]["diff_ids"]]
+    lines = [str(line.get("created_by") or "") for line in config.get("history") or () if not line.get("empty_layer")]
+    if len(lines) != len(values):
+        lines = [""] * len(values)
+    layers = []
+    for value, diff_id, line in zip(values, diff_ids, lines, strict=True):
+        descriptor = _oci(Descriptor.from_dict(value), reference)
+        # The registry knows the blob by its digest alone, so the renamed descriptor opens it as well.
+        opener = partial(registry.open_blob, reference.repository, descriptor)
+        layers.append(Layer(descriptor, diff_id, opener, created_by=line, reused=True))
+    return tuple(layers)
+
+
+def _oci(descriptor: Descriptor, reference: Reference) -> Descriptor:
+    media_type = OCI_OF_DOCKER.get(descriptor.media_type, descriptor.media_type)
+    if media_type not in _LAYERS:
+        what = f"{reference} has a layer of type {printable(media_type)}, which cannot be read"
+        raise RegistryError(what, where=str(reference), todo="name a base with tar layers that are in the registry")
+    return Descriptor(media_type, descriptor.digest, descriptor.size, descriptor.annotations)

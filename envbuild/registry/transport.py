@@ -1,0 +1,195 @@
+"""HTTP to a registry: one pool, timeouts, cancellation, and where a registry may send its clients."""
+
+import ipaddress
+import logging
+import socket
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any
+
+import httpx
+
+from envbuild.errors import RegistryError
+from envbuild.oci.reference import DOCKER_HUB
+from envbuild.registry.faults import is_tls, redacted, unreachable
+from envbuild.registry.retry import Transient
+
+CONNECT = 10.0
+ANSWER = 60.0
+LONG_ANSWER = 900.0
+"""Seconds to wait for the answer to a large PUT: registries hash and move the blob before they answer (moby #53700)."""
+
+_DOCKER_HUB_API = "registry-1.docker.io"
+
+# Both log URLs and response headers, where upload and storage locations carry signatures.
+for _name in ("httpx", "httpcore"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
+
+
+def is_loopback(host: str) -> bool:
+    """True for localhost, 127.0.0.0/8 and ::1; `host` has no port and no brackets."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def api_root(host: str) -> httpx.URL:
+    """Return where a registry's API lies: HTTP on loopback, HTTPS elsewhere; RegistryError when `host` is none."""
+    try:
+        url = _valid(httpx.URL(f"https://{_DOCKER_HUB_API if host == DOCKER_HUB else host}"))
+    except httpx.InvalidURL as error:
+        raise RegistryError(f"not a registry host: {error}", where=host) from error
+    return url.copy_with(scheme="http") if is_loopback(url.host) else url
+
+
+@lru_cache(maxsize=256)
+def _closeness(host: str) -> int:
+    """How far inside a host lies: 0 public or unknown, 1 private network, 2 this machine or its link."""
+    try:
+        found = {item[4][0] for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return 0
+    return max(_address_closeness(ipaddress.ip_address(str(text).partition("%")[0])) for text in found)
+
+
+def _address_closeness(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> int:
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_loopback or address.is_link_local or address.is_unspecified:
+        return 2
+    return 0 if address.is_global else 1
+
+
+def same_origin(one: httpx.URL, other: httpx.URL) -> bool:
+    """True when scheme, host and port are equal, so that credentials may go along."""
+    return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
+
+
+def _valid(url: httpx.URL) -> httpx.URL:
+    """Refuse a port that httpx lets through and that the socket would answer with OverflowError."""
+    if (url.port or 0) > 65535:
+        raise httpx.InvalidURL(f"port {url.port}")
+    return url
+
+
+def hop(origin: httpx.URL, base: httpx.URL, location: str) -> httpx.URL:
+    """Resolve a Location or realm against `base`; RegistryError when a registry at `origin` may not send us there.
+
+    A registry must not be able to make this machine talk to hosts that only this machine can see (the metadata
+    server, services on loopback), nor to lower HTTPS to HTTP.
+    """
+    try:
+        target = _valid(base.join(location))
+    except (httpx.InvalidURL, ValueError) as error:
+        raise RegistryError("the registry sent an address that is none", where=redacted(base)) from error
+    if same_origin(origin, target) and not target.userinfo:
+        return target
+    if target.userinfo or not target.host or target.scheme not in ("https", "http"):
+        raise RegistryError("the registry sent an address that cannot be used", where=redacted(target))
+    if target.scheme == "http" and not is_loopback(target.host):
+        raise RegistryError(f"{origin.host} sends its clients to plain HTTP", where=redacted(target))
+    if target.host != origin.host and _closeness(target.host) > _closeness(origin.host):
+        raise RegistryError(f"{origin.host} sends its clients to an internal address", where=redacted(target))
+    return target
+
+
+@contextmanager
+def explained(url: httpx.URL) -> Iterator[None]:
+    """Turn httpx's errors into Transient, or into RegistryError where trying again cannot help."""
+    try:
+        yield
+    except httpx.TransportError as error:
+        final = is_tls(error) or isinstance(error, httpx.UnsupportedProtocol)
+        raise (unreachable(error, url) if final else Transient(unreachable(error, url))) from error
+    except (httpx.InvalidURL, httpx.StreamError, httpx.DecodingError) as error:
+        raise unreachable(error, url) from error
+
+
+class Transport:
+    """A pool of connections that another thread can cut."""
+
+    def __init__(self, root: httpx.URL, *, keep_alive: bool = True) -> None:
+        trust = httpx.create_ssl_context()
+        # Companies put their own authorities into the system's store, which httpx leaves out.
+        trust.load_default_certs()
+        self._client = httpx.Client(
+            http2=False,
+            verify=trust,
+            # A proxy's own loopback is not ours.
+            trust_env=not is_loopback(root.host),
+            # Without keep-alive nothing stays open between requests, so that nobody has to close the pool.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None if keep_alive else 0),
+            # Blobs and manifests are hashed as sent: nothing on the way may compress them.
+            headers={"User-Agent": "envbuild", "Accept-Encoding": "identity"},
+        )
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def send(
+        self,
+        method: str,
+        url: httpx.URL,
+        *,
+        headers: Mapping[str, str],
+        content: bytes | Iterable[bytes] | None = None,
+        answer_within: float = ANSWER,
+    ) -> httpx.Response:
+        """Send one request and return its answer with the body unread; the caller closes it.
+
+        Raises Transient or RegistryError when there is no answer.
+        """
+        self.check()
+        request = self._client.build_request(
+            method,
+            url,
+            headers=dict(headers),
+            content=content,
+            timeout=httpx.Timeout(connect=CONNECT, read=answer_within, write=ANSWER, pool=None),
+            extensions={"trace": self._trace},
+        )
+        with explained(url):
+            return self._client.send(request, stream=True, follow_redirects=False)
+
+    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Remember each socket that httpcore opens, as its pool offers no way to cut a request in progress."""
+        if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            return
+        opened = info["return_value"].get_extra_info("socket")
+        with self._lock:
+            self._sockets.add(opened)
+            if self._stopped.is_set():
+                _cut(opened)
+
+    def check(self) -> None:
+        """RegistryError when `stop` was called."""
+        if self._stopped.is_set():
+            raise RegistryError("stopped")
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but no longer than until `stop`."""
+        self._stopped.wait(seconds)
+        self.check()
+
+    def stop(self) -> None:
+        """End all requests now, from any thread: a thread that waits for a registry's answer wakes up."""
+        self._stopped.set()
+        with self._lock:
+            for opened in list(self._sockets):
+                _cut(opened)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+
+def _cut(opened: socket.socket) -> None:
+    """Wake up whoever reads from or writes to the socket; closing it would not."""
+    with suppress(OSError):
+        # Not SSLSocket.shutdown: it drops the TLS state first, and a write in between would go out plain.
+        socket.socket.shutdown(opened, socket.SHUT_RDWR)
