@@ -7,6 +7,10 @@ SCHEMA_VERSION = "1.0"
 """Written by this release; a newer minor version is read, a newer major one is refused."""
 
 OriginKind = Literal["index", "vcs", "archive", "editable", "conda", "unknown"]
+"""`editable` is any folder of sources (PEP 610 dir_info), installed in place or copied: no index has it either way.
+
+`unknown` is what nothing tells the origin of: no INSTALLER, an egg-info, or a package of the operating system.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

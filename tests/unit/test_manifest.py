@@ -1,0 +1,301 @@
+"""Reading manifests: what is accepted, and how each fault is told."""
+
+import json
+from dataclasses import fields
+from importlib import resources
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envbuild.capture import capture
+from envbuild.errors import ManifestError
+from envbuild.manifest import MAX_MANIFEST, manifest_dict, read_manifest
+from envbuild.manifest.model import (
+    Accelerator,
+    Code,
+    Cpu,
+    Distribution,
+    Framework,
+    Gpu,
+    Origin,
+    Platform,
+    Python,
+    TrainingManifest,
+)
+
+SCHEMA = json.loads(resources.files("envbuild.manifest").joinpath("schema.json").read_text("utf-8"))
+VALID = jsonschema.Draft202012Validator(SCHEMA)
+EXAMPLE = SCHEMA["examples"][1]
+LINE = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=12)
+NAME = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,8}[A-Za-z0-9])?", fullmatch=True)
+VERSION = st.sampled_from(["1.0", "2.15.0.post1", "1!3.2rc1", "2.1+cu121", "0.dev3"])
+HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
+NUMBERS = st.sampled_from(["11.2", "12.5.1", "8"])
+
+
+def maybe(strategy):
+    return st.none() | strategy
+
+
+def some(strategy):
+    return st.lists(strategy, max_size=3).map(tuple)
+
+
+KINDS = st.sampled_from(["index", "vcs", "archive", "editable", "conda", "unknown"])
+ORIGIN = st.builds(Origin, kind=KINDS, url=maybe(LINE), commit=maybe(LINE), subdirectory=maybe(LINE), sha256=maybe(HEX))
+DISTRIBUTION = st.builds(
+    Distribution, name=NAME, version=VERSION, origin=ORIGIN, installer=maybe(LINE), record_sha256=maybe(HEX)
+)
+
+
+def normal(name: str) -> str:
+    text = name.lower().replace("_", "-").replace(".", "-")
+    return "-".join(part for part in text.split("-") if part)
+
+
+MANIFEST = st.builds(
+    TrainingManifest,
+    schema_version=st.sampled_from(["1.0", "1.7"]),
+    created=st.sampled_from(["2026-11-02T09:30:00Z", "2026-11-02T09:30:00.5+01:00"]),
+    python=st.builds(Python, version=VERSION, implementation=LINE, soabi=maybe(LINE)),
+    platform=st.builds(Platform, system=LINE, machine=LINE, libc=maybe(LINE), os_id=maybe(LINE)),
+    distributions=st.lists(DISTRIBUTION, max_size=4, unique_by=lambda item: normal(item.name)).map(
+        lambda found: tuple(sorted(found, key=lambda item: normal(item.name)))
+    ),
+    framework=maybe(
+        st.builds(
+            Framework,
+            name=LINE,
+            distribution=NAME,
+            version=VERSION,
+            cuda=maybe(NUMBERS),
+            cudnn=maybe(NUMBERS),
+            compute_capabilities=some(LINE),
+        )
+    ),
+    accelerator=maybe(
+        st.builds(
+            Accelerator,
+            driver=maybe(LINE),
+            cuda_maximum=maybe(NUMBERS),
+            gpus=some(
+                st.builds(Gpu, name=LINE, memory=maybe(st.integers(0, 2**60)), compute_capability=maybe(NUMBERS))
+            ),
+        )
+    ),
+    cpu=st.builds(Cpu, model=maybe(LINE), count=maybe(st.integers(0, 999)), flags=some(LINE)),
+    variables=st.dictionaries(
+        st.from_regex(r"[A-Z_]{1,6}", fullmatch=True), st.text(st.characters(exclude_characters="\0", codec="utf-8"))
+    ).map(lambda values: tuple(sorted(values.items()))),
+    code=maybe(st.builds(Code, commit=LINE, remote=maybe(LINE), dirty=st.booleans())),
+    model_uri=maybe(LINE),
+)
+
+
+def bytes_of(**changes) -> bytes:
+    return json.dumps(EXAMPLE | changes).encode()
+
+
+def distribution(**changes) -> dict:
+    return {"name": "x", "version": "1.0", "origin": {"kind": "index"}} | changes
+
+
+def refused(data: bytes) -> ManifestError:
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(data, "run.json")
+    assert caught.value.exit_code == 10
+    assert caught.value.where.startswith("run.json")
+    assert caught.value.todo
+    return caught.value
+
+
+@settings(max_examples=60, deadline=None)
+@given(MANIFEST)
+def test_what_is_written_is_read_back_equal_and_fits_the_schema(manifest):
+    shape = manifest_dict(manifest)
+    VALID.validate(shape)
+    assert read_manifest(json.dumps(shape).encode(), "x") == manifest
+
+
+def test_a_real_capture_fits_the_schema_and_is_read_and_written_back():
+    captured = capture(variables=("PATH",))
+    VALID.validate(captured)
+    manifest = read_manifest(json.dumps(captured).encode(), "x")
+    assert manifest_dict(manifest) == captured
+
+
+@pytest.mark.parametrize("example", SCHEMA["examples"])
+def test_the_examples_of_the_schema_are_valid(example):
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    VALID.validate(example)
+    shape = manifest_dict(read_manifest(json.dumps(example).encode(), "x"))
+    assert {key: shape[key] for key in example if key != "distributions"} == {
+        key: value for key, value in example.items() if key != "distributions"
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        (TrainingManifest, SCHEMA),
+        *(
+            (kind, SCHEMA["$defs"][kind.__name__.lower()])
+            for kind in (Python, Platform, Distribution, Origin, Framework, Accelerator, Gpu, Cpu, Code)
+        ),
+    ],
+)
+def test_the_schema_has_the_fields_of_the_values(kind, part):
+    assert set(part["properties"]) == {field.name for field in fields(kind)}
+
+
+def test_null_is_absent_and_unknown_keys_of_a_newer_minor_version_are_ignored():
+    manifest = read_manifest(
+        bytes_of(schema_version="1.9", surprise={"a": 1}, framework=None, model_uri=None, cpu=None, variables=None), "x"
+    )
+    assert (manifest.framework, manifest.model_uri, manifest.cpu, manifest.variables) == (None, None, Cpu(), ())
+
+
+def test_distributions_are_sorted_by_normalised_name():
+    found = [distribution(name=name) for name in ("b_b", "B.a", "C", "a-z")]
+    manifest = read_manifest(bytes_of(distributions=found), "x")
+    assert [item.name for item in manifest.distributions] == ["a-z", "B.a", "b_b", "C"]
+
+
+def test_a_byte_order_mark_is_no_fault():
+    assert read_manifest(b"\xef\xbb\xbf" + bytes_of(), "x") == read_manifest(bytes_of(), "x")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "the manifest is empty"),
+        (b" \n\t", "the manifest is empty"),
+        (b"\x80\x02}q", "not JSON: no UTF-8 at byte 0"),
+        (b'{"a": "\xff"}', "not JSON: no UTF-8 at byte 7"),
+        (b"PK", "not JSON: Expecting value at line 1, column 1, byte 0"),
+        (b'{"a": 1,\n "b" 2}', "line 2, column 6, byte 14"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"a":' * 200_000, "nested too deeply"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' stands twice"),
+        (b'{"a": NaN}', "NaN is no JSON number"),
+        (b'{"a": -Infinity}', "-Infinity is no JSON number"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON: "),
+        (b"[]", "is a list, not an object"),
+        (b"null", "is null, not an object"),
+        (b"1.5", "is a number, not an object"),
+        (b"{}", "no training manifest"),
+        (b'{"schema_version": 1}', "no training manifest"),
+        (b'{"schema_version": "1"}', "no training manifest"),
+        (b'{"schema_version": "2.0"}', "has schema 2.0, and this envbuild reads 1.0"),
+    ],
+)
+def test_what_is_no_manifest_is_told_in_one_sentence(data, says):
+    assert says in refused(data).what
+
+
+def test_a_manifest_that_is_cut_off_is_called_so():
+    data = json.dumps(EXAMPLE, indent=1).encode()
+    for length in range(1, len(data), 7):
+        assert "cut off" in refused(data[:length]).what or data[:length].rstrip()[-1:].isalnum()
+
+
+def test_a_manifest_that_is_too_large_is_refused_before_it_is_parsed():
+    assert "larger than 64 MiB" in refused(b" " * (MAX_MANIFEST + 1)).what
+
+
+LONG = "1" * 5000
+FAULTS = [
+    ({"python": None}, "python", "is null"),
+    ({"python": []}, "python", "must be an object, is a list"),
+    ({"python": {"version": "3.11", "implementation": ""} | {"soabi": 3}}, "python.soabi", "must be a text"),
+    ({"distributions": {}}, "distributions", "must be a list, is an object"),
+    ({"distributions": None}, "distributions", "is null"),
+    ({"distributions": [distribution(), "x"]}, "distributions[1]", "must be an object, is a text"),
+    ({"distributions": [{"version": "1", "origin": {"kind": "index"}}]}, "distributions[0].name", "is missing"),
+    ({"distributions": [distribution(version=1.5)]}, "distributions[0].version", "must be a text, is a number"),
+    ({"distributions": [distribution(version="new")]}, "distributions[0].version", "is no version: 'new'"),
+    ({"distributions": [distribution(version="1.0\n")]}, "distributions[0].version", "is no version"),
+    ({"distributions": [distribution(version="1.0 ")]}, "distributions[0].version", "is no version"),
+    ({"distributions": [distribution(version="1.0po\u017ft1")]}, "distributions[0].version", "is no version"),
+    ({"distributions": [distribution(version=LONG)]}, "distributions[0].version", "is no version"),
+    ({"distributions": [distribution(name="")]}, "distributions[0].name", "is no distribution name"),
+    ({"distributions": [distribution(name="a b")]}, "distributions[0].name", "is no distribution name"),
+    ({"distributions": [distribution(name="a\nRUN x")]}, "distributions[0].name", "is no distribution name"),
+    ({"distributions": [distribution(name="\u212aeras")]}, "distributions[0].name", "is no distribution name"),
+    ({"distributions": [distribution(name="../x")]}, "distributions[0].name", "is no distribution name"),
+    ({"distributions": [distribution(requested="yes")]}, "distributions[0].requested", "must be true or false"),
+    ({"distributions": [distribution(record_sha256="AB")]}, "distributions[0].record_sha256", "is no SHA-256 digest"),
+    ({"distributions": [distribution(installer="pip\x1b[2J")]}, "distributions[0].installer", "control characters"),
+    (
+        {"distributions": [distribution(origin={"kind": "ftp"})]},
+        "distributions[0].origin.kind",
+        "must be one of index,",
+    ),
+    ({"distributions": [distribution(origin="index")]}, "distributions[0].origin", "must be an object, is a text"),
+    ({"distributions": [distribution(), distribution(name="X")]}, "distributions[1].name", "as distributions[0]: x"),
+    (
+        {"accelerator": {"gpus": [{"name": "A", "memory": True}]}},
+        "accelerator.gpus[0].memory",
+        "a whole number, is true",
+    ),
+    ({"accelerator": {"gpus": [{"name": "A", "memory": -1}]}}, "accelerator.gpus[0].memory", "must not be negative"),
+    ({"accelerator": {"gpus": [{"name": "A", "memory": 1.5}]}}, "accelerator.gpus[0].memory", "a whole number"),
+    ({"cpu": {"flags": ["avx", 2]}}, "cpu.flags[1]", "must be a text, is a whole number"),
+    ({"framework": EXAMPLE["framework"] | {"cuda": "64_112"}}, "framework.cuda", "must be numbers with dots"),
+    ({"variables": {"A": 1}}, "variables.A", "must be a text, is a whole number"),
+    ({"variables": {"A": "\0"}}, "variables.A", "holds a NUL character"),
+    ({"variables": {"A": "\ud800"}}, "variables.A", "is no Unicode text"),
+    ({"variables": {"A\nB": "1"}}, "variables", "cannot name a variable: 'A\\nB'"),
+    ({"variables": {"": "1"}}, "variables", "cannot name a variable"),
+    ({"variables": {"A=B": "1"}}, "variables", "cannot name a variable"),
+    ({"variables": []}, "variables", "must be an object, is a list"),
+    ({"code": {"commit": "abc", "dirty": 0}}, "code.dirty", "must be true or false"),
+    ({"created": "yesterday"}, "created", "is no RFC 3339 time"),
+    ({"created": "2026-11-02T09:30:00"}, "created", "has no time zone"),
+    ({"model_uri": "gs://a\nb"}, "model_uri", "control characters"),
+]
+
+
+@pytest.mark.parametrize(("changes", "path", "says"), FAULTS)
+def test_a_fault_names_its_place(changes, path, says):
+    error = refused(bytes_of(**changes))
+    assert error.where == f"run.json: {path}"
+    assert error.what.startswith(path)
+    assert says in error.what
+    assert error.what.isprintable()
+
+
+def test_all_faults_are_told_at_once_up_to_twenty():
+    error = refused(
+        bytes_of(created=3, distributions=[distribution(name=f"x{index}", version="?") for index in range(30)])
+    )
+    lines = error.what.splitlines()
+    assert lines[0] == "the manifest has 31 faults:"
+    assert lines[1] == "  created must be a text, is a whole number"
+    assert lines[-1] == "  and 11 more"
+    assert len(lines) == 22
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([key for key in EXAMPLE if key != "schema_version"]), JSON)
+def test_no_value_anywhere_gives_anything_but_a_manifest_or_its_error(key, value):
+    try:
+        manifest = read_manifest(bytes_of(**{key: value}), "x")
+    except ManifestError:
+        return
+    VALID.validate(manifest_dict(manifest))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60))
+def test_no_bytes_give_anything_but_a_manifest_error(data):
+    refused(data)
