@@ -1,1 +1,5 @@
 """Base images: from a registry, an OCI layout, or bootstrapped from Debian."""
+
+from envbuild.base.resolve import check_base, resolve_base, suite_for
+
+__all__ = ["check_base", "resolve_base", "suite_for"]

@@ -1,0 +1,368 @@
+"""Matching: every release, variant and Python; what changes between variants; and what is said when nothing fits."""
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.errors import MatchError
+from envbuild.files import data_folder
+from envbuild.manifest.model import (
+    Accelerator,
+    Distribution,
+    Framework,
+    Gpu,
+    Origin,
+    Platform,
+    Python,
+    TrainingManifest,
+)
+from envbuild.match.match import SITE_PACKAGES, match
+from envbuild.match.profiles import Release, load_profiles
+from envbuild.match.stack import Stack
+from envbuild.recipe import PREFIX
+
+PROFILES = load_profiles(data_folder("profiles"))
+RELEASES = PROFILES.frameworks[0].releases
+VARIANTS: tuple[Literal["gpu", "cpu"], ...] = ("gpu", "cpu")
+OTHERS = (
+    ("numpy", "1.26.4"),
+    ("Keras", "2.15.0"),
+    ("zope.interface", "6.1"),
+    ("torch", "2.1.0+cu118"),
+    ("pip", "24.0"),
+)
+
+
+def manifest(
+    *pins: tuple[str, str],
+    framework: tuple[str, str] | None,
+    python: str = "3.11.7",
+    machine: str = "x86_64",
+    system: str = "Linux",
+    gpus: tuple[str, ...] = (),
+) -> TrainingManifest:
+    """A run; its framework stands before `pins`."""
+    pins = (framework, *pins) if framework else pins
+    return TrainingManifest(
+        schema_version="1.0",
+        created="2026-01-01T00:00:00Z",
+        python=Python(version=python, implementation="cpython"),
+        platform=Platform(system=system, machine=machine),
+        distributions=tuple(
+            Distribution(name=name, version=version, origin=Origin(kind="index")) for name, version in pins
+        ),
+        framework=Framework(name="tensorflow", distribution=framework[0], version=framework[1]) if framework else None,
+        accelerator=Accelerator(gpus=tuple(Gpu(name=name) for name in gpus)) if gpus else None,
+    )
+
+
+def names(stack: Stack) -> list[str]:
+    return [canonicalize_name(Requirement(it).name) for it in stack.requirements]
+
+
+def is_nvidia(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in PROFILES.nvidia_wheels)
+
+
+def decided(stack: Stack, what: str) -> str:
+    (found,) = [it.value for it in stack.decisions if it.what == what]
+    return found
+
+
+def changes(stack: Stack) -> list[tuple[str | None, str | None]]:
+    return [(it.before, it.after) for it in stack.changes]
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda it: str(it.version))
+def test_every_build_of_every_release_gives_a_stack_of_its_own_version(release: Release):
+    for wheel in release.wheels:
+        for python in wheel.pythons:
+            run = manifest(
+                *OTHERS, framework=(wheel.distribution, wheel.version), python=f"{python}.9", machine=wheel.machine
+            )
+            if wheel.stands_for and python not in release.wheels[-1].pythons:
+                continue
+            for variant in VARIANTS if wheel.machine == "x86_64" else ("cpu",):
+                check(match(run, PROFILES, variant), run, variant)
+
+
+def check(stack: Stack, run: TrainingManifest, variant: str) -> None:
+    assert run.framework is not None
+    assert (stack.variant, stack.version, stack.machine) == (variant, run.framework.version, run.platform.machine)
+    assert stack.python == run.python.version
+    assert names(stack) == sorted(set(names(stack)))
+    assert {"keras==2.15.0", "numpy==1.26.4", "pip==24.0", "torch==2.1.0+cu118", "zope-interface==6.1"} <= set(
+        stack.requirements
+    )
+    assert all(it.reason and it.source and it.value for it in stack.decisions)
+    assert decided(stack, "base") == stack.base
+    explained = {it for _, it in changes(stack)} | {None}
+    before = {f"{canonicalize_name(it.name)}=={it.version}" for it in run.distributions}
+    assert set(stack.requirements) - before <= explained
+    assert before - set(stack.requirements) == {it for it, _ in changes(stack)} - {None}
+    if variant == "cpu":
+        check_cpu(stack)
+    else:
+        check_gpu(stack)
+
+
+def check_cpu(stack: Stack) -> None:
+    assert (stack.cuda, stack.cudnn, stack.cuda_source, stack.variables) == (None, None, "none", ())
+    assert not any(is_nvidia(it) for it in names(stack))
+    assert len(stack.changes) <= 1
+    assert stack.distribution == "tensorflow-cpu" or stack.machine == "aarch64"
+    assert "/library/python:" in stack.base
+
+
+def check_gpu(stack: Stack) -> None:
+    """CUDA comes from one place: the wheels or the base, never both."""
+    from_wheels, from_base = any(is_nvidia(it) for it in names(stack)), "nvidia/cuda" in stack.base
+    assert stack.cuda_source == {(True, False): "wheels", (False, True): "base"}[from_wheels, from_base]
+    assert (stack.cuda_source == "wheels") == (Version(stack.version) >= Version("2.14"))
+    assert {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"} <= dict(stack.variables).keys()
+    assert decided(stack, "cuda") == stack.cuda
+    assert decided(stack, "cudnn") == stack.cudnn
+    assert decided(stack, "driver") in {">=450.80.02", ">=525.60.13"}
+
+
+def test_the_cpu_variant_changes_the_framework_and_drops_nvidia_and_nothing_else():
+    run = manifest(
+        ("nvidia-cudnn-cu12", "8.9.4.25"), ("tensorrt-libs", "8.6.1"), ("triton", "2.1.0"), ("cuda-toolkit", "12.2"), *OTHERS,
+        framework=("tensorflow", "2.15.1"),
+    )  # fmt: skip
+    stack = match(run, PROFILES, "cpu")
+    assert changes(stack) == [
+        ("cuda-toolkit==12.2", None),
+        ("nvidia-cudnn-cu12==8.9.4.25", None),
+        ("tensorflow==2.15.1", "tensorflow-cpu==2.15.1"),
+        ("tensorrt-libs==8.6.1", None),
+    ]
+    assert "triton==2.1.0" in stack.requirements
+
+
+def test_the_gpu_variant_of_a_cpu_run_takes_the_plain_distribution_and_its_cuda():
+    stack = match(manifest(framework=("tensorflow-cpu", "2.15.1")), PROFILES, "gpu")
+    assert changes(stack)[0] == ("tensorflow-cpu==2.15.1", "tensorflow==2.15.1")
+    assert len(stack.changes) == 13
+    assert "nvidia-cudnn-cu12==8.9.4.25" in stack.requirements
+
+
+def test_cuda_pins_of_the_run_stay_and_only_missing_ones_are_added():
+    first = match(manifest(framework=("tensorflow", "2.18.0")), PROFILES, "gpu")
+    pins = [(Requirement(it).name, "99.1") for it in first.requirements if it.startswith("nvidia-")]
+    whole = match(manifest(*pins, framework=("tensorflow", "2.18.0")), PROFILES)
+    assert (whole.variant, whole.changes) == ("gpu", ())
+    assert {f"{name}==99.1" for name, _ in pins} < set(whole.requirements)
+    part = match(manifest(*pins[1:], framework=("tensorflow", "2.18.0")), PROFILES)
+    assert changes(part) == [(None, "nvidia-cublas-cu12==12.5.3.2")]
+
+
+@pytest.mark.parametrize(
+    ("version", "python", "tensorrt"),
+    [
+        ("2.14.0", "3.10.1", ["tensorrt"]),
+        ("2.14.1", "3.11.4", []),
+        ("2.15.0", "3.9.2", []),
+        ("2.15.0.post1", "3.9.2", []),
+    ],
+)
+def test_requirements_that_cannot_be_installed_are_left_out_and_said(version, python, tensorrt):
+    stack = match(manifest(framework=("tensorflow", version), python=python), PROFILES, "gpu")
+    assert [it for it in names(stack) if it.startswith("tensorrt")] == tensorrt
+    said = [it.value for it in stack.decisions if it.what == "cuda requirements"]
+    assert len(said) == (0 if tensorrt or "post" in version else 1)
+    assert stack.version == version
+
+
+@pytest.mark.parametrize("version", ["2.15.1", "2.16.1", "2.16.2", "2.20.0", "2.21.0"])
+def test_only_releases_that_miss_their_libraries_get_a_library_path(version):
+    stack = match(manifest(framework=("tensorflow", version)), PROFILES, "gpu")
+    path = dict(stack.variables).get("LD_LIBRARY_PATH", "")
+    assert bool(path) == (version in {"2.16.1", "2.21.0"})
+    assert all(it.startswith(f"{PREFIX}/lib/python3.11/site-packages/nvidia/") for it in path.split(":") if it)
+    assert "LD_LIBRARY_PATH" not in dict(match(manifest(framework=("tensorflow", version)), PROFILES, "cpu").variables)
+
+
+def test_site_packages_lie_where_the_recipe_puts_them():
+    assert SITE_PACKAGES.startswith(f"{PREFIX}/lib/python")
+
+
+@pytest.mark.parametrize(
+    ("run", "variant", "reason"),
+    [
+        (manifest(framework=("tensorflow", "2.15.1"), gpus=("A100", "A100")), "gpu", "saw 2 GPU(s): A100"),
+        (manifest(("nvidia-cudnn-cu12", "8"), framework=("tensorflow", "2.15.1")), "gpu", "nvidia-cudnn-cu12"),
+        (manifest(framework=("tensorflow-gpu", "2.10.1"), python="3.10.2"), "gpu", "tensorflow-gpu"),
+        (manifest(framework=("tensorflow", "2.15.1")), "cpu", "no GPU"),
+        (manifest(("nvidia-nccl-cu12", "2.19"), framework=("tensorflow", "2.15.1")), "cpu", "no GPU"),
+        (manifest(framework=("tensorflow-cpu", "2.15.1"), gpus=("A100",)), "cpu", "no CUDA build"),
+        (manifest(framework=("tensorflow", "2.16.1"), gpus=("GH200",), machine="aarch64"), "cpu", "no CUDA build"),
+    ],
+)
+def test_auto_takes_what_the_run_could_use(run, variant, reason):
+    stack = match(run, PROFILES)
+    assert stack.variant == variant
+    (why,) = [it.reason for it in stack.decisions if it.what == "variant"]
+    assert reason in why
+
+
+def test_tensorflow_gpu_stays_in_the_gpu_variant():
+    stack = match(manifest(framework=("tensorflow-gpu", "2.8.0"), python="3.8.10"), PROFILES, "gpu")
+    assert (stack.distribution, stack.changes) == ("tensorflow-gpu", ())
+    assert stack.base == "docker.io/nvidia/cuda:11.2.2-cudnn8-runtime-ubuntu20.04"
+
+
+@pytest.mark.parametrize(
+    ("version", "python", "base", "advice"),
+    [
+        ("2.5.0", "3.6.9", "11.2.2-cudnn8-runtime-ubuntu18.04", "docker build -f Dockerfile.base"),
+        ("2.11.1", "3.9.2", "11.2.2-cudnn8-runtime-ubuntu20.04", "with Python 3.9 on it by --base"),
+        ("2.12.0", "3.8.17", "11.8.0-cudnn8-runtime-ubuntu20.04", "docker build -f Dockerfile.base"),
+        ("2.13.1", "3.10.4", "11.8.0-cudnn8-runtime-ubuntu22.04", "docker build -f Dockerfile.base"),
+    ],
+)
+def test_before_2_14_cuda_comes_from_a_base_which_needs_the_runs_python(version, python, base, advice):
+    stack = match(manifest(framework=("tensorflow", version), python=python), PROFILES, "gpu")
+    assert stack.base == f"docker.io/nvidia/cuda:{base}"
+    assert advice in next(it.reason for it in stack.decisions if it.what == "base")
+
+
+@pytest.mark.parametrize(
+    ("python", "base"),
+    [
+        ("3.11.7", "3.11.7-slim-bookworm"),
+        ("3.11.3", "3.11.3-slim-bullseye"),
+        ("3.11.2+", "3.11.2-slim-bullseye"),
+        ("3.10.12", "3.10.12-slim-bookworm"),
+        ("3.9.2", "3.9.2-slim-buster"),
+        ("3.9.25", "3.9.25-slim-bookworm"),
+    ],
+)
+def test_the_default_base_has_exactly_the_runs_python(python, base):
+    stack = match(manifest(framework=("tensorflow", "2.15.1"), python=python), PROFILES, "cpu")
+    assert stack.base == f"docker.io/library/python:{base}"
+
+
+def test_a_python_without_an_image_is_said():
+    stack = match(manifest(framework=("tensorflow", "2.5.0"), python="3.6.1"), PROFILES, "cpu")
+    assert "give a base by --base" in next(it.reason for it in stack.decisions if it.what == "base")
+
+
+def test_an_empty_wheel_brings_the_one_that_holds_the_code():
+    run = manifest(
+        ("tensorflow-macos", "2.15.1"), ("tensorflow-metal", "1.1.0"),
+        framework=("tensorflow", "2.15.1"), machine="arm64", system="Darwin",
+    )  # fmt: skip
+    stack = match(run, PROFILES)
+    assert stack.machine == "aarch64"
+    assert stack.requirements == ("tensorflow==2.15.1", "tensorflow-cpu-aws==2.15.1")
+    assert changes(stack) == [
+        ("tensorflow-macos==2.15.1", None),
+        ("tensorflow-metal==1.1.0", None),
+        (None, "tensorflow-cpu-aws==2.15.1"),
+    ]
+    assert decided(stack, "platform") == "Linux aarch64"
+
+
+def test_two_builds_side_by_side_become_one():
+    run = manifest(("tensorflow", "2.8.0"), framework=("tensorflow-gpu", "2.8.0"), python="3.8.10")
+    stack = match(run, PROFILES, "cpu")
+    assert changes(stack) == [("tensorflow==2.8.0", "tensorflow-cpu==2.8.0"), ("tensorflow-gpu==2.8.0", None)]
+    assert match(run, PROFILES, "gpu").changes == ()
+
+
+def test_variables_of_one_run_are_no_part_of_the_environment():
+    run = replace(manifest(framework=("tensorflow", "2.15.1")), variables=(("TF_DETERMINISTIC_OPS", "1"),))
+    assert match(run, PROFILES, "cpu").variables == ()
+
+
+@pytest.mark.parametrize(
+    ("run", "variant", "parts"),
+    [
+        (
+            manifest(framework=("tensorflow", "2.15.1"), python="3.12.1"),
+            "gpu",
+            [
+                "no stack serves tensorflow 2.15.1 on Python 3.12 and x86_64, variant gpu",
+                "tensorflow==2.15.1 for x86_64: has wheels for Python 3.9, 3.10, 3.11, the run used 3.12",
+                "tensorflow-cpu==2.15.1 for x86_64: is a CPU build; has wheels for Python 3.9, 3.10, 3.11, the run used 3.12",
+                "tensorflow 2.16.1: not the run's version (it has wheels for Python 3.9, 3.10, 3.11, 3.12)",
+            ],
+        ),
+        (
+            manifest(framework=("tensorflow", "2.15.7")),
+            "cpu",
+            ["2.15.7: no release of this version", "tensorflow 2.15.0.post1: not", "tensorflow 2.15.1: not", "tensorflow 2.16.1: not"],
+        ),
+        (manifest(framework=("tensorflow", "2.4.4")), "cpu", ["2.4.4: no release", "tensorflow 2.5.0: not", "tensorflow 2.5.1: not"]),
+        (manifest(framework=("tensorflow", "3.0")), "cpu", ["3.0: no release", "tensorflow 2.21.0: not"]),
+        (manifest(framework=("tensorflow", "2.15.0+nv23.12")), "cpu", ["local label", "tensorflow 2.15.0: not"]),
+        (manifest(framework=("tensorflow", "what?")), "cpu", ["'what?' is no version"]),
+        (
+            manifest(framework=("tensorflow", "2.16.1"), machine="aarch64"),
+            "gpu",
+            ["tensorflow==2.16.1 for aarch64: is a CPU build", "tensorflow==2.16.1 for x86_64: the run's machine is aarch64"],
+        ),
+        (
+            manifest(framework=("tensorflow", "2.11.1"), machine="aarch64", python="3.9.2"),
+            "cpu",
+            ["tensorflow==2.11.1 for aarch64: tensorflow-cpu-aws==2.11.1 has wheels for Python 3.7, the run used 3.9"],
+        ),
+        (manifest(framework=("tensorflow", "2.15.1"), machine="ppc64le"), "cpu", ["x86_64 and aarch64", "ppc64le"]),
+        (manifest(framework=("tf-nightly", "2.16.0")), "cpu", ["tf-nightly 2.16.0", "tensorflow-cpu"]),
+        (manifest(("numpy", "1.26"), framework=None), "cpu", ["names no framework", "numpy 1.26"]),
+        (manifest(framework=None), "cpu", ["no distributions at all"]),
+        (
+            replace(manifest(framework=("tensorflow", "2.15.1")), python=Python(version="3.10.1", implementation="pypy")),
+            "cpu",
+            ["CPython only", "pypy 3.10.1"],
+        ),
+    ],
+)  # fmt: skip
+def test_no_match_lists_each_candidate_and_why_it_lost(run, variant, parts):
+    with pytest.raises(MatchError) as caught:
+        match(run, PROFILES, variant)
+    assert [part for part in parts if part not in caught.value.what] == []
+    assert caught.value.where
+    assert caught.value.todo
+    assert caught.value.exit_code == 11
+
+
+pins = st.lists(
+    st.tuples(
+        st.sampled_from(["numpy", "Keras", "h5py", "zope.interface", "nvidia-cudnn-cu12", "A_b"]),
+        st.sampled_from(["1", "2.0+x"]),
+    ),
+    unique_by=lambda it: it[0],
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(pins=pins, seed=st.randoms(use_true_random=False), variant=st.sampled_from(["auto", "gpu", "cpu"]))
+def test_the_order_of_distributions_decides_nothing(pins, seed, variant):
+    run = manifest(*pins, framework=("tensorflow", "2.15.1"))
+    shuffled = list(run.distributions)
+    seed.shuffle(shuffled)
+    stack = match(run, PROFILES, variant)
+    assert stack == match(replace(run, distributions=tuple(shuffled)), PROFILES, variant)
+    assert names(stack) == sorted(names(stack))
+
+
+@settings(max_examples=40, deadline=None)
+@given(pins=pins, release=st.sampled_from(RELEASES), variant=st.sampled_from(VARIANTS))
+def test_matching_a_stack_again_changes_nothing(pins, release, variant):
+    python = f"{release.wheels[0].pythons[-1]}.0"
+    first = match(manifest(*pins, framework=("tensorflow", str(release.version)), python=python), PROFILES, variant)
+    exact = [(Requirement(it).name, it.partition("==")[2] or "1") for it in first.requirements]
+    own = (first.distribution, first.version)
+    again = match(manifest(*(it for it in exact if it != own), framework=own, python=python), PROFILES, variant)
+    assert again.changes == ()
+    assert names(again) == names(first)
+    assert (again.base, again.variables, again.cuda_source) == (first.base, first.variables, first.cuda_source)
