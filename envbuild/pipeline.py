@@ -1,1 +1,200 @@
-"""The stages in order."""
+"""The order of the stages, on one screen; what is slow or remote is in the stages, what is printed is the caller's."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from envbuild.assemble import Assembled, LayerCache, assemble
+from envbuild.base import check_base, resolve_base
+from envbuild.dockerfile import build_context
+from envbuild.errors import UsageError
+from envbuild.files import data_folder, write_whole
+from envbuild.lock import PipToolsResolver, UvResolver, fetch, lock, pylock_text, requirements_text
+from envbuild.lock.model import Lock, LockedWheel, Target
+from envbuild.manifest import read_manifest
+from envbuild.manifest.model import TrainingManifest
+from envbuild.match import Stack, VariantChoice, load_profiles, match
+from envbuild.oci.digest import Digest
+from envbuild.oci.layout import write_layout
+from envbuild.oci.reference import Reference
+from envbuild.recipe import Base, Recipe, make_recipe
+from envbuild.registry import check_push, check_repository, pull, push
+from envbuild.stamp import StampEntry, check_stampable, stamp
+
+PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporter:
+    """Where the stages tell what they do."""
+
+    step: Callable[[str], None]
+    note: Callable[[str], None]
+    warn: Callable[[str], None]
+    progress: Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is wanted."""
+
+    manifest: bytes
+    manifest_name: str
+    """Where the manifest came from, for messages."""
+    variant: VariantChoice
+    base: str | None
+    resolver: Literal["uv", "pip-tools"]
+    out: Path
+    push: Reference | None
+    stamp: str | None
+    cache: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will be built, decided without touching network or disk."""
+
+    manifest: TrainingManifest
+    stack: Stack
+    base: str
+    """The base that was asked for, else the profile's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was built, and where it is now."""
+
+    plan: Plan
+    recipe: Recipe
+    assembled: Assembled
+    image: Reference | None
+    """By digest, confirmed by the registry; None when the image was not pushed."""
+    layout: Path | None
+    pylock: bytes
+    """The lock as it is stamped and written into the context."""
+    stamped: str | None = None
+    """The record's name beside the model."""
+
+    @property
+    def digest(self) -> Digest:
+        """The image's digest."""
+        return self.assembled.image.digest
+
+
+def make_plan(order: Order) -> Plan:
+    """Read the manifest and decide the stack."""
+    manifest = read_manifest(order.manifest, order.manifest_name)
+    stack = match(manifest, load_profiles(data_folder("profiles")), order.variant)
+    return Plan(manifest=manifest, stack=stack, base=order.base or stack.base)
+
+
+def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
+    """Carry the plan out: lock, fetch, assemble, then push or write; the stamp comes last, or not at all."""
+    _check_destinations(order)
+    base = _base(order, plan, report)
+    locked = _lock(order, plan, base.target, report)
+    recipe = make_recipe(plan.stack, locked, base)
+    pylock = pylock_text(locked)
+    context = build_context(recipe, requirements_text(locked), pylock, data_folder("templates"))
+    wheels = _fetch(order, locked.wheels, report)
+    report.step("assembling the image")
+    assembled = assemble(recipe, base, wheels, LayerCache(order.cache), report.progress)
+    _tell_overlaps(assembled, report)
+    for name, data in context.items():
+        write_whole(order.out / "context" / name, data)
+    image = _push(order, assembled, recipe, report)
+    layout = None if image else _write_layout(order, assembled, base, report)
+    outcome = Outcome(plan=plan, recipe=recipe, assembled=assembled, image=image, layout=layout, pylock=pylock)
+    return replace(outcome, stamped=_stamp(order.stamp, order, outcome, now)) if order.stamp else outcome
+
+
+def _check_destinations(order: Order) -> None:
+    """Fail before the long work when its result would have nowhere to go."""
+    if order.stamp:
+        check_stampable(order.stamp)
+    if order.push:
+        check_repository(order.push)
+        check_push(order.push)
+    _check_layout_folder(order.out)
+
+
+def _base(order: Order, plan: Plan, report: Reporter) -> Base:
+    report.step(f"base {plan.base}")
+    base = resolve_base(
+        plan.base,
+        machine=plan.stack.machine,
+        cache=order.cache,
+        pull=lambda reference, machine: pull(reference, machine=machine),
+        report=report.note,
+        wanted_python=plan.stack.python,
+    )
+    for remark in check_base(base, plan.stack.python, plan.stack.glibc_minimum):
+        report.warn(remark)
+    report.note(f"Python {base.target.python}, glibc {base.target.glibc}, {base.digest}")
+    return base
+
+
+def _lock(order: Order, plan: Plan, target: Target, report: Reporter) -> Lock:
+    report.step(f"locking {len(plan.stack.requirements)} distributions with {order.resolver}")
+    resolver = UvResolver() if order.resolver == "uv" else PipToolsResolver()
+    locked = lock(plan.stack.requirements, target, resolver, plan.manifest.distributions)
+    size = sum(wheel.size for wheel in locked.wheels)
+    report.note(f"{len(locked.wheels)} wheels, {size / 1e6:.1f} MB")
+    return locked
+
+
+def _fetch(order: Order, wheels: Sequence[LockedWheel], report: Reporter) -> dict[Digest, Path]:
+    report.step("fetching wheels")
+
+    def told(done: int, total: int, _text: str) -> None:
+        report.progress("fetching", done, total)
+
+    return {wheel.sha256: path for wheel, path in fetch(wheels, order.cache, report=told)}
+
+
+def _tell_overlaps(assembled: Assembled, report: Reporter) -> None:
+    for overlap in assembled.overlaps[:10]:
+        losers = ", ".join(overlap.losers)
+        report.warn(f"{overlap.path} is in {losers} and in {overlap.winner.name}, which wins as in pip")
+    if len(assembled.overlaps) > 10:
+        report.warn(f"{len(assembled.overlaps) - 10} more paths are in several packages")
+
+
+def _push(order: Order, assembled: Assembled, recipe: Recipe, report: Reporter) -> Reference | None:
+    if order.push is None:
+        return None
+    report.step(f"pushing to {order.push}")
+    tags = (f"env-{recipe.environment.short}",)
+    result = push(assembled.image, order.push, tags=tags, report=report.progress)
+    report.note(f"{result.uploaded / 1e6:.1f} MB sent, {result.existing / 1e6:.1f} MB were there")
+    return result.reference
+
+
+def _write_layout(order: Order, assembled: Assembled, base: Base, report: Reporter) -> Path:
+    report.step(f"writing the OCI layout {order.out}")
+    write_layout(assembled.image, order.out, name="latest", machine=base.target.machine)
+    return order.out
+
+
+def _stamp(model: str, order: Order, outcome: Outcome, now: datetime) -> str:
+    entry = StampEntry(
+        role="train",
+        variant=outcome.plan.stack.variant,
+        platform=PLATFORMS[outcome.recipe.target.machine],
+        reference=str(outcome.image) if outcome.image else None,
+        digest=outcome.digest,
+        environment=outcome.recipe.environment,
+    )
+    return stamp(model, entry, manifest=order.manifest, lock=outcome.pylock, now=now).record
+
+
+def _check_layout_folder(folder: Path) -> None:
+    """Refuse a folder of somebody else's files, which the image would lie between."""
+    ours = {"oci-layout", "index.json", "blobs", "context"}
+    if folder.exists() and not folder.is_dir():
+        raise UsageError("the output is a file, not a folder", where=str(folder), todo="give --out another folder")
+    if folder.is_dir() and (others := sorted({path.name for path in folder.iterdir()} - ours)):
+        todo = "give --out a folder of its own; it is made when it is missing"
+        raise UsageError(f"the folder holds other files, such as {others[0]}", where=str(folder), todo=todo)

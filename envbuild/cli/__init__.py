@@ -13,7 +13,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from envbuild.cli import capture, schema
+from envbuild.cli import capture, from_manifest, schema
 from envbuild.cli.console import err, printable
 from envbuild.errors import BuildError, EnvbuildError
 
@@ -78,6 +78,7 @@ def _root(
 
 
 app.command("capture")(capture.run)
+app.command("from-manifest")(from_manifest.run)
 app.command("schema")(schema.run)
 
 

@@ -1,0 +1,165 @@
+"""`envbuild from-manifest`: from a training run's manifest to an image and a stamped model."""
+
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from envbuild.cli.console import Progress
+from envbuild.errors import ManifestError, UsageError
+
+if TYPE_CHECKING:
+    from envbuild.oci.reference import Reference
+    from envbuild.pipeline import Order, Outcome, Plan
+
+
+class VariantName(StrEnum):
+    """What --variant takes."""
+
+    AUTO = "auto"
+    GPU = "gpu"
+    CPU = "cpu"
+
+
+class ResolverName(StrEnum):
+    """What --resolver takes."""
+
+    UV = "uv"
+    PIP_TOOLS = "pip-tools"
+
+
+def run(
+    manifest: Annotated[str, typer.Argument(help="A path, - for stdin, or gs://bucket/object.", metavar="MANIFEST")],
+    variant: Annotated[VariantName, typer.Option(help="auto: gpu if the run used GPUs.")] = VariantName.AUTO,
+    base: Annotated[
+        str | None, typer.Option(help="An image reference, an OCI layout folder, or debian:SUITE.", metavar="REF")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the build context and the OCI layout go.", metavar="DIR")] = Path(
+        "envbuild-out"
+    ),
+    push: Annotated[
+        str | None, typer.Option(help="Push to this repository instead of writing a layout.", metavar="REPO")
+    ] = None,
+    stamp: Annotated[
+        str | None, typer.Option(help="Write the digest on this model: gs://..., or a folder.", metavar="MODEL_URI")
+    ] = None,
+    resolver: Annotated[ResolverName, typer.Option(help="What does the locking.")] = ResolverName.UV,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with reasons, and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Build the environment of a training run.
+
+    Locks the exact wheels, writes a build context, assembles the image without a Docker daemon, pushes it
+    (or writes an OCI layout), and stamps its digest on the model. Prints the digest reference.
+    """
+    from envbuild.files import cache_folder
+    from envbuild.pipeline import Order, make_plan
+
+    started = time.monotonic()
+    order = Order(
+        manifest=_read(manifest),
+        manifest_name="stdin" if manifest == "-" else manifest,
+        variant=variant.value,
+        base=base,
+        resolver=resolver.value,
+        out=out,
+        push=_reference(push),
+        stamp=stamp,
+        cache=cache_folder(),
+    )
+    with Progress() as progress:
+        plan = make_plan(order)
+        _tell_plan(plan, progress)
+        if dry_run:
+            _print_plan(plan, as_json=as_json)
+            return
+        outcome = _build(order, plan, progress)
+    if as_json:
+        typer.echo(json.dumps(_result(outcome, time.monotonic() - started), indent=2))
+    else:
+        typer.echo(str(outcome.image or f"{outcome.layout}@{outcome.digest}"))
+
+
+def _build(order: "Order", plan: "Plan", progress: Progress) -> "Outcome":
+    from envbuild.pipeline import Reporter, build
+
+    reporter = Reporter(step=progress.step, note=progress.note, warn=progress.warn, progress=progress.progress)
+    outcome = build(order, plan, reporter, datetime.now(UTC))
+    if outcome.stamped:
+        progress.step(f"stamped {order.stamp}")
+        progress.note(f"record {outcome.stamped}")
+    return outcome
+
+
+def _read(manifest: str) -> bytes:
+    """Read the manifest, never more than a manifest may have."""
+    from envbuild.manifest import MAX_MANIFEST
+
+    if manifest.startswith("gs://"):
+        from envbuild.stamp import read_uri
+
+        return read_uri(manifest, limit=MAX_MANIFEST, error=ManifestError)
+    try:
+        if manifest == "-":
+            return sys.stdin.buffer.read(MAX_MANIFEST + 1)
+        with Path(manifest).open("rb") as file:
+            return file.read(MAX_MANIFEST + 1)
+    except OSError as error:
+        todo = "make one with `envbuild capture --out manifest.json` in the training environment"
+        raise ManifestError(f"the manifest cannot be read: {error.strerror}", where=manifest, todo=todo) from error
+
+
+def _reference(text: str | None) -> "Reference | None":
+    from envbuild.oci.reference import Reference
+
+    if text is None:
+        return None
+    try:
+        reference = Reference.parse(text)
+    except ValueError as error:
+        todo = "give a repository such as europe-docker.pkg.dev/PROJECT/REPO/IMAGE or 127.0.0.1:5000/IMAGE"
+        raise UsageError(str(error), where=f"--push {text}", todo=todo) from error
+    if reference.digest:
+        raise UsageError("a push cannot choose its digest", where=f"--push {text}", todo="leave out what follows @")
+    return reference
+
+
+def _tell_plan(plan: "Plan", progress: Progress) -> None:
+    stack = plan.stack
+    progress.step(f"{stack.distribution} {stack.version} on Python {stack.python}, {stack.variant}")
+    for decision in stack.decisions:
+        progress.note(f"{decision.what}: {decision.value} - {decision.reason} [{decision.source}]")
+    for change in stack.changes:
+        progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
+
+
+def _print_plan(plan: "Plan", *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    if as_json:
+        typer.echo(json.dumps({"base": plan.base, "stack": asdict(plan.stack)}, indent=2))
+        return
+    typer.echo(f"base {plan.base}")
+    for requirement in plan.stack.requirements:
+        typer.echo(requirement)
+
+
+def _result(outcome: "Outcome", seconds: float) -> dict[str, Any]:
+    return {
+        "environment": str(outcome.recipe.environment),
+        "digest": str(outcome.digest),
+        "image": str(outcome.image) if outcome.image else None,
+        "layout": str(outcome.layout) if outcome.layout else None,
+        "layers": [
+            {"digest": str(layer.descriptor.digest), "size": layer.descriptor.size, "reused": layer.reused}
+            for layer in outcome.assembled.image.layers
+        ],
+        "stamped": outcome.stamped,
+        "seconds": round(seconds, 3),
+    }
