@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 run_packages=(ca-certificates git mmdebstrap debian-archive-keyring python3-venv)
-test_packages=(docker.io iptables docker-registry skopeo umoci podman buildah gzip xz-utils procps)
+test_packages=(docker.io iptables iproute2 util-linux docker-registry skopeo umoci podman buildah faketime procps)
 
 say() { printf '%s\n' "setup: $*" >&2; }
 

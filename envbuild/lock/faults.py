@@ -1,0 +1,157 @@
+"""What cannot be locked: found all at once, each with its reason and what to do."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envbuild.errors import LockError
+from envbuild.lock.index import IndexFile
+from envbuild.lock.model import LockedWheel, Target
+from envbuild.lock.tags import best_wheel, parsed_wheel
+from envbuild.manifest.model import Distribution
+
+_SHOWN = 6
+"""How many versions or tags a message lists."""
+_OTHER_INDEX = "correct the version, or add the index that has it to pip's or uv's settings (extra-index-url)"
+_OWN_WHEEL = "build a wheel of it for this target and give its folder to pip or uv as find-links"
+_PUBLISH = "publish a wheel of it to an index and pin that, or give the folder of its wheel to pip or uv as find-links"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One distribution that cannot be locked."""
+
+    requirement: str
+    """`idna==3.99`."""
+    why: str
+    todo: str
+
+    @property
+    def name(self) -> str:
+        """The distribution's normalised name."""
+        return canonicalize_name(Requirement(self.requirement).name)
+
+
+class UnlockableError(LockError):
+    """The LockError that names every distribution that cannot be locked."""
+
+    def __init__(self, faults: Iterable[Fault], target: Target | None = None, *, where: str = "") -> None:
+        self.faults = tuple(sorted(faults, key=lambda fault: fault.name))
+        self.target = target
+        many = len(self.faults)
+        head = f"{many} distribution{'s'[: many != 1]} cannot be locked{f' for {describe(target)}' if target else ''}:"
+        lines = [f"  {fault.requirement}: {fault.why}\n    do: {fault.todo}" for fault in self.faults]
+        todo = "do what stands below each of them, then run again; nothing was written"
+        super().__init__("\n".join([head, *lines]), where=where, todo=todo)
+
+
+def describe(target: Target) -> str:
+    """The target in words."""
+    return f"CPython {target.python} on {target.machine} with glibc {target.glibc}"
+
+
+def diagnose(requirement: Requirement, files: Sequence[IndexFile], target: Target) -> Fault | None:
+    """Say why no wheel for the requirement is among a project's files; None when there is one."""
+    reason = _reason(requirement, files, target)
+    return Fault(requirement=str(requirement), why=reason[0], todo=reason[1]) if reason else None
+
+
+def check_origins(distributions: Iterable[Distribution]) -> None:
+    """Refuse distributions that came from no index (VCS, editable, local files), all at once; LockError."""
+    faults = [fault for fault in map(origin_fault, distributions) if fault is not None]
+    if faults:
+        raise UnlockableError(faults)
+
+
+def origin_fault(distribution: Distribution) -> Fault | None:
+    """What stands against a distribution because of where it came from.
+
+    An index may have another project under the same name and version, so the name alone is no proof.
+    """
+    origin = distribution.origin
+    came = {
+        "vcs": f"was installed from version control ({origin.url or 'no address'} at {origin.commit or 'no commit'})",
+        "editable": f"is an editable install of {origin.url or 'a folder'}",
+        "archive": f"was installed from a local path ({origin.url})" if _is_local(origin.url) else "",
+    }.get(origin.kind, "")
+    if not came:
+        return None
+    why = f"{came}; what an index has under this name need not be the same"
+    return Fault(requirement=f"{distribution.name}=={distribution.version}", why=why, todo=_PUBLISH)
+
+
+def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
+    """What stands against a locked wheel that bears the name of the run's archive but has other bytes."""
+    origin = distribution.origin
+    same_file = (origin.url or "").partition("#")[0].rpartition("/")[2] == wheel.filename
+    if origin.kind != "archive" or _is_local(origin.url) or not same_file or origin.sha256 in {None, wheel.sha256.hex}:
+        return None
+    why = f"the run installed {origin.url} with sha256 {origin.sha256}, the index has {wheel.sha256.hex}"
+    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_PUBLISH)
+
+
+def _reason(requirement: Requirement, files: Sequence[IndexFile], target: Target) -> tuple[str, str] | None:
+    if requirement.url:
+        return "is named by an address, not by a version", _PUBLISH
+    if not files:
+        return "no index has a project of this name", _OTHER_INDEX
+    named = [file for file in files if requirement.specifier.contains(file.version, prereleases=True)]
+    if not named:
+        return _no_version(requirement, files), _OTHER_INDEX
+    return _no_wheel([file for file in named if file.is_wheel], target)
+
+
+def _no_wheel(wheels: Sequence[IndexFile], target: Target) -> tuple[str, str] | None:
+    if not wheels:
+        return "the index has only a source distribution of it", _OWN_WHEEL
+    allowed = [file for file in wheels if _allows(file.requires_python, target.python)]
+    if not allowed:
+        return f"it needs Python {_listed({file.requires_python or '' for file in wheels})}", _OWN_WHEEL
+    if best_wheel(((file.filename, file) for file in allowed), target) is None:
+        return f"no wheel fits {describe(target)}; there are: {_tags(allowed, target)}", _OWN_WHEEL
+    return None
+
+
+def _no_version(requirement: Requirement, files: Sequence[IndexFile]) -> str:
+    """Which versions there are instead: the same without its local label, else the newest."""
+    versions = sorted({file.version for file in files}, reverse=True)
+    local = _local_label(requirement)
+    if local and any(requirement.specifier.contains(f"{version.public}+{local}") for version in versions):
+        return f"the index has this version only without the local label +{local}"
+    return f"the index does not have this version; the newest there: {_listed(map(str, versions))}"
+
+
+def _local_label(requirement: Requirement) -> str | None:
+    try:
+        return next((Version(specifier.version).local for specifier in requirement.specifier), None)
+    except InvalidVersion:
+        return None
+
+
+def _allows(requires_python: str | None, python: str) -> bool:
+    """An unreadable bound counts as none, as in pip."""
+    try:
+        return not requires_python or SpecifierSet(requires_python).contains(python, prereleases=True)
+    except InvalidSpecifier:
+        return True
+
+
+def _tags(files: Iterable[IndexFile], target: Target) -> str:
+    """The tags of the wheels; those of the target's machine where it has any."""
+    wheels = (parsed_wheel(file.filename) for file in files)
+    tags = sorted({str(tag) for wheel in wheels if wheel for tag in wheel[3]})
+    near = [tag for tag in tags if "linux" in tag and tag.endswith(target.machine)]
+    return _listed(near or tags)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    every = list(texts)
+    return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")
+
+
+def _is_local(url: str | None) -> bool:
+    return url is not None and (url.startswith("file:") or "://" not in url)

@@ -1,0 +1,114 @@
+"""A lock as files for people and installers: hashed requirements and `pylock.toml` (PEP 751)."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from packaging.pylock import Package, Pylock, PylockValidationError
+
+from envbuild.errors import LockError
+from envbuild.lock.faults import describe
+from envbuild.lock.model import Lock, LockedWheel, Target
+from envbuild.oci.digest import Digest
+
+_LOCK_AGAIN = "give a pylock.toml that envbuild wrote, unchanged"
+
+
+def requirements_text(lock: Lock) -> bytes:
+    """A requirements file with one hash for each distribution; equal locks give equal bytes, and no index is named."""
+    lines = [
+        f"# Locked by envbuild for {describe(lock.target)}.",
+        "# Install with: python -m pip install --require-hashes --no-deps -r requirements.txt",
+    ]
+    lines += [f"{wheel.name}=={wheel.version} \\\n    --hash={wheel.sha256}" for wheel in _sorted(lock)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def pylock_text(lock: Lock) -> bytes:
+    """The lock as PEP 751 has it, with the target under `[tool.envbuild]`; equal locks give equal bytes."""
+    target = lock.target
+    lines = [
+        'lock-version = "1.0"',
+        f"environments = [{toml_string(_environment(target))}]",
+        f"requires-python = {toml_string(f'=={target.python_minor}.*')}",
+        'created-by = "envbuild"',
+        "" if lock.wheels else "packages = []",
+        *(line for wheel in _sorted(lock) for line in _package_lines(wheel)),
+        "[tool.envbuild]",
+        f"python = {toml_string(target.python)}",
+        f"machine = {toml_string(target.machine)}",
+        f"glibc = {toml_string(target.glibc)}",
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def read_pylock(data: bytes, where: str) -> Lock:
+    """Read what `pylock_text` wrote; LockError, naming `where`, for anything else."""
+    try:
+        return _lock(Pylock.from_dict(tomllib.loads(data.decode())))
+    except PylockValidationError as error:
+        raise LockError(f"not a valid pylock.toml: {error}", where=where, todo=_LOCK_AGAIN) from error
+    except (ValueError, RecursionError) as error:
+        raise LockError(f"not a lock of envbuild: {error}", where=where, todo=_LOCK_AGAIN) from error
+
+
+def toml_string(text: str) -> str:
+    """A basic string of TOML 1.0: JSON's escapes are valid there, and only DEL is left to do."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def _sorted(lock: Lock) -> list[LockedWheel]:
+    return sorted(lock.wheels, key=lambda wheel: wheel.name)
+
+
+def _environment(target: Target) -> str:
+    return f"sys_platform == 'linux' and platform_machine == '{target.machine}'"
+
+
+def _package_lines(wheel: LockedWheel) -> Iterator[str]:
+    yield "[[packages]]"
+    yield f"name = {toml_string(wheel.name)}"
+    yield f"version = {toml_string(wheel.version)}"
+    yield "[[packages.wheels]]"
+    yield f"name = {toml_string(wheel.filename)}"
+    yield f"url = {toml_string(wheel.url)}"
+    yield f"size = {wheel.size}"
+    yield f'hashes = {{ sha256 = "{wheel.sha256.hex}" }}'
+    yield ""
+
+
+def _lock(parsed: Pylock) -> Lock:
+    """The lock in a valid pylock.toml; ValueError when it is not one of ours."""
+    target = _target((parsed.tool or {}).get("envbuild"))
+    wheels = {package.name: _wheel(package) for package in parsed.packages}
+    if len(wheels) < len(parsed.packages):
+        raise ValueError("a distribution stands there twice")
+    return Lock(target=target, wheels=tuple(wheels[name] for name in sorted(wheels)))
+
+
+def _target(value: Any) -> Target:
+    if not isinstance(value, Mapping):
+        raise ValueError("tool.envbuild is missing")  # noqa: TRY004 - one kind of error for one kind of file
+    texts = [value.get(key) for key in ("python", "machine", "glibc")]
+    python, machine, glibc = (text if isinstance(text, str) else "" for text in texts)
+    if not (python and machine and glibc):
+        raise ValueError("tool.envbuild does not say python, machine and glibc")
+    return Target(python=python, machine=machine, glibc=glibc)
+
+
+def _wheel(package: Package) -> LockedWheel:
+    found = package.wheels or ()
+    if len(found) != 1:
+        raise ValueError(f"{package.name} has {len(found)} wheels")
+    wheel = found[0]
+    if not (package.version and wheel.url and wheel.size and wheel.size > 0 and "sha256" in wheel.hashes):
+        raise ValueError(f"{package.name} lacks version, url, size or sha256")
+    return LockedWheel(
+        name=package.name,
+        version=str(package.version),
+        filename=wheel.filename,
+        sha256=Digest(wheel.hashes["sha256"].lower()),
+        size=wheel.size,
+        url=wheel.url,
+    )

@@ -1,0 +1,114 @@
+"""Locking with pip-tools: the same lock as uv's, where the target is the running interpreter."""
+
+import importlib.util
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.errors import LockError, MissingComponentError, UsageError
+from envbuild.lock.faults import Fault, UnlockableError
+from envbuild.lock.index import IndexFile
+from envbuild.lock.model import Lock, Target
+from envbuild.lock.resolving import Question, complete, failure, parsed_requirements
+from envbuild.lock.settings import pip_environment, read_settings
+from envbuild.lock.tags import best_wheel
+from envbuild.lock.web import in_parallel, make_client
+
+_OPTIONS = (
+    "--generate-hashes", "--allow-unsafe", "--strip-extras", "--quiet", "--no-config", "--no-header", "--no-annotate",
+    "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host", "--no-emit-options", "--rebuild",
+    "--resolver", "backtracking", "--pip-args", "--only-binary=:all: --use-feature=fast-deps",
+)  # fmt: skip
+
+_PROGRAM = Path(__file__).with_name("pip_compile.py")
+
+Pins = Mapping[str, tuple[Version, frozenset[str]]]
+"""For each normalised name: its version, and the sha256 of every file that the index has of it."""
+
+
+class PipToolsResolver:
+    """Resolves with pip-tools, which knows only the interpreter that runs it."""
+
+    def resolve(self, requirements: tuple[str, ...], target: Target) -> Lock:
+        """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once."""
+        check_host(target)
+        parsed, settings = parsed_requirements(requirements), read_settings()
+        with make_client(settings) as client:
+            question = Question(requirements=parsed, target=target, settings=settings, client=client)
+            pins = parse_pins(_compile(question))
+            files = in_parallel(lambda name: _file(question, name, pins), sorted(pins))
+            chosen = [file for file in files if isinstance(file, IndexFile)]
+            faults = [fault for fault in files if isinstance(fault, Fault)]
+            if faults:
+                raise UnlockableError(faults, target, where=settings.places)
+            return complete(question, chosen, [None] * len(chosen))
+
+
+def check_host(target: Target) -> None:
+    """Refuse a target that is not the running interpreter; MissingComponentError when pip-tools is absent."""
+    libc, glibc = platform.libc_ver()
+    minor = "{}.{}".format(*sys.version_info[:2])
+    host = (minor, platform.machine(), glibc if libc == "glibc" else libc)
+    wanted = (target.python_minor, target.machine, target.glibc)
+    if host != wanted or sys.implementation.name != "cpython":
+        what = "pip-tools locks only for the interpreter that runs it: this is Python {}, {}, glibc {}".format(*host)
+        where = "the target is Python {}, {}, glibc {}".format(*wanted)
+        raise UsageError(what, where=where, todo="use --resolver uv")
+    if importlib.util.find_spec("piptools") is None:
+        raise MissingComponentError("pip-tools is not installed", todo="python -m pip install pip-tools")
+
+
+def parse_pins(text: str) -> Pins:
+    """Read `name==version` and its `--hash=sha256:` lines, as pip-tools writes them."""
+    pins: dict[str, tuple[Version, frozenset[str]]] = {}
+    for words in _logical_lines(text):
+        requirement = Requirement(words[0])
+        hashes = frozenset(word.removeprefix("--hash=sha256:") for word in words[1:])
+        pins[canonicalize_name(requirement.name)] = (Version(str(requirement.specifier).lstrip("=")), hashes)
+    return pins
+
+
+def _logical_lines(text: str) -> Iterator[list[str]]:
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip() and not line.startswith("#"):
+            requirement, *hashes = line.split(" --hash=")
+            yield [requirement.strip(), *(f"--hash={word.strip()}" for word in hashes)]
+
+
+def _compile(question: Question) -> str:
+    """Run pip-tools in an empty folder, so that no project's settings are found; the requirements that it wrote."""
+    with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
+        folder = Path(name)
+        asked, answer = folder / "requirements.in", folder / "requirements.txt"
+        asked.write_text(question.text)
+        done = subprocess.run(
+            [sys.executable, "-P", str(_PROGRAM), *_OPTIONS, "--output-file", str(answer), str(asked)],
+            cwd=folder,
+            env=pip_environment(question.settings),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise failure(question, done.stderr)
+        return answer.read_text() if answer.exists() else ""
+
+
+def _file(question: Question, name: str, pins: Pins) -> IndexFile | Fault:
+    """The wheel of a pin for the target, as the index describes it; it must be among the hashes."""
+    version, hashes = pins[name]
+    files = [file for file in question.files(name) if file.is_wheel and file.version == version]
+    best = best_wheel(((file.filename, file) for file in files), question.target)
+    if best is None:
+        raise LockError(f"pip-tools chose {name} {version}, which has no wheel here", todo="use --resolver uv")
+    if best.sha256 is not None and best.sha256.hex not in hashes:
+        why = f"the index says sha256 {best.sha256.hex} for {best.filename}, pip-tools found others"
+        return Fault(requirement=f"{name}=={version}", why=why, todo="run again; the index may just be changing")
+    return best

@@ -1,0 +1,182 @@
+"""Where packages come from: uv's own settings, and pip's where uv has none."""
+
+import ast
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from envbuild.errors import LockError, MissingComponentError
+
+# Settings of uv that change what is resolved, or that point it at somebody's project.
+_NOT_FOR_US = frozenset({
+    "UV_BUILD_CONSTRAINT", "UV_CONSTRAINT", "UV_EXCLUDE", "UV_NO_BINARY", "UV_NO_BINARY_PACKAGE", "UV_OVERRIDE",
+    "UV_PRERELEASE", "UV_PROJECT", "UV_PYTHON", "UV_RESOLUTION", "UV_SYSTEM_PYTHON", "UV_TORCH_BACKEND",
+    "UV_WORKING_DIR",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSettings:
+    """The indexes and folders that packages are looked up in; addresses may hold credentials."""
+
+    default: str | None
+    """The default index; None when only `find_links` count."""
+    extra: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    """Absolute folders, or addresses of pages."""
+    from_pip: bool = False
+    """True when `default` and `extra` are pip's."""
+    certificates: str | None = None
+    """pip's own CA bundle."""
+    trusted_hosts: tuple[str, ...] = ()
+    """Hosts that pip was told to believe without a certificate."""
+
+    @property
+    def indexes(self) -> tuple[str, ...]:
+        """All indexes, the default one last, as uv asks them."""
+        return (*self.extra, *((self.default,) if self.default else ()))
+
+    @property
+    def places(self) -> str:
+        """Everything above for people, without credentials."""
+        return ", ".join(bare_url(place) for place in (*self.indexes, *self.find_links))
+
+
+def bare_url(url: str) -> str:
+    """The address without user name, password and fragment."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
+
+
+def uv_program() -> str:
+    """Find the uv binary: the installed package's, else the one on PATH; MissingComponentError when there is none."""
+    try:
+        from uv import find_uv_bin  # noqa: PLC0415 - the package may be absent where the binary is not
+
+        return find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        found = shutil.which("uv")
+    if found is None:
+        raise MissingComponentError("uv is not installed", todo="python -m pip install uv, or use --resolver pip-tools")
+    return found
+
+
+def read_settings() -> IndexSettings:
+    """Read the settings of uv and of pip, each from the environment and its configuration files.
+
+    pip's indexes count when uv has none of its own; pip's `find-links` count always.
+    """
+    own, builtin, pip = _uv_settings(uv_environment()), _uv_settings(_without_settings()), _pip_settings()
+    ours = own.default != builtin.default or bool(own.extra)
+    from_pip = not ours and any(key in pip for key in ("index-url", "extra-index-url", "no-index"))
+    indexes = own
+    if from_pip:
+        default = None if _true(pip.get("no-index", "")) else pip.get("index-url", own.default)
+        indexes = IndexSettings(default=default, extra=tuple(pip.get("extra-index-url", "").split()))
+    return IndexSettings(
+        default=indexes.default,
+        extra=indexes.extra if indexes.default else (),
+        find_links=_existing((*own.find_links, *pip.get("find-links", "").split())),
+        from_pip=from_pip,
+        certificates=pip.get("cert"),
+        trusted_hosts=tuple(pip.get("trusted-host", "").split()),
+    )
+
+
+def uv_environment(settings: IndexSettings | None = None) -> dict[str, str]:
+    """The environment to run uv in: without what would change the result, with pip's settings where they count."""
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_US}
+    environment |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+    links = [_absolute(place) for place in environment.get("UV_FIND_LINKS", "").split(",") if place]
+    if settings is not None:
+        links += [place for place in settings.find_links if place not in links]
+        environment |= _certificates(settings)
+    if settings is not None and settings.from_pip:
+        # pip takes the best version of all indexes, and the run's environment was most likely installed that way.
+        environment.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
+        environment["UV_DEFAULT_INDEX"] = settings.default or ""
+        environment["UV_INDEX"] = " ".join(settings.extra)
+    if settings is not None and settings.trusted_hosts:
+        environment.setdefault("UV_INSECURE_HOST", " ".join(settings.trusted_hosts))
+    environment["UV_FIND_LINKS"] = ",".join(links)
+    return {name: value for name, value in environment.items() if value}
+
+
+def pip_environment(settings: IndexSettings) -> dict[str, str]:
+    """The environment to run pip in, with uv's settings where those count."""
+    environment = dict(os.environ)
+    if not settings.from_pip:
+        environment |= {"PIP_INDEX_URL": settings.default or "", "PIP_EXTRA_INDEX_URL": " ".join(settings.extra)}
+        environment |= {"PIP_NO_INDEX": "" if settings.default else "1"}
+    environment["PIP_FIND_LINKS"] = " ".join(settings.find_links)
+    environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "NO_COLOR": "1"}
+    return {name: value for name, value in environment.items() if value}
+
+
+def _certificates(settings: IndexSettings) -> dict[str, str]:
+    """What makes uv believe the certificates that pip believes: pip's bundle, else the system's."""
+    if os.environ.get("SSL_CERT_FILE") or os.environ.get("UV_SYSTEM_CERTS"):
+        return {}
+    if settings.certificates:
+        return {"SSL_CERT_FILE": settings.certificates}
+    return {"UV_SYSTEM_CERTS": "true"} if ssl.get_default_verify_paths().cafile else {}
+
+
+def _without_settings() -> dict[str, str]:
+    """An environment in which uv has no settings at all."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("UV_")} | {"UV_NO_CONFIG": "1"}
+
+
+def _uv_settings(environment: Mapping[str, str]) -> IndexSettings:
+    """Ask uv for its settings by compiling nothing: it prints them as options of a requirements file."""
+    command = [uv_program(), "pip", "compile", "-", "--no-header", "--emit-index-url", "--emit-find-links"]
+    with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
+        done = subprocess.run(
+            [*command, "--python", sys.executable],
+            cwd=folder, env=dict(environment), input="", capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        raise LockError("uv's settings cannot be read", where=done.stderr.strip(), todo="correct uv.toml or UV_*")
+    options = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith("--")]
+    return IndexSettings(
+        default=next((value for option, value in options if option == "--index-url"), None),
+        extra=tuple(value for option, value in options if option == "--extra-index-url"),
+        find_links=tuple(value for option, value in options if option == "--find-links"),
+    )
+
+
+def _pip_settings() -> dict[str, str]:
+    """What pip is set to, by name: the environment is stronger than `[install]`, and that than `[global]`."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if section in found and value[:1] in {"'", '"'}:
+            found[section][name] = str(ast.literal_eval(value))
+    return found["global"] | found["install"] | found[":env:"]
+
+
+def _existing(places: tuple[str, ...]) -> tuple[str, ...]:
+    """The places without folders that are not there; pip ignores them, uv would stop."""
+    absolute = [_absolute(place) for place in places]
+    return tuple(dict.fromkeys(place for place in absolute if "://" in place or Path(place).exists()))
+
+
+def _absolute(place: str) -> str:
+    """A folder's absolute path, as resolvers run in a folder of their own; addresses stay."""
+    if place.startswith("file://"):
+        place = place.removeprefix("file://")
+    return place if "://" in place else str(Path(place).expanduser().absolute())
+
+
+def _true(value: str) -> bool:
+    return value.lower() in {"1", "true", "yes", "on"}

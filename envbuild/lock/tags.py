@@ -1,0 +1,73 @@
+"""Which wheels a target can use, and which it prefers (binary distribution format, platform compatibility tags)."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import TypeVar
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import BuildTag, InvalidWheelFilename, NormalizedName, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from envbuild.errors import UsageError
+from envbuild.lock.model import Target
+
+_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+"""Older names of manylinux levels (PEP 600)."""
+_LOWEST = {"x86_64": 5, "aarch64": 17}
+"""The first glibc 2.N that wheels of a machine were made for."""
+
+Rank = Mapping[Tag, int]
+Parsed = tuple[NormalizedName, Version, BuildTag, frozenset[Tag]]
+Named = TypeVar("Named")
+
+
+def glibc_minor(target: Target) -> int:
+    """The N of glibc 2.N; UsageError for anything else."""
+    major, _, minor = target.glibc.partition(".")
+    if major != "2" or not minor.isdigit():
+        raise UsageError(f"glibc {target.glibc!r} is no glibc version", todo="give it as 2.N, such as 2.36")
+    return int(minor)
+
+
+@lru_cache(maxsize=16)
+def ranked_tags(target: Target) -> Rank:
+    """Every tag that the target accepts, with its place: 0 is the best."""
+    version = tuple(int(part) for part in target.python_minor.split("."))
+    name = "cp" + "".join(map(str, version))
+    abi = f"{name}m" if version < (3, 8) else name
+    platforms = list(_platforms(target))
+    tags = [*cpython_tags(version, [abi], platforms), *compatible_tags(version, name, platforms)]
+    return {tag: place for place, tag in reversed(list(enumerate(tags)))}
+
+
+def parsed_wheel(filename: str) -> Parsed | None:
+    """The name, version, build and tags in a wheel's file name; None when it is no wheel's."""
+    try:
+        return parse_wheel_filename(filename)
+    except (InvalidWheelFilename, InvalidVersion):
+        return None
+
+
+def best_wheel(candidates: Iterable[tuple[str, Named]], target: Target) -> Named | None:
+    """Of (file name, anything) the one that an installer on the target takes: best tag, highest build, first name."""
+    rank = ranked_tags(target)
+    fitting: list[tuple[tuple[int, tuple[int, int, str], str], Named]] = []
+    for filename, value in candidates:
+        wheel = parsed_wheel(filename)
+        places = [rank[tag] for tag in wheel[3] if tag in rank] if wheel else []
+        if wheel and places:
+            number, suffix = wheel[2] or (-1, "")
+            fitting.append(((min(places), (-number, len(suffix), suffix), filename), value))
+    return min(fitting, key=lambda item: item[0])[1] if fitting else None
+
+
+def _platforms(target: Target) -> Iterator[str]:
+    """Platform tags in the order of packaging.tags: wheels built on such a machine, then the newest glibc first."""
+    lowest = _LOWEST.get(target.machine)
+    if lowest is None:
+        raise UsageError(f"machine {target.machine!r} is not supported", todo="use x86_64 or aarch64")
+    yield f"linux_{target.machine}"
+    for minor in range(glibc_minor(target), lowest - 1, -1):
+        yield f"manylinux_2_{minor}_{target.machine}"
+        if minor in _LEGACY:
+            yield f"{_LEGACY[minor]}_{target.machine}"

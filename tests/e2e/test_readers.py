@@ -1,0 +1,108 @@
+"""What is pushed is what others read: skopeo, umoci, podman and Docker, with everything recomputed."""
+
+import gzip
+import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from envbuild.oci.digest import Digest
+from envbuild.oci.layout import read_layout
+from envbuild.oci.reference import Reference
+from envbuild.registry import push
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory, train_env, envbuild) -> Path:
+    folder = tmp_path_factory.mktemp("readers")
+    python = train_env("3.11", "tensorflow-cpu==2.15.1", "pip==24.0")
+    envbuild("capture", "--python", python, "--out", folder / "manifest.json")
+    envbuild("from-manifest", folder / "manifest.json", "--base", "debian:bookworm", "--out", folder / "image")
+    return folder / "image"
+
+
+@pytest.fixture(scope="module")
+def pushed(layout, registry) -> Reference:
+    image = read_layout(layout, machine="x86_64")
+    return push(image, Reference.parse(f"{registry.host}/readers/tf:latest")).reference
+
+
+def run(*command) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_every_digest_size_and_diff_id_is_right(layout):
+    index = json.loads((layout / "index.json").read_bytes())
+    blobs = layout / "blobs/sha256"
+    manifest = json.loads((blobs / index["manifests"][0]["digest"].removeprefix("sha256:")).read_bytes())
+    config = json.loads((blobs / manifest["config"]["digest"].removeprefix("sha256:")).read_bytes())
+    for path in blobs.iterdir():
+        with path.open("rb") as file:
+            assert Digest.of_file(file)[0].hex == path.name
+    assert len(manifest["layers"]) == len(config["rootfs"]["diff_ids"]) == len(config["history"])
+    assert len({layer["digest"] for layer in manifest["layers"]}) == len(manifest["layers"])
+    for layer, diff_id in zip(manifest["layers"], config["rootfs"]["diff_ids"], strict=True):
+        path = blobs / layer["digest"].removeprefix("sha256:")
+        assert path.stat().st_size == layer["size"]
+        with gzip.open(path) as content:
+            assert str(Digest.of_file(content)[0]) == diff_id
+
+
+def test_skopeo_inspects_it_in_the_layout_and_in_the_registry(layout, pushed):
+    in_layout = json.loads(run("skopeo", "inspect", f"oci:{layout}"))
+    in_registry = json.loads(run("skopeo", "inspect", "--tls-verify=false", f"docker://{pushed}"))
+    assert in_layout["Digest"] == in_registry["Digest"] == str(pushed.digest)
+    assert in_layout["Layers"] == in_registry["Layers"]
+
+
+@pytest.fixture(scope="module")
+def unpacked(layout, tmp_path_factory) -> Path:
+    bundle = tmp_path_factory.mktemp("umoci") / "bundle"
+    run("umoci", "unpack", "--image", f"{layout}:latest", bundle)
+    yield bundle / "rootfs"
+    shutil.rmtree(bundle)
+
+
+def files(root: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def test_umoci_unpacks_it(unpacked):
+    assert (unpacked / "opt/env/lib/python3.11/site-packages/tensorflow/__init__.py").is_file()
+    assert (unpacked / "opt/env/bin/python").readlink() == Path("python3.11")
+
+
+def test_podman_pulls_the_same_files(pushed, unpacked):
+    folder = Path(tempfile.mkdtemp(prefix="pm-", dir="/tmp"))  # podman's paths must be short
+    podman = ["podman", "--root", folder / "root", "--runroot", folder / "run", "--storage-driver", "overlay"]
+    try:
+        run(*podman, "pull", "-q", "--tls-verify=false", pushed)
+        mounted = Path(run(*podman, "image", "mount", pushed).strip())
+        assert files(mounted / "opt") == files(unpacked / "opt")
+    finally:
+        subprocess.run([*podman, "image", "unmount", "--all"], check=False, capture_output=True)
+        subprocess.run([*podman, "system", "reset", "--force"], check=False, capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_docker_pulls_it_and_runs_it(pushed, engine):
+    engine.pull(str(pushed))
+    facts = (
+        "import json, sys, tensorflow as tf; print(json.dumps([sys.prefix, sys.version.split()[0], tf.__version__]))"
+    )
+    output = engine.run(str(pushed), ["python", "-c", facts], network_mode="none")
+    assert json.loads(output.strip().splitlines()[-1]) == ["/opt/env", "3.11.2", "2.15.1"]
+    whoami = engine.run(str(pushed), ["python", "-c", "import os; print(os.getuid(), os.getgid())"])
+    assert whoami.split() == ["65532", "65532"]

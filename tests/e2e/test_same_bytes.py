@@ -1,0 +1,98 @@
+"""Same facts, same bytes: the digest does not depend on the machine, the user, the clock or the zlib."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.real
+
+ZLIB_NG = """
+import sys
+from zlib_ng import zlib_ng
+sys.modules["zlib"] = zlib_ng
+sys.modules["isal"] = None
+sys.argv[0] = "envbuild"
+from envbuild.assemble import inflate
+assert type(inflate._inflater()).__module__.startswith("zlib_ng")
+from envbuild.cli import main
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory, train_env) -> Path:
+    path = tmp_path_factory.mktemp("manifest") / "manifest.json"
+    python = train_env("3.11", "tensorflow-cpu==2.15.1", "pip==24.0")
+    subprocess.run([sys.executable, "-m", "envbuild", "capture", "--python", python, "--out", path], check=True)
+    return path
+
+
+@pytest.fixture
+def empty_layers(tmp_path, cache) -> Path:
+    """A cache without layers; wheels and bases are shared, as their bytes are checked when they are read."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    for name in ("wheels", "bases"):
+        (cache / "envbuild" / name).mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(cache / "envbuild" / name)
+    return folder
+
+
+def digest(envbuild, manifest: Path, out: Path, layers: Path, **options) -> str:
+    env = {"ENVBUILD_CACHE": str(layers), **options.pop("env", {})}
+    result = json.loads(
+        envbuild(
+            "from-manifest", manifest, "--base", "debian:bookworm", "--out", out, "--json", env=env, **options
+        ).stdout
+    )
+    ours = result["layers"][1:]
+    assert not any(layer["reused"] for layer in ours), "the layer cache was not empty"
+    return result["digest"]
+
+
+@pytest.fixture(scope="module")
+def usual(manifest, envbuild, tmp_path_factory, cache) -> str:
+    folder = tmp_path_factory.mktemp("usual")
+    for name in ("wheels", "bases"):
+        (cache / "envbuild" / name).mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(cache / "envbuild" / name)
+    return digest(envbuild, manifest, folder / "out", folder)
+
+
+def test_another_folder_umask_locale_time_zone_hash_seed_and_clock(usual, manifest, envbuild, tmp_path, empty_layers):
+    odd = tmp_path / "a folder with späces"
+    odd.mkdir()
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    env = {
+        "TZ": "Asia/Kathmandu",
+        "LC_ALL": "C",
+        "LANG": "C",
+        "PYTHONHASHSEED": "4242",
+        "PYTHONUTF8": "0",
+        "LD_PRELOAD": str(library),
+        "FAKETIME": "+2d",
+    }
+    before = os.umask(0o077)
+    try:
+        assert digest(envbuild, manifest, odd / "out", empty_layers, cwd=odd, env=env) == usual
+    finally:
+        os.umask(before)
+
+
+def test_zlib_ng_in_the_place_of_zlib(usual, manifest, tmp_path, empty_layers):
+    arguments = ["from-manifest", manifest, "--base", "debian:bookworm", "--out", tmp_path / "out", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", ZLIB_NG, *arguments],
+        env=os.environ | {"ENVBUILD_CACHE": str(empty_layers)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert not any(layer["reused"] for layer in result["layers"][1:])
+    assert result["digest"] == usual

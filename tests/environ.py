@@ -1,0 +1,14 @@
+"""The developer's environment, without what would change a test's result."""
+
+from collections.abc import Mapping
+
+_DROPPED = (
+    "AIP_", "CLOUDSDK_", "CLOUD_ML_", "DOCKER_", "ENVBUILD_", "FORCE_COLOR", "GCE_METADATA_", "GOOGLE_", "NO_COLOR",
+    "REGISTRY_AUTH_FILE", "STORAGE_EMULATOR_HOST",
+)  # fmt: skip
+_KEPT = frozenset({"ENVBUILD_TEST_CACHE", "ENVBUILD_UPDATE_GOLDEN"})
+
+
+def cleaned(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without credentials, clouds, colours and our own settings; indexes, proxies, certificates stay."""
+    return {name: value for name, value in environment.items() if name in _KEPT or not name.startswith(_DROPPED)}

@@ -1,0 +1,76 @@
+"""What cannot be locked, and what came from no index."""
+
+import pytest
+from packaging.requirements import Requirement
+
+from envbuild.errors import LockError
+from envbuild.lock.faults import check_origins, diagnose
+from envbuild.lock.index import parse_page
+from envbuild.lock.model import Target
+from envbuild.lock.settings import bare_url
+from envbuild.manifest.model import Distribution, Origin
+
+TARGET = Target(python="3.11.2", machine="x86_64", glibc="2.36")
+PAGE = "https://index.invalid/simple/a/"
+
+
+def distribution(name: str, origin: Origin) -> Distribution:
+    return Distribution(name=name, version="1", origin=origin)
+
+
+def test_origins_that_no_index_serves_are_listed_together():
+    with pytest.raises(LockError) as caught:
+        check_origins([
+            distribution("from-git", Origin(kind="vcs", url="https://git.invalid/x", commit="c0ffee")),
+            distribution("edited", Origin(kind="editable", url="file:///home/me/x")),
+            distribution("wheel", Origin(kind="archive", url="file:///tmp/wheel-1-py3-none-any.whl")),
+            distribution("folder", Origin(kind="archive", url="/tmp/folder")),
+            distribution("indexed", Origin(kind="index")),
+        ])  # fmt: skip
+    said = str(caught.value)
+    assert said.startswith("4 distributions cannot be locked:")
+    assert "from-git==1: was installed from version control (https://git.invalid/x at c0ffee)" in said
+    assert said.count("find-links") == 4
+    assert "indexed" not in said
+
+
+def test_origins_that_an_index_may_serve_pass():
+    check_origins([
+        distribution("a", Origin(kind="index")),
+        distribution("b", Origin(kind="conda", url="file:///croot/b")),
+        distribution("c", Origin(kind="archive", url="https://files.invalid/c-1.tar.gz")),
+        distribution("d", Origin(kind="unknown")),
+    ])  # fmt: skip
+
+
+def test_a_page_is_read_with_its_base_and_without_what_is_no_distribution():
+    text = (
+        '<base href="https://files.invalid/x/"><a name=top>top</a><a href="mailto:me">me</a><a href="README">r</a>'
+        '<a href="a-1-py3-none-any.whl#sha256=' + "A" * 64 + '" data-requires-python="&gt;=3.8">a</a>'
+        '<a href="https://u:p@files.invalid/a-2%2Bcu118-py3-none-any.whl#md5=1">a</a>'
+        '<a href="/y/a-1.tar.gz#sha256=short">s</a>'
+    )
+    one, two, three = parse_page(text, PAGE)
+    assert (one.url, one.requires_python, one.sha256) == (
+        "https://files.invalid/x/a-1-py3-none-any.whl",
+        ">=3.8",
+        one.sha256,
+    )
+    assert one.sha256 is not None
+    assert one.sha256.hex == "a" * 64
+    assert (two.url, str(two.version), two.sha256) == (
+        "https://files.invalid/a-2%2Bcu118-py3-none-any.whl",
+        "2+cu118",
+        None,
+    )
+    assert (three.url, three.is_wheel, three.sha256) == ("https://files.invalid/y/a-1.tar.gz", False, None)
+
+
+def test_unreadable_python_bounds_count_as_none():
+    files = parse_page('<a href="a-1-py3-none-any.whl" data-requires-python="3.?">a</a>', PAGE)
+    assert diagnose(Requirement("a==1"), files, TARGET) is None
+
+
+def test_addresses_are_shown_without_credentials():
+    assert bare_url("https://user:pa@ss@host:8080/simple/#frag") == "https://host:8080/simple/"
+    assert bare_url("/opt/wheels") == "/opt/wheels"
