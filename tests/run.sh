@@ -1,25 +1,56 @@
 #!/usr/bin/env bash
-# The one command for the tests: sets everything up, then lint, types, import rules, unit tests, end-to-end tests.
-# `tests/run.sh unit` leaves out the end-to-end tests. All stages run; the exit code is that of the first that failed.
+# Sets up and runs the tests: `tests/run.sh` for all of them, `tests/run.sh unit` for what needs no installed parts.
+# Every stage runs; the exit code is that of the first one that failed.
 set -uo pipefail
-cd "$(dirname "$0")/.."
-bash tests/setup.sh "$([ "${1:-}" = unit ] && echo run || echo test)" || exit $?
-export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1
-failed=0
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PATH="$PATH:/usr/sbin:/sbin"
+
+status=0 summary=()
+export ENVBUILD_TEST_WORK
+ENVBUILD_TEST_WORK=$(mktemp -d /tmp/envbuild-tests.XXXXXX)
+work=$ENVBUILD_TEST_WORK
 
 stage() {
-  local name=$1 began=$SECONDS status=0
+  local name=$1 began=$SECONDS code=0
   shift
-  printf '\n== %s\n' "$name"
-  "$@" </dev/null || status=$?
-  printf '== %s: %s in %s s\n' "$name" "$([ $status = 0 ] && echo passed || echo "failed ($status)")" $((SECONDS - began))
-  if [ $failed = 0 ]; then failed=$status; fi
+  echo "== $name"
+  "$@" </dev/null || code=$?
+  summary+=("$(printf '%-14s %5d s  %s' "$name" $((SECONDS - began)) "$([[ $code -eq 0 ]] && echo ok || echo "FAILED ($code)")")")
+  [[ $status -ne 0 ]] || status=$code
 }
 
-stage lint ruff check .
-stage format ruff format --check .
-stage types mypy
-stage imports lint-imports
-stage unit pytest -q -n 2 tests/unit
-if [ "${1:-}" != unit ]; then stage e2e pytest -q tests/e2e; fi
-exit $failed
+limited() {
+  # An interrupt, unlike TERM, lets pytest take its engine and registry down.
+  timeout --signal=INT --kill-after=90 "$@"
+}
+
+tidy() {
+  # What a killed pytest left: its daemons name themselves in pid files, and end by themselves when pytest is gone.
+  local pid file
+  while IFS= read -r file; do
+    pid=$(<"$file")
+    timeout 30 tail --pid="$pid" -f /dev/null || kill -KILL "$pid" 2>/dev/null
+  done < <(find "$work" -name '*.pid' -not -path '*/data/*' 2>/dev/null)
+  awk -v under="$work/" 'index($5, under) == 1 { print $5 }' /proc/self/mountinfo | sort -r | xargs -r umount -l
+  rm -rf "$work"
+}
+trap tidy EXIT
+
+parts=test
+[[ ${1:-all} != unit ]] || parts=run
+stage setup bash tests/setup.sh "$parts"
+if [[ $status -eq 0 ]]; then
+  bin=$PWD/.venv/bin
+  stage lint "$bin/ruff" check .
+  stage format "$bin/ruff" format --check .
+  stage types "$bin/mypy"
+  stage imports "$bin/lint-imports"
+  stage unit limited 600 "$bin/pytest" -q -n 2 --basetemp "$work/unit" tests/unit
+  if [[ $parts == test ]]; then
+    stage e2e limited 1620 "$bin/pytest" -q -m real --durations=15 --basetemp "$work/e2e" tests/e2e
+  fi
+fi
+
+echo "== summary"
+printf '%s\n' "${summary[@]}"
+exit "$status"

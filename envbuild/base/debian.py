@@ -1,84 +1,205 @@
-"""A Debian base, bootstrapped here: for places without a registry to pull from."""
+"""A Debian base, bootstrapped here with mmdebstrap: for places without a registry to pull from.
+
+The bytes depend on the suite's packages as the mirror has them, and on nothing of this machine: neither its name,
+clock, umask, locale nor which mirror it uses. So the image names no mirror either; who installs more packages on top
+writes the sources first.
+"""
 
 import os
 import re
 import shutil
-import signal
-import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from fcntl import LOCK_EX, flock
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from subprocess import PIPE
 from typing import BinaryIO
 
+from envbuild.base.apt import find_mirror, source_lines
+from envbuild.base.process import output, running
 from envbuild.errors import BaseError, MissingComponentError
+from envbuild.oci import tar
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.oci.layout import ARCHITECTURES, read_layout, write_layout
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the same suite would give other bytes."""
 PACKAGES = ("ca-certificates", "python3", "python3-venv")
-_EPOCH = "315532800"  # 1980-01-01, as in the environment's own layers
+_EPOCH = str(tar.MTIME)
 _CREATED = "1980-01-01T00:00:00Z"
-_SUITE = re.compile(r"[a-z][a-z0-9.-]{0,39}\Z")
+_SUITE = re.compile(r"[a-z]{2,39}\Z")
 _SOURCES = Path("/etc/apt")
-_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-# What the host, the clock or the order of events would leave behind.
-_CLEAN = (
-    'rm -rf "$1"/var/cache/apt "$1"/var/lib/apt/lists/* "$1"/var/log/* "$1"/var/cache/ldconfig/aux-cache'
-    ' "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old "$1"/usr/share/doc/* "$1"/usr/share/man/* "$1"/tmp/*'
-    ' && : > "$1"/etc/machine-id && : > "$1"/etc/resolv.conf && echo localhost > "$1"/etc/hostname'
-    ' && find "$1" -xdev -name __pycache__ -prune -exec rm -rf {} +'
-    # the mirror is this machine's own, and may hold a password
-    ' && rm -f "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/*'
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Mirror:
-    """Where this machine gets its Debian packages from."""
-
-    archive: str
-    security: str | None
+_KEYRINGS = ("/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp")
+# With it a suite whose packages are merged already needs no program for that, and no 50 MB of perl to run it.
+_MERGED_USR = Path("/usr/share/mmdebstrap/hooks/maybe-merged-usr")
+_INSTALL = "apt-get install mmdebstrap debian-archive-keyring"
+_CHUNK = 1 << 20
+# Away with what the host, the mirror or the clock left behind, and with what no program reads; copyrights stay.
+_CLEAN = r"""set -e; cd "$1"
+rm -rf etc/apt/sources.list etc/apt/sources.list.d/* etc/resolv.conf etc/hostname
+rm -rf var/cache/ldconfig/aux-cache var/cache/debconf/*-old var/lib/dpkg/*-old tmp/* root/.cache
+find var/log var/cache/apt var/lib/apt/lists -type f -delete
+find usr/share/doc -type f ! -name copyright -delete
+find usr/share/man usr/share/info usr/share/locale ! -type d -delete
+"""
+_GONE = re.compile(r"repository '\S+ (\S+) Release' (?:does not have|no longer has) a Release file")
+_EXPIRED = re.compile(r"Release file for \S+?/dists/(\S+?)/(?:In)?Release is expired")
 
 
 def debian_base(suite: str, machine: str, cache: Path, report: Callable[[str], None]) -> Image:
-    """Return the base for a suite such as `bookworm`: from the cache, else bootstrapped with mmdebstrap.
+    """Return the base for a suite such as `bookworm`: from the cache, else bootstrapped.
 
     MissingComponentError where mmdebstrap is absent, BaseError when bootstrapping fails.
     """
     if not _SUITE.match(suite):
-        raise BaseError(f"{suite!r} is no Debian suite", where="--base", todo="use debian:bookworm, for instance")
+        todo = "use debian:bookworm, for instance; an image of that name in a registry is docker://debian:TAG"
+        raise BaseError(f"{suite[:40]!r} is no Debian suite", where=f"--base debian:{suite[:40]}", todo=todo)
     key = Digest.of(canonical_json([FORMAT, suite, machine, PACKAGES]))
     folder = cache / "bases" / f"debian-{suite}-{machine}-{key.short}"
+    with _locked(folder, report):
+        image = _kept(folder, machine, report)
+        return image or _made(folder, suite, machine, report)
+
+
+@contextmanager
+def _locked(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Of several runs one bootstraps, and the others wait for it; what a killed one left behind goes."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        flock(lock, LOCK_EX)  # of two runs, one bootstraps and the other waits for it
-        if (folder / "index.json").exists():
-            report(f"kept from an earlier run; delete {folder} to bootstrap anew")
-        else:
-            _bootstrap_into(folder, suite, machine, report)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        try:
+            flock(lock, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            report("waiting for another run that bootstraps the same base")
+            flock(lock, LOCK_EX)
+        for left in folder.parent.glob(f".new-{folder.name}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _kept(folder: Path, machine: str, report: Callable[[str], None]) -> Image | None:
+    if not folder.exists():
+        return None
+    try:
+        image = read_layout(folder, machine=machine)
+    except BaseError as error:
+        report(f"the kept base is damaged and made anew: {error.what}")
+        shutil.rmtree(folder)
+        return None
+    report(f"kept from an earlier run, the mirror was not asked; delete {folder} to bootstrap anew")
+    return image
+
+
+def _made(folder: Path, suite: str, machine: str, report: Callable[[str], None]) -> Image:
+    program = shutil.which("mmdebstrap", path=_path())
+    keyrings = [path for path in _KEYRINGS if Path(path).exists()]
+    if program is None or not keyrings:
+        what = f"{'mmdebstrap' if program is None else 'debian-archive-keyring'} is needed to bootstrap a Debian base"
+        raise MissingComponentError(what, where=f"debian:{suite}", todo=f"run `{_INSTALL}`, or give another --base")
+    report(f"bootstrapping Debian {suite} with mmdebstrap (about half a minute)")
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".new-{folder.name}-", dir=folder.parent) as name:
+            scratch = Path(name)
+            image = _bootstrapped(program, keyrings[0], suite, machine, scratch, report)
+            write_layout(image, scratch / "layout", name=f"debian-{suite}", machine=machine)
+            (scratch / "layout").rename(folder)
+    except OSError as error:
+        todo = "check that there is room, and that gzip and tar are installed"
+        raise BaseError(
+            f"bootstrapping failed: {error.strerror}", where=str(error.filename or folder), todo=todo
+        ) from error
     return read_layout(folder, machine=machine)
 
 
-def _bootstrap_into(folder: Path, suite: str, machine: str, report: Callable[[str], None]) -> None:
-    program = shutil.which("mmdebstrap")
-    if program is None:
-        todo = "run `apt-get install mmdebstrap debian-archive-keyring`, or give --base an image of a registry"
-        raise MissingComponentError("mmdebstrap is needed to bootstrap a Debian base", where="PATH", todo=todo)
-    report(f"bootstrapping Debian {suite} with mmdebstrap (about half a minute)")
-    with tempfile.TemporaryDirectory(prefix="envbuild-base-") as scratch:
-        tar, blob = Path(scratch) / "base.tar", Path(scratch) / "base.tar.gz"
-        _bootstrap(program, suite, machine, tar)
-        with tar.open("rb") as file:
-            diff_id, _ = Digest.of_file(file)
-        # GNU gzip has a deflate of its own: the bytes do not depend on which zlib is here.
-        with blob.open("wb") as target:
-            subprocess.run(["gzip", "-n", "-6", "-c", str(tar)], stdout=target, check=True)
-        write_layout(_image(suite, machine, blob, diff_id), folder, name=f"debian-{suite}", machine=machine)
+def _bootstrapped(
+    program: str, keyring: str, suite: str, machine: str, scratch: Path, report: Callable[[str], None]
+) -> Image:
+    """Bootstrap; where the mirror has no updates or security archive for an old suite any more, do without."""
+    mirror = find_mirror(_SOURCES)
+    lines = source_lines(suite, mirror)
+    command = [
+        *_apart(), program, "--variant=minbase", f"--include={','.join(PACKAGES)}",
+        f"--architectures={ARCHITECTURES[machine]}", "--format=tar", "--skip=output/dev",
+        *(f"--keyring={path}" for path in (keyring, *mirror.keyrings) if Path(path).exists()),
+        *([f"--hook-dir={_MERGED_USR}"] if _MERGED_USR.is_dir() else []),
+        f"--customize-hook={_CLEAN}", suite, "-",
+    ]  # fmt: skip
+    while True:
+        blob = scratch / "layer.tar.gz"
+        diff_id, messages = _run(command, list(lines.values()), scratch, blob)
+        if diff_id is not None:
+            return _image(suite, machine, blob, diff_id)
+        missing = {*_GONE.findall(messages), *_EXPIRED.findall(messages)} & (lines.keys() - {suite})
+        if not missing:
+            raise _failed(suite, messages)
+        report(f"the mirror has no {' and no '.join(sorted(missing))}: bootstrapping without")
+        lines = {name: line for name, line in lines.items() if name not in missing}
+
+
+def _run(command: Sequence[str], lines: Sequence[str], scratch: Path, blob: Path) -> tuple[Digest | None, str]:
+    """Run mmdebstrap and pack its tar; return the tar's digest, or None and the program's messages."""
+    # a file, as an address may hold a password and anyone can read a command line
+    sources, log = scratch / "sources.list", scratch / "log"
+    sources.write_text("\n".join([*lines, ""]))
+    with log.open("wb") as messages:
+        process = running([*command, str(sources)], _environment(scratch), stdout=PIPE, stderr=messages)
+        with process as bootstrap:
+            diff_id = _pack(_with_dev(output(bootstrap)), blob)
+            failed = bootstrap.wait() != 0
+    return None if failed else diff_id, log.read_text(errors="replace")
+
+
+def _apart() -> list[str]:
+    """Let root's mounts be in a namespace of their own, so that they end with the processes, however those end."""
+    prefix = ["unshare", "--mount"]
+    if os.geteuid() or not shutil.which("unshare", path=_path()):
+        return []
+    with running([*prefix, "true"], _environment(None), stdout=PIPE, stderr=PIPE) as probe:
+        probe.communicate()
+    return [] if probe.returncode else prefix
+
+
+def _path() -> str:
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+def _environment(scratch: Path | None) -> dict[str, str]:
+    """Nothing of the user's but the way to the network; a fixed epoch also makes Python's bytecode timeless."""
+    kept = {name: it for name, it in os.environ.items() if name.lower().endswith("_proxy") or name.startswith("SSL_")}
+    fixed = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": "/root", "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": _EPOCH}
+    # another user's mmdebstrap works as yet another user, who may not look into the cache
+    temporary = {"TMPDIR": str(scratch)} if scratch and os.geteuid() == 0 else {}
+    return kept | fixed | temporary | {"PATH": _path()}
+
+
+def _with_dev(source: BinaryIO) -> Iterator[bytes]:
+    """Add an empty /dev: mmdebstrap's nodes would need privileges to unpack, and every runtime brings its own."""
+    first = source.read(_CHUNK)
+    if first:
+        yield tar.header(tar.Entry("./dev", "directory", 0o755))
+    while first:
+        yield first
+        first = source.read(_CHUNK)
+
+
+def _pack(chunks: Iterator[bytes], blob: Path) -> Digest:
+    """Compress as it comes, and return the digest of what was compressed.
+
+    GNU gzip has a deflate of its own, so the bytes do not depend on which zlib is here.
+    """
+    hasher = sha256()
+    with blob.open("wb") as target, running(["gzip", "-n", "-6"], _environment(None), PIPE, target) as gzip:
+        assert gzip.stdin is not None
+        for chunk in chunks:
+            hasher.update(chunk)
+            gzip.stdin.write(chunk)
+        gzip.stdin.close()
+        if gzip.wait() != 0:
+            raise OSError(0, "gzip failed, is the disk full?", str(blob))
+    return Digest(hasher.hexdigest())
 
 
 def _image(suite: str, machine: str, blob: Path, diff_id: Digest) -> Image:
@@ -104,72 +225,8 @@ def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _bootstrap(program: str, suite: str, machine: str, tar: Path) -> None:
-    mirror = find_mirror(_SOURCES)
-    command = [
-        program, "--variant=minbase", f"--include={','.join(PACKAGES)}", f"--architectures={ARCHITECTURES[machine]}",
-        "--mode=auto", "--format=tar", "--quiet", f"--customize-hook={_CLEAN}",
-        *([f"--keyring={_KEYRING}"] if _KEYRING.exists() else []),
-        suite, str(tar), *source_lines(suite, mirror),
-    ]  # fmt: skip
-    kept = {
-        name: value for name, value in os.environ.items() if name.lower().endswith("_proxy") or name.startswith("SSL_")
-    }
-    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    environment = kept | {"PATH": path, "LC_ALL": "C.UTF-8", "TZ": "UTC", "SOURCE_DATE_EPOCH": _EPOCH, "HOME": "/root"}
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        start_new_session=True, umask=0o022, cwd="/", text=True, errors="replace",
-    )  # fmt: skip
-    try:
-        _, messages = process.communicate()
-    except BaseException:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
-        raise
-    if process.returncode != 0:
-        raise _failed(suite, messages)
-
-
 def _failed(suite: str, messages: str) -> BaseError:
-    last = [re.sub(r"//[^/@\s]*@", "//", line) for line in messages.strip().splitlines()[-5:]]
+    lines = [line for line in messages.splitlines() if line.startswith(("E:", "W:", "Err:"))] or messages.splitlines()
+    last = [re.sub(r"//[^/@\s]*@", "//", line) for line in lines[-4:]]
     todo = "check the suite's name and that apt's own mirror serves it (apt-get update), and that this user is root"
     return BaseError("bootstrapping failed: " + "; ".join(last), where=f"debian:{suite}", todo=todo)
-
-
-def source_lines(suite: str, mirror: Mirror) -> Sequence[str]:
-    """Write the apt lines for a suite, with its security archive; point releases fall into the suite itself."""
-    lines = [f"deb {mirror.archive} {suite} main"]
-    if mirror.security and suite not in ("sid", "unstable", "experimental"):
-        lines.append(f"deb {mirror.security} {suite}-security main")
-    return lines
-
-
-def find_mirror(folder: Path) -> Mirror:
-    """Read the machine's own mirror from apt's settings (sources.list(5)); BaseError where there is none."""
-    addresses: list[tuple[str, str]] = []
-    for path in (folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))):
-        if path.suffix in (".list", ".sources") and path.is_file():
-            text = path.read_text(errors="replace")
-            addresses += _one_line(text) if path.suffix == ".list" else _deb822(text)
-    archive = next(
-        (url for url, suites in addresses if re.search(r"/debian/?\Z", url) and "security" not in suites), None
-    )
-    security = next((url for url, suites in addresses if "-security" in suites), None)
-    if archive is None:
-        todo = "on another system than Debian give --base an image of a registry or an OCI layout"
-        raise BaseError("apt names no Debian mirror", where=str(folder), todo=todo)
-    return Mirror(archive, security)
-
-
-def _one_line(text: str) -> list[tuple[str, str]]:
-    return re.findall(r"(?m)^deb\s+(?:\[[^\]]*\]\s+)?(\S+)\s+(\S+)", text)
-
-
-def _deb822(text: str) -> list[tuple[str, str]]:
-    found = []
-    for stanza in re.split(r"\n\s*\n", text):
-        fields = {name.lower(): value.strip() for name, value in re.findall(r"(?m)^([A-Za-z-]+):(.*)$", stanza)}
-        if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes") != "no":
-            found += [(url, fields.get("suites", "")) for url in fields.get("uris", "").split()]
-    return found

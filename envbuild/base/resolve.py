@@ -30,8 +30,12 @@ def resolve_base(
 ) -> Base:
     """Get the base that `text` names, and read what lies in it.
 
-    `debian:SUITE` is bootstrapped here; an existing folder, or `oci:FOLDER`, is an OCI layout; all else is a registry's
-    reference. Docker Hub's image of Debian is `docker://debian:SUITE`, as the short name means the bootstrapped one.
+    `debian:SUITE` is bootstrapped here; an OCI layout is an existing folder, `oci:FOLDER` or `oci:FOLDER:NAME`; all
+    else is a registry's reference, with or without `docker://`. Docker Hub's image of Debian is
+    `docker://debian:SUITE` or `docker.io/library/debian:SUITE`, as the short name means the bootstrapped one.
+
+    UsageError when it is none of these; BaseError when it cannot be had or cannot carry an environment; RegistryError;
+    MissingComponentError where mmdebstrap is absent.
     """
     name, image = _image(text, machine, cache, pull, report, wanted_python)
     target, python_path = inspect(image, name, machine, cache / "bases" / "facts")
@@ -43,9 +47,9 @@ def _image(
 ) -> tuple[str, Image]:
     if text.startswith("debian:"):
         return text, debian_base(text.removeprefix("debian:"), machine, cache, report)
-    if text.startswith("oci:") or (Path(text) / "oci-layout").is_file():
+    if text.startswith("oci:") or _is_layout(text):
         # the folder's own name is no part of what the base is
-        return "oci-layout", read_layout(Path(text.removeprefix("oci:")), machine=machine)
+        return "oci-layout", _layout(text.removeprefix("oci:"), machine)
     try:
         reference = Reference.parse(text.removeprefix("docker://"))
     except ValueError as error:
@@ -55,11 +59,26 @@ def _image(
         image = pull(reference, machine)
     except RegistryError as error:
         raise _with_way_out(error, wanted_python) from error
-    # the image's own digest: for an index that is the one of this platform
-    return str(reference.at(image.digest)), image
+    # for an index that is the digest of this platform's image
+    return str(reference.at(image.found_as or image.digest)), image
+
+
+def _is_layout(text: str) -> bool:
+    try:
+        return (Path(text) / "oci-layout").is_file()
+    except (OSError, ValueError):  # too long for a file's name, or a NUL in it
+        return False
+
+
+def _layout(text: str, machine: str) -> Image:
+    folder, colon, reference = text.rpartition(":")
+    if colon and _is_layout(folder) and not _is_layout(text):
+        return read_layout(Path(folder), machine=machine, reference=reference)
+    return read_layout(Path(text), machine=machine)
 
 
 def _with_way_out(error: RegistryError, wanted_python: str | None) -> RegistryError:
+    """Name the base that needs no registry; for a Python that no suite has there is none."""
     suite = suite_for(".".join((wanted_python or "").split(".")[:2]))
     way_out = f"use --base debian:{suite or 'SUITE'}, which needs no registry" if suite or not wanted_python else ""
     todo = "; or ".join(part for part in (error.todo, way_out) if part)

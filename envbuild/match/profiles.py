@@ -134,7 +134,7 @@ class Suite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """A distribution that only another operating system has."""
+    """A distribution that a run may have, but that no index has for Linux."""
 
     name: str
     reason: str

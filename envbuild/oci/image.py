@@ -77,6 +77,8 @@ class Image:
     manifest: bytes
     config: bytes
     layers: tuple[Layer, ...]
+    found_as: Digest | None = None
+    """What a registry has it by, where its manifest there is Docker's and so is not these bytes."""
 
     @property
     def digest(self) -> Digest:

@@ -1,16 +1,18 @@
 """An image as a folder (OCI image-spec, image-layout.md)."""
 
+import hashlib
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from envbuild.errors import BaseError, BuildError
 from envbuild.files import settle, write_whole, written_aside
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import (
+    DOCKER_MANIFEST,
     INDEX,
     MANIFEST,
     OCI_OF_DOCKER,
@@ -22,12 +24,16 @@ from envbuild.oci.image import (
     manifest_bytes,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """The specification's architecture for each machine."""
 _VERSION = canonical_json({"imageLayoutVersion": "1.0.0"})
 _REF_NAME = "org.opencontainers.image.ref.name"
 _LIMIT = 4 << 20
 _CHUNK = 1 << 20
+_DEPTH = 4
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -39,7 +45,7 @@ def write_layout(image: Image, folder: Path, *, name: str | None = None, machine
     for layer in image.layers:
         _write_blob(folder, layer.descriptor, layer.open)
     for data in (image.config, image.manifest):
-        _write_blob(folder, Descriptor("", Digest.of(data), len(data)), partial(BytesIO, data))
+        _write_blob(folder, Descriptor("", Digest.of(data), len(data)), partial(io.BytesIO, data))
     write_whole(folder / "oci-layout", _VERSION)
     entry = Descriptor(MANIFEST, image.digest, len(image.manifest), {_REF_NAME: name} if name else {}).to_dict()
     entry["platform"] = {"architecture": ARCHITECTURES[machine], "os": "linux"}
@@ -57,38 +63,39 @@ def _write_blob(folder: Path, descriptor: Descriptor, opener: Opener) -> None:
         return
     with written_aside(path.parent) as (target, temporary):
         with opener() as source:
-            size = _copy(source, target)
-        target.seek(0)
-        with temporary.open("rb") as written:
-            digest, _ = Digest.of_file(written)
+            digest, size = _copy(source, target)
         if (digest, size) != (descriptor.digest, descriptor.size):
-            raise BuildError(
-                f"a layer has the digest {digest}, not {descriptor.digest}",
-                where=str(path),
-                todo="clear the cache (ENVBUILD_CACHE) and build again",
-            )
+            todo = "clear the cache (ENVBUILD_CACHE) and build again"
+            what = f"a layer has the digest {digest} and {size} bytes, not {descriptor.digest} and {descriptor.size}"
+            raise BuildError(what, where=str(path), todo=todo)
         settle(target, temporary, path)
 
 
-def _copy(source: BinaryIO, target: BinaryIO) -> int:
-    size = 0
+def _copy(source: BinaryIO, target: BinaryIO) -> tuple[Digest, int]:
+    hasher, size = hashlib.sha256(), 0
     while chunk := source.read(_CHUNK):
+        hasher.update(chunk)
         target.write(chunk)
         size += len(chunk)
-    target.flush()
-    return size
+    return Digest(hasher.hexdigest()), size
 
 
-def read_layout(folder: Path, *, machine: str) -> Image:
-    """Read the image for linux on `machine`; BaseError when there is none, or when a blob is missing or damaged."""
+def read_layout(folder: Path, *, machine: str, reference: str | None = None) -> Image:
+    """Read the image for linux on `machine`, of this name (`org.opencontainers.image.ref.name`) where one is given.
+
+    BaseError when there is none, when several would do, and when a blob is missing or damaged. Layers are only looked
+    at; whoever reads one to its end gets a BaseError there if its bytes are not those of its digest.
+    """
     try:
+        if json.loads((folder / "oci-layout").read_bytes())["imageLayoutVersion"] != "1.0.0":
+            raise ValueError("it has a version other than 1.0.0")
         index = json.loads((folder / "index.json").read_bytes())
-        value, data = _manifest(folder, index, ARCHITECTURES.get(machine, machine))
+        value, data = _manifest(folder, _named(index, reference), ARCHITECTURES.get(machine, machine))
         return _image(folder, value, data)
-    except FileNotFoundError as error:
-        raise _broken(folder, f"{error.filename} is missing") from error
+    except OSError as error:
+        raise _broken(folder, f"{error.filename}: {error.strerror}") from error
     except _WRONG as error:
-        raise _broken(folder, f"{type(error).__name__}: {error}") from error
+        raise _broken(folder, str(error) if type(error) is ValueError else f"it is malformed ({error})") from error
 
 
 def _broken(folder: Path, why: str) -> BaseError:
@@ -105,35 +112,57 @@ def _read(folder: Path, descriptor: Descriptor) -> bytes:
     return data
 
 
+def _named(index: Mapping[str, Any], reference: str | None) -> Mapping[str, Any]:
+    if reference is None:
+        return index
+    named = [entry for entry in index["manifests"] if (entry.get("annotations") or {}).get(_REF_NAME) == reference]
+    if not named:
+        raise ValueError(f"it has no image named {reference!r}")
+    return {"manifests": named}
+
+
 def _manifest(folder: Path, index: Mapping[str, Any], architecture: str) -> tuple[dict[str, Any], bytes]:
-    """Follow indexes until there is the manifest of one image."""
-    for _ in range(4):
-        data = _read(folder, Descriptor.from_dict(_chosen(index["manifests"], architecture)))
-        value = json.loads(data)
-        if "layers" in value:
-            return value, data
-        index = value
-    raise ValueError("its indexes are nested too deep")
+    """Return the one manifest for the architecture, parsed and as it is; indexes may hold indexes."""
+    found = {str(Digest.of(data)): (value, data) for value, data in _manifests(folder, index, architecture, _DEPTH)}
+    if len(found) != 1:
+        raise ValueError(f"it has {len(found) or 'no'} images for linux/{architecture}; say which: oci:FOLDER:NAME")
+    return next(iter(found.values()))
 
 
-def _chosen(entries: list[dict[str, Any]], architecture: str) -> dict[str, Any]:
-    for entry in entries:
+def _manifests(
+    folder: Path, index: Mapping[str, Any], architecture: str, depth: int
+) -> Iterator[tuple[dict[str, Any], bytes]]:
+    if not depth:
+        raise ValueError("its indexes are nested too deep")
+    for entry in index["manifests"]:
         platform = entry.get("platform")
-        if platform is None and len(entries) == 1:
-            return entry
-        if platform and (platform.get("os"), platform.get("architecture")) == ("linux", architecture):
-            return entry
-    raise ValueError(f"it has no image for linux/{architecture}")
+        if platform and (platform.get("os"), platform.get("architecture")) != ("linux", architecture):
+            continue
+        data = _read(folder, Descriptor.from_dict(entry))
+        value = json.loads(data)
+        if "manifests" in value:
+            yield from _manifests(folder, value, architecture, depth - 1)
+        elif platform or _architecture(folder, value) == architecture:
+            yield value, data
+
+
+def _architecture(folder: Path, manifest: Mapping[str, Any]) -> str:
+    return str(json.loads(_read(folder, Descriptor.from_dict(manifest["config"])))["architecture"])
 
 
 def _image(folder: Path, value: Mapping[str, Any], data: bytes) -> Image:
-    config = _read(folder, Descriptor.from_dict(value["config"]))
-    diff_ids = [Digest.parse(text) for text in json.loads(config)["rootfs"]["diff_ids"]]
+    raw = _read(folder, Descriptor.from_dict(value["config"]))
+    config = json.loads(raw)
+    diff_ids = [Digest.parse(text) for text in config["rootfs"]["diff_ids"]]
     descriptors = [Descriptor.from_dict(entry) for entry in value["layers"]]
+    if len(diff_ids) != len(descriptors):
+        raise ValueError(f"it has {len(descriptors)} layers, and its config names {len(diff_ids)}")
     layers = tuple(_layer(folder, *pair) for pair in zip(descriptors, diff_ids, strict=True))
-    # Docker's media types are not mixed with OCI's: the same blobs get a manifest in OCI's words, and so a new digest.
-    docker = value.get("mediaType", MANIFEST) != MANIFEST
-    return Image(manifest_bytes(config, layers, value.get("annotations") or {}) if docker else data, config, layers)
+    if value.get("mediaType") == DOCKER_MANIFEST:
+        # Docker's media types must not be mixed with OCI's when layers are added, so the same blobs get a manifest in
+        # OCI's words, and the image a new digest.
+        data = manifest_bytes(raw, layers, value.get("annotations") or {})
+    return Image(data, raw, layers)
 
 
 def _layer(folder: Path, descriptor: Descriptor, diff_id: Digest) -> Layer:
@@ -142,8 +171,45 @@ def _layer(folder: Path, descriptor: Descriptor, diff_id: Digest) -> Layer:
         raise ValueError(f"{descriptor.digest} has {path.stat().st_size} bytes, not {descriptor.size}")
     media_type = OCI_OF_DOCKER.get(descriptor.media_type, descriptor.media_type)
     found = Descriptor(media_type, descriptor.digest, descriptor.size, descriptor.annotations)
-    return Layer(found, diff_id, partial(_open, path), reused=True)
+    return Layer(found, diff_id, partial(_open, path, found), reused=True)
 
 
-def _open(path: Path) -> BinaryIO:
-    return path.open("rb")
+def _open(path: Path, descriptor: Descriptor) -> BinaryIO:
+    try:
+        # BufferedReader is a BinaryIO in all but name.
+        return cast("BinaryIO", io.BufferedReader(_Checked(path.open("rb", buffering=0), path, descriptor), _CHUNK))
+    except OSError as error:
+        raise _damaged(path, f"cannot be read: {error.strerror}") from error
+
+
+def _damaged(path: Path, why: str) -> BaseError:
+    todo = "remove the folder of this OCI layout, and copy or make it again"
+    return BaseError(f"a blob of an OCI layout {why}", where=str(path), todo=todo)
+
+
+class _Checked(io.RawIOBase):
+    """A blob that raises BaseError at its end when its bytes are not those of its digest."""
+
+    def __init__(self, file: io.FileIO, path: Path, descriptor: Descriptor) -> None:
+        super().__init__()
+        self._file, self._path = file, path
+        self._digest, self._left = descriptor.digest, descriptor.size
+        self._hasher = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        view = memoryview(buffer)
+        count = self._file.readinto(view) or 0
+        self._hasher.update(view[:count])
+        self._left -= count
+        ended = not count or self._left <= 0
+        if ended and (self._left or self._hasher.hexdigest() != self._digest.hex):
+            raise _damaged(self._path, f"has other content than {self._digest}")
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()

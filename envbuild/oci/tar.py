@@ -85,22 +85,26 @@ def _pax_header(records: bytes) -> bytes:
 
 
 def _block(prefix: bytes, name: bytes, mode: int, size: int, typeflag: bytes, target: bytes) -> bytes:
-    head = b"".join((
-        name.ljust(100, b"\0"),
-        b"%07o\0" % mode,
-        b"0000000\0",  # uid
-        b"0000000\0",  # gid
-        b"%011o\0" % size,
-        b"%011o\0" % MTIME,
-    ))
-    tail = b"".join((
-        typeflag,
-        target.ljust(100, b"\0"),
-        b"ustar\x0000",
-        bytes(64),  # user and group names: numbers decide
-        b"0000000\0" * 2,  # device numbers
-        prefix.ljust(155, b"\0"),
-        bytes(12),
-    ))
+    head = b"".join(
+        (
+            name.ljust(100, b"\0"),
+            b"%07o\0" % mode,
+            b"0000000\0",  # uid
+            b"0000000\0",  # gid
+            b"%011o\0" % size,
+            b"%011o\0" % MTIME,
+        )
+    )
+    tail = b"".join(
+        (
+            typeflag,
+            target.ljust(100, b"\0"),
+            b"ustar\x0000",
+            bytes(64),  # user and group names: numbers decide
+            b"0000000\0" * 2,  # device numbers
+            prefix.ljust(155, b"\0"),
+            bytes(12),
+        )
+    )
     checksum = sum(head) + sum(tail) + 8 * ord(" ")
     return head + b"%06o\0 " % checksum + tail

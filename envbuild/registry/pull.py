@@ -108,8 +108,9 @@ def _image(
     layers = _layers(registry, reference, manifest["layers"], config)
     if manifest["mediaType"] == DOCKER_MANIFEST:
         # Docker's media types must not be mixed with ours when layers are added, so the same blobs are described
-        # in OCI's words; the image's digest is then not the registry's, whose digest stays in the reference.
-        data = manifest_bytes(raw, layers, manifest.get("annotations") or {})
+        # in OCI's words; the image's digest is then not the registry's.
+        described_anew = manifest_bytes(raw, layers, manifest.get("annotations") or {})
+        return Image(manifest=described_anew, config=raw, layers=layers, found_as=Digest.of(data))
     return Image(manifest=data, config=raw, layers=layers)
 
 

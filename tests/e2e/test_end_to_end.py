@@ -1,7 +1,6 @@
 """From a finished training run to predictions in a container that was pulled by the stamped digest."""
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,20 +10,13 @@ from envbuild.base import resolve_base
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry import push
+from tests.e2e.parts import index_access
 from tests.fakes.gcs import FakeGcs
 
 pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN, PREDICT, CAPTURE = ROOT / "examples/train.py", ROOT / "examples/predict.py", ROOT / "envbuild/capture/capture.py"
-
-
-# What a container needs to reach the package index as this machine does.
-CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
-NETWORK_VOLUMES = {CERTIFICATES: {"bind": CERTIFICATES, "mode": "ro"}}
-NETWORK_VARIABLES = {"PIP_CERT": CERTIFICATES, "SSL_CERT_FILE": CERTIFICATES} | {
-    name: value for name, value in os.environ.items() if name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
-}
 
 
 def upload(gcs: FakeGcs, folder: Path) -> None:
@@ -52,7 +44,7 @@ def predictions(engine, reference: str, model: Path, expected: Path) -> dict:
 
 def frozen(distributions: list[dict]) -> list[str]:
     """What `pip freeze` has to say for a manifest; pip leaves out itself and its companions."""
-    hidden = {"pip", "setuptools", "wheel", "distribute"}
+    hidden = {"pip", "setuptools", "wheel", "pkg-resources"}  # the last is Debian's mark, dropped by every variant
     return sorted(
         f"{item['name']}=={item['version']}".lower().replace("_", "-")
         for item in distributions
@@ -101,9 +93,8 @@ def test_tensorflow_2_8_on_python_3_9_whose_manifest_is_made_in_its_base(tmp_pat
     engine.run(
         str(pushed.reference),
         ["sh", "-ec", "\n".join(commands)],
-        volumes={str(tmp_path): {"bind": "/work", "mode": "rw"}, str(ROOT): {"bind": "/repository", "mode": "ro"}}
-        | NETWORK_VOLUMES,
-        environment=NETWORK_VARIABLES,
+        volumes={str(tmp_path): {"bind": "/work", "mode": "rw"}, str(ROOT): {"bind": "/repository", "mode": "ro"}},
+        **index_access(),
     )
     manifest = json.loads((tmp_path / "manifest.json").read_bytes())
     assert manifest["python"]["version"].startswith("3.9.")
@@ -123,9 +114,13 @@ def test_tensorflow_2_8_on_python_3_9_whose_manifest_is_made_in_its_base(tmp_pat
     assert sorted(line.lower().replace("_", "-") for line in freeze.split()) == frozen(manifest["distributions"])
 
 
+def no_registry(*_):
+    raise AssertionError("a bootstrapped base needs no registry")
+
+
 def bases(cache: Path, suite: str) -> list[Path]:
     """The bootstrapped base, as an OCI layout."""
-    resolve_base(f"debian:{suite}", machine="x86_64", cache=cache / "envbuild", pull=lambda *_: None, report=print)
+    resolve_base(f"debian:{suite}", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=print)
     found = (cache / "envbuild/bases").glob(f"debian-{suite}-x86_64-*/index.json")
     return [path.parent for path in found]
 

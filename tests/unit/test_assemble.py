@@ -13,6 +13,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def locked(wheel: FakeWheel) -> LockedWheel:
 
 
 def recipe(*wheels: FakeWheel, **changes) -> Recipe:
-    values = {
+    values: dict[str, Any] = {
         "base_name": "scratch",
         "base_digest": base().digest,
         "python_path": "/usr/bin/python3.11",
@@ -350,7 +351,7 @@ def directory(data: bytearray) -> int:
     return data.index(b"PK\x01\x02")
 
 
-def put(offset: int, form: str, *values: int):
+def put(offset: int, form: str, *values: Any):
     return lambda data: struct.pack_into(form, data, offset, *values)
 
 

@@ -103,7 +103,7 @@ def test_symlinks_keep_their_target(target):
 def test_sizes_beyond_ustars_eleven_octal_digits_are_kept():
     size = 9 << 30
     block = tar.header(tar.Entry("big", "file", 0o644, size))
-    found = tarfile.TarFile(fileobj=io.BytesIO(block)).firstmember
+    found = tarfile.open(fileobj=io.BytesIO(block), mode="r:").next()
     assert found is not None
     assert found.size == size
 

@@ -1,0 +1,65 @@
+"""Programs that never outlive the code that waits for them."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, BinaryIO, cast
+
+_GRACE = 20.0
+"""Seconds that a program has for tidying up."""
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    stderr: int | IO[bytes] = subprocess.DEVNULL,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program in a process group of its own; when the block ends, however it ends, the whole group does.
+
+    The group keeps a terminal's Ctrl-C from the program, so that it is told to stop once, and by us.
+    """
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd="/",
+        umask=0o022,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        _end(process)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            _close(stream)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _close(stream: IO[bytes] | None) -> None:
+    try:
+        if stream:
+            stream.close()
+    except BrokenPipeError:
+        pass
+
+
+def output(process: subprocess.Popen[bytes]) -> BinaryIO:
+    """Return what a program writes to its piped standard output."""
+    return cast("BinaryIO", process.stdout)

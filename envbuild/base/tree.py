@@ -1,0 +1,178 @@
+"""The files of an image, read from its layers without unpacking them (OCI image-spec, layer.md)."""
+
+import gzip
+import hashlib
+import posixpath
+import re
+import tarfile
+import zlib
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import IO, BinaryIO, Literal, cast
+
+from envbuild.errors import BaseError
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Image, Layer
+
+_CHUNK = 1 << 20
+_OVERLAP = 256
+_STEPS = 400
+_PYTHON = re.compile(r"(?:.*/)?(?:python|libpython)(3\.\d+)(?:\.so[.\d]*)?")
+_GLIBC = re.compile(r"(?:usr/)?lib(?:32|64)?/(?:[\w-]+/)?(?:libc\.so\.6|libc-2\.\d+\.so)")
+_GLIBC_SAYS = re.compile(rb"GNU C Library[^\n]{0,99} version (\d+\.\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What lies at a path."""
+
+    kind: Literal["file", "directory", "link"]
+    """A hard link counts as a link to an absolute path."""
+    mode: int = 0
+    """Permission bits."""
+    owner: tuple[int, int] = (0, 0)
+    target: str = ""
+    """Where a link points."""
+    version: str = ""
+    """The version that an interpreter or a C library says of itself."""
+
+
+Tree = dict[str, Node]
+"""Nodes by path, relative to the root: `usr/bin/python3.11`."""
+
+
+def read_tree(image: Image, name: str) -> Tree:
+    """Read all layers, lowest first, in bounded memory; BaseError when one cannot be read or is not as declared.
+
+    Only names are kept, and the versions that stand in interpreters and C libraries.
+    """
+    tree: Tree = {}
+    for layer in image.layers:
+        media_type = layer.descriptor.media_type
+        if media_type == LAYER_ZSTD:
+            todo = "copy it with `skopeo copy --dest-compress-format gzip`, and give the copy"
+            raise BaseError(
+                "a layer of the base is compressed with zstd, which is not read here", where=name, todo=todo
+            )
+        if media_type not in (LAYER_GZIP, LAYER_TAR):
+            raise BaseError(f"a layer of the base has the unknown media type {media_type[:80]}", where=name)
+        try:
+            tree = _applied(tree, layer)
+        except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
+            what = f"layer {layer.descriptor.digest} of the base cannot be read: {error}"
+            raise BaseError(what, where=name, todo="fetch the base again, or give another") from error
+    return tree
+
+
+def _applied(lower: Tree, layer: Layer) -> Tree:
+    """Put a layer on top; its whiteouts hide what lies below, never what lies beside them."""
+    upper: Tree = {}
+    hidden: set[str] = set()
+    emptied: set[str] = set()
+    with layer.open() as blob, ExitStack() as stack:
+        # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
+        packed = layer.descriptor.media_type == LAYER_GZIP
+        content = _Hashed(stack.enter_context(gzip.GzipFile(fileobj=blob)) if packed else blob)
+        archive = stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", content), mode="r|", bufsize=_CHUNK))
+        for member in archive:
+            path = posixpath.normpath(member.name).lstrip("/")
+            folder, _, base = path.rpartition("/")
+            if base == ".wh..wh..opq":
+                emptied.add(folder)
+            elif base.startswith(".wh."):
+                hidden.add(posixpath.join(folder, base.removeprefix(".wh.")))
+            else:
+                upper[path] = _node(path, member, archive)
+        content.finish(layer.diff_id)
+    hidden |= {path for path, node in upper.items() if node.kind != "directory"}
+    tree = {path: node for path, node in lower.items() if not _gone(path, hidden, emptied)} | upper
+    for path in upper:
+        _add_parents(tree, path)
+    return tree
+
+
+def _add_parents(tree: Tree, path: str) -> None:
+    """A layer may leave out folders that it fills."""
+    while (path := posixpath.dirname(path)) and path not in tree:
+        tree[path] = Node("directory", 0o755)
+
+
+def _gone(path: str, hidden: set[str], emptied: set[str]) -> bool:
+    if path in hidden:
+        return True
+    while path:
+        path = path.rpartition("/")[0]
+        if path in hidden or path in emptied:
+            return True
+    return False
+
+
+def _node(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> Node:
+    mode, owner = member.mode & 0o7777, (member.uid, member.gid)
+    if member.isdir():
+        return Node("directory", mode, owner)
+    if member.issym():
+        return Node("link", mode, owner, member.linkname)
+    if member.islnk():
+        return Node("link", mode, owner, "/" + member.linkname.removeprefix("./"))
+    return Node("file", mode, owner, version=_version(path, member, archive))
+
+
+def _version(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> str:
+    if python := _PYTHON.fullmatch(path):
+        # what Py_GetVersion begins with: `3.11.2`, `3.14.0rc2`, `3.11.2+`
+        says = re.compile(rb"(?<![\w.])(%s\.\d+(?:(?:a|b|rc)\d+)?)\+?\0" % re.escape(python[1].encode()))
+    elif _GLIBC.fullmatch(path):
+        says = _GLIBC_SAYS
+    else:
+        return ""
+    content = archive.extractfile(member) if member.isreg() else None
+    return _search(content, says) if content else ""
+
+
+def _search(content: IO[bytes], says: re.Pattern[bytes]) -> str:
+    rest = b""
+    while chunk := content.read(_CHUNK):
+        rest += chunk
+        if match := says.search(rest):
+            return match[1].decode()
+        rest = rest[-_OVERLAP:]
+    return ""
+
+
+class _Hashed:
+    """An uncompressed layer, hashed as it passes."""
+
+    def __init__(self, file: BinaryIO | gzip.GzipFile) -> None:
+        self._file, self._hasher = file, hashlib.sha256()
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._file.read(size)
+        self._hasher.update(data)
+        return data
+
+    def finish(self, diff_id: Digest) -> None:
+        """Read what follows the archive's end, so that the blob is checked too; ValueError when it is not `diff_id`."""
+        while self.read(_CHUNK):
+            pass
+        if self._hasher.hexdigest() != diff_id.hex:
+            raise ValueError("its content is not what the config says (diff id)")
+
+
+def resolve(tree: Tree, path: str) -> str | None:
+    """Follow all links from an absolute path to an absolute path; None where it leads nowhere or in circles."""
+    parts, done = path.split("/"), ""
+    for _ in range(_STEPS):
+        if not parts:
+            return f"/{done}"
+        part = parts.pop(0)
+        here = posixpath.normpath(f"/{done}/{part}").lstrip("/")
+        node = tree.get(here)
+        if node is None and here:
+            return None
+        if node is not None and node.kind == "link":
+            done = "" if node.target.startswith("/") else done
+            parts = node.target.split("/") + parts
+        else:
+            done = here
+    return None

@@ -1,0 +1,100 @@
+"""What --base means."""
+
+import pytest
+
+from envbuild.base import resolve_base
+from envbuild.errors import BaseError, RegistryError, UsageError
+from envbuild.oci.image import DOCKER_MANIFEST
+from envbuild.oci.layout import write_layout
+from envbuild.oci.reference import Reference
+from envbuild.registry import Retry, pull
+from tests.fakes.images import docker_manifest_of
+from tests.fakes.registry import FakeRegistry
+from tests.fakes.trees import BASE, image_of_trees
+
+IMAGE = image_of_trees(BASE)
+
+
+def resolved(text, tmp_path, **more):
+    asked = []
+
+    def pulling(reference, machine):
+        asked.append((str(reference), machine))
+        return IMAGE
+
+    base = resolve_base(
+        text, **{"machine": "x86_64", "cache": tmp_path / "cache", "pull": pulling, "report": print, **more}
+    )
+    return base, asked
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("python:3.11.2-slim", "docker.io/library/python:3.11.2-slim"),
+        ("docker://debian:bookworm", "docker.io/library/debian:bookworm"),
+        ("docker.io/library/debian:bookworm", "docker.io/library/debian:bookworm"),
+        ("127.0.0.1:5000/base", "127.0.0.1:5000/base"),
+    ],
+)
+def test_references_are_pulled_and_become_digests(text, meant, tmp_path):
+    base, asked = resolved(text, tmp_path)
+    assert asked == [(meant, "x86_64")]
+    assert base.name == f"{Reference.parse(meant).name}@{IMAGE.digest}"
+    assert (base.target.python, base.python_path) == ("3.11.2", "/usr/bin/python3.11")
+
+
+@pytest.mark.parametrize("form", ["{}", "oci:{}", "oci:{}:latest", "oci:{}/"])
+def test_a_folder_with_a_layout_is_a_base(form, tmp_path):
+    folder = tmp_path / "a:layout"
+    write_layout(IMAGE, folder, name="latest", machine="x86_64")
+    base, asked = resolved(form.format(folder), tmp_path)
+    assert (base.digest, asked) == (IMAGE.digest, [])
+
+
+def test_a_name_that_the_layout_does_not_have_is_refused(tmp_path):
+    write_layout(IMAGE, tmp_path / "layout", name="latest", machine="x86_64")
+    with pytest.raises(BaseError, match="no image named 'other'"):
+        resolved(f"oci:{tmp_path}/layout:other", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["NO reference", "", "x" * 5000 + "!", "a\0b", "oci_layout!"])
+def test_what_is_no_base_is_a_usage_error(text, tmp_path):
+    with pytest.raises(UsageError):
+        resolved(text, tmp_path)
+
+
+@pytest.mark.parametrize("suite", ["bookworm-slim", "12", "", "../x", "bookworm@sha256:0"])
+def test_what_is_no_suite_names_the_registrys_way_to_write_it(suite, tmp_path):
+    with pytest.raises(BaseError, match="no Debian suite") as caught:
+        resolved(f"debian:{suite}", tmp_path)
+    assert "docker://debian:" in caught.value.todo
+
+
+@pytest.mark.parametrize(
+    ("python", "way_out"), [("3.9.13", "--base debian:bullseye"), (None, "--base debian:SUITE"), ("3.12.1", None)]
+)
+def test_a_registry_that_is_away_names_the_base_that_needs_none(python, way_out, tmp_path):
+    def away(*_):
+        raise RegistryError("docker.io cannot be reached", where="docker.io", todo="check the network")
+
+    with pytest.raises(RegistryError) as caught:
+        resolved("python:3.9.13-slim", tmp_path, pull=away, wanted_python=python)
+    assert caught.value.todo.startswith("check the network")
+    assert (way_out in caught.value.todo) if way_out else ("--base" not in caught.value.todo)
+
+
+def test_a_base_with_dockers_media_types_is_named_by_the_digest_that_its_registry_knows(tmp_path):
+    with FakeRegistry() as registry:
+        for layer in IMAGE.layers:
+            with layer.open() as file:
+                registry.put("base", file.read())
+        registry.put("base", IMAGE.config)
+        digest = registry.put_manifest("base", "v1", docker_manifest_of(IMAGE), DOCKER_MANIFEST)
+        base, _ = resolved(
+            f"{registry.host}/base:v1",
+            tmp_path,
+            pull=lambda reference, machine: pull(reference, machine=machine, retry=Retry(first=0, longest=0.01)),
+        )
+    assert base.name == f"{registry.host}/base@{digest}"
+    assert base.digest == IMAGE.digest

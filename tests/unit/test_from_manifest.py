@@ -1,0 +1,302 @@
+"""The whole command on small things: what it prints and writes, and what every kind of bad input ends in."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.oci.layout import write_layout
+from tests.fakes.gcs import FakeGcs
+from tests.fakes.index import Fault, closed_port, serving
+from tests.fakes.registry import FakeRegistry
+from tests.fakes.trees import BASE, image_of_trees
+from tests.fakes.wheels import make_wheel
+
+TENSORFLOW = make_wheel("tensorflow-cpu", "2.15.1", tags=["cp311-cp311-manylinux_2_17_x86_64"], purelib=False)
+TOOL = make_wheel("tool", "1.0", entry_points={"console_scripts": {"tool": "tool:main"}})
+
+
+def manifest_of(*distributions: tuple[str, str], **changes) -> dict:
+    found = distributions or (("tensorflow-cpu", "2.15.1"), ("tool", "1.0"))
+    return {
+        "schema_version": "1.0",
+        "created": "2026-11-21T12:00:00Z",
+        "python": {"version": "3.11.7", "implementation": "cpython"},
+        "platform": {"system": "Linux", "machine": "x86_64", "libc": "glibc", "libc_version": "2.36"},
+        "distributions": [{"name": name, "version": version, "origin": {"kind": "index"}} for name, version in found],
+        "framework": {"name": "tensorflow", "distribution": found[0][0], "version": found[0][1]},
+        "cpu": {},
+        "variables": {},
+    } | changes
+
+
+class Site:
+    """A folder with a manifest, a base and a model, and the command run in it."""
+
+    def __init__(self, folder: Path, index: str) -> None:
+        self.folder, self.index = folder, index
+        self.manifest = folder / "manifest.json"
+        self.manifest.write_text(json.dumps(manifest_of()))
+        write_layout(image_of_trees(BASE), folder / "base", name="base", machine="x86_64")
+        (folder / "model").mkdir()
+        (folder / "model/saved_model.pb").write_bytes(b"graph")
+
+    def run(self, *arguments: str | Path, data: bytes | None = None, **env: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "envbuild", "from-manifest", *map(str, arguments)]
+        variables = (
+            os.environ
+            | {
+                "UV_DEFAULT_INDEX": self.index,
+                "ENVBUILD_CACHE": str(self.folder / "cache"),
+                "ENVBUILD_GCS_TIMEOUT": "2",
+            }
+            | env
+        )
+        done = subprocess.run(
+            command, cwd=self.folder, env=variables, input=data, capture_output=True, check=False, timeout=120
+        )
+        found = subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert "Traceback" not in found.stderr, found.stderr
+        return found
+
+    def build(self, *arguments: str | Path, **env: Any) -> subprocess.CompletedProcess[str]:
+        return self.run(self.manifest, "--base", self.folder / "base", *arguments, **env)
+
+    def files(self) -> set[str]:
+        """Everything outside the cache; in the cache only what is unfinished."""
+        names = {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
+        return {
+            name
+            for name in names
+            if not name.startswith("cache/") or ".new-" in name or name.endswith((".part", ".tmp"))
+        }
+
+
+@pytest.fixture
+def index():
+    with serving(TENSORFLOW, TOOL) as index:
+        yield index
+
+
+@pytest.fixture
+def site(tmp_path, index):
+    return Site(tmp_path, index.url)
+
+
+def test_without_a_push_there_is_a_layout_a_context_and_one_line(site):
+    done = site.build("--out", "out")
+    assert done.returncode == 0, done.stderr
+    [line] = done.stdout.splitlines()
+    digest = line.removeprefix("out@")
+    assert json.loads((site.folder / "out/index.json").read_bytes())["manifests"][0]["digest"] == digest
+    assert {path.name for path in (site.folder / "out/context").iterdir()} == {
+        "Dockerfile",
+        "requirements.txt",
+        "pylock.toml",
+        ".dockerignore",
+    }
+    assert "reason" not in done.stdout
+
+
+def test_json_is_one_object_with_the_promised_keys(site):
+    done = site.build("--out", "out", "--stamp", "model", "--json")
+    result = json.loads(done.stdout)
+    assert {"environment", "digest", "image", "layout", "layers", "stamped", "seconds"} <= result.keys()
+    assert (result["image"], result["layout"]) == (None, "out")
+    assert (site.folder / "model" / result["stamped"]).is_file()
+    assert [layer["reused"] for layer in result["layers"]] == [True, False, False, False]
+    again = json.loads(site.build("--out", "out2", "--json").stdout)
+    assert again["digest"] == result["digest"]
+    assert all(layer["reused"] for layer in again["layers"])
+
+
+def test_a_push_ends_with_the_reference_that_the_registry_confirmed(site):
+    with FakeRegistry() as registry:
+        done = site.build("--push", f"{registry.host}/team/model:v1", "--stamp", "model", "--json")
+        result = json.loads(done.stdout)
+        assert result["image"] == f"{registry.host}/team/model@{result['digest']}"
+        tag = f"env-{result['environment'].removeprefix('sha256:')[:12]}"
+        assert registry.tags == {f"team/model:{name}": result["digest"] for name in ("v1", tag)}
+    metadata = json.loads((site.folder / "model/envbuild/saved_model.pb.metadata.json").read_bytes())["metadata"]
+    assert metadata["envbuild-image-train-cpu"] == result["image"]
+
+
+def test_a_dry_run_prints_the_plan_and_touches_nothing(site):
+    before = site.files()
+    done = site.build(
+        "--dry-run", "--push", f"127.0.0.1:{closed_port()}/x", UV_DEFAULT_INDEX=f"http://127.0.0.1:{closed_port()}"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tensorflow-cpu==2.15.1" in done.stdout
+    assert "variant" in done.stderr
+    assert site.files() == before
+    assert json.loads(site.build("--dry-run", "--json").stdout)["stack"]["variant"] == "cpu"
+
+
+def test_a_manifest_comes_from_stdin_and_from_a_bucket(site):
+    data = site.manifest.read_bytes()
+    piped = site.run("-", "--base", site.folder / "base", "--out", "a", data=data)
+    assert piped.returncode == 0, piped.stderr
+    with FakeGcs() as gcs:
+        gcs.create_bucket("runs")
+        gcs.put("runs", "1/manifest.json", data)
+        fetched = site.run(
+            "gs://runs/1/manifest.json", "--base", site.folder / "base", "--out", "a", STORAGE_EMULATOR_HOST=gcs.url
+        )
+    assert fetched.stdout == piped.stdout
+
+
+BAD_MANIFESTS = {
+    "empty": b"",
+    "truncated": json.dumps(manifest_of()).encode()[:-20],
+    "not json": b"\x00\xff",
+    "newer schema": json.dumps(manifest_of(schema_version="2.0")).encode(),
+    "wrong type deep inside": json.dumps(
+        manifest_of(distributions=[{"name": "a", "version": "1", "origin": {"kind": 7}}])
+    ).encode(),
+    "nested": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("case", BAD_MANIFESTS)
+def test_bad_manifests_end_with_10_and_leave_nothing(case, site):
+    site.manifest.write_bytes(BAD_MANIFESTS[case])
+    before = site.files()
+    done = site.build("--out", "out", "--stamp", "model")
+    assert done.returncode == 10, done.stderr
+    assert "manifest.json" in done.stderr
+    assert "do:" in done.stderr
+    assert (done.stdout, site.files()) == ("", before)
+
+
+def test_the_place_of_a_wrong_type_is_told(site):
+    site.manifest.write_bytes(BAD_MANIFESTS["wrong type deep inside"])
+    assert "distributions[0].origin.kind" in site.build().stderr
+
+
+def test_a_manifest_of_200_mb_is_refused_without_being_read_whole(site):
+    with site.manifest.open("wb") as file:
+        file.truncate(200 << 20)
+    assert site.build().returncode == 10
+
+
+def test_an_absent_manifest_says_how_to_make_one(site):
+    site.manifest.unlink()
+    done = site.build()
+    assert done.returncode == 10
+    assert "envbuild capture" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        (manifest_of(("tensorflow-cpu", "2.15.99")), 11, "2.15.1"),
+        (manifest_of(framework=None), 11, "tensorflow"),
+        (manifest_of(("tensorflow-cpu", "2.15.1"), ("never-released", "1.0")), 12, "never-released"),
+        (manifest_of(("tensorflow-cpu", "2.15.1"), ("tool", "9.9")), 12, "tool"),
+        (manifest_of(python={"version": "3.12.1", "implementation": "cpython"}), 11, "3.12"),
+        (manifest_of(python={"version": "3.10.1", "implementation": "cpython"}), 13, "3.10"),
+    ],
+    ids=[
+        "tensorflow never released",
+        "no framework",
+        "package never released",
+        "version never released",
+        "no wheel for python",
+        "base has another python",
+    ],
+)
+def test_runs_that_cannot_be_served_say_why(site, change, code, says):
+    site.manifest.write_text(json.dumps(change))
+    before = site.files()
+    done = site.build("--out", "out", "--stamp", "model")
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert site.files() == before
+
+
+def test_all_that_cannot_be_locked_is_named_at_once(site):
+    site.manifest.write_text(
+        json.dumps(
+            manifest_of(("tensorflow-cpu", "2.15.1"), ("never-released", "1.0"), ("tool", "9.9"), ("neither", "3"))
+        )
+    )
+    done = site.build()
+    assert done.returncode == 12
+    assert all(name in done.stderr for name in ("never-released", "tool", "neither"))
+
+
+def test_a_wheel_with_another_hash_is_refused(site, index):
+    wrong = make_wheel("tool", "1.0", {"tool.py": "print('evil')\n"})
+    index.files[TOOL.filename] = wrong.data
+    done = site.build("--out", "out", "--stamp", "model")
+    assert done.returncode == 12, done.stderr
+    assert TOOL.filename in done.stderr
+    assert not any(name.startswith(("out", "model/envbuild")) for name in site.files())
+
+
+def test_a_registry_that_is_down_ends_with_14_before_the_work(site):
+    done = site.build("--push", f"127.0.0.1:{closed_port()}/team/model", "--stamp", "model")
+    assert done.returncode == 14, done.stderr
+    assert "cannot be reached" in done.stderr
+    assert not any(name.startswith(("envbuild-out", "model/envbuild")) for name in site.files())
+
+
+def test_a_registry_that_refuses_ends_with_14_and_no_stamp(site):
+    with FakeRegistry(login="basic") as registry:
+        done = site.build("--push", f"{registry.host}/team/model", "--stamp", "model")
+        assert registry.tags == {}
+    assert done.returncode == 14, done.stderr
+    assert "docker login" in done.stderr
+    assert not (site.folder / "model/envbuild").exists()
+
+
+def test_a_registry_that_answers_500_twice_is_asked_again(site):
+    with FakeRegistry() as registry:
+        registry.fail("PUT", "uploads", status=500, times=2)
+        done = site.build("--push", f"{registry.host}/team/model")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_bucket_without_permission_ends_with_15_before_the_work(site):
+    with FakeGcs() as gcs:
+        gcs.create_bucket("models")
+        gcs.put("models", "1/saved_model.pb", b"graph")
+        gcs.deny("storage.objects.get", "models")
+        done = site.build("--stamp", "gs://models/1", STORAGE_EMULATOR_HOST=gcs.url)
+    assert done.returncode == 15, done.stderr
+    assert "storage.objects.get" in done.stderr
+    assert not (site.folder / "envbuild-out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--push", "NOT a reference"], "reference"),
+        (["--push", "a/b@sha256:" + "0" * 64], "digest"),
+        (["--stamp", "s3://bucket/x"], "gs://"),
+        (["--variant", "tpu"], "tpu"),
+        (["--out", "."], "other files"),
+        (["--out", "manifest.json"], "not a folder"),
+        (["--base", "NOT a base"], "base"),
+    ],
+    ids=["push", "push by digest", "stamp", "variant", "out", "out is a file", "base"],
+)
+def test_options_that_cannot_be_meant_end_with_2(site, arguments, says):
+    done = site.run(site.manifest, *([] if "--base" in arguments else ["--base", site.folder / "base"]), *arguments)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+
+
+def test_an_index_that_is_down_ends_with_12(site):
+    done = site.build(UV_DEFAULT_INDEX=f"http://127.0.0.1:{closed_port()}/simple")
+    assert done.returncode == 12, done.stderr
+
+
+def test_downloads_that_break_are_tried_again(site, index):
+    index.fail(f"/files/{TOOL.filename}", Fault(status=500), Fault(status=500))
+    assert site.build("--out", "out").returncode == 0
