@@ -1,6 +1,7 @@
 """`envbuild from-manifest`: from a training run's manifest to an image and a stamped model."""
 
 import json
+import re
 import sys
 import time
 from datetime import UTC, datetime
@@ -16,6 +17,10 @@ from envbuild.errors import ManifestError, UsageError
 if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
     from envbuild.pipeline import Order, Outcome, Plan
+
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{12})[0-9a-f]{52}")
+"""Cut for people; --json has it whole."""
 
 
 class VariantName(StrEnum):
@@ -134,7 +139,8 @@ def _tell_plan(plan: "Plan", progress: Progress) -> None:
     stack = plan.stack
     progress.step(f"{stack.distribution} {stack.version} on Python {stack.python}, {stack.variant}")
     for decision in stack.decisions:
-        progress.note(f"{decision.what}: {decision.value} - {decision.reason} [{decision.source}]")
+        source = _DIGEST.sub(r"sha256:\1...", decision.source)
+        progress.note(f"{decision.what}: {decision.value} - {decision.reason} [{source}]")
     for change in stack.changes:
         progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
 

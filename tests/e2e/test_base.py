@@ -14,7 +14,9 @@ import pytest
 from envbuild.base import resolve_base
 from envbuild.base.apt import find_mirror
 from envbuild.errors import BaseError
+from envbuild.oci.image import Image
 from envbuild.oci.layout import read_layout
+from envbuild.oci.reference import Reference
 from envbuild.recipe import Base
 
 pytestmark = pytest.mark.real
@@ -29,8 +31,16 @@ print(base.digest)
 LEFT = ("etc/resolv.conf", "etc/hostname", "etc/apt/sources.list", "var/log/dpkg.log", "var/cache/ldconfig/aux-cache")
 
 
+def no_pull(reference: Reference, machine: str) -> Image:
+    raise AssertionError(f"{reference} for {machine} is not to be pulled")
+
+
+def no_registry(*_):
+    raise AssertionError("a bootstrapped base needs no registry")
+
+
 def base_of(suite: str, cache: Path) -> Base:
-    return resolve_base(f"debian:{suite}", machine="x86_64", cache=cache, pull=lambda *_: None, report=print)
+    return resolve_base(f"debian:{suite}", machine="x86_64", cache=cache, pull=no_pull, report=print)
 
 
 def bootstrap(cache: Path, folder: str, umask: int, **env: str) -> subprocess.Popen[str]:

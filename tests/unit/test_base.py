@@ -179,7 +179,7 @@ def test_links_in_circles_lead_nowhere():
     assert resolve({"a": Node("link", target="b"), "b": Node("link", target="/a")}, "/a") is None
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2_100_000))
 def test_a_version_is_found_wherever_it_stands(offset):
     content = bytes(offset) + b"3.11.7\0" + bytes(10)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.base import debian
@@ -89,6 +89,7 @@ def test_a_machine_without_a_debian_mirror_is_told_so(tmp_path, text):
         find_mirror(sources(tmp_path, main=text))
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_can_be_read_as_sources(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("apt")

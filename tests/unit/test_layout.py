@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,7 +29,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def put(folder: Path, data: bytes, media_type: str = MANIFEST, **more) -> dict:
+def put(folder: Path, data: bytes, media_type: str = MANIFEST, **more: Any) -> dict:
     digest = Digest.of(data)
     (folder / "blobs/sha256" / digest.hex).write_bytes(data)
     return Descriptor(media_type, digest, len(data)).to_dict() | more
@@ -148,8 +149,8 @@ def test_where_the_index_names_no_platform_the_config_does(tmp_path):
 def test_of_several_images_one_is_chosen_by_name(tmp_path):
     other = image_of([b"other"])
     write(write(tmp_path), other)
-    names = [{"annotations": {"org.opencontainers.image.ref.name": name}} for name in ("a", "b")]
-    index(tmp_path, put(tmp_path, IMAGE.manifest, **names[0]), put(tmp_path, other.manifest, **names[1]))
+    named = [(IMAGE, {"org.opencontainers.image.ref.name": "a"}), (other, {"org.opencontainers.image.ref.name": "b"})]
+    index(tmp_path, *(put(tmp_path, image.manifest, annotations=name) for image, name in named))
     assert read_layout(tmp_path, machine="x86_64", reference="b").digest == other.digest
     with pytest.raises(BaseError, match=r"2 images.*oci:FOLDER:NAME"):
         read_layout(tmp_path, machine="x86_64")
@@ -250,7 +251,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(JSON)
 def test_no_index_whatsoever_brings_a_traceback(tmp_path, value):
     (tmp_path / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
