@@ -14,7 +14,7 @@ from envbuild.oci.reference import Reference
 from envbuild.recipe import Base
 
 SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie"}
-"""The Debian release that carries each Python (packages.debian.org, python3-defaults)."""
+"""The Debian release that carries each Python (its package python3-defaults)."""
 
 Pull = Callable[[Reference, str], Image]
 Report = Callable[[str], None]

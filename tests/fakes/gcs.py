@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -216,6 +217,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Keep test output clean."""
+
+    def handle(self) -> None:
+        """Clients may hang up whenever they want."""
+        with suppress(ConnectionError):
+            super().handle()
 
     def _handle(self) -> None:
         try:
