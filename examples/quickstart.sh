@@ -72,10 +72,8 @@ step "Building its image from debian:$suite in $work/image, and stamping the mod
 image=$(.venv/bin/envbuild from-manifest "$work/manifest.json" --base "debian:$suite" --out "$work/image" --stamp "$work/model")
 
 say ""
-for pointer in "$work"/model/envbuild/*.metadata.json; do
-  say "The model now says which environment it needs, in $pointer:"
-  say "$(cat "$pointer")"
-done
+say "The model now says which environment it needs, in $work/model/envbuild/pointer.json:"
+say "$(cat "$work/model/envbuild/pointer.json")"
 say ""
 say "Done in $SECONDS s. What to try next:"
 say "  .venv/bin/envbuild from-manifest $work/manifest.json --base debian:$suite --dry-run  # each decision and its reason"

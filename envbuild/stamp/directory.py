@@ -1,104 +1,168 @@
-"""A model in a folder of this machine, with the semantics that Cloud Storage has."""
+"""A model in a folder of this machine: the metadata that a file cannot carry lies in `envbuild/pointer.json`."""
 
+import fcntl
 import json
-from collections.abc import Iterator, Mapping
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fcntl import LOCK_EX, flock
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from envbuild.errors import StampError
+from envbuild.errors import EnvbuildError, StampError
 from envbuild.files import write_whole
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.stamp.record import FOLDER
-from envbuild.stamp.store import Anchor, choose_anchor
+from envbuild.stamp.store import Changed, State
+
+POINTER = f"{FOLDER}/pointer.json"
+LOCK = f"{FOLDER}/.lock"
+_MOST_NAMES = 1000
+_LOCK_SECONDS = 60.0
+_LOCK_PAUSE = 0.01
+_POINTER_LIMIT = 16 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True)
 class DirectoryStore:
-    """A model's folder, or a folder with a single-file model.
+    """The folder of a model; safe under many processes, on file systems that have flock."""
 
-    The anchor's metadata lies in `envbuild/<anchor>.metadata.json`; it belongs to the anchor's content, so that a
-    replaced model has none, as in Cloud Storage, and a copied folder keeps its own.
-    """
+    folder: str
+    """Absolute."""
 
-    def __init__(self, path: Path) -> None:
-        if not path.exists():
-            raise StampError(
-                "there is no model here", where=str(path), todo="give the folder or file of the saved model"
-            )
-        self._folder = path if path.is_dir() else path.parent
-        self._name = None if path.is_dir() else path.name
+    @property
+    def where(self) -> str:
+        """The folder's URI."""
+        return Path(self.folder).as_uri()
 
-    def anchor(self) -> Anchor:
-        """Find the anchor and read its metadata."""
-        with _translated(self._folder):
-            name = self._name or choose_anchor(path.name for path in self._folder.iterdir() if path.is_file())
-            if name is None:
-                todo = "give the folder that the model was saved to"
-                raise StampError("the folder holds no file of a model", where=str(self._folder), todo=todo)
-            with (self._folder / name).open("rb") as file:
-                digest, _ = Digest.of_file(file)
-            return self._with_metadata(name, str(digest))
+    def names(self, *, deep: bool) -> Sequence[str]:
+        """Names of the files in the folder itself, or in all folders below it: the first thousand."""
+        with told(Path(self.folder)):
+            found = sorted(path.relative_to(self.folder).as_posix() for path in self._files(deep=deep))
+        return found[:_MOST_NAMES]
 
-    def _metadata_path(self, name: str) -> Path:
-        return self._folder / FOLDER / f"{name}.metadata.json"
+    def state(self, name: str) -> State | None:
+        """The file's state; its metadata counts only as long as the file is the one that it was written for."""
+        with told(self._path(name)):
+            generation = _generation(self._path(name))
+        if generation is None:
+            return None
+        kept = self._pointers().get(name)
+        if kept is None or kept["generation"] != generation:
+            return State(generation=generation, metageneration="1", metadata={})
+        return State(generation=generation, metageneration=kept["metageneration"], metadata=kept["metadata"])
 
-    def _with_metadata(self, name: str, generation: str) -> Anchor:
-        try:
-            value = json.loads(self._metadata_path(name).read_bytes())
-        except FileNotFoundError:
-            value = {}
-        except ValueError as error:
-            todo = "restore or delete the file; the records beside it are whole"
-            raise StampError("the pointer is damaged", where=str(self._metadata_path(name)), todo=todo) from error
-        if value.get("generation") != generation:
-            value = {}
-        count, metadata = int(value.get("metageneration", 1)), dict(value.get("metadata", {}))
-        return Anchor(name=name, generation=generation, metageneration=count, metadata=metadata)
-
-    def read(self, name: str) -> bytes | None:
-        """Return a file's content; None when there is none."""
-        with _translated(self._folder):
-            try:
-                return (self._folder / name).read_bytes()
-            except FileNotFoundError:
-                return None
+    def read(self, name: str, *, limit: int) -> bytes | None:
+        """A file's content; None when there is no such file."""
+        return read_file(self._path(name), limit=limit)
 
     def create(self, name: str, data: bytes) -> None:
-        """Write a file whose name its content decides."""
-        with _translated(self._folder):
-            if not (self._folder / name).exists():
-                write_whole(self._folder / name, data)
+        """Write a file that is named by its content, whole or not at all."""
+        path = self._path(name)
+        with told(path):
+            if not path.exists():
+                write_whole(path, data)
 
-    def patch(self, anchor: Anchor, metadata: Mapping[str, str]) -> bool:
-        """Merge into the anchor's metadata under a lock, if nothing changed since it was read."""
-        with _translated(self._folder), self._locked():
-            now = self.anchor()
-            if (now.generation, now.metageneration) != (anchor.generation, anchor.metageneration):
-                return False
-            value = {
-                "generation": anchor.generation,
-                "metageneration": anchor.metageneration + 1,
-                "metadata": {**now.metadata, **metadata},
+    def patch(self, name: str, values: Mapping[str, str], state: State) -> None:
+        """Set keys of the file's metadata if the file and its metadata still are as in `state`."""
+        with told(self._path(POINTER)), self._locked():
+            now = self.state(name)
+            if now is None or (now.generation, now.metageneration) != (state.generation, state.metageneration):
+                raise Changed
+            entry = {
+                "generation": now.generation,
+                "metageneration": str(int(now.metageneration) + 1),
+                "metadata": {**now.metadata, **values},
             }
-            write_whole(self._metadata_path(anchor.name), canonical_json(value))
-            return True
+            objects = self._pointers() | {name: entry}
+            write_whole(self._path(POINTER), canonical_json({"schema_version": "1.0", "objects": objects}))
+
+    def check(self, name: str) -> None:  # noqa: ARG002 - the folder decides
+        """StampError when nothing can be written into the folder."""
+        held = self._path(FOLDER) if self._path(FOLDER).is_dir() else Path(self.folder)
+        if not os.access(held, os.W_OK | os.X_OK):
+            todo = "stamp as a user who may write there"
+            raise StampError("the model's folder cannot be written", where=str(held), todo=todo)
+
+    def _path(self, name: str) -> Path:
+        return Path(self.folder) / name
+
+    def _files(self, *, deep: bool) -> Iterator[Path]:
+        root = Path(self.folder)
+        return (path for path in (root.rglob("*") if deep else root.glob("*")) if path.is_file())
+
+    def _pointers(self) -> dict[str, Any]:
+        """Read the metadata of all files, by name; a reader needs no lock, because the file is replaced whole."""
+        data = self.read(POINTER, limit=_POINTER_LIMIT)
+        if data is None:
+            return {}
+        try:
+            objects = json.loads(data)["objects"]
+            return {name: _checked(entry) for name, entry in objects.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            todo = "remove the file and stamp again; the records beside it stay"
+            raise StampError(
+                "the metadata of the model cannot be read", where=str(self._path(POINTER)), todo=todo
+            ) from error
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        folder = self._folder / FOLDER
-        folder.mkdir(exist_ok=True)
-        with (folder / ".lock").open("w") as file:
-            flock(file, LOCK_EX)
+        path = self._path(LOCK)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
+            _lock(file.fileno(), path)
             yield
 
 
+def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = {str(key): str(value) for key, value in entry["metadata"].items()}
+    counter = str(int(entry["metageneration"]))
+    return {"generation": str(entry["generation"]), "metageneration": counter, "metadata": metadata}
+
+
+def _generation(path: Path) -> str | None:
+    """Name a file's content: a folder that is copied elsewhere keeps its stamp, a replaced model does not."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return None
+        with path.open("rb") as file:
+            return str(Digest.of_file(file)[0])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _lock(handle: int, path: Path) -> None:
+    """Lock a file until it is closed; StampError when somebody holds it for a minute, which no stamp does."""
+    for _ in range(int(_LOCK_SECONDS / _LOCK_PAUSE)):
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE)
+    todo = "see with lsof who holds the file"
+    raise StampError("another process keeps the model's metadata locked", where=str(path), todo=todo)
+
+
+def read_file(path: Path, *, limit: int, error: type[EnvbuildError] = StampError) -> bytes | None:
+    """Read a file of at most `limit` bytes; None when there is none, `error` when it is larger or not readable."""
+    with told(path, error):
+        try:
+            with path.open("rb") as file:
+                data = file.read(limit + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    if len(data) > limit:
+        raise error(f"the file has more than {limit} bytes", where=str(path), todo="see that it is the right file")
+    return data
+
+
 @contextmanager
-def _translated(folder: Path) -> Iterator[None]:
+def told(path: Path, error: type[EnvbuildError] = StampError) -> Iterator[None]:
+    """Turn what the operating system refuses into `error`."""
     try:
         yield
-    except PermissionError as error:
-        todo = "stamping writes beside the model: run as a user who may write there"
-        raise StampError(
-            f"the model's folder cannot be used: {error.strerror}", where=str(folder), todo=todo
-        ) from error
+    except OSError as cause:
+        todo = "check the permissions and the free space there"
+        raise error(f"the file system refused: {cause.strerror}", where=str(path), todo=todo) from cause

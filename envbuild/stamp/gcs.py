@@ -1,155 +1,220 @@
-"""A model in Cloud Storage (JSON API; object metadata and request preconditions pages)."""
+"""A model in Cloud Storage, through Google's own client (which honours STORAGE_EMULATOR_HOST by itself)."""
 
+import io
+import itertools
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
+from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, PreconditionFailed, RetryError
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
+from google.cloud.storage import Client
+from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+from google.cloud.storage.retry import DEFAULT_RETRY
+from requests import RequestException
+
 from envbuild.errors import EnvbuildError, StampError
-from envbuild.stamp.store import METADATA_LIMIT, Anchor, choose_anchor
+from envbuild.stamp.record import FOLDER
+from envbuild.stamp.store import Changed, State
 
-TIMEOUT_VARIABLE = "ENVBUILD_GCS_TIMEOUT"
-"""Seconds that one call may take with all its retries; 60 unless it is set."""
 _MOST_NAMES = 1000
-
-
-def _retry() -> Any:
-    from google.cloud.storage.retry import DEFAULT_RETRY  # noqa: PLC0415 - heavy
-
-    return DEFAULT_RETRY.with_timeout(_seconds())
-
-
-def _seconds() -> float:
-    try:
-        return max(0.1, float(os.environ.get(TIMEOUT_VARIABLE, "60")))
-    except ValueError:
-        return 60.0
-
-
-def client() -> Any:
-    """Make the client, with Application Default Credentials or, for STORAGE_EMULATOR_HOST, without any."""
-    from google.cloud.storage import Client  # noqa: PLC0415 - heavy
-
-    return Client()
+_DEFAULT_SECONDS = 60.0
+_NEVER = 1
+"""A generation that no object has: they count microseconds since 1970."""
+_LOGIN = "log in with `gcloud auth application-default login`, or run with a service account"
 
 
 @contextmanager
-def translated(where: str, action: str, kind: type[EnvbuildError] = StampError) -> Iterator[None]:
-    """Turn the client's errors into ours: what, where, what to do."""
-    from google.api_core import exceptions as api  # noqa: PLC0415 - heavy
-    from google.auth import exceptions as auth  # noqa: PLC0415 - heavy
-    from requests import exceptions as requests  # noqa: PLC0415 - heavy
-
-    bucket = where.removeprefix("gs://").partition("/")[0]
+def connected(error: type[EnvbuildError] = StampError) -> Iterator[Client]:
+    """Yield a client with the environment's credentials; `error` when there are none."""
     try:
-        yield
-    except (api.Forbidden, api.Unauthorized) as error:
-        role = f"grant {action} on gs://{bucket} (roles/storage.objectUser) to this account"
-        raise kind(f"Cloud Storage refuses: permission {action} is missing", where=where, todo=role) from error
-    except api.NotFound as error:
-        raise kind("Cloud Storage has no such bucket or object", where=where, todo="check the address") from error
-    except (auth.DefaultCredentialsError, auth.RefreshError) as error:
-        todo = "run `gcloud auth application-default login`, or give the job a service account"
-        raise kind("there are no usable Google credentials", where=where, todo=todo) from error
-    except (api.RetryError, auth.TransportError, requests.RequestException) as error:
-        todo = "check the network and try again; nothing was stamped"
-        raise kind("Cloud Storage cannot be reached", where=where, todo=todo) from error
-    except api.GoogleAPICallError as error:
-        what = f"Cloud Storage answers {error.code}: {str(error.message)[:300]}"
-        raise kind(what, where=where, todo="try again; nothing was stamped") from error
+        # Objects belong to buckets; without this the client insists on a project that nothing here needs.
+        client = Client(project=None)
+    except DefaultCredentialsError as cause:
+        raise error("there are no Google credentials here", where="Cloud Storage", todo=_LOGIN) from cause
+    except (GoogleAuthError, ValueError, OSError) as cause:
+        raise error(f"the Google credentials cannot be used: {cause}", where="Cloud Storage", todo=_LOGIN) from cause
+    with client:
+        yield client
 
 
+@dataclass(frozen=True, slots=True)
 class GcsStore:
     """The folder of a model in a bucket."""
 
-    def __init__(self, bucket: str, path: str) -> None:
-        self._where = f"gs://{bucket}/{path}"
-        with translated(self._where, "storage.objects.get"):
-            self._bucket = client().bucket(bucket)
-            single = self._bucket.get_blob(path, retry=_retry()) is not None
-        folder, _, name = path.rpartition("/")
-        self._name = name if single else None
-        self._prefix = (f"{folder}/" if folder else "") if single else f"{path}/"
+    client: Client
+    bucket: str
+    folder: str
+    """Without slashes around it; empty for the bucket itself."""
 
-    def anchor(self) -> Anchor:
-        """Find the anchor and read its metadata."""
-        with translated(self._where, "storage.objects.list"):
-            name = self._name or self._choose()
-        with translated(f"gs://{self._bucket.name}/{self._prefix}{name}", "storage.objects.get"):
-            blob = self._bucket.get_blob(f"{self._prefix}{name}", retry=_retry())
-        if blob is None:
-            raise self._nothing()
-        metadata = dict(blob.metadata or {})
-        return Anchor(
-            name=name, generation=str(blob.generation), metageneration=int(blob.metageneration), metadata=metadata
-        )
+    @property
+    def where(self) -> str:
+        """The folder's URI."""
+        return f"gs://{self.bucket}/{self.folder}"
 
-    def _choose(self) -> str:
-        blobs = self._bucket.client.list_blobs(
-            self._bucket, prefix=self._prefix, delimiter="/", max_results=_MOST_NAMES, retry=_retry()
-        )
-        name = choose_anchor(blob.name.removeprefix(self._prefix) for blob in blobs if not blob.name.endswith("/"))
-        if name is None:
-            raise self._nothing()
-        return name
+    def names(self, *, deep: bool) -> Sequence[str]:
+        """Names of the objects in the folder itself, or in all folders below it: the first thousand."""
+        prefix = f"{self.folder}/" if self.folder else ""
+        delimiter = None if deep else "/"
+        with told(self.where, self.bucket, "storage.objects.list"):
+            found = self.client.list_blobs(self.bucket, prefix=prefix, delimiter=delimiter, **_patience())
+            return [blob.name.removeprefix(prefix) for blob in itertools.islice(found, _MOST_NAMES)]
 
-    def _nothing(self) -> StampError:
-        return StampError(
-            "there is no model here", where=self._where, todo="give the folder or object of the saved model"
-        )
-
-    def read(self, name: str) -> bytes | None:
-        """Return an object's content; None when there is none."""
-        from google.api_core.exceptions import NotFound  # noqa: PLC0415 - heavy
-
-        with translated(f"gs://{self._bucket.name}/{self._prefix}{name}", "storage.objects.get"):
+    def state(self, name: str) -> State | None:
+        """The object's state now; None when there is no such object, or no such bucket."""
+        blob = self._blob(name)
+        with self._told(name, "storage.objects.get"):
             try:
-                return bytes(self._bucket.blob(f"{self._prefix}{name}").download_as_bytes(retry=_retry()))
+                blob.reload(**_patience())
             except NotFound:
                 return None
+        generation, metageneration = str(blob.generation), str(blob.metageneration)
+        return State(generation=generation, metageneration=metageneration, metadata=blob.metadata or {})
+
+    def read(self, name: str, *, limit: int) -> bytes | None:
+        """An object's content; None when there is no such object."""
+        return read_object(self.client, self.bucket, self._full(name), limit=limit)
 
     def create(self, name: str, data: bytes) -> None:
-        """Write an object whose name its content decides; an older one of this name is the same, and stays."""
-        from google.api_core.exceptions import PreconditionFailed  # noqa: PLC0415 - heavy
+        """Write an object that is named by its content, if it is not there already."""
+        try:
+            with self._told(name, "storage.objects.create"), suppress(PreconditionFailed):
+                self._upload(name, data, generation=0)
+        except StampError as error:
+            # Who may create but not overwrite can be told 403 about an object that is there.
+            if not isinstance(error.__cause__, Forbidden) or self.state(name) is None:
+                raise
 
-        with translated(f"gs://{self._bucket.name}/{self._prefix}{name}", "storage.objects.create"):
-            blob = self._bucket.blob(f"{self._prefix}{name}")
-            kind = "application/toml" if name.endswith(".toml") else "application/json"
+    def patch(self, name: str, values: Mapping[str, str], state: State) -> None:
+        """Set keys of the object's metadata; Changed also when the reply to a first, successful try was lost."""
+        blob = self._blob(name)
+        blob.metadata = dict(values)
+        generation, metageneration = int(state.generation), int(state.metageneration)
+        with self._told(name, "storage.objects.update"):
             try:
-                blob.upload_from_string(data, content_type=kind, if_generation_match=0, retry=_retry())
-            except PreconditionFailed:
-                return
+                blob.patch(if_generation_match=generation, if_metageneration_match=metageneration, **_patience())
+            except (PreconditionFailed, NotFound) as error:
+                raise Changed from error
 
-    def patch(self, anchor: Anchor, metadata: Mapping[str, str]) -> bool:
-        """Merge into the anchor's metadata, if nothing changed since it was read."""
-        from google.api_core.exceptions import NotFound, PreconditionFailed  # noqa: PLC0415 - heavy
+    def check(self, name: str) -> None:
+        """Try both writes under conditions that never hold: 412 says that they are allowed, 403 that they are not."""
+        with self._told(name, "storage.objects.update"), suppress(PreconditionFailed, NotFound):
+            self._blob(name).patch(if_generation_match=_NEVER, **_patience())
+        with self._told(f"{FOLDER}/check", "storage.objects.create"), suppress(PreconditionFailed, NotFound):
+            self._upload(f"{FOLDER}/check", b"", generation=_NEVER)
 
-        together = {**anchor.metadata, **metadata}
-        where = f"gs://{self._bucket.name}/{self._prefix}{anchor.name}"
-        if sum(len(key.encode()) + len(value.encode()) for key, value in together.items()) > METADATA_LIMIT:
-            todo = "remove custom metadata from the object (gcloud storage objects update --remove-custom-metadata)"
-            raise StampError("the object's custom metadata would exceed 8 KiB", where=where, todo=todo)
-        with translated(where, "storage.objects.update"):
-            blob = self._bucket.blob(f"{self._prefix}{anchor.name}", generation=int(anchor.generation))
-            blob.metadata = dict(metadata)
-            try:
-                blob.patch(
-                    if_generation_match=int(anchor.generation),
-                    if_metageneration_match=anchor.metageneration,
-                    retry=_retry(),
-                )
-            except (PreconditionFailed, NotFound):
-                return False
-            return True
+    def _upload(self, name: str, data: bytes, *, generation: int) -> None:
+        content_type = "application/json" if name.endswith(".json") else "application/toml"
+        self._blob(name).upload_from_string(
+            data, content_type=content_type, if_generation_match=generation, **_patience()
+        )
+
+    def _full(self, name: str) -> str:
+        return f"{self.folder}/{name}" if self.folder else name
+
+    def _blob(self, name: str) -> Any:
+        return self.client.bucket(self.bucket).blob(self._full(name))
+
+    def _told(self, name: str, permission: str) -> Any:
+        return told(f"gs://{self.bucket}/{self._full(name)}", self.bucket, permission)
 
 
-def read_object(bucket: str, path: str, limit: int, kind: type[EnvbuildError]) -> bytes:
-    """Read one object of at most `limit` bytes; its size is asked first."""
-    where = f"gs://{bucket}/{path}"
-    with translated(where, "storage.objects.get", kind):
-        blob = client().bucket(bucket).get_blob(path, retry=_retry())
-        if blob is None:
-            raise kind("Cloud Storage has no such object", where=where, todo="check the address")
-        if blob.size > limit:
-            raise kind(f"the object has {blob.size} bytes, more than the {limit} allowed", where=where)
-        return bytes(blob.download_as_bytes(retry=_retry()))
+def read_object(
+    client: Client, bucket: str, name: str, *, limit: int, error: type[EnvbuildError] = StampError
+) -> bytes | None:
+    """Read an object of at most `limit` bytes; None when there is none, `error` when it is larger or not readable."""
+    blob, where = client.bucket(bucket).blob(name), f"gs://{bucket}/{name}"
+    sink = _Bounded(limit)
+    with told(where, bucket, "storage.objects.get", error):
+        try:
+            blob.reload(**_patience())
+            if (blob.size or 0) <= limit:
+                blob.download_to_file(sink, **_patience())
+        except NotFound:
+            return None
+        except _TooLargeError:
+            sink.full = True
+    if sink.full or (blob.size or 0) > limit:
+        raise error(f"the object has more than {limit} bytes", where=where, todo="see that it is the right object")
+    return sink.getvalue()
+
+
+class _TooLargeError(Exception):
+    """More came than was asked for."""
+
+
+class _Bounded(io.BytesIO):
+    """Takes `limit` bytes and no more: an object that is stored gzipped grows on its way here."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.full = False
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self.limit:
+            raise _TooLargeError
+        return super().write(data)
+
+
+def _patience() -> dict[str, Any]:
+    """How long one call may try: ENVBUILD_GCS_TIMEOUT seconds, else 60, where the client's own default is 120."""
+    try:
+        seconds = float(os.environ.get("ENVBUILD_GCS_TIMEOUT", _DEFAULT_SECONDS))
+    except ValueError:
+        seconds = _DEFAULT_SECONDS
+    seconds = min(max(seconds, 0.01), 3600.0)
+    retry = DEFAULT_RETRY.with_timeout(seconds).with_delay(initial=min(1.0, seconds / 60), maximum=10.0)
+    return {"retry": retry, "timeout": min(seconds, 60.0)}
+
+
+@contextmanager
+def told(where: str, bucket: str, permission: str, error: type[EnvbuildError] = StampError) -> Iterator[None]:
+    """Turn what Cloud Storage refuses into `error`; answers that the caller expects do not get here."""
+    try:
+        yield
+    except GoogleAPICallError as cause:
+        raise _refused(cause, where, bucket, permission, error) from cause
+    except GoogleAuthError as cause:
+        raise error("Google refused the credentials", where=where, todo=_LOGIN) from cause
+    except RetryError as cause:
+        raise _given_up(cause, where, error) from cause
+    except (RequestException, ConnectionError, DataCorruption, InvalidResponse) as cause:
+        raise error("Cloud Storage could not be reached, or its answer broke off", where=where, todo=_AGAIN) from cause
+
+
+_AGAIN = "see that the network reaches Cloud Storage, then run the command again"
+
+
+def _refused(
+    cause: GoogleAPICallError, where: str, bucket: str, permission: str, error: type[EnvbuildError]
+) -> EnvbuildError:
+    match cause.code:
+        case 401:
+            return error("Cloud Storage wants other credentials (401)", where=where, todo=_LOGIN)
+        case 403:
+            todo = f"grant the caller a role with it on gs://{bucket}, such as roles/storage.objectUser"
+            return error(f"permission {permission} is missing on bucket {bucket} (403)", where=where, todo=todo)
+        case 404:
+            return error("there is no such bucket", where=where, todo="check the bucket's name")
+        case _:
+            return error(f"Cloud Storage refused with {cause.code}: {_said(cause)}", where=where, todo=_AGAIN)
+
+
+def _given_up(cause: RetryError, where: str, error: type[EnvbuildError]) -> EnvbuildError:
+    last = cause.cause
+    if isinstance(last, GoogleAPICallError):
+        return error(f"Cloud Storage kept answering {last.code}: {_said(last)}", where=where, todo=_AGAIN)
+    return error("Cloud Storage could not be reached", where=where, todo=_AGAIN)
+
+
+def _said(cause: GoogleAPICallError) -> str:
+    """One line of what Cloud Storage itself said."""
+    try:
+        text = str(cause.response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        text = ""
+    line = "".join(letter if letter.isprintable() else " " for letter in text[:300])
+    return line or "no reason given"

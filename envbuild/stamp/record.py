@@ -1,134 +1,278 @@
-"""The record on a model: which images serve it, as values and as bytes."""
+"""The stamp as values: the record beside a model, and the pointer to it in the model's metadata.
+
+The record is the truth and travels with the model's folder; the pointer is what one request for metadata shows.
+"""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
 
 from envbuild.errors import StampError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
+from envbuild.oci.reference import Reference
 
 SCHEMA_VERSION = "1.0"
+"""Written by this release; a newer minor version is read, a newer major one is refused."""
+
 FOLDER = "envbuild"
-"""Beside the model: records, manifests and locks, each under a name that its content decides."""
-Role = Literal["train", "serve"]
-_PREFIX = "envbuild-"
-_RECORD_KEY = "envbuild-record"
+"""The folder beside the model that holds all that envbuild writes."""
+
+MAX_METADATA = 8 * 1024
+"""Bytes of all custom metadata of one object, keys and values together (Cloud Storage, "Quotas and limits")."""
+
+USUAL_PLATFORM = "linux/amd64"
+"""The one platform that a pointer's key does not name."""
+
+_MAJOR = 1
+_WORD = re.compile(r"[a-z0-9][a-z0-9_]{0,31}\Z")
+_PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+(?:/[a-z0-9]+)?\Z")
+_RECORD_NAME = re.compile(rf"{FOLDER}/record-([0-9a-f]{{64}})\.json\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StampEntry:
-    """One image of the model."""
+    """One image to be written on a model; ValueError when its parts do not fit."""
 
-    role: Role
+    role: str
+    """`train` or `serve`."""
     variant: str
+    """`gpu` or `cpu`."""
     platform: str
     """`linux/amd64`."""
-    digest: Digest
     reference: str | None
-    """By digest, as the registry confirmed it; None while the image is only an OCI layout."""
+    """`host/repo@sha256:…` as the registry confirmed it; None for an image that lies in an OCI layout."""
+    digest: Digest
     environment: Digest
+
+    def __post_init__(self) -> None:
+        for word in (self.role, self.variant):
+            if not _WORD.match(word):
+                raise ValueError(f"not a role or variant: {word!r}")
+        if not _PLATFORM.match(self.platform):
+            raise ValueError(f"not a platform: {self.platform!r}")
+        if self.reference is not None and not _is_exact(self.reference, self.digest):
+            raise ValueError(f"not a reference to {self.digest}: {self.reference!r}")
 
     @property
     def slot(self) -> tuple[str, str, str]:
-        """What there can be one image for."""
+        """Role, variant and platform: a model has one image for each."""
         return self.role, self.variant, self.platform
+
+    @property
+    def image(self) -> str:
+        """The reference by digest, or the bare digest of an image that was not pushed."""
+        return self.reference or str(self.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StampedImage:
-    """An entry with the digests of the manifest and lock that it was built from."""
+class StampedImage(StampEntry):
+    """An image on a model, and the inputs that it was made from."""
 
-    entry: StampEntry
-    manifest: Digest
-    lock: Digest
+    manifest_sha256: Digest
+    """Of the training manifest; a copy lies beside the record."""
+    lock_sha256: Digest
+    """Of the lock; a copy lies beside the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """The one object of a model that carries the pointer."""
+
+    name: str
+    """Inside the model's folder."""
+    generation: str
+    """Which content of that name: Cloud Storage's generation, or a file's identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """The whole record; never changed, only followed by another."""
+    """One record: everything known of a model's images, from the moment it was written."""
 
     model: str
-    anchor: str
-    """The object whose metadata points here, relative to the model's folder."""
-    generation: str
-    """Of the anchor: which content was stamped."""
+    """The model's URI."""
+    anchor: Anchor
     images: tuple[StampedImage, ...]
-    """Sorted by slot."""
+    """Sorted by slot; one image a slot."""
+    environment: Digest
+    """Of the image that this record added."""
+    manifest_sha256: Digest
+    """Of the image that this record added."""
+    lock_sha256: Digest
+    """Of the image that this record added."""
     created: str
     """RFC 3339, UTC."""
     envbuild: str
-    """The version that wrote it."""
-    previous: str | None
-    """The record before this one."""
+    """Version of envbuild."""
+    previous: str | None = None
+    """The name of the record before this one."""
+    schema_version: str = SCHEMA_VERSION
 
-    def find(self, slot: tuple[str, str, str]) -> StampedImage | None:
-        """Return the image of a slot."""
-        return next((image for image in self.images if image.entry.slot == slot), None)
+    def image(self, slot: tuple[str, str, str]) -> StampedImage | None:
+        """Return the image for a role, variant and platform."""
+        return next((image for image in self.images if image.slot == slot), None)
 
-    def with_image(self, image: StampedImage) -> Self:
-        """The same record with an image added, or replaced in its slot."""
-        others = [other for other in self.images if other.entry.slot != image.entry.slot]
-        return replace(self, images=tuple(sorted([*others, image], key=lambda image: image.entry.slot)))
 
-    def to_bytes(self) -> bytes:
-        """Serialise; equal records have equal bytes."""
-        images = [
-            asdict(image.entry)
-            | {"digest": str(image.entry.digest), "environment": str(image.entry.environment)}
-            | {"manifest_sha256": image.manifest.hex, "lock_sha256": image.lock.hex}
-            for image in self.images
-        ]
-        value = {"schema_version": SCHEMA_VERSION, "images": images}
-        names = ("model", "anchor", "generation", "created", "envbuild", "previous")
-        return canonical_json(value | {name: getattr(self, name) for name in names})
+def stamped(entry: StampEntry, manifest: bytes, lock: bytes) -> StampedImage:
+    """Join an entry with the digests of what it was made from."""
+    return StampedImage(
+        role=entry.role,
+        variant=entry.variant,
+        platform=entry.platform,
+        reference=entry.reference,
+        digest=entry.digest,
+        environment=entry.environment,
+        manifest_sha256=Digest.of(manifest),
+        lock_sha256=Digest.of(lock),
+    )
 
-    @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Self:
-        """Read a record; StampError when it is damaged or of a newer major version."""
-        try:
-            value: dict[str, Any] = json.loads(data)
-            if str(value["schema_version"]).split(".")[0] != SCHEMA_VERSION.split(".", maxsplit=1)[0]:
-                todo = "use a newer envbuild"
-                raise StampError(f"the record has schema version {value['schema_version']}", where=where, todo=todo)
-            return cls(
-                images=tuple(_image(image) for image in value["images"]),
-                **{name: value[name] for name in ("model", "anchor", "generation", "created", "envbuild", "previous")},
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            todo = "restore the file; envbuild never changes a record once it is written"
-            raise StampError(f"the record cannot be read: {error!r}", where=where, todo=todo) from error
+
+def merged(images: Iterable[StampedImage], image: StampedImage) -> tuple[StampedImage, ...]:
+    """Put an image into its slot; other slots stay as they are, and so does a known reference to the same bytes."""
+    others = {other.slot: other for other in images}
+    old = others.get(image.slot)
+    if old and old.digest == image.digest and image.reference is None:
+        image = replace(image, reference=old.reference)
+    return tuple(sorted((others | {image.slot: image}).values(), key=lambda one: one.slot))
+
+
+def rfc3339(moment: datetime) -> str:
+    """Write a moment as `2026-01-31T12:00:00Z`; ValueError when it has no time zone."""
+    if moment.tzinfo is None:
+        raise ValueError("a moment without a time zone")
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def record_bytes(record: Stamp) -> bytes:
+    """Serialise a record; equal records give equal bytes."""
+    return canonical_json(
+        {
+            "schema_version": record.schema_version,
+            "model": record.model,
+            "anchor": {"name": record.anchor.name, "generation": record.anchor.generation},
+            "images": [image_dict(image) for image in record.images],
+            "environment": str(record.environment),
+            "manifest_sha256": record.manifest_sha256.hex,
+            "lock_sha256": record.lock_sha256.hex,
+            "created": record.created,
+            "envbuild": record.envbuild,
+            "previous": record.previous,
+        }
+    )
+
+
+def record_name(data: bytes) -> str:
+    """Name a record by its content, inside the model's folder."""
+    return f"{FOLDER}/record-{Digest.of(data).hex}.json"
+
+
+def manifest_name(image: StampedImage) -> str:
+    """Name the copy of the training manifest, inside the model's folder."""
+    return f"{FOLDER}/manifest-{image.manifest_sha256.hex}.json"
+
+
+def lock_name(image: StampedImage) -> str:
+    """Name the copy of the lock (PEP 751, "File Name"), inside the model's folder."""
+    return f"{FOLDER}/pylock.{image.lock_sha256.hex}.toml"
+
+
+def read_record(name: str, data: bytes) -> Stamp:
+    """Read a record; StampError when the bytes are not those of its name, not a record, or of a newer schema."""
+    where, todo = name, "restore the record from the bucket's history, or remove the model's envbuild-* metadata"
+    if name != record_name(data):
+        raise StampError("the record's content is not what its name says", where=where, todo=todo)
+    try:
+        value = json.loads(data)
+        newer = int(value["schema_version"].split(".")[0]) > _MAJOR
+        if not newer:
+            return _stamp(value)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StampError("this is not a record of a stamp", where=where, todo=todo) from error
+    raise StampError(
+        f"the record has schema {value['schema_version']}, this envbuild reads {SCHEMA_VERSION}",
+        where=where,
+        todo="install a newer envbuild",
+    )
+
+
+def pointer(record: Stamp, name: str) -> dict[str, str]:
+    """Return the metadata that points to a record: enough to find and to check the images without reading it."""
+    images = {_image_key(image): image.image for image in record.images}
+    return images | {
+        "envbuild-schema": record.schema_version,
+        "envbuild-environment": str(record.environment),
+        "envbuild-manifest-sha256": record.manifest_sha256.hex,
+        "envbuild-record": name,
+    }
+
+
+def pointed(metadata: Mapping[str, str], where: str) -> str | None:
+    """Return the name of the record that metadata points to, None without a stamp; StampError when it is no name."""
+    name = metadata.get("envbuild-record")
+    if name is not None and not _RECORD_NAME.match(name):
+        todo = "remove the model's envbuild-* metadata and stamp again"
+        raise StampError("the model's metadata names no record that envbuild wrote", where=where, todo=todo)
+    return name
+
+
+def metadata_size(metadata: Mapping[str, str]) -> int:
+    """Bytes of custom metadata as Cloud Storage counts them."""
+    return sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items())
+
+
+def _image_key(image: StampedImage) -> str:
+    platform = "" if image.platform == USUAL_PLATFORM else "-" + image.platform.replace("/", "-")
+    return f"envbuild-image-{image.role}-{image.variant}{platform}"
+
+
+def image_dict(image: StampedImage) -> dict[str, Any]:
+    """Return an image as it stands in a record."""
+    return {
+        "role": image.role,
+        "variant": image.variant,
+        "platform": image.platform,
+        "reference": image.reference,
+        "digest": str(image.digest),
+        "environment": str(image.environment),
+        "manifest_sha256": image.manifest_sha256.hex,
+        "lock_sha256": image.lock_sha256.hex,
+    }
+
+
+def _stamp(value: Mapping[str, Any]) -> Stamp:
+    return Stamp(
+        schema_version=str(value["schema_version"]),
+        model=str(value["model"]),
+        anchor=Anchor(name=str(value["anchor"]["name"]), generation=str(value["anchor"]["generation"])),
+        images=tuple(_image(image) for image in value["images"]),
+        environment=Digest.parse(value["environment"]),
+        manifest_sha256=Digest(value["manifest_sha256"]),
+        lock_sha256=Digest(value["lock_sha256"]),
+        created=str(value["created"]),
+        envbuild=str(value["envbuild"]),
+        previous=value["previous"],
+    )
 
 
 def _image(value: Mapping[str, Any]) -> StampedImage:
-    entry = StampEntry(
+    return StampedImage(
         role=value["role"],
         variant=value["variant"],
         platform=value["platform"],
-        digest=Digest.parse(value["digest"]),
         reference=value["reference"],
+        digest=Digest.parse(value["digest"]),
         environment=Digest.parse(value["environment"]),
+        manifest_sha256=Digest(value["manifest_sha256"]),
+        lock_sha256=Digest(value["lock_sha256"]),
     )
-    return StampedImage(entry=entry, manifest=Digest(value["manifest_sha256"]), lock=Digest(value["lock_sha256"]))
 
 
-def content_name(kind: str, digest: Digest) -> str:
-    """Name a file beside the model by its content: `envbuild/record-<hex>.json`."""
-    return f"{FOLDER}/{kind}-{digest.hex}.{'toml' if kind == 'lock' else 'json'}"
-
-
-def pointer(stamp: Stamp, name: str) -> dict[str, str]:
-    """Return the anchor's metadata for a record: the images by digest, and where the record is; under 1 KiB."""
-    values = {"envbuild-schema": SCHEMA_VERSION, _RECORD_KEY: name}
-    for image in stamp.images:
-        entry = image.entry
-        values[f"{_PREFIX}image-{entry.role}-{entry.variant}"] = entry.reference or str(entry.digest)
-        values["envbuild-environment"] = str(entry.environment)
-        values["envbuild-manifest-sha256"] = image.manifest.hex
-    return values
-
-
-def record_name(metadata: Mapping[str, str]) -> str | None:
-    """Return the record that an anchor's metadata points to."""
-    return metadata.get(_RECORD_KEY)
+def _is_exact(reference: str, digest: Digest) -> bool:
+    try:
+        parsed = Reference.parse(reference)
+    except ValueError:
+        return False
+    return parsed.digest == digest and parsed.tag is None

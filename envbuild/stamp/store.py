@@ -1,81 +1,78 @@
-"""Where a model lies: what the stamp needs of a bucket or a folder."""
+"""What a stamp needs of the place where a model lies, and which object of a model is its anchor."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from envbuild.errors import UsageError
 from envbuild.stamp.record import FOLDER
 
-METADATA_LIMIT = 8 << 10
-"""Bytes of custom metadata that Cloud Storage keeps for one object (quotas page)."""
-# What a model is known by, the surest first.
-_SUFFIXES = (".keras", ".h5", ".hdf5", ".pt2", ".pt", ".pth", ".onnx", ".safetensors")
+MODEL_SUFFIXES = (".keras", ".h5", ".pt", ".onnx")
+"""Files that are a whole model."""
+
+SAVED_MODEL = "saved_model.pb"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor:
-    """The object of the model that carries the pointer, as it was when it was read."""
+class State:
+    """An object as it was at one moment."""
 
-    name: str
-    """Relative to the model's folder."""
     generation: str
     """Changes with the content."""
-    metageneration: int
-    """Changes with the metadata."""
+    metageneration: str
+    """Changes with the metadata, and begins anew with each generation."""
     metadata: Mapping[str, str]
+    """Everybody's, not only envbuild's."""
+
+
+class Changed(Exception):  # noqa: N818 - not an error yet: the stamp looks again and decides
+    """The object is not in the state that was asked for any more; never leaves this package."""
 
 
 class Store(Protocol):
-    """A model's folder; every method raises StampError for what the outside can cause."""
+    """The folder that holds a model; names are relative to it, with `/` between their parts. All raise StampError."""
 
-    def anchor(self) -> Anchor:
-        """Find the anchor and read its metadata."""
+    @property
+    def where(self) -> str:
+        """The folder's URI, for messages."""
         ...
 
-    def read(self, name: str) -> bytes | None:
-        """Return a file's content; None when there is none."""
+    def names(self, *, deep: bool) -> Sequence[str]:
+        """Names of the objects in the folder itself, or in all folders below it: the first thousand."""
+        ...
+
+    def state(self, name: str) -> State | None:
+        """The object's state now; None when there is no such object."""
+        ...
+
+    def read(self, name: str, *, limit: int) -> bytes | None:
+        """An object's content; None when there is no such object. One of more than `limit` bytes is refused."""
         ...
 
     def create(self, name: str, data: bytes) -> None:
-        """Write a file whose name its content decides; one that is there already is the same."""
+        """Write an object that is named by its content; one that is there already is left alone."""
         ...
 
-    def patch(self, anchor: Anchor, metadata: Mapping[str, str]) -> bool:
-        """Merge into the anchor's metadata; False when content or metadata are no longer those of `anchor`."""
+    def patch(self, name: str, values: Mapping[str, str], state: State) -> None:
+        """Set these keys of the metadata if the object still is in this state; Changed when it is not."""
         ...
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelUri:
-    """A model's address."""
-
-    bucket: str | None
-    """None for a folder or file of this machine."""
-    path: str
-    """Object name or prefix, without slashes at its ends; or a local path."""
-
-
-def parse_model_uri(text: str) -> ModelUri:
-    """Read `gs://bucket/path`, `file:///path` or a plain path; UsageError for everything else."""
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        return ModelUri(bucket=None, path=text)
-    if scheme == "file":
-        return ModelUri(bucket=None, path=rest)
-    bucket, _, path = rest.partition("/")
-    if scheme == "gs" and bucket and path.strip("/"):
-        return ModelUri(bucket=bucket, path=path.strip("/"))
-    todo = "give gs://BUCKET/PATH, a folder or a file"
-    raise UsageError("this is no address of a model", where=text, todo=todo)
+    def check(self, name: str) -> None:
+        """Change nothing, and raise StampError when it is certain already that this object cannot be stamped."""
+        ...
 
 
 def choose_anchor(names: Iterable[str]) -> str | None:
-    """Choose among the names of a model's folder: saved_model.pb, else a model file by its ending, else the first."""
-    found = sorted(name for name in names if not name.startswith(f"{FOLDER}/") and name != FOLDER)
-    if "saved_model.pb" in found:
-        return "saved_model.pb"
-    for suffix in _SUFFIXES:
-        if fitting := [name for name in found if name.endswith(suffix)]:
-            return fitting[0]
-    return found[0] if found else None
+    """Choose the object that carries the pointer; None when there is no object.
+
+    `saved_model.pb` in the folder itself, else the only `*.keras`, `*.h5`, `*.pt` or `*.onnx` there, else the first in
+    this order: the folder before those below it, `saved_model.pb` before other names, then by name.
+    """
+    own = [name for name in names if not name.startswith(f"{FOLDER}/") and not name.endswith("/")]
+    whole = [name for name in own if "/" not in name and name.endswith(MODEL_SUFFIXES)]
+    if SAVED_MODEL not in own and len(whole) == 1:
+        return whole[0]
+    return min(own, key=_order, default=None)
+
+
+def _order(name: str) -> tuple[int, bool, str]:
+    return name.count("/"), name.rpartition("/")[2] != SAVED_MODEL, name

@@ -100,7 +100,9 @@ def test_tensorflow_2_8_on_python_3_9_whose_manifest_is_made_in_its_base(tmp_pat
         "--push", f"{registry.host}/e2e/tf28", "--stamp", tmp_path / "model",
     ).stdout  # fmt: skip
     result = json.loads(reported)
-    pointer = json.loads((tmp_path / "model/envbuild/saved_model.pb.metadata.json").read_bytes())["metadata"]
+    pointer = json.loads((tmp_path / "model/envbuild/pointer.json").read_bytes())["objects"]["saved_model.pb"][
+        "metadata"
+    ]
     assert pointer["envbuild-image-train-cpu"] == result["image"]
     engine.pull(result["image"])
     found = predictions(engine, result["image"], tmp_path / "model", tmp_path / "model-expected.json")

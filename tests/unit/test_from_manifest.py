@@ -121,7 +121,9 @@ def test_a_push_ends_with_the_reference_that_the_registry_confirmed(site):
         assert result["image"] == f"{registry.host}/team/model@{result['digest']}"
         tag = f"env-{result['environment'].removeprefix('sha256:')[:12]}"
         assert registry.tags == {f"team/model:{name}": result["digest"] for name in ("v1", tag)}
-    metadata = json.loads((site.folder / "model/envbuild/saved_model.pb.metadata.json").read_bytes())["metadata"]
+    metadata = json.loads((site.folder / "model/envbuild/pointer.json").read_bytes())["objects"]["saved_model.pb"][
+        "metadata"
+    ]
     assert metadata["envbuild-image-train-cpu"] == result["image"]
 
 

@@ -1,8 +1,11 @@
 """The stamp: written once, merged, never lost, never on the wrong model; in a folder and in a bucket alike."""
 
+import gzip
 import json
+import multiprocessing
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +14,9 @@ import pytest
 from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.stamp import StampEntry, check_stampable, read_stamp, read_uri, stamp
-from envbuild.stamp.record import Stamp, pointer
+from envbuild.stamp.objects import found as found_model
+from envbuild.stamp.record import pointer, read_record, record_bytes, record_name, stamped
+from envbuild.stamp.stamping import write_stamp
 from envbuild.stamp.store import choose_anchor
 from tests.fakes.gcs import FakeGcs
 
@@ -30,8 +35,8 @@ def entry(role="train", variant="cpu", platform="linux/amd64", content=b"image")
     )
 
 
-def write(model: str, item: StampEntry | None = None, **changes):
-    return stamp(model, item or entry(), manifest=b"{}", lock=b"lock", now=NOW, **changes)
+def write(model: str, item: StampEntry | None = None):
+    return stamp(model, item or entry(), manifest=b"{}", lock=b"lock", now=NOW)
 
 
 class InFolder:
@@ -54,8 +59,8 @@ class InFolder:
         )
 
     def metadata(self) -> dict[str, str]:
-        path = self.folder / "envbuild/saved_model.pb.metadata.json"
-        return json.loads(path.read_bytes())["metadata"] if path.exists() else {}
+        path = self.folder / "envbuild/pointer.json"
+        return json.loads(path.read_bytes())["objects"]["saved_model.pb"]["metadata"] if path.exists() else {}
 
 
 class InBucket:
@@ -100,10 +105,10 @@ def test_record_and_pointer_name_the_image_by_digest(model):
     assert sum(len(key) + len(value) for key, value in metadata.items()) < 1024
     found = read_stamp(model.uri)
     assert found is not None
-    assert [image.entry for image in found.images] == [entry()]
-    assert result.record == f"envbuild/record-{Digest.of(found.to_bytes()).hex}.json"
+    assert found.images == (stamped(entry(), b"{}", b"lock"),)
+    assert result.record == f"envbuild/record-{Digest.of(record_bytes(found)).hex}.json"
     assert f"envbuild/manifest-{Digest.of(b'{}').hex}.json" in model.names()
-    assert f"envbuild/lock-{Digest.of(b'lock').hex}.toml" in model.names()
+    assert f"envbuild/pylock.{Digest.of(b'lock').hex}.toml" in model.names()
 
 
 def test_the_same_stamp_again_changes_nothing(model):
@@ -120,7 +125,7 @@ def test_roles_and_variants_are_merged_and_history_is_kept(model):
     third = write(model.uri, entry(variant="gpu", content=b"gpu"))
     found = read_stamp(model.uri)
     assert found is not None
-    assert {image.entry.slot[:2] for image in found.images} == {("train", "cpu"), ("serve", "cpu"), ("train", "gpu")}
+    assert {image.slot[:2] for image in found.images} == {("train", "cpu"), ("serve", "cpu"), ("train", "gpu")}
     assert found.previous == second.record
     assert {first.record, second.record, third.record} <= set(model.names())
 
@@ -130,7 +135,7 @@ def test_a_new_image_takes_its_slot_and_the_old_record_stays(model):
     write(model.uri, entry(content=b"new"))
     found = read_stamp(model.uri)
     assert found is not None
-    assert [image.entry.digest for image in found.images] == [Digest.of(b"new")]
+    assert [image.digest for image in found.images] == [Digest.of(b"new")]
     assert found.previous == first.record
 
 
@@ -157,11 +162,24 @@ def test_eight_stampers_at_once_lose_nothing(model):
         results = list(pool.map(run, entries))
     found = read_stamp(model.uri)
     assert found is not None
-    assert {image.entry for image in found.images} == set(entries)
+    assert {(image.slot, image.digest) for image in found.images} == {(one.slot, one.digest) for one in entries}
     assert all(result.changed for result in results)
 
 
-@pytest.mark.parametrize("uri", ["gs://", "gs://bucket", "s3://bucket/model", "gs:///x"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "gs://",
+        "gs://bucket",
+        "gs://bucket/",
+        "gs://Bucket/x",
+        "s3://bucket/model",
+        "gs:///x",
+        "file://host/x",
+        "a\0b",
+    ],
+)
 def test_what_is_no_address_of_a_model_is_refused(uri):
     with pytest.raises(UsageError):
         check_stampable(uri)
@@ -232,7 +250,7 @@ def test_a_missing_permission_is_named(gcs, permission):
 def test_metadata_beyond_8_kib_is_refused_before_it_is_sent(gcs):
     model = InBucket(gcs)
     gcs.put("models", "runs/1/saved_model.pb", b"graph", metadata={"big": "x" * 8000})
-    with pytest.raises(StampError, match="8 KiB"):
+    with pytest.raises(StampError, match="8192 bytes"):
         write(model.uri)
     assert model.metadata() == {"big": "x" * 8000}
 
@@ -240,7 +258,7 @@ def test_metadata_beyond_8_kib_is_refused_before_it_is_sent(gcs):
 def test_a_server_that_is_gone_is_told_in_time(gcs, monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     monkeypatch.setenv("ENVBUILD_GCS_TIMEOUT", "1")
-    with pytest.raises(StampError, match="cannot be reached"):
+    with pytest.raises(StampError, match="could not be reached"):
         check_stampable("gs://models/runs/1")
 
 
@@ -267,6 +285,8 @@ def test_objects_are_read_up_to_their_limit(gcs):
         (["a.txt", "saved_model.pb", "x.keras"], "saved_model.pb"),
         (["notes.txt", "x.keras"], "x.keras"),
         (["b.onnx", "a.pt"], "a.pt"),
+        (["b.onnx", "README"], "b.onnx"),
+        (["2/a", "1/saved_model.pb", "1/fingerprint.pb", "envbuild/pointer.json"], "1/saved_model.pb"),
         (["z.bin", "envbuild/record-1.json"], "z.bin"),
         ([], None),
     ],
@@ -278,7 +298,7 @@ def test_the_anchor_is_what_a_model_is_known_by(names, anchor):
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"not json", b'{"schema_version": "2.0"}'])
 def test_a_damaged_or_newer_record_is_an_error(data):
     with pytest.raises(StampError):
-        Stamp.from_bytes(data, "here")
+        read_record(record_name(data), data)
 
 
 def test_a_record_reads_back_what_it_writes(tmp_path):
@@ -286,5 +306,210 @@ def test_a_record_reads_back_what_it_writes(tmp_path):
     write(model.uri)
     found = read_stamp(model.uri)
     assert found is not None
-    assert Stamp.from_bytes(found.to_bytes(), "here") == found
+    data = record_bytes(found)
+    assert read_record(record_name(data), data) == found
     assert pointer(found, "x")["envbuild-record"] == "x"
+
+
+class Between:
+    """A store in which something happens right before the pointer is set."""
+
+    def __init__(self, store, call, times=1) -> None:
+        self.store, self.call, self.times = store, call, times
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def patch(self, name, values, state):
+        if self.times:
+            self.times -= 1
+            self.call()
+        self.store.patch(name, values, state)
+
+
+def write_between(model, call, item=None, times=1):
+    with found_model(model.uri) as it:
+        interrupted = replace(it, store=Between(it.store, call, times))
+        return write_stamp(
+            interrupted, item or entry(), manifest=b"{}", lock=b"lock", now=NOW, pause=lambda tried: None
+        )
+
+
+def test_a_rival_in_the_same_place_wins_and_is_shown(model):
+    with pytest.raises(StampConflict) as caught:
+        write_between(model, lambda: write(model.uri, entry(content=b"theirs")))
+    assert entry(content=b"theirs").image in str(caught.value)
+    assert entry().image in str(caught.value)
+    assert model.metadata()["envbuild-image-train-cpu"] == entry(content=b"theirs").reference
+
+
+def test_a_neighbour_in_another_place_is_merged(model):
+    assert write_between(model, lambda: write(model.uri, entry(role="serve"))).changed
+    assert {"envbuild-image-train-cpu", "envbuild-image-serve-cpu"} <= model.metadata().keys()
+
+
+def test_the_same_stamp_by_somebody_else_meanwhile_is_no_conflict(model):
+    result = write_between(model, lambda: write(model.uri))
+    assert result.record == model.metadata()["envbuild-record"]
+
+
+def test_a_model_replaced_or_removed_meanwhile_is_refused(model):
+    with pytest.raises(StampConflict, match="replaced"):
+        write_between(model, lambda: model.replace(b"other graph"))
+    assert "envbuild-record" not in (model.metadata() if isinstance(model, InBucket) else {})
+
+
+def test_without_end_of_changes_the_stamp_gives_up(model):
+    others = iter(range(100))
+    with pytest.raises(StampError, match="8 times"):
+        write_between(model, lambda: write(model.uri, entry(role="serve", content=b"%d" % next(others))), times=99)
+
+
+def test_platforms_have_a_key_each(model):
+    write(model.uri)
+    write(model.uri, entry(platform="linux/arm64", content=b"arm"))
+    metadata = model.metadata()
+    assert metadata["envbuild-image-train-cpu"] == entry().reference
+    assert metadata["envbuild-image-train-cpu-linux-arm64"] == entry(content=b"arm").reference
+
+
+def test_an_unpushed_image_is_named_by_its_digest_and_later_by_its_reference(model):
+    layout = replace(entry(), reference=None)
+    write(model.uri, layout)
+    assert model.metadata()["envbuild-image-train-cpu"] == str(layout.digest)
+    assert write(model.uri).changed
+    assert not write(model.uri, layout).changed
+    assert model.metadata()["envbuild-image-train-cpu"] == entry().reference
+
+
+def test_a_version_folder_below_the_model_is_found(gcs, tmp_path):
+    gcs.put("models", "deep/1/saved_model.pb", b"graph")
+    write("gs://models/deep")
+    assert "envbuild-record" in gcs.metadata("models", "deep/1/saved_model.pb")
+    (tmp_path / "deep/1").mkdir(parents=True)
+    (tmp_path / "deep/1/saved_model.pb").write_bytes(b"graph")
+    assert write(str(tmp_path / "deep")).changed
+    assert (tmp_path / "deep/envbuild/pointer.json").exists()
+
+
+def test_two_models_in_one_folder_do_not_meet(tmp_path):
+    for name in ("a.keras", "b.keras"):
+        (tmp_path / name).write_bytes(name.encode())
+        write(str(tmp_path / name), entry(content=name.encode()))
+    for name in ("a.keras", "b.keras"):
+        found = read_stamp((tmp_path / name).as_uri())
+        assert found is not None
+        assert [image.digest for image in found.images] == [Digest.of(name.encode())]
+
+
+@pytest.mark.parametrize("permission", ["storage.objects.get", "storage.objects.create", "storage.objects.update"])
+def test_a_missing_permission_is_found_early_and_nothing_is_written(gcs, permission):
+    model = InBucket(gcs)
+    gcs.deny(permission, "models")
+    with pytest.raises(StampError, match=permission):
+        check_stampable(model.uri)
+    gcs.bucket("models").denied.clear()
+    before = gcs.bucket("models").objects["runs/1/saved_model.pb"]
+    check_stampable(model.uri)
+    assert model.names() == ["saved_model.pb"]
+    assert gcs.bucket("models").objects["runs/1/saved_model.pb"] == before
+
+
+def test_a_listing_that_is_not_allowed_and_a_bucket_that_is_not_there(gcs):
+    gcs.bucket("models")
+    with pytest.raises(StampError, match="no such bucket"):
+        check_stampable("gs://absent/model")
+    gcs.deny("storage.objects.list", "models")
+    with pytest.raises(StampError, match=r"storage\.objects\.(get|list)"):
+        check_stampable("gs://models/absent")
+
+
+def test_a_server_that_keeps_refusing_is_quoted(gcs, monkeypatch):
+    monkeypatch.setenv("ENVBUILD_GCS_TIMEOUT", "0.3")
+    model = InBucket(gcs)
+    gcs.fail("patch", status=503, times=99)
+    with pytest.raises(StampError, match="kept answering 503"):
+        write(model.uri)
+
+
+def test_without_credentials_the_login_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with pytest.raises(StampError, match="no Google credentials") as caught:
+        check_stampable("gs://models/runs/1")
+    assert "gcloud auth application-default login" in caught.value.todo
+
+
+def test_a_gzipped_object_is_not_read_beyond_its_limit(gcs):
+    gcs.bucket("models").put("z", gzip.compress(b"z" * 100_000), contentEncoding="gzip")
+    with pytest.raises(ManifestError, match="more than"):
+        read_uri("gs://models/z", limit=99_999, error=ManifestError)
+    assert len(read_uri("gs://models/z", limit=100_000, error=ManifestError)) == 100_000
+
+
+def test_a_pointer_to_what_is_no_record_is_refused(gcs):
+    model = InBucket(gcs)
+    gcs.put("models", "runs/1/saved_model.pb", b"graph", metadata={"envbuild-record": "../../secret"})
+    with pytest.raises(StampError, match="no record that envbuild wrote"):
+        write(model.uri)
+
+
+def test_a_record_that_is_gone_or_altered_is_refused(model):
+    name = write(model.uri).record
+    alter(model, name, b"{}")
+    with pytest.raises(StampError, match="not what its name says"):
+        read_stamp(model.uri)
+    alter(model, name, None)
+    with pytest.raises(StampError, match="missing"):
+        write(model.uri)
+
+
+def alter(model, name, data) -> None:
+    if isinstance(model, InFolder):
+        path = model.folder / name
+        path.write_bytes(data) if data is not None else path.unlink()
+    elif data is not None:
+        model.gcs.put("models", f"runs/1/{name}", data)
+    else:
+        model.gcs.bucket("models").remove(f"runs/1/{name}")
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"objects": 7}', b'{"objects": {"saved_model.pb": {"generation": 1}}}'])
+def test_a_damaged_pointer_file_is_an_error(tmp_path, data):
+    model = InFolder(tmp_path)
+    write(model.uri)
+    (model.folder / "envbuild/pointer.json").write_bytes(data)
+    with pytest.raises(StampError, match="cannot be read"):
+        read_stamp(model.uri)
+
+
+def test_what_the_file_system_refuses_is_told(tmp_path):
+    model = InFolder(tmp_path)
+    (model.folder / "envbuild").write_bytes(b"")
+    with pytest.raises(StampError, match="file system refused"):
+        write(model.uri)
+
+
+def test_stampers_in_other_processes_lose_nothing(tmp_path):
+    model = InFolder(tmp_path)
+    entries = [entry(role, variant) for role in ("train", "serve") for variant in ("cpu", "gpu")]
+    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
+        assert all(result.changed for result in pool.map(write, [model.uri] * 4, entries))
+    found = read_stamp(model.uri)
+    assert found is not None
+    assert len(found.images) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"role": "Train"},
+        {"variant": "a b"},
+        {"platform": "linux"},
+        {"reference": "h:5/a:tag"},
+        {"digest": Digest.of(b"2")},
+    ],
+)
+def test_an_entry_whose_parts_do_not_fit_is_refused(change):
+    with pytest.raises(ValueError):
+        replace(entry(), **change)

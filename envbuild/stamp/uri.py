@@ -1,0 +1,81 @@
+"""Where a model or another object lies: `gs://bucket/path`, `file:///path`, or a plain path."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from envbuild.errors import UsageError
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]\Z")
+_LONGEST_NAME = 1024
+_TODO = "give gs://bucket/path, file:///path, or the path of a file or folder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUri:
+    """The place of an object or of a folder of objects."""
+
+    bucket: str | None
+    """None for a path of this machine."""
+    path: str
+    """Object name inside the bucket, or absolute path; without a slash at the end."""
+    folder: bool = False
+    """True when a slash at the end said that it is a folder."""
+
+    def __str__(self) -> str:
+        return Path(self.path).as_uri() if self.bucket is None else f"gs://{self.bucket}/{self.path}"
+
+    @property
+    def parent(self) -> str:
+        """The folder that holds it; empty for the bucket itself."""
+        return self.path.rpartition("/")[0] or ("/" if self.bucket is None else "")
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
+
+
+def parse_model_uri(text: str) -> ModelUri:
+    """Read the place of a model; UsageError for another scheme, for a bucket alone, or for what is no name."""
+    scheme = _SCHEME.match(text)
+    if not text or any(ord(letter) < 32 for letter in text):
+        raise UsageError("this names no model", where=repr(text), todo=_TODO)
+    if scheme is None:
+        return _local(text, text)
+    rest = text[scheme.end() :]
+    match scheme.group(1).lower():
+        case "gs":
+            return _object(text, rest)
+        case "file":
+            return _file(text, rest)
+        case other:
+            raise UsageError(f"models in {other}:// are not supported", where=text, todo=_TODO)
+
+
+def _object(text: str, rest: str) -> ModelUri:
+    bucket, _, name = rest.partition("/")
+    if not _BUCKET.match(bucket):
+        raise UsageError(f"this is not a bucket's name: {bucket!r}", where=text, todo=_TODO)
+    path = name.removesuffix("/")
+    if not path or path in {".", ".."} or len(path.encode(errors="replace")) > _LONGEST_NAME:
+        raise UsageError("this names no object in the bucket", where=text, todo=_TODO)
+    return ModelUri(bucket=bucket, path=path, folder=name.endswith("/"))
+
+
+def _file(text: str, rest: str) -> ModelUri:
+    host, slash, path = rest.partition("/")
+    if not slash or host not in {"", "localhost"}:
+        raise UsageError("a file URI has an absolute path of this machine", where=text, todo=_TODO)
+    return _local(text, unquote(slash + path))
+
+
+def _local(text: str, path: str) -> ModelUri:
+    if "\0" in path:
+        raise UsageError("this is not a path", where=repr(text), todo=_TODO)
+    absolute = str(Path(path).absolute())
+    if absolute == "/":
+        raise UsageError("this names no model", where=text, todo=_TODO)
+    return ModelUri(bucket=None, path=absolute, folder=path.endswith("/"))
