@@ -6,9 +6,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
 
 status=0 summary=()
-export ENVBUILD_TEST_WORK
-ENVBUILD_TEST_WORK=$(mktemp -d /tmp/envbuild-tests.XXXXXX)
-work=$ENVBUILD_TEST_WORK
+export TMPDIR
+TMPDIR=$(mktemp -d /tmp/envbuild-tests.XXXXXX)
+work=$TMPDIR
 
 stage() {
   local name=$1 began=$SECONDS code=0

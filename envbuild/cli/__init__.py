@@ -109,9 +109,18 @@ def _invoke(arguments: list[str]) -> int:
         code = done.code if isinstance(done.code, int) else 1
         if code == INTERRUPTED:
             return _interrupted()
-        sys.stdout.flush()  # here, where an error of the pipe or disk behind stdout can still be told
+        _flush_stdout()
         return code
     return 0
+
+
+def _flush_stdout() -> None:
+    """Flush where an error of the pipe or disk behind stdout can still be told; the interpreter must not try again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

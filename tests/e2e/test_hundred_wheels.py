@@ -73,8 +73,8 @@ def pip_install(wheels: Mapping[LockedWheel, Path], python: Path, folder: Path) 
     folder.mkdir()
     for wheel, path in wheels.items():
         (folder / wheel.filename).symlink_to(path)
-    pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "--python", python]
-    options = ["--quiet", "--no-deps", "--no-compile", "--no-index", "--find-links", folder, "-r", LIST]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "--python", python]
+    options: list[str | Path] = ["--quiet", "--no-deps", "--no-compile", "--no-index", "--find-links", folder, "-r", LIST]
     subprocess.run([*pip, "install", *options], check=True)
 
 
