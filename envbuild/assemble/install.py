@@ -4,6 +4,7 @@ import base64
 import csv
 import hashlib
 import io
+import posixpath
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -219,4 +220,4 @@ def _record_bytes(rows: dict[str, tuple[str, str]], own_path: str, site_packages
 def _relative(path: str, site_packages: str) -> str:
     if path.startswith(f"{site_packages}/"):
         return path.removeprefix(f"{site_packages}/")
-    return "../" * len(site_packages.split("/")) + path
+    return posixpath.relpath(f"/{path}", f"/{site_packages}")

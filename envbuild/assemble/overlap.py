@@ -1,4 +1,4 @@
-"""Files that several wheels install to the same path: the later wheel of the lock wins, as in pip, and it is said."""
+"""Files that several wheels install to the same path: the later wheel of the lock wins, and it is said."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
