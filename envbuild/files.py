@@ -48,6 +48,28 @@ def write_whole(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+@contextmanager
+def staged_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder beside `folder`, whose files come into `folder` when the block ends well and vanish when not.
+
+    A folder that is there already keeps its other files; index.json comes last, as it names all the others.
+    """
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".new-{folder.name[:64]}-", dir=folder.parent) as name:
+        staged = Path(name) / "files"
+        staged.mkdir()
+        yield staged
+        if not folder.exists():
+            staged.rename(folder)
+            return
+        for path in sorted(staged.rglob("*"), key=lambda path: (path.name == "index.json", path)):
+            if path.is_file():
+                target = folder / path.relative_to(staged)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
+
+
 def data_folder(name: str) -> Path:
     """Find `templates` or `profiles`: in an installed wheel, else in the checkout (editable installs have no copy)."""
     package = Path(__file__).resolve().parent
@@ -58,4 +80,4 @@ def data_folder(name: str) -> Path:
 def cache_folder() -> Path:
     """Return where verified downloads, bases and layers are kept: ENVBUILD_CACHE, else the user's cache folder."""
     chosen = os.environ.get("ENVBUILD_CACHE")
-    return Path(chosen) if chosen else platformdirs.user_cache_path("envbuild")
+    return Path(chosen).absolute() if chosen else platformdirs.user_cache_path("envbuild")

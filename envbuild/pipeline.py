@@ -10,7 +10,7 @@ from envbuild.assemble import Assembled, LayerCache, assemble
 from envbuild.base import check_base, resolve_base
 from envbuild.dockerfile import build_context
 from envbuild.errors import UsageError
-from envbuild.files import data_folder, write_whole
+from envbuild.files import data_folder, staged_folder, write_whole
 from envbuild.lock import PipToolsResolver, UvResolver, fetch, lock, pylock_text, requirements_text
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.manifest import read_manifest
@@ -102,10 +102,14 @@ def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
     report.step("assembling the image")
     assembled = assemble(recipe, base, wheels, LayerCache(order.cache), report.progress)
     _tell_overlaps(assembled, report)
-    for name, data in context.items():
-        write_whole(order.out / "context" / name, data)
     image = _push(order, assembled, recipe, report)
-    layout = None if image else _write_layout(order, assembled, base, report)
+    layout = None if image else order.out
+    with staged_folder(order.out) as folder:
+        for name, data in context.items():
+            write_whole(folder / "context" / name, data)
+        if layout:
+            report.step(f"writing the OCI layout {layout}")
+            write_layout(assembled.image, folder, name="latest", machine=base.target.machine)
     outcome = Outcome(plan=plan, recipe=recipe, assembled=assembled, image=image, layout=layout, pylock=pylock)
     return replace(outcome, stamped=_stamp(order.stamp, order, outcome, now)) if order.stamp else outcome
 
@@ -157,7 +161,9 @@ def _fetch(order: Order, wheels: Sequence[LockedWheel], report: Reporter) -> dic
 def _tell_overlaps(assembled: Assembled, report: Reporter) -> None:
     for overlap in assembled.overlaps[:10]:
         losers = ", ".join(overlap.losers)
-        report.warn(f"{overlap.path} is in {losers} and in {overlap.winner.name}, which wins as in pip")
+        report.warn(
+            f"{overlap.path} is in {losers} and in {overlap.winner.name}, which comes later in the lock and wins"
+        )
     if len(assembled.overlaps) > 10:
         report.warn(f"{len(assembled.overlaps) - 10} more paths are in several packages")
 
@@ -170,12 +176,6 @@ def _push(order: Order, assembled: Assembled, recipe: Recipe, report: Reporter) 
     result = push(assembled.image, order.push, tags=tags, report=report.progress)
     report.note(f"{result.uploaded / 1e6:.1f} MB sent, {result.existing / 1e6:.1f} MB were there")
     return result.reference
-
-
-def _write_layout(order: Order, assembled: Assembled, base: Base, report: Reporter) -> Path:
-    report.step(f"writing the OCI layout {order.out}")
-    write_layout(assembled.image, order.out, name="latest", machine=base.target.machine)
-    return order.out
 
 
 def _stamp(model: str, order: Order, outcome: Outcome, now: datetime) -> str:

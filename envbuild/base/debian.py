@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from envbuild.base.apt import find_mirror, source_lines
 from envbuild.base.process import output, running
-from envbuild.errors import BaseError, MissingComponentError
+from envbuild.errors import BaseError, MissingComponentError, UsageError
 from envbuild.oci import tar
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
@@ -57,7 +57,7 @@ def debian_base(suite: str, machine: str, cache: Path, report: Callable[[str], N
     """
     if not _SUITE.match(suite):
         todo = "use debian:bookworm, for instance; an image of that name in a registry is docker://debian:TAG"
-        raise BaseError(f"{suite[:40]!r} is no Debian suite", where=f"--base debian:{suite[:40]}", todo=todo)
+        raise UsageError(f"{suite[:40]!r} is no Debian suite", where=f"--base debian:{suite[:40]}", todo=todo)
     key = Digest.of(canonical_json([FORMAT, suite, machine, PACKAGES]))
     folder = cache / "bases" / f"debian-{suite}-{machine}-{key.short}"
     with _locked(folder, report):
@@ -229,4 +229,8 @@ def _failed(suite: str, messages: str) -> BaseError:
     lines = [line for line in messages.splitlines() if line.startswith(("E:", "W:", "Err:"))] or messages.splitlines()
     last = [re.sub(r"//[^/@\s]*@", "//", line) for line in lines[-4:]]
     todo = "check the suite's name and that apt's own mirror serves it (apt-get update), and that this user is root"
+    if "No space left" in messages:
+        todo = "free some space in the cache (ENVBUILD_CACHE) and the temporary folder (TMPDIR)"
+    elif "arch-test" in messages:
+        todo = "run `apt-get install arch-test qemu-user-static`, which another machine's base needs"
     return BaseError("bootstrapping failed: " + "; ".join(last), where=f"debian:{suite}", todo=todo)

@@ -22,7 +22,7 @@ INTERRUPTED: Final = 130
 _OS_ERRORS: Final = {
     errno.ENOSPC: (
         "no space is left on the device",
-        "free some space, or set ENVBUILD_CACHE and TMPDIR to a larger disk",
+        "free some space where it writes: --out, the cache (ENVBUILD_CACHE) or the temporary folder (TMPDIR)",
     ),
     errno.EDQUOT: ("the disk quota is used up", "free some space, or set ENVBUILD_CACHE and TMPDIR to another disk"),
     errno.EACCES: ("permission denied", "choose a path that this user may read and write"),
@@ -116,6 +116,8 @@ def _invoke(arguments: list[str]) -> int:
 
 def _flush_stdout() -> None:
     """Flush where an error of the pipe or disk behind stdout can still be told; the interpreter must not try again."""
+    if sys.stdout is None:  # closed by whoever started this
+        return
     try:
         sys.stdout.flush()
     except OSError:

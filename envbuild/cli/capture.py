@@ -60,4 +60,7 @@ def _elsewhere(python: str, out: Path | None, model: str | None, variables: tupl
             where=f"{python} {SCRIPT}",
             todo="its own message is above; Python has to be 3.7 or later",
         )
+    if not (out.is_file() if out else done.stdout.startswith("{")):
+        todo = "give the path of the interpreter that trained the model, such as ./venv/bin/python"
+        raise UsageError("this program captured nothing: it is no Python", where=f"--python {python}", todo=todo)
     return done.stdout if out is None else f"{out}\n"

@@ -67,6 +67,11 @@ def run(
     from envbuild.pipeline import Order, make_plan
 
     started = time.monotonic()
+    for name, value in (("--base", base), ("--push", push), ("--stamp", stamp)):
+        if value is not None and not value.strip():
+            raise UsageError(
+                f"{name} is empty", where=name, todo="give it a value, or leave it out; is a variable unset?"
+            )
     order = Order(
         manifest=_read(manifest),
         manifest_name="stdin" if manifest == "-" else manifest,
@@ -112,6 +117,10 @@ def _read(manifest: str) -> bytes:
         return read_uri(manifest, limit=MAX_MANIFEST, error=ManifestError)
     try:
         if manifest == "-":
+            if sys.stdin is None:
+                raise ManifestError(
+                    "standard input is closed", where="-", todo="give the manifest's path, or pipe it in"
+                )
             return sys.stdin.buffer.read(MAX_MANIFEST + 1)
         with Path(manifest).open("rb") as file:
             return file.read(MAX_MANIFEST + 1)
@@ -125,10 +134,14 @@ def _reference(text: str | None) -> "Reference | None":
 
     if text is None:
         return None
+    todo = "give a repository such as europe-docker.pkg.dev/PROJECT/REPO/IMAGE or 127.0.0.1:5000/IMAGE"
+    if "@" in text.partition("/")[0]:
+        raise UsageError("a reference holds no user or password", where="--push", todo=f"{todo}; use `docker login`")
+    if "/" not in text:
+        raise UsageError("there is no registry before the repository", where=f"--push {text}", todo=todo)
     try:
         reference = Reference.parse(text)
     except ValueError as error:
-        todo = "give a repository such as europe-docker.pkg.dev/PROJECT/REPO/IMAGE or 127.0.0.1:5000/IMAGE"
         raise UsageError(str(error), where=f"--push {text}", todo=todo) from error
     if reference.digest:
         raise UsageError("a push cannot choose its digest", where=f"--push {text}", todo="leave out what follows @")

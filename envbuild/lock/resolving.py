@@ -1,6 +1,5 @@
 """What all resolvers share: checked requirements, the wheel of each, and the reasons when there is none."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,11 +11,10 @@ from envbuild.errors import LockError
 from envbuild.lock.faults import Fault, UnlockableError, describe, diagnose
 from envbuild.lock.index import IndexFile, files_of, local_path, size_of
 from envbuild.lock.model import Lock, LockedWheel, Target
-from envbuild.lock.settings import IndexSettings
+from envbuild.lock.settings import IndexSettings, without_credentials
 from envbuild.lock.web import in_parallel
 from envbuild.oci.digest import Digest
 
-_USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
 _NO_HASH = "the index gives no sha256 for its wheel"
 _OTHER_INDEX = "use an index that gives hashes, or give the folder of the wheel to pip or uv as find-links"
 
@@ -89,7 +87,7 @@ def complete(question: Question, chosen: Sequence[IndexFile], sizes: Sequence[in
 
 def _short(said: str) -> str:
     """What a resolver said, without credentials and without the inside of its traceback."""
-    before, traceback, after = _USERINFO.sub("", said).partition("Traceback (most recent call last)")
+    before, traceback, after = without_credentials(said).partition("Traceback (most recent call last)")
     last = after.strip().rpartition("\n")[2] if traceback else ""
     return before.strip() or last or "it gave no reason"
 

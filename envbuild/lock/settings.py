@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -53,6 +54,11 @@ def bare_url(url: str) -> str:
     """The address without user name, password and fragment."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
+
+
+def without_credentials(said: str) -> str:
+    """What a program said, with what stands before an @ in its addresses cut out, valid addresses or not."""
+    return re.sub(r"(?<=://)[^/\n]*@", "", said)
 
 
 def uv_program() -> str:
@@ -143,7 +149,11 @@ def _uv_settings(environment: Mapping[str, str]) -> IndexSettings:
             cwd=folder, env=dict(environment), input="", capture_output=True, text=True, check=False,
         )  # fmt: skip
     if done.returncode:
-        raise LockError("uv's settings cannot be read", where=done.stderr.strip(), todo="correct uv.toml or UV_*")
+        raise LockError(
+            "uv's settings cannot be read",
+            where=without_credentials(done.stderr.strip()),
+            todo="correct uv.toml or UV_*",
+        )
     options = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith("--")]
     return IndexSettings(
         default=next((value for option, value in options if option == "--index-url"), None),

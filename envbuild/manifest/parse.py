@@ -10,6 +10,9 @@ from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import Version
 
 T = TypeVar("T")
+_LONGEST = 200
+"""Characters of a name or version; file systems allow 255 for a whole file name."""
+
 Check = Callable[[str], str | None]
 """Says what is wrong with a text, or None."""
 
@@ -140,16 +143,27 @@ def version(value: str) -> str | None:
     """Refuse what is no version by packaging's rules."""
     try:
         # Version itself takes spaces around it, and letters that lower() makes ASCII.
-        valid = value.isascii() and value == value.strip() and bool(Version(value))
+        valid = len(value) <= _LONGEST and value.isascii() and value == value.strip() and bool(Version(value))
     except ValueError:
         valid = False
     return None if valid else f"is no version: {shown(value)}"
 
 
+def exact_python(value: str) -> str | None:
+    """Refuse what is no exact version of an interpreter."""
+    exact = re.fullmatch(r"\d{1,4}\.\d{1,4}\.\d{1,4}((a|b|rc)\d{1,4})?\+?", value)
+    return None if exact else f"is no exact Python version such as 3.11.7: {shown(value)}"
+
+
+def without_password(value: str) -> str | None:
+    """Refuse an address with a password in it; a capture cuts them, and the manifest is copied beside the model."""
+    return "holds a password; take it out of the manifest" if re.search(r"://[^/\s:]*:[^/]*@", value) else None
+
+
 def distribution_name(value: str) -> str | None:
     """Refuse what is no distribution name by packaging's rules."""
     try:
-        valid = value.isascii() and bool(canonicalize_name(value, validate=True))
+        valid = len(value) <= _LONGEST and value.isascii() and bool(canonicalize_name(value, validate=True))
     except InvalidName:
         valid = False
     return None if valid else f"is no distribution name: {shown(value)}"

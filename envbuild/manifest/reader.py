@@ -28,6 +28,7 @@ from envbuild.manifest.parse import (
     Table,
     any_text,
     distribution_name,
+    exact_python,
     json_name,
     numbers,
     one_of,
@@ -35,6 +36,7 @@ from envbuild.manifest.parse import (
     shown,
     variable_name,
     version,
+    without_password,
 )
 
 MAX_MANIFEST = 64 * 2**20
@@ -181,7 +183,7 @@ def _timestamp(value: str) -> str | None:
 
 def _python(table: Table) -> Python:
     return Python(
-        version=table.text("version", version),
+        version=table.text("version", exact_python),
         implementation=table.text("implementation"),
         soabi=table.optional_text("soabi"),
     )
@@ -226,7 +228,7 @@ def _origin(table: Table) -> Origin:
     word = table.text("kind", one_of(*kinds))
     return Origin(
         kind=next((kind for kind in kinds if kind == word), "unknown"),
-        url=table.optional_text("url"),
+        url=table.optional_text("url", without_password),
         commit=table.optional_text("commit"),
         subdirectory=table.optional_text("subdirectory"),
         sha256=table.optional_text("sha256", sha256),
@@ -267,6 +269,6 @@ def _cpu(table: Table) -> Cpu:
 def _code(table: Table) -> Code:
     return Code(
         commit=table.text("commit"),
-        remote=table.optional_text("remote"),
+        remote=table.optional_text("remote", without_password),
         dirty=table.boolean("dirty"),
     )

@@ -25,7 +25,8 @@ class Reference:
     digest: Digest | None = None
 
     def __post_init__(self) -> None:
-        if not _HOST.match(self.registry):
+        port = self.registry.rpartition("]")[2].partition(":")[2]
+        if not _HOST.match(self.registry) or (port and not 0 < int(port) <= 65535):
             raise ValueError(f"not a registry host: {self.registry!r}")
         if len(self.repository) > 255 or not _REPOSITORY.match(self.repository):
             raise ValueError(f"not a repository name (a-z, 0-9, '.', '_', '-', '/'): {self.repository!r}")

@@ -302,3 +302,64 @@ def test_an_index_that_is_down_ends_with_12(site):
 def test_downloads_that_break_are_tried_again(site, index):
     index.fail(f"/files/{TOOL.filename}", Fault(status=500), Fault(status=500))
     assert site.build("--out", "out").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"python": {"version": "3.11", "implementation": "cpython"}}, "python.version"),
+        ({"code": {"commit": "1" * 40, "remote": "https://user:canary@example.com/a.git"}}, "code.remote"),
+        (
+            {"distributions": [{"name": "x" * 2000, "version": "1", "origin": {"kind": "index"}}]},
+            "distributions[0].name",
+        ),
+    ],
+    ids=["python not exact", "password", "long name"],
+)
+def test_what_a_capture_never_writes_is_refused_by_its_place(site, change, place):
+    site.manifest.write_text(json.dumps(manifest_of() | change))
+    done = site.build()
+    assert done.returncode == 10, done.stderr
+    assert place in done.stderr
+    assert "canary" not in done.stderr
+    assert len(done.stderr) < 2000
+
+
+def test_a_password_in_the_index_settings_is_never_told(site):
+    done = site.build(UV_DEFAULT_INDEX="https://user:can ary@@bad host/simple")
+    assert done.returncode == 12, done.stderr
+    assert "ary" not in done.stderr.replace("temporary", "").replace("library", "")
+
+
+@pytest.mark.parametrize("option", ["--base", "--push", "--stamp"])
+def test_an_empty_option_is_no_choice(site, option):
+    done = site.run(site.manifest, option, "")
+    assert done.returncode == 2
+    assert f"{option} is empty" in done.stderr
+
+
+def test_a_push_names_its_registry_and_no_password(site):
+    assert "docker.io" not in site.build("--push", "127.0.0.1:5000").stderr
+    done = site.build("--push", "user:canary@127.0.0.1:5000/a")
+    assert done.returncode == 2
+    assert "canary" not in done.stderr
+
+
+def test_a_relative_cache_is_taken_from_where_the_command_runs(site):
+    done = site.build("--out", "out", ENVBUILD_CACHE="relative")
+    assert done.returncode == 0, done.stderr
+    assert (site.folder / "relative/wheels").is_dir()
+
+
+def test_a_build_that_fails_leaves_an_older_layout_as_it_was(site, index):
+    first = site.build("--out", "out")
+    before = {path: path.read_bytes() for path in (site.folder / "out").rglob("*") if path.is_file()}
+    site.manifest.write_text(json.dumps(manifest_of(("tensorflow-cpu", "2.15.1"))))
+    blob = next(path for path in (site.folder / "cache/blobs/sha256").iterdir())
+    for path in (site.folder / "cache/blobs/sha256").iterdir():
+        path.write_bytes(b"x" * path.stat().st_size)
+    second = site.build("--out", "out")
+    assert first.returncode == 0
+    assert second.returncode == 13, (second.stderr, blob)
+    assert {path: path.read_bytes() for path in (site.folder / "out").rglob("*") if path.is_file()} == before
+    assert not list(site.folder.glob(".new-*"))

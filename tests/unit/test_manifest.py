@@ -59,7 +59,9 @@ MANIFEST = st.builds(
     TrainingManifest,
     schema_version=st.sampled_from(["1.0", "1.7"]),
     created=st.sampled_from(["2026-11-02T09:30:00Z", "2026-11-02T09:30:00.5+01:00"]),
-    python=st.builds(Python, version=VERSION, implementation=LINE, soabi=maybe(LINE)),
+    python=st.builds(
+        Python, version=st.from_regex(r"\A3\.[0-9]{1,2}\.[0-9]{1,2}\Z"), implementation=LINE, soabi=maybe(LINE)
+    ),
     platform=st.builds(Platform, system=LINE, machine=LINE, libc=maybe(LINE), os_id=maybe(LINE)),
     distributions=st.lists(DISTRIBUTION, max_size=4, unique_by=lambda item: normal(item.name)).map(
         lambda found: tuple(sorted(found, key=lambda item: normal(item.name)))
@@ -209,7 +211,7 @@ LONG = "1" * 5000
 FAULTS = [
     ({"python": None}, "python", "is null"),
     ({"python": []}, "python", "must be an object, is a list"),
-    ({"python": {"version": "3.11", "implementation": ""} | {"soabi": 3}}, "python.soabi", "must be a text"),
+    ({"python": {"version": "3.11.7", "implementation": ""} | {"soabi": 3}}, "python.soabi", "must be a text"),
     ({"distributions": {}}, "distributions", "must be a list, is an object"),
     ({"distributions": None}, "distributions", "is null"),
     ({"distributions": [distribution(), "x"]}, "distributions[1]", "must be an object, is a text"),
