@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, canonicalize_version
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import MatchError
@@ -90,6 +90,10 @@ def _framework(manifest: TrainingManifest, profiles: Profiles) -> tuple[Framewor
         known = ", ".join(sorted(name for it in profiles.frameworks for name in it.distributions))
         what = f"no stack serves {own} {framework.version}: the profiles know {known}"
         raise MatchError(what, where="framework.distribution", todo=f"train with one of these; {REFRESH}")
+    installed = next((it.version for it in manifest.distributions if canonicalize_name(it.name) == own), None)
+    if installed is not None and canonicalize_version(installed) != canonicalize_version(framework.version):
+        what = f"the manifest contradicts itself: the framework is {own} {framework.version}, {installed} is installed"
+        raise MatchError(what, where="framework.version", todo="capture the run again")
     return profile, own, framework.version
 
 

@@ -198,6 +198,11 @@ def test_an_absent_manifest_says_how_to_make_one(site):
     [
         (manifest_of(("tensorflow-cpu", "2.15.99")), 11, "2.15.1"),
         (manifest_of(framework=None), 11, "tensorflow"),
+        (
+            manifest_of(framework={"name": "tensorflow", "distribution": "tensorflow-cpu", "version": "2.14.0"}),
+            11,
+            "contradicts",
+        ),
         (manifest_of(("tensorflow-cpu", "2.15.1"), ("never-released", "1.0")), 12, "never-released"),
         (manifest_of(("tensorflow-cpu", "2.15.1"), ("tool", "9.9")), 12, "tool"),
         (manifest_of(python={"version": "3.12.1", "implementation": "cpython"}), 11, "3.12"),
@@ -206,6 +211,7 @@ def test_an_absent_manifest_says_how_to_make_one(site):
     ids=[
         "tensorflow never released",
         "no framework",
+        "another framework version",
         "package never released",
         "version never released",
         "no wheel for python",
