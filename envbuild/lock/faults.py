@@ -12,7 +12,7 @@ from envbuild.errors import LockError
 from envbuild.lock.index import IndexFile
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.lock.tags import best_wheel, parsed_wheel
-from envbuild.manifest.model import Distribution
+from envbuild.manifest.packages import Distribution
 
 _SHOWN = 6
 """How many versions or tags a message lists."""

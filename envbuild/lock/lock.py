@@ -10,7 +10,7 @@ from envbuild.lock.faults import Fault, UnlockableError, archive_fault, origin_f
 from envbuild.lock.index import local_path
 from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.resolving import parsed_requirements
-from envbuild.manifest.model import Distribution
+from envbuild.manifest.packages import Distribution
 
 
 def lock(

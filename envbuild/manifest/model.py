@@ -1,148 +1,280 @@
-"""TrainingManifest: what a training run really had, as values."""
+"""TrainingManifest: what a training run really had, as values.
+
+The text below a field is its documentation: `schema.json` and `docs/manifest.md` are made from it.
+"""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-SCHEMA_VERSION = "1.0"
+from envbuild.manifest.artifact import Golden, Model
+from envbuild.manifest.fields import (
+    Address,
+    AnyText,
+    Line,
+    Name,
+    Numbers,
+    Pairs,
+    PythonVersion,
+    SchemaVersion,
+    Sha1,
+    Sha256,
+    Timestamp,
+    VariableName,
+    Version,
+)
+from envbuild.manifest.hardware import Accelerator, Cpu, Host, Native
+from envbuild.manifest.packages import Conda, Distribution, Installation
+
+SCHEMA_VERSION = "1.1"
 """Written by this release; a newer minor version is read, a newer major one is refused."""
 
-OriginKind = Literal["index", "vcs", "archive", "editable", "conda", "unknown"]
-"""`editable` is any folder of sources (PEP 610 dir_info), installed in place or copied: no index has it either way.
-
-`unknown` is what nothing tells the origin of: no INSTALLER, an egg-info, or a package of the operating system.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where a distribution came from (PEP 610 for all but index and conda)."""
-
-    kind: OriginKind
-    url: str | None = None
-    """Without user name or password."""
-    commit: str | None = None
-    """The VCS commit that was installed."""
-    subdirectory: str | None = None
-    sha256: str | None = None
-    """Hexadecimal digest of the archive, where PEP 610 recorded it."""
+Format = Literal[
+    "capture",
+    "pip-freeze",
+    "pip-inspect",
+    "requirements",
+    "pylock",
+    "uv-lock",
+    "conda-environment",
+    "conda-list",
+    "mlflow",
+    "wandb",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Distribution:
-    """One installed distribution."""
+class Source:
+    """What recorded the facts, and what it could not know."""
 
-    name: str
-    """As its metadata spells it."""
-    version: str
-    """Local version labels kept."""
-    origin: Origin
-    installer: str | None = None
-    """The INSTALLER file: `pip`, `uv`, `conda`."""
-    requested: bool = False
-    record_sha256: str | None = None
-    """Hexadecimal digest of the RECORD file as installed."""
+    format: Format = "capture"
+    """`capture` for envbuild's own; else the format of the record that was converted."""
+    tool: Line | None = None
+    """The program that recorded: `envbuild 0.1.0`, `pip 26.3`, `mlflow 3.17.0`."""
+    file: Line | None = None
+    """The name of the record that was converted, without its folder."""
+    sha256: Sha256 | None = None
+    """Digest of that record."""
+    complete: bool = True
+    """Whether every installed distribution is listed; false where the record has only what was asked for."""
+    unknown: tuple[Line, ...] = ()
+    """Dotted names of the facts that the record does not have and nobody gave: `accelerator`, `platform.machine`."""
+    notes: tuple[Line, ...] = ()
+    """What reading the record left out or could not keep, each in a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Python:
     """The interpreter of the run."""
 
-    version: str
-    """Exact, `3.11.7`."""
-    implementation: str
+    version: PythonVersion
+    """Exact: `3.11.7`."""
+    implementation: Line
     """As `sys.implementation.name`: `cpython`."""
-    soabi: str | None = None
+    soabi: Line | None = None
+    """ABI of its extension modules: `cpython-311-x86_64-linux-gnu`."""
+    compiler: Line | None = None
+    """What built it, as `platform.python_compiler()`: `GCC 12.2.0`."""
+    environment: Literal["venv", "conda", "system"] | None = None
+    """Whether it ran in a virtual environment, in a conda environment, or in neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
     """Operating system and C library of the run."""
 
-    system: str
-    """As `platform.system()`: `Linux`."""
-    machine: str
-    """As `platform.machine()`: `x86_64`, `aarch64`."""
-    libc: str | None = None
+    system: Line | None = None
+    """As `platform.system()`: `Linux`; absent where the record does not say."""
+    machine: Line | None = None
+    """As `platform.machine()`: `x86_64`, `aarch64`; absent where the record does not say."""
+    libc: Line | None = None
     """`glibc` or `musl`."""
-    libc_version: str | None = None
-    os_id: str | None = None
+    libc_version: Line | None = None
+    """`2.36`."""
+    os_id: Line | None = None
     """ID of /etc/os-release: `debian`."""
-    os_version: str | None = None
+    os_version: Line | None = None
     """VERSION_ID of /etc/os-release: `12`."""
+    kernel: Line | None = None
+    """As `platform.release()`: `6.1.0-18-cloud-amd64`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """The framework of the run and how it was built."""
+    """A framework of the run and how it was built."""
 
-    name: str
-    """`tensorflow`."""
-    distribution: str
+    name: Line
+    """`tensorflow`, `torch`, `jax`, `keras`."""
+    distribution: Name
     """The distribution that brought it: `tensorflow`, `tensorflow-cpu`, `tensorflow-gpu`."""
-    version: str
-    cuda: str | None = None
-    """CUDA that it was built with, as its build_info.py says; None for a CPU build."""
-    cudnn: str | None = None
-    compute_capabilities: tuple[str, ...] = ()
+    version: Version
+    """As its distribution has it, local label kept: `2.3.1+cu121`."""
+    cuda: Numbers | None = None
+    """CUDA that it was built with: `11.2`, `12.5.1`; absent for a CPU build."""
+    cudnn: Numbers | None = None
+    """cuDNN that it was built with: `8`."""
+    compute_capabilities: tuple[Line, ...] = ()
+    """GPU architectures that it was built for: `sm_80`, `compute_90`."""
+    git_version: Line | None = None
+    """The commit that it was built from, as the framework itself says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU that the run could see."""
+class Numerics:
+    """What one framework was told that changes numbers, asked of the running process."""
 
-    name: str
-    memory: int | None = None
-    """Bytes."""
-    compute_capability: str | None = None
-    """`9.0`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
-    """The NVIDIA driver and GPUs of the run."""
-
-    driver: str | None = None
-    """`535.129.03`."""
-    cuda_maximum: str | None = None
-    """The newest CUDA that the driver serves: `12.2`."""
-    gpus: tuple[Gpu, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cpu:
-    """The CPU of the run."""
-
-    model: str | None = None
-    count: int | None = None
-    flags: tuple[str, ...] = ()
+    framework: Line
+    """`tensorflow`, `torch`, `jax`, `keras`, `numpy`."""
+    seed: int | None = None
+    """The global seed, where the framework exposes it."""
+    deterministic: bool | None = None
+    """Whether only deterministic operations were allowed."""
+    precision: Line | None = None
+    """The policy of mixed precision: `mixed_float16`, `float32`."""
+    devices: tuple[Line, ...] = ()
+    """The devices that the framework saw: `GPU:0 NVIDIA A100-SXM4-40GB`, `CPU:0`."""
+    settings: Pairs = ()
+    """Other switches by name: `tensor_float_32`, `cudnn_benchmark`, `jit`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """The git checkout that the run was started in."""
 
-    commit: str
-    remote: str | None = None
+    commit: Line
+    """The commit that was checked out."""
+    remote: Address | None = None
     """Without user name or password."""
     dirty: bool = False
+    """Whether tracked files differed from the commit."""
+    subdirectory: Line | None = None
+    """The working directory, relative to the checkout's root."""
+    diff_sha256: Sha256 | None = None
+    """Digest of `git diff HEAD --binary` where tracked files differed."""
+    patch: AnyText | None = None
+    """That difference itself, if it was asked for; secrets are cut out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """How the run was started."""
+
+    command: tuple[AnyText, ...]
+    """The words of the command; secrets are cut out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequiredVariable:
+    """An environment variable that the program depends on."""
+
+    name: VariableName
+    """Its name; the value is recorded only for names on the allow-list or asked for by name."""
+    present: bool
+    """Whether it was set in the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """A place that the program read data from."""
+
+    uri: Address
+    """`gs://bucket/object`, `gs://bucket/folder/`, or a path."""
+    variable: VariableName | None = None
+    """The environment variable that named the place."""
+    generation: int | None = None
+    """The object's generation in Cloud Storage."""
+    checksum: Line | None = None
+    """`sha256:<hex>` of a file; `crc32c:<base64>` of an object; `sha256:<hex>` over the listing of a folder."""
+    size: int | None = None
+    """Bytes, of all its objects together."""
+    objects: int | None = None
+    """How many objects or files a folder held."""
+    unread: Line | None = None
+    """Why generation and checksum are not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A file or folder of code, by its content."""
+
+    path: Line
+    """As it was named."""
+    git_tree: Sha1
+    """What `git rev-parse COMMIT:PATH` gives for the same content."""
+    files: int
+    """How many files it holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """What the program needs from wherever it runs next."""
+
+    variables: tuple[RequiredVariable, ...] = ()
+    """Environment variables."""
+    data: tuple[Data, ...] = ()
+    """Data locations."""
+    preprocessing: tuple[Tree, ...] = ()
+    """Code that prepares the model's inputs, which serving has to share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement:
+    """Two facts of this manifest that do not fit together."""
+
+    fact: Line
+    """What they are about: `tensorflow version`."""
+    values: Pairs
+    """What each side says, by side: `model`, `environment`."""
+    message: Line
+    """What it means, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingManifest:
-    """What a training run really had; absent facts are None or empty, never guessed."""
+    """What a training run really had; absent facts are left out, never guessed."""
 
-    schema_version: str
-    created: str
-    """RFC 3339, UTC."""
+    schema_version: SchemaVersion
+    """Major and minor version of this schema."""
+    created: Timestamp
+    """When the facts were taken: RFC 3339, UTC."""
+    source: Source = field(default_factory=Source)
+    """What recorded the facts."""
     python: Python
+    """The interpreter."""
     platform: Platform
+    """Operating system and C library."""
     distributions: tuple[Distribution, ...]
-    """Sorted by normalised name."""
+    """Every installed distribution once, sorted by its name as PEP 503 normalises it."""
+    installation: Installation = field(default_factory=Installation)
+    """What lies beside and between the distributions."""
+    conda: Conda | None = None
+    """The conda environment, if it was one."""
     framework: Framework | None = None
+    """The framework that the model was trained with."""
+    frameworks: tuple[Framework, ...] = ()
+    """Every framework that is installed, the one above among them."""
     accelerator: Accelerator | None = None
-    """None when no NVIDIA driver was there."""
+    """GPUs, TPU or none; absent where the record does not say, or (schema 1.0) where there was no NVIDIA driver."""
     cpu: Cpu = field(default_factory=Cpu)
-    variables: tuple[tuple[str, str], ...] = ()
-    """Allow-listed environment variables, sorted by name."""
+    """The CPU."""
+    native: Native | None = None
+    """Shared libraries that the process had loaded."""
+    numerics: tuple[Numerics, ...] = ()
+    """What the running frameworks were told; only from within the process."""
+    variables: Pairs = ()
+    """Environment variables on the allow-list, and those asked for by name; secrets are cut out."""
     code: Code | None = None
-    model_uri: str | None = None
+    """The git checkout of the working directory."""
+    entry: Entry | None = None
+    """How the run was started."""
+    contract: Contract | None = None
+    """What the program needs from wherever it runs next."""
+    host: Host | None = None
+    """Where it ran."""
+    model_uri: Address | None = None
+    """Where the trained model lies: gs://bucket/folder or a path."""
+    model: Model | None = None
+    """The trained model itself, as its files say."""
+    golden: Golden | None = None
+    """A few inputs and what the model made of them."""
+    disagreements: tuple[Disagreement, ...] = ()
+    """Facts that do not fit together; empty in a sound run."""

@@ -1,113 +1,15 @@
-"""Typed getters for JSON: each fault is noted with its dotted path, and all of them are told at once."""
+"""JSON values -> frozen dataclasses by their type hints: each fault is noted with its dotted path, all told at once."""
 
-import re
-import unicodedata
-from collections.abc import Callable
+import dataclasses
+import math
+import types
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from packaging.utils import InvalidName, canonicalize_name
-from packaging.version import Version
+from envbuild.manifest.fields import PAIRS, AnyText, Rule, VariableName, shown
 
 T = TypeVar("T")
-_LONGEST = 200
-"""Characters of a name or version; file systems allow 255 for a whole file name."""
-
-Check = Callable[[str], str | None]
-"""Says what is wrong with a text, or None."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One thing that is wrong, and where."""
-
-    path: str
-    """`distributions[3].origin.kind`."""
-    what: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A JSON object, where it lies, and the list that its faults go to; unknown keys are ignored.
-
-    A getter that finds a fault returns an empty value, so that reading goes on to the next fault.
-    """
-
-    values: dict[str, Any]
-    path: str = ""
-    faults: list[Fault] = field(default_factory=list)
-
-    def text(self, key: str, check: Check | None = None) -> str:
-        """Get a text that has to be there and has to pass `check`."""
-        return self.optional_text(key, check, required=True) or ""
-
-    def optional_text(self, key: str, check: Check | None = None, *, required: bool = False) -> str | None:
-        """Get a text; None where it is absent or null."""
-        value = self._get(key, str, required=required)
-        wrong = value is not None and ((check and check(value)) or (check is not any_text and printable(value)))
-        if wrong:
-            self.fault(key, wrong)
-        return None if wrong else value
-
-    def integer(self, key: str) -> int | None:
-        """Get a number of things or bytes: whole and not negative."""
-        value = self._get(key, int)
-        if value is not None and value < 0:
-            self.fault(key, f"must not be negative, is {value}")
-        return value
-
-    def boolean(self, key: str) -> bool:
-        """Get true or false; false where it is absent."""
-        return self._get(key, bool) or False
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """Get a list of texts; empty where it is absent."""
-        items = Table(values=dict(self._items(key)), path=self.path, faults=self.faults)
-        return tuple(items.text(name) for name in items.values)
-
-    def pairs(self, key: str, check_key: Check, check_value: Check) -> tuple[tuple[str, str], ...]:
-        """Get an object of texts as pairs, sorted; empty where it is absent."""
-        table = self.table(key, required=False)
-        if table is None:
-            return ()
-        wrong = {name: what for name in table.values if (what := check_key(name))}
-        for what in wrong.values():
-            self.fault(key, what)
-        return tuple((name, table.text(name, check_value)) for name in sorted(table.values.keys() - wrong))
-
-    def table(self, key: str, *, required: bool = True) -> "Table | None":
-        """Get an object; None where it is absent, null or no object."""
-        value = self._get(key, dict, required=required)
-        return None if value is None else Table(values=value, path=self.at(key), faults=self.faults)
-
-    def tables(self, key: str, *, required: bool = False) -> "list[Table]":
-        """Get a list of objects; what is no object is left out."""
-        items = Table(values=dict(self._items(key, required=required)), path=self.path, faults=self.faults)
-        return [table for name in items.values if (table := items.table(name)) is not None]
-
-    def fault(self, key: str, what: str) -> None:
-        """Note what is wrong with a key."""
-        self.faults.append(Fault(path=self.at(key), what=what))
-
-    def at(self, key: str) -> str:
-        """Return the dotted path of a key."""
-        return f"{self.path}.{key}" if self.path else key
-
-    def _items(self, key: str, *, required: bool = False) -> list[tuple[str, Any]]:
-        values = self._get(key, list, required=required) or []
-        return [(f"{key}[{index}]", value) for index, value in enumerate(values)]
-
-    def _get(self, key: str, kind: type[T], *, required: bool = False) -> T | None:
-        value = self.values.get(key)
-        # bool is an int to Python, and no number to JSON.
-        if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-            return value
-        if value is not None:
-            self.fault(key, f"must be {JSON_NAMES[kind]}, is {json_name(value)}")
-        elif required:
-            self.fault(key, "is null" if key in self.values else "is missing")
-        return None
-
 
 JSON_NAMES: dict[type, str] = {
     str: "a text",
@@ -120,76 +22,139 @@ JSON_NAMES: dict[type, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is wrong, and where."""
+
+    path: str
+    """`distributions[3].origin.kind`."""
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parser:
+    """Reads values by type hints and collects what is wrong; unknown keys are ignored, null is absent."""
+
+    faults: list[Fault] = field(default_factory=list)
+
+    def read(self, kind: type[T], values: dict[str, Any], path: str = "") -> T:
+        """Read an object as a dataclass; where that found faults the result must not be used."""
+        known: Any = kind
+        found = ((name, self._field(hint, values, name, path, required=it), it) for name, hint, it in _fields(known))
+        return kind(**{name: value for name, value, required in found if value is not None or required})
+
+    def fault(self, path: str, what: str) -> None:
+        """Note a fault."""
+        self.faults.append(Fault(path=path, what=what))
+
+    def _field(self, hint: Any, values: dict[str, Any], name: str, path: str, *, required: bool) -> Any:
+        at = f"{path}.{name}" if path else name
+        value = values.get(name)
+        if value is not None:
+            return self._value(hint, value, at)
+        if required:
+            self.fault(at, "is null" if name in values else "is missing")
+        return None
+
+    def _value(self, hint: Any, value: Any, at: str) -> Any:
+        origin = get_origin(hint)
+        if origin in (Union, types.UnionType):
+            return self._value(next(it for it in get_args(hint) if it is not type(None)), value, at)
+        if origin is Annotated:
+            return self._annotated(get_args(hint), value, at)
+        if origin is Literal:
+            return self._one_of(get_args(hint), value, at)
+        if origin is tuple:
+            return self._list(get_args(hint)[0], value, at)
+        if dataclasses.is_dataclass(hint):
+            return self.read(cast("type", hint), value, at) if self._is(dict, value, at) else None
+        return self._number(hint, value, at) if hint in (int, float) else self._plain(hint, value, at)
+
+    def _annotated(self, arguments: tuple[Any, ...], value: Any, at: str) -> Any:
+        if arguments[1] is PAIRS:
+            return self._pairs(value, at)
+        rule: Rule = arguments[1]
+        wrong = rule.check(value) if self._is(str, value, at) else None
+        if wrong:
+            self.fault(at, wrong)
+        return value
+
+    def _one_of(self, choices: tuple[str, ...], value: Any, at: str) -> Any:
+        if self._is(str, value, at) and value not in choices:
+            self.fault(at, f"must be one of {', '.join(choices)}, is {shown(value)}")
+        return value
+
+    def _list(self, hint: Any, value: Any, at: str) -> tuple[Any, ...]:
+        items = enumerate(value) if self._is(list, value, at) else ()
+        return tuple(self._item(hint, item, f"{at}[{index}]") for index, item in items)
+
+    def _item(self, hint: Any, value: Any, at: str) -> Any:
+        if value is not None:
+            return self._value(hint, value, at)
+        self.fault(at, "is null")
+        return None
+
+    def _pairs(self, value: Any, at: str) -> tuple[tuple[str, Any], ...]:
+        if not self._is(dict, value, at):
+            return ()
+        name_rule, text_rule = (get_args(hint)[1] for hint in (VariableName, AnyText))
+        for name in value:
+            if wrong := name_rule.check(name):
+                self.fault(at, wrong)
+        names = sorted(name for name in value if not name_rule.check(name))
+        return tuple((name, self._annotated((str, text_rule), value[name], f"{at}.{name}")) for name in names)
+
+    def _number(self, kind: type, value: Any, at: str) -> Any:
+        whole = kind is float and isinstance(value, int) and not isinstance(value, bool)
+        if not whole and not self._is(kind, value, at):
+            return None
+        if value < 0:
+            self.fault(at, f"must not be negative, is {value}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            self.fault(at, "is too large")
+        return value
+
+    def _plain(self, kind: type, value: Any, at: str) -> Any:
+        return value if self._is(kind, value, at) else None
+
+    def _is(self, kind: type, value: Any, at: str) -> bool:
+        # bool is an int to Python, and no number to JSON.
+        if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+            return True
+        self.fault(at, f"must be {JSON_NAMES[kind]}, is {json_name(value)}")
+        return False
+
+
+def shape(value: Any) -> Any:
+    """Return the JSON shape of a value; fields that have their default are left out."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return [shape(item) for item in value] if isinstance(value, tuple) else value
+    told = ((it, getattr(value, it.name)) for it in dataclasses.fields(value))
+    hints = {name: hint for name, hint, _ in _fields(type(value))}
+    return {it.name: _shaped(hints[it.name], found) for it, found in told if found != _default(it)}
+
+
+def _default(field_: dataclasses.Field[Any]) -> Any:
+    made = field_.default_factory
+    return field_.default if made is dataclasses.MISSING else made()
+
+
+def _shaped(hint: Any, value: Any) -> Any:
+    pairs = get_origin(hint) is Annotated and get_args(hint)[1] is PAIRS
+    return dict(value) if pairs else shape(value)
+
+
 def json_name(value: object) -> str:
     """Say what JSON calls a value."""
     return JSON_NAMES[type(value)]
 
 
-def any_text(value: str) -> str | None:
-    """Accept what an environment variable can hold: line ends too."""
-    if "\0" in value:
-        return "holds a NUL character"
-    return "is no Unicode text" if any("\ud800" <= char <= "\udfff" for char in value) else None
-
-
-def printable(value: str) -> str | None:
-    """Refuse control characters, line ends and lone surrogates."""
-    if any(unicodedata.category(char) in {"Cc", "Cs", "Zl", "Zp"} for char in value):
-        return f"holds control characters: {shown(value)}"
-    return None
-
-
-def version(value: str) -> str | None:
-    """Refuse what is no version by packaging's rules."""
-    try:
-        # Version itself takes spaces around it, and letters that lower() makes ASCII.
-        valid = len(value) <= _LONGEST and value.isascii() and value == value.strip() and bool(Version(value))
-    except ValueError:
-        valid = False
-    return None if valid else f"is no version: {shown(value)}"
-
-
-def exact_python(value: str) -> str | None:
-    """Refuse what is no exact version of an interpreter."""
-    exact = re.fullmatch(r"\d{1,4}\.\d{1,4}\.\d{1,4}((a|b|rc)\d{1,4})?\+?", value)
-    return None if exact else f"is no exact Python version such as 3.11.7: {shown(value)}"
-
-
-def without_password(value: str) -> str | None:
-    """Refuse an address with a password in it; a capture cuts them, and the manifest is copied beside the model."""
-    return "holds a password; take it out of the manifest" if re.search(r"://[^/\s:]*:[^/]*@", value) else None
-
-
-def distribution_name(value: str) -> str | None:
-    """Refuse what is no distribution name by packaging's rules."""
-    try:
-        valid = len(value) <= _LONGEST and value.isascii() and bool(canonicalize_name(value, validate=True))
-    except InvalidName:
-        valid = False
-    return None if valid else f"is no distribution name: {shown(value)}"
-
-
-def variable_name(value: str) -> str | None:
-    """Refuse what cannot name an environment variable."""
-    wrong = not value or "=" in value or " " in value or printable(value)
-    return f"cannot name a variable: {shown(value)}" if wrong else None
-
-
-def numbers(value: str) -> str | None:
-    """Refuse what is not numbers with dots: `12.5.1`."""
-    return None if re.fullmatch(r"[0-9]+(\.[0-9]+)*", value) else f"must be numbers with dots, is {shown(value)}"
-
-
-def sha256(value: str) -> str | None:
-    """Refuse what is no hexadecimal SHA-256 digest."""
-    return None if re.fullmatch("[0-9a-f]{64}", value) else f"is no SHA-256 digest: {shown(value)}"
-
-
-def one_of(*choices: str) -> Check:
-    """Make a check for a fixed list of words."""
-    return lambda value: None if value in choices else f"must be one of {', '.join(choices)}, is {shown(value)}"
-
-
-def shown(value: str) -> str:
-    """Quote a text for a message: on one line, ASCII, and not without end."""
-    return ascii(value if len(value) <= 80 else value[:79] + "…")
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
+    """List name, type hint and whether it has to be there, for each field of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    missing = dataclasses.MISSING
+    return tuple(
+        (it.name, hints[it.name], it.default is missing and it.default_factory is missing)
+        for it in dataclasses.fields(kind)
+    )

@@ -53,7 +53,7 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
         own=own,
         python=_python(manifest),
         machine=_machine(manifest),
-        system=manifest.platform.system,
+        system=manifest.platform.system or "Linux",
         pins=tuple(sorted((canonicalize_name(it.name), it.version) for it in manifest.distributions)),
         gpus=tuple(gpu.name for gpu in accelerator.gpus) if accelerator else (),
     )
@@ -130,7 +130,7 @@ def _python(manifest: TrainingManifest) -> str:
 
 
 def _machine(manifest: TrainingManifest) -> str:
-    machine = manifest.platform.machine
+    machine = manifest.platform.machine or "unknown"
     if machine.lower() in _MACHINES:
         return _MACHINES[machine.lower()]
     what = f"the framework has Linux wheels for x86_64 and aarch64; the run's machine is {machine}"

@@ -8,7 +8,7 @@ from envbuild.lock.faults import check_origins, diagnose
 from envbuild.lock.index import parse_page
 from envbuild.lock.model import Target
 from envbuild.lock.settings import bare_url
-from envbuild.manifest.model import Distribution, Origin
+from envbuild.manifest.packages import Distribution, Origin
 
 TARGET = Target(python="3.11.2", machine="x86_64", glibc="2.36")
 PAGE = "https://index.invalid/simple/a/"

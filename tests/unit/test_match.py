@@ -13,16 +13,9 @@ from packaging.version import Version
 
 from envbuild.errors import MatchError
 from envbuild.files import data_folder
-from envbuild.manifest.model import (
-    Accelerator,
-    Distribution,
-    Framework,
-    Gpu,
-    Origin,
-    Platform,
-    Python,
-    TrainingManifest,
-)
+from envbuild.manifest.hardware import Accelerator, Gpu
+from envbuild.manifest.model import Framework, Platform, Python, TrainingManifest
+from envbuild.manifest.packages import Distribution, Origin
 from envbuild.match.match import SITE_PACKAGES, match
 from envbuild.match.profiles import Release, load_profiles
 from envbuild.match.stack import Stack

@@ -1,0 +1,135 @@
+"""What is installed: distributions, where each came from, and what conda has."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from envbuild.manifest.fields import Address, AnyText, Line, Name, Sha256, Version
+
+OriginKind = Literal["index", "vcs", "archive", "editable", "conda", "unknown"]
+"""`editable` is any folder of sources (PEP 610 dir_info), installed in place or copied: no index has it either way.
+
+`unknown` is what nothing tells the origin of: no INSTALLER, an egg-info, or a package of the operating system.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a distribution came from (PEP 610 for all but index and conda)."""
+
+    kind: OriginKind
+    """What sort of place.
+
+    index: by name and version. vcs: a commit. archive: one file, by URL. editable: a folder of sources, installed in
+    place or copied. conda: a conda package. unknown: nothing says.
+    """
+    url: Address | None = None
+    """Without user name or password."""
+    commit: Line | None = None
+    """The commit that was installed; of an editable, the one that is checked out."""
+    requested_revision: Line | None = None
+    """The branch or tag that was asked for."""
+    subdirectory: Line | None = None
+    """Where in the repository or archive the project lies."""
+    sha256: Sha256 | None = None
+    """Digest of the archive or conda package."""
+    remote: Address | None = None
+    """Of an editable, where its repository is fetched from."""
+    dirty: bool | None = None
+    """Of an editable, whether tracked files of the project differ from the commit."""
+    diff_sha256: Sha256 | None = None
+    """Of a dirty editable, the digest of `git diff HEAD --binary` in its folder."""
+    patch: AnyText | None = None
+    """That difference itself, if it was asked for; secrets are cut out."""
+    channel: Line | None = None
+    """Of a conda package: `conda-forge`."""
+    build: Line | None = None
+    """Of a conda package: `py311h64a7726_0`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """One installed distribution."""
+
+    name: Name
+    """As its metadata spells it."""
+    version: Version
+    """Local version labels kept."""
+    origin: Origin
+    """Where it came from."""
+    installer: Line | None = None
+    """The INSTALLER file: `pip`, `uv`, `conda`."""
+    requested: bool = False
+    """Whether it was asked for by name (PEP 376 REQUESTED)."""
+    record_sha256: Sha256 | None = None
+    """Digest of its RECORD as installed."""
+    modified: tuple[Line, ...] = ()
+    """Files that are not what RECORD says, at most 50."""
+    missing: tuple[Line, ...] = ()
+    """Files of RECORD that are not there, at most 50."""
+    changed_files: int = 0
+    """How many files are modified or missing."""
+    shadowed: tuple[Line, ...] = ()
+    """Versions of the same distribution later on sys.path, which imports do not see."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pth:
+    """A .pth file, which changes sys.path or runs code at start (`site`)."""
+
+    name: Line
+    """`distutils-precedence.pth`."""
+    sha256: Sha256
+    """Digest of its content."""
+    code: bool
+    """Whether it runs code."""
+    owner: Name | None = None
+    """The distribution whose RECORD lists it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """What lies beside and between the distributions."""
+
+    method: Literal["size and time", "sha256"] | None = None
+    """How files were held against RECORD.
+
+    `size and time` hashes only files of another size, or newer than their RECORD.
+    """
+    files: int | None = None
+    """How many files were held against RECORD."""
+    pth: tuple[Pth, ...] = ()
+    """The .pth files of the site folders."""
+    unowned: tuple[Line, ...] = ()
+    """Modules and packages in the site folders that no distribution lists, at most 50."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CondaPackage:
+    """One package of a conda environment, Python or not."""
+
+    name: Line
+    """`cudatoolkit`."""
+    version: Line
+    """`11.8.0`."""
+    build: Line | None = None
+    """`h4ba93d1_13`."""
+    channel: Line | None = None
+    """`conda-forge`."""
+    subdir: Line | None = None
+    """`linux-64`, `noarch`."""
+    sha256: Sha256 | None = None
+    """Digest of the package file."""
+    url: Address | None = None
+    """Where it was fetched from, without a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conda:
+    """A conda environment."""
+
+    packages: tuple[CondaPackage, ...]
+    """Every package, sorted by name."""
+    name: Line | None = None
+    """The environment's name."""
+    channels: tuple[Line, ...] = ()
+    """The channels that were asked for, in their order."""
