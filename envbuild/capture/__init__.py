@@ -1,10 +1,9 @@
-"""Capture: the running interpreter's environment as a training manifest."""
+"""Capture: the running interpreter's environment as a training manifest.
 
-from pathlib import Path
+Standard library only, on Python 3.7 and later, since `script()` joins these modules to the one file that runs anywhere.
+"""
 
-from envbuild.capture.capture import capture
+from envbuild.capture.record import capture
+from envbuild.capture.script import script
 
-SCRIPT = Path(__file__).with_name("capture.py")
-"""The same thing as one file that any Python from 3.7 on can run alone."""
-
-__all__ = ["SCRIPT", "capture"]
+__all__ = ["capture", "script"]

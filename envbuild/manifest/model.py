@@ -46,7 +46,7 @@ Format = Literal[
 class Source:
     """What recorded the facts, and what it could not know."""
 
-    format: Format = "capture"
+    format: Format
     """`capture` for envbuild's own; else the format of the record that was converted."""
     tool: Line | None = None
     """The program that recorded: `envbuild 0.1.0`, `pip 26.3`, `mlflow 3.17.0`."""
@@ -236,7 +236,7 @@ class TrainingManifest:
     """Major and minor version of this schema."""
     created: Timestamp
     """When the facts were taken: RFC 3339, UTC."""
-    source: Source = field(default_factory=Source)
+    source: Source = Source(format="capture")
     """What recorded the facts."""
     python: Python
     """The interpreter."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.base import resolve_base
+from envbuild.capture import script
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry import push
@@ -16,7 +17,7 @@ from tests.fakes.gcs import FakeGcs
 pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN, PREDICT, CAPTURE = ROOT / "examples/train.py", ROOT / "examples/predict.py", ROOT / "envbuild/capture/capture.py"
+TRAIN, PREDICT = ROOT / "examples/train.py", ROOT / "examples/predict.py"
 
 
 def upload(gcs: FakeGcs, folder: Path) -> None:
@@ -85,8 +86,9 @@ def test_tensorflow_2_8_on_python_3_9_whose_manifest_is_made_in_its_base(tmp_pat
         "python3 -m venv /work/venv",
         "/work/venv/bin/pip install -q --no-cache-dir --only-binary :all: tensorflow-cpu==2.8.4 'numpy<2'",
         "/work/venv/bin/python /repository/examples/train.py /work/model",
-        "/work/venv/bin/python /repository/envbuild/capture/capture.py --model /work/model --out /work/manifest.json",
+        "/work/venv/bin/python /work/capture.py --model /work/model --out /work/manifest.json",
     ]
+    (tmp_path / "capture.py").write_text(script())
     engine.run(
         str(pushed.reference),
         ["sh", "-ec", "\n".join(commands)],

@@ -28,7 +28,7 @@ def test_templates_profiles_and_schema_are_in_the_wheel(installed):
     assert (installed / "envbuild/data/templates/Dockerfile.j2").is_file()
     assert (installed / "envbuild/data/profiles/tensorflow.toml").is_file()
     assert json.loads((installed / "envbuild/manifest/schema.json").read_bytes())
-    assert (installed / "envbuild/capture/capture.py").is_file()
+    assert (installed / "envbuild/capture/program.py").is_file()
 
 
 def test_the_installed_command_plans_a_run(installed, tmp_path):

@@ -5,10 +5,8 @@ import base64
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import envbuild
-from envbuild.capture import SCRIPT, capture
-from envbuild.capture.capture import _kernel_driver, build_info, scrub
-from envbuild.manifest import read_manifest
+from envbuild.capture import capture, script
+from envbuild.capture.accelerator import kernel_driver
+from envbuild.capture.frameworks import build_info
+from envbuild.capture.redact import scrub
+from tests.unit.capturing import Environment, script_path
 
 GPU_BUILD = """
 import collections
@@ -30,61 +30,6 @@ build_info = collections.OrderedDict([('cpu_compiler', '/usr/lib/llvm-17/bin/cla
 CPU_BUILD = "import collections\nbuild_info = collections.OrderedDict([('is_cuda_build', False)])\n"
 BUILD_INFO = "tensorflow/python/platform/build_info.py"
 SECRET = "hunter2SuperSecretValue99"
-
-
-class Environment:
-    """A virtual environment without pip, and everything around it that capture asks."""
-
-    def __init__(self, root: Path) -> None:
-        self.prefix, self.bin, self.folder = root / "venv", root / "bin", root / "work"
-        venv.create(self.prefix, with_pip=False, symlinks=True)
-        self.site = next(self.prefix.glob("lib/python*/site-packages"))
-        self.bin.mkdir()
-        self.folder.mkdir()
-        (self.bin / "git").symlink_to(shutil.which("git") or "git")
-        self.variables = {
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CEILING_DIRECTORIES": str(root),
-        }
-
-    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = [str(self.prefix / "bin" / "python"), "-W", "error", str(SCRIPT), *arguments]
-        environment = {"PATH": str(self.bin), **self.variables}
-        return subprocess.run(
-            command, cwd=self.folder, env=environment, check=check, capture_output=True, text=True, timeout=60
-        )
-
-    def capture(self, *arguments: str) -> dict:
-        text = self.run(*arguments).stdout
-        read_manifest(text.encode(), "captured")
-        manifest: dict = json.loads(text)
-        return manifest
-
-    def origins(self) -> dict:
-        return {item["name"]: item["origin"] for item in self.capture()["distributions"]}
-
-    def install(self, name: str, version: str = "1.0", **files: str) -> Path:
-        """Lay down a dist-info; `files` are its files by name, `direct_url` for direct_url.json."""
-        folder = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir(parents=True)
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nVersion: 9\n")
-        for key, text in {"INSTALLER": "pip\n", **files}.items():
-            (folder / ("direct_url.json" if key == "direct_url" else key)).write_text(text)
-        return folder
-
-    def program(self, name: str, script: str) -> None:
-        path = self.bin / name
-        path.write_text("#!/bin/sh\n" + script)
-        path.chmod(0o755)
-
-    def git(self, *arguments: str) -> str:
-        identity = ["-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "commit.gpgsign=false"]
-        command = ["git", *identity, *arguments]
-        environment = {"PATH": os.environ["PATH"], **self.variables}
-        return subprocess.run(
-            command, cwd=self.folder, env=environment, check=True, capture_output=True, text=True
-        ).stdout
 
 
 @pytest.fixture
@@ -106,11 +51,15 @@ def direct_url(**content) -> str:
 
 
 def test_it_is_valid_on_python_37():
-    ast.parse(SCRIPT.read_text(), feature_version=(3, 7))
+    ast.parse(script(), feature_version=(3, 7))
+
+
+def test_it_says_which_release_recorded():
+    assert capture()["source"] == {"format": "capture", "tool": f"envbuild {envbuild.__version__}"}
 
 
 def test_it_needs_only_the_standard_library():
-    nodes = list(ast.walk(ast.parse(SCRIPT.read_text())))
+    nodes = list(ast.walk(ast.parse(script())))
     names = {alias.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module).partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
     assert names - sys.stdlib_module_names == {"pynvml"}
@@ -349,8 +298,8 @@ def test_nvml_without_a_driver_gives_way_to_nvidia_smi(env):
 )
 def test_the_kernel_names_the_driver(tmp_path, text, driver):
     (tmp_path / "version").write_text(text)
-    assert _kernel_driver(str(tmp_path / "version")) == {"driver": driver, "gpus": []}
-    assert _kernel_driver(str(tmp_path / "absent")) is None
+    assert kernel_driver(str(tmp_path / "version")) == {"driver": driver, "gpus": []}
+    assert kernel_driver(str(tmp_path / "absent")) is None
 
 
 def test_interpreter_platform_and_cpu_are_the_running_ones(env):
@@ -495,7 +444,7 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
         sys.executable,
         "-c",
         limits + "runpy.run_path(sys.argv[0], run_name='__main__')",
-        str(SCRIPT),
+        str(script_path()),
         "--out",
         str(out),
     ]
@@ -514,7 +463,7 @@ def test_only_regular_files_are_replaced(tmp_path):
 
 
 def test_alone_it_prints_the_manifest_or_nothing(env):
-    assert json.loads(env.run().stdout)["schema_version"] == "1.0"
+    assert json.loads(env.run().stdout)["schema_version"] == "1.1"
     done = env.run("--out", "manifest.json")
     assert (done.stdout, done.stderr) == ("", "")
     assert (env.folder / "manifest.json").exists()

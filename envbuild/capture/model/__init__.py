@@ -1,0 +1,1 @@
+"""The trained model, read from its own files without the framework that wrote it."""
