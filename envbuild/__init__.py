@@ -1,9 +1,9 @@
 """One environment for training, serving and laptops."""
 
-from envbuild.capture import capture
+from envbuild.capture import capture, golden_sample, keras_callback
 
 __version__: str
-__all__ = ["__version__", "capture"]
+__all__ = ["__version__", "capture", "golden_sample", "keras_callback"]
 
 
 def __getattr__(name: str) -> str:

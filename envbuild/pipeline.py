@@ -6,6 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from envbuild.assemble import Assembled, LayerCache, assemble
 from envbuild.base import check_base, resolve_base
 from envbuild.dockerfile import build_context
@@ -74,6 +77,8 @@ class Outcome:
     layout: Path | None
     pylock: bytes
     """The lock as it is stamped and written into the context."""
+    added: tuple[str, ...] = ()
+    """`numpy==1.26.4`: what the run's record does not have and its distributions require."""
     stamped: str | None = None
     """The record's name beside the model."""
 
@@ -110,7 +115,15 @@ def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
         if layout:
             report.step(f"writing the OCI layout {layout}")
             write_layout(assembled.image, folder, name="latest", machine=base.target.machine)
-    outcome = Outcome(plan=plan, recipe=recipe, assembled=assembled, image=image, layout=layout, pylock=pylock)
+    outcome = Outcome(
+        plan=plan,
+        recipe=recipe,
+        assembled=assembled,
+        image=image,
+        layout=layout,
+        pylock=pylock,
+        added=_added(plan.stack, locked),
+    )
     return replace(outcome, stamped=_stamp(order.stamp, order, outcome, now)) if order.stamp else outcome
 
 
@@ -143,10 +156,20 @@ def _base(order: Order, plan: Plan, report: Reporter) -> Base:
 def _lock(order: Order, plan: Plan, target: Target, report: Reporter) -> Lock:
     report.step(f"locking {len(plan.stack.requirements)} distributions with {order.resolver}")
     resolver = UvResolver() if order.resolver == "uv" else PipToolsResolver()
-    locked = lock(plan.stack.requirements, target, resolver, plan.manifest.distributions)
+    stack = plan.stack
+    locked = lock(stack.requirements, target, resolver, plan.manifest.distributions, stack.gaps)
     size = sum(wheel.size for wheel in locked.wheels)
     report.note(f"{len(locked.wheels)} wheels, {size / 1e6:.1f} MB")
+    if added := _added(stack, locked):
+        those = f"{len(added)} of {len(locked.wheels)} wheels are"
+        report.warn(f"{those} not in the run's record, and need not be what the run had: {', '.join(added)}")
     return locked
+
+
+def _added(stack: Stack, locked: Lock) -> tuple[str, ...]:
+    """What is locked besides the requirements."""
+    names = {canonicalize_name(Requirement(it).name) for it in stack.requirements}
+    return tuple(f"{it.name}=={it.version}" for it in locked.wheels if it.name not in names)
 
 
 def _fetch(order: Order, wheels: Sequence[LockedWheel], report: Reporter) -> dict[Digest, Path]:

@@ -1,12 +1,200 @@
-"""A few inputs and what the model made of them."""
+"""A few inputs and what the model made of them, so that any later environment can be asked for the same."""
 
 from __future__ import annotations
 
-from typing import Any
+import ast
+import base64
+import hashlib
+import math
+import os
+import re
+import sys
+from array import array
+from typing import Any, List, Mapping, Tuple
 
+from envbuild.capture.gcs import Unread
+from envbuild.capture.model.places import local_source
+from envbuild.capture.model.zipped import zip_content, zip_members
 from envbuild.capture.reading import Facts
+from envbuild.capture.redact import scrub_line
+
+LARGEST_ARRAY = 1 << 20
+"""Bytes of one array."""
+MOST_ARRAYS = 100
+NPZ_MEMBER = re.compile(r"(?:inputs|outputs)(?:/.+)?\.npy")
+NUMERIC = re.compile(r"bool|u?int\d+|b?float\d+\w*|complex\d+")
+"""Types of numbers as NumPy and ml_dtypes name them."""
+NPY_TYPE = re.compile(r"([<>|=]?)([biufc])(\d{1,2})")
+"""`<f4`: byte order, kind and bytes, as .npy files have them."""
+KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
+WHAT = "a golden sample is what golden_sample() makes, a pair (inputs, outputs), or the path of a .npz file"
+
+Encoded = Tuple[str, List[int], bytes]
+"""Type, shape, and the elements in C order, little endian."""
+
+
+def golden_sample(inputs: Any, outputs: Any, rtol: float = 1e-5, atol: float = 1e-6) -> Facts:
+    """Encode a small batch of inputs and the model's outputs: each an array, or a dict or list of arrays.
+
+    Arrays are NumPy's and what becomes one (tensors of TensorFlow, PyTorch and JAX), or lists of numbers. Another
+    environment agrees where |a - b| <= atol + rtol * |b|. ValueError for what is no array of numbers, or too large.
+    """
+    if not all(math.isfinite(value) and value >= 0 for value in (rtol, atol)):
+        raise ValueError("golden sample: rtol and atol must be numbers from 0 on")
+    arrays = {"inputs": _named_arrays(inputs), "outputs": _named_arrays(outputs)}
+    return dict(arrays, rtol=float(rtol), atol=float(atol))
 
 
 def golden_facts(golden: Any) -> Facts | None:
-    """Encode a golden sample."""
-    return None
+    """Take a golden sample as `capture(golden=...)` and `--golden` are given it; ValueError if it is none."""
+    if golden is None:
+        return None
+    if isinstance(golden, (str, os.PathLike)):
+        return _from_npz(os.fspath(golden))
+    if isinstance(golden, tuple) and len(golden) == 2:
+        return golden_sample(*golden)
+    if not isinstance(golden, Mapping) or not {"inputs", "outputs", "rtol", "atol"} <= set(golden):
+        raise ValueError("golden sample: " + WHAT)
+    return dict(golden)
+
+
+def _named_arrays(values: Any) -> list[Facts]:
+    if isinstance(values, Mapping):
+        items = sorted((str(name), value) for name, value in values.items())
+    elif isinstance(values, (list, tuple)) and values and all(getattr(value, "shape", ()) for value in values):
+        items = [(str(index), value) for index, value in enumerate(values)]
+    else:
+        items = [("", values)]
+    if not 0 < len(items) <= MOST_ARRAYS:
+        raise ValueError("golden sample: inputs and outputs take 1 to %d arrays each" % MOST_ARRAYS)
+    return [_array_facts(name, *_encoded(name, value)) for name, value in items]
+
+
+def _array_facts(name: str, dtype: str, shape: list[int], data: bytes) -> Facts:
+    return {
+        "name": scrub_line(name),
+        "dtype": dtype,
+        "shape": shape,
+        "data": base64.b64encode(data).decode("ascii"),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def _encoded(name: str, value: Any) -> Encoded:
+    if hasattr(value, "detach"):
+        return _encoded_torch(name, value.detach().cpu())
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    elif not hasattr(value, "dtype") and hasattr(value, "__array__"):
+        value = value.__array__()
+    if not hasattr(value, "dtype"):
+        return _encoded_list(name, value)
+    if not hasattr(value, "tobytes"):
+        value = value.__array__()
+    _check_size(name, value.size * value.dtype.itemsize)
+    if value.dtype.str[0] == ">" or (value.dtype.str[0] == "=" and sys.byteorder == "big"):
+        value = value.astype(value.dtype.newbyteorder("<"))
+    return _numeric(name, str(value.dtype.name)), [int(length) for length in value.shape], value.tobytes()
+
+
+def _encoded_torch(name: str, tensor: Any) -> Encoded:
+    dtype = str(tensor.dtype).rpartition(".")[2]
+    if dtype == "bfloat16":
+        # NumPy has no such type, and PyTorch no other way to its bytes.
+        tensor = tensor.contiguous().view(sys.modules["torch"].int16)
+    try:
+        return (_numeric(name, dtype), *_encoded(name, tensor.numpy())[1:])
+    except TypeError:
+        raise ValueError("golden sample: %r has type %s, which NumPy has not" % (name, dtype)) from None
+
+
+def _encoded_list(name: str, value: Any) -> Encoded:
+    """Encode nested lists of numbers as NumPy would: as bool, int64 or float64."""
+    shape: List[int] = []
+    level = [value]
+    while isinstance(level[0], (list, tuple)):
+        lengths = {len(item) if isinstance(item, (list, tuple)) else -1 for item in level}
+        if len(lengths) > 1 or 0 in lengths:
+            raise ValueError("golden sample: %r has rows of different lengths, or none" % name)
+        shape.append(lengths.pop())
+        level = [item for row in level for item in row]
+        _check_size(name, 8 * len(level))
+    kinds = {type(item) for item in level}
+    if kinds == {bool}:
+        return "bool", shape, bytes(level)
+    if not kinds <= {int, float}:
+        raise ValueError("golden sample: %r is no array of numbers" % name)
+    try:
+        data = array("d" if float in kinds else "q", level)
+    except OverflowError:
+        raise ValueError("golden sample: %r holds a number that takes more than 64 bits" % name) from None
+    if sys.byteorder == "big":
+        data.byteswap()
+    return "float64" if float in kinds else "int64", shape, data.tobytes()
+
+
+def _numeric(name: str, dtype: str) -> str:
+    if not NUMERIC.fullmatch(dtype):
+        raise ValueError("golden sample: %r has type %s, where only numbers and booleans are kept" % (name, dtype))
+    return dtype
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > LARGEST_ARRAY:
+        raise ValueError(
+            "golden sample: %r has %d bytes, where %d are kept: take fewer rows" % (name, size, LARGEST_ARRAY)
+        )
+
+
+def _from_npz(path: str) -> Facts:
+    """Read what numpy.savez wrote: members `inputs` or `inputs/NAME`, and `outputs` likewise."""
+    found: dict[str, list[Facts]] = {"inputs": [], "outputs": []}
+    try:
+        source = local_source(path, path)
+        members = {member.name: member for member in zip_members(source) if NPZ_MEMBER.fullmatch(member.name)}
+        for name, member in sorted(members.items())[:MOST_ARRAYS]:
+            side, _, key = name[: -len(".npy")].partition("/")
+            found[side].append(_array_facts(key, *_npy_array(name, zip_content(source, member))))
+    except Unread as error:
+        raise ValueError("golden sample: %s: %s" % (path, error)) from None
+    if not all(found.values()):
+        raise ValueError("golden sample: %s needs members inputs or inputs/NAME, and outputs likewise" % path)
+    return dict(found, rtol=1e-5, atol=1e-6)
+
+
+def _npy_array(name: str, content: bytes) -> Encoded:
+    """Decode a .npy file (numpy.lib.format), whose header is a literal; objects are pickles and refused."""
+    wide = content[6:7] != b"\1"
+    start = 12 if wide else 10
+    length = int.from_bytes(content[8:start], "little")
+    try:
+        header = ast.literal_eval(content[start : start + min(length, 4096)].decode("latin-1").strip())
+        kind = NPY_TYPE.fullmatch(str(header["descr"]))
+        shape = [int(size) for size in header["shape"]]
+        fortran = bool(header["fortran_order"])
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
+        raise ValueError("golden sample: %s is no array that NumPy saved" % name) from None
+    if kind is None:
+        raise ValueError("golden sample: %s has type %s, where only numbers are kept" % (name, header["descr"]))
+    if fortran and len(shape) > 1:
+        raise ValueError("golden sample: %s lies in Fortran order: save numpy.ascontiguousarray of it" % name)
+    data, width = content[start + length :], int(kind.group(3))
+    _check_size(name, len(data))
+    if not content.startswith(b"\x93NUMPY") or _product(shape) * width != len(data):
+        raise ValueError("golden sample: %s is no array that NumPy saved" % name)
+    dtype = KINDS[kind.group(2)] + (str(8 * width) if kind.group(2) != "b" else "")
+    return dtype, shape, _swapped(data, width // 2 if kind.group(2) == "c" else width, kind.group(1))
+
+
+def _product(shape: list[int]) -> int:
+    """Return how many elements there are; math.prod is younger than Python 3.7."""
+    count = 1
+    for length in shape:
+        count *= max(length, 0)
+    return count
+
+
+def _swapped(data: bytes, width: int, order: str) -> bytes:
+    if order != ">":
+        return data
+    return b"".join(data[at : at + width][::-1] for at in range(0, len(data), width))

@@ -4,25 +4,84 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
-from envbuild.capture.reading import manifest_text
-from envbuild.capture.record import capture
+from envbuild.capture.contract import contract_facts
+from envbuild.capture.options import settled
+from envbuild.capture.output import check_out, say, write_out
+from envbuild.capture.reading import Facts, manifest_text, present
+from envbuild.capture.record import capture, environment_facts
+
+OPTIONS = (
+    ("model", "URI", "where the trained model lies: gs://..., a folder or a file"),
+    ("golden", "FILE.npz", "a small batch of inputs and what the model made of them"),
+    ("command", "TEXT", "the command of the run, as a shell reads it; or give its words after --"),
+    ("config", "FILE", "read these options from a file too"),
+)
+REPEATED = (
+    ("variable", "NAME", "also record this environment variable"),
+    ("requires", "NAME", "an environment variable that the program depends on"),
+    ("data", "[NAME=]URI", "a place that the program reads data from"),
+    ("preprocessing", "PATH", "code that serving has to share"),
+    ("load", "MODULE", "import this first, so that the libraries it loads are recorded"),
+)
+SWITCHES = (
+    ("patch", "record uncommitted changes themselves, secrets cut out"),
+    ("deep", "hash every installed file, not only those that look changed"),
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the manifest, or write it to --out."""
-    parser = argparse.ArgumentParser(description="Record this Python environment as a training manifest (JSON).")
-    parser.add_argument("--out", metavar="FILE", help="write the manifest here instead of printing it")
-    parser.add_argument("--model", metavar="URI", help="where the trained model lies")
-    parser.add_argument(
-        "--variable", metavar="NAME", action="append", default=[], help="also record this environment variable"
-    )
-    options = parser.parse_args(arguments)
+    """Print the manifest, or write it to --out; 1 if it cannot be written, 2 for arguments that cannot be meant."""
+    words = sys.argv[1:] if arguments is None else arguments
+    own, command = words, None
+    if "--" in words:
+        own, command = words[: words.index("--")], words[words.index("--") + 1 :]
+    given = vars(_parser().parse_args(own))
     try:
-        manifest = capture(options.model, options.out, options.variable, process="fresh")
+        _record(given.pop("out"), given, command)
+    except ValueError as error:
+        say("capture: %s" % error)
+        return 2
     except OSError as error:
-        sys.stderr.write("capture: the manifest cannot be written: %s\n" % error)
+        say("capture: the manifest cannot be written: %s" % error)
         return 1
-    if options.out is None:
-        sys.stdout.write(manifest_text(manifest))
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Record this Python environment as a training manifest (JSON).",
+        usage="%(prog)s [options] [-- COMMAND...]",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the manifest here, also gs://..., instead of printing it")
+    for name, metavar, text in OPTIONS:
+        parser.add_argument("--" + name, metavar=metavar, help=text)
+    for name, metavar, text in REPEATED:
+        parser.add_argument("--" + name, metavar=metavar, help=text + "; repeatable", action="append", default=[])
+    for name, text in SWITCHES:
+        parser.add_argument("--" + name, help=text, action="store_true")
+    # For `envbuild capture --python`, which looks at everything else itself.
+    parser.add_argument("--environment-only", help=argparse.SUPPRESS, action="store_true")
+    return parser
+
+
+def _record(out: str | None, given: Facts, command: list[str] | None) -> None:
+    only_environment = given.pop("environment_only")
+    options = settled(given, command)
+    manifest = _environment_only(out, **options) if only_environment else capture(out=out, process="fresh", **options)
+    if out is None:
+        sys.stdout.write(manifest_text(manifest))
+        sys.stdout.flush()
+
+
+def _environment_only(out: str | None, requires: list[str], **options: Any) -> Facts:
+    """Record what only this interpreter knows: neither the model nor data."""
+    check_out(out)
+    wanted = {name: options[name] for name in ("variables", "command", "patch", "deep", "load")}
+    contract = contract_facts(requires, (), ()) if requires else None
+    facts: Facts = present(dict(environment_facts(process="fresh", **wanted), contract=contract))
+    if out is not None:
+        write_out(out, manifest_text(facts))
+    return facts

@@ -13,15 +13,17 @@ from typing import Any, Dict
 Facts = Dict[str, Any]
 TIMEOUT = 5.0
 """Seconds that a program has for an answer."""
+NO_PROGRAM = (OSError, RuntimeError, ValueError, subprocess.SubprocessError)
+"""Why a program gives no answer: from 3.12 on an interpreter that ends starts none, and no name may hold a NUL."""
 
 
-def output_of(*command: str) -> str | None:
-    """Return what a program prints; None if it is absent, fails, or takes longer than TIMEOUT."""
-    environment = dict(os.environ, LC_ALL="C", GIT_OPTIONAL_LOCKS="0")
+def output_of(*command: str, environment: dict[str, str] | None = None, seconds: float = TIMEOUT) -> str | None:
+    """Return what a program prints; None if it is absent, fails, or takes longer than `seconds`."""
+    variables = dict(os.environ if environment is None else environment, LC_ALL="C", GIT_OPTIONAL_LOCKS="0")
     null = subprocess.DEVNULL
     try:
-        done = subprocess.check_output(command, stdin=null, stderr=null, timeout=TIMEOUT, env=environment)
-    except (OSError, subprocess.SubprocessError):
+        done = subprocess.check_output(command, stdin=null, stderr=null, timeout=seconds, env=variables)
+    except NO_PROGRAM:
         return None
     return decoded(done).strip()
 
@@ -38,9 +40,18 @@ def decoded(value: str | bytes) -> str:
 
 def read_bytes(path: str | Path) -> bytes | None:
     """Read a file; None if that is not possible."""
+    return read_head(path, -1)
+
+
+def read_head(path: str | Path, limit: int) -> bytes | None:
+    """Read at most `limit` bytes of a file; None if that is not possible."""
     try:
-        return Path(path).read_bytes()
-    except OSError:
+        # Opening a pipe would wait for whoever writes into it.
+        if not os.path.isfile(path):
+            return None
+        with open(path, "rb") as file:
+            return file.read(limit)
+    except (OSError, ValueError):
         return None
 
 

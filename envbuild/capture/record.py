@@ -17,11 +17,13 @@ from envbuild.capture.frameworks import find_frameworks
 from envbuild.capture.golden import golden_facts
 from envbuild.capture.host import host_facts
 from envbuild.capture.integrity import installation_facts
+from envbuild.capture.loading import load_modules
 from envbuild.capture.machine import cpu_facts, platform_facts, python_facts
 from envbuild.capture.model.facts import model_facts
 from envbuild.capture.native import native_facts
 from envbuild.capture.numerics import numerics_facts
-from envbuild.capture.reading import Facts, manifest_text, present, write_whole
+from envbuild.capture.output import check_out, tell_disagreements, write_out
+from envbuild.capture.reading import Facts, manifest_text, present
 from envbuild.capture.redact import scrub
 from envbuild.capture.variables import recorded_variables
 
@@ -42,23 +44,47 @@ def capture(  # noqa: PLR0913 - each is one kind of fact
     command: Sequence[str] | None = None,
     patch: bool = False,
     deep: bool = False,
+    load: Iterable[str] = (),
     process: str = "run",
 ) -> Facts:
     """Record the running interpreter's environment, and write it to `out` whole or not at all.
 
     `variables` names environment variables to record besides the built-in ones, `requires` those that the program
-    depends on. `data` are places it reads from, `preprocessing` paths of code that serving has to share. `golden` is
-    a sample as `golden_sample` makes it. `patch` records uncommitted changes, `deep` hashes every installed file.
-    OSError if `out` cannot be written.
+    depends on. `data` are places it reads from, as `URI` or `NAME=URI`, `preprocessing` paths of code that serving has
+    to share. `golden` is a sample as `golden_sample` makes it. `command` is the run's own, where this process is
+    another. `patch` records uncommitted changes, `deep` hashes every installed file, `load` names modules to import
+    first, so that the libraries they load are recorded. `out` may be a path or `gs://bucket/object`. What disagrees is
+    told on stderr as well. ValueError for arguments that cannot be meant, OSError if `out` cannot be written.
     """
+    check_out(out)
+    environment = environment_facts(variables, command=command, patch=patch, deep=deep, load=load, process=process)
+    contract = contract_facts(requires, data, preprocessing)
+    manifest = complete(environment, contract, model_uri or os.environ.get("AIP_MODEL_DIR"), golden)
+    if out is not None:
+        write_out(out, manifest_text(manifest))
+    tell_disagreements(manifest)
+    return manifest
+
+
+def environment_facts(
+    variables: Iterable[str] = (),
+    *,
+    command: Sequence[str] | None = None,
+    patch: bool = False,
+    deep: bool = False,
+    load: Iterable[str] = (),
+    process: str = "run",
+) -> Facts:
+    """Describe the interpreter and what is around its process; `process` is `run` or `fresh`."""
+    notes = load_modules(load)
     distributions = find_distributions(patch)
     installation = installation_facts(distributions, deep)
     frameworks = find_frameworks(distributions)
-    uri = scrub(model_uri or os.environ.get("AIP_MODEL_DIR") or "") or None
-    manifest: Facts = {
+    source: Facts = {"format": "capture", "tool": TOOL, "unknown": _unknown(process, command), "notes": notes}
+    return {
         "schema_version": SCHEMA_VERSION,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "source": {"format": "capture", "tool": TOOL},
+        "source": {key: value for key, value in source.items() if value},
         "python": python_facts(),
         "platform": platform_facts(),
         "distributions": list(distributions.values()),
@@ -69,17 +95,24 @@ def capture(  # noqa: PLR0913 - each is one kind of fact
         "accelerator": accelerator_facts(),
         "cpu": cpu_facts(),
         "native": native_facts(distributions, process),
-        "numerics": numerics_facts(),
+        "numerics": numerics_facts() if process == "run" else None,
         "variables": recorded_variables(variables),
         "code": code_facts(patch),
         "entry": entry_facts(command, process),
-        "contract": contract_facts(requires, data, preprocessing),
         "host": host_facts(),
-        "model_uri": uri,
-        "model": model_facts(uri) if uri else None,
-        "golden": golden_facts(golden),
     }
-    manifest = present(dict(manifest, disagreements=find_disagreements(manifest)))
-    if out is not None:
-        write_whole(os.path.realpath(out), manifest_text(manifest))
-    return manifest
+
+
+def _unknown(process: str, command: Sequence[str] | None) -> list[str]:
+    """Name what only the training process itself could tell."""
+    if process == "run":
+        return []
+    return ["numerics"] if command else ["entry", "numerics"]
+
+
+def complete(environment: Facts, contract: Facts | None, model_uri: str | None, golden: Any) -> Facts:
+    """Add to an environment what lies outside of its process, and say what disagrees."""
+    uri = scrub(model_uri or "") or None
+    outside = {"contract": contract, "model_uri": uri, "model": model_facts(uri) if uri else None}
+    manifest: Facts = present(dict(environment, **outside, golden=golden_facts(golden)))
+    return dict(manifest, disagreements=present(find_disagreements(manifest)))

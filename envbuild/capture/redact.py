@@ -1,25 +1,279 @@
-"""What must never be recorded, cut out of texts."""
+"""What must never be recorded, cut out of texts.
+
+Every pattern takes time in proportion to the text, whatever that holds: what repeats without a bound cannot fail
+afterwards, or starts only where no earlier start has read.
+"""
 
 from __future__ import annotations
 
+import base64
 import re
+from typing import Iterator, Sequence
+from urllib.parse import quote, unquote
 
 REDACTED = "[redacted]"
-USERINFO = re.compile(r"(?<=://)(?:[^\s/?#]*@|[^\s/?#@:]*:(?!\d*(?:[/?#]|$))\S*@)|^[^/@\s]+@(?=[^/:\s]+:)")
-"""Of a URL; of one whose password has a raw slash, which people do write; of scp's `user@host:path`."""
-NAMED_SECRET = re.compile(
-    r"""(?i)((?:passw(?:or)?d|secret|token(?!iz)|credentials?|signature|[?&;]sig|(?:api|private|access)[_-]?key)"""
-    r"""[\w-]*["']?\s*[=:]\s*["']?)[^\s"',;&]+"""
+LAYERS = 3
+"""How often a text may have been percent-encoded."""
+SAMPLE = 128
+"""Characters of a value that are looked at to tell what it is."""
+LONGEST_QUOTED = 1 << 16
+
+START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=\\u00[0-9a-f]{2}))"
+"""Where a word starts, also in JSON, whose line ends are letters after a backslash."""
+SHAPES = re.compile(
+    r"""
+    -{4,5}[ ]?BEGIN\ [^-]{1,80}-{4,5} (?s:.*?) (?: -{4,5}[ ]?END\ [^-]{1,80}-{4,5} | \Z )
+    | """
+    + START
+    + r"""(?:
+        eyJ[\w+/=-]{8,}(?:\.[\w+/=-]*)*      # a JSON object in base64: JWT, and the tokens of Docker and Neptune
+      | LS0tLS1CRUdJT[\w+/=]{16,}              # PEM in base64
+      | gh[pousr]_[\w.-]{16,} | github_pat_\w{16,} | ATATT3[\w=-]{16,} | ATBB[A-Za-z0-9]{16,}
+      | gl(?:pat|ptt|dt|rt|rtr|cbt|ft|imt|agent|soat|ffct|oas|wt)-[\w.-]{16,}
+      | (?:hf|npm|api_org|gsk|r8|KGAT|ntn|lin_api)_[A-Za-z0-9]{16,} | dckr_[a-z]{3}_[\w-]{16,} | pypi-Ag[\w-]{16,}
+      | sk-(?:proj|svcacct|admin|ant|or|lf)-[\w-]{16,} | sk-(?=[A-Za-z_-]{0,60}\d)[\w-]{16,} | sk-[A-Za-z0-9]{16,}
+      | (?:pplx|xai)-[A-Za-z0-9]{16,} | nvapi-[\w-]{16,} | figd_[\w-]{16,} | lsv2_[a-z]{2}_\w{16,}
+      | wandb_v\d_\w{16,} | (?:local|pul)-[0-9a-f]{40} | key-[0-9a-f]{32} | SK[0-9a-f]{32}
+      | xox[a-z](?:\.xox[a-z])?-[\w-]{10,} | xapp-[\w-]{10,} | (?<=hooks\.slack\.com/)(?:services|workflows)/[\w/]{16,}
+      | \d{8,10}:AA[\w-]{32,} | (?<=/api/webhooks/)\d{8,20}/[\w-]{16,}
+      | (?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}
+      | AIza[\w-]{16,} | ya29\.[\w.-]{16,} | GOCSPX-[\w-]{16,} | AQ\.[\w-]{30,} | (?<![/.:_-])(?:1//|4/0)[\w-]{20,}
+      | [sr]k_(?:live|test)_[A-Za-z0-9]{10,} | whsec_[\w+/=]{16,} | SG\.[\w-]{10,}\.[\w-]{10,}
+      | dapi[A-Za-z0-9]{24,} | d(?:kea|ose)[0-9a-f]{32} | do[oprt]_v1_\w{16,} | hv[sbr]\.[\w-]{16,}
+      | gl(?:sa|c)_[\w=+/]{16,} | shp(?:at|ca|pa|ss)_\w{16,} | AGE-SECRET-KEY-1\w{16,} | [\w~.]{3}\dQ~[\w~.-]{24,}
+    )
+    """,
+    re.VERBOSE,
 )
-TOKEN = re.compile(
-    r"-----BEGIN [^-]+-----(?s:.*?)(?:-----END [^-]+-----|\Z)"
-    r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*|\b(?:AKIA|ASIA)[A-Z0-9]{16}"
-    r"|\b(?:AIza|ya29\.|gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abeprs]-|pypi-Ag|npm_|GOCSPX-)[\w.-]{16,}"
-    r"|(?i:(?<=\bbearer )\S+)"
+"""Secrets by their form alone, a little wider than the issuers publish it, since forms grow."""
+
+HEADER = re.compile(
+    START
+    + r"""((?i:(?:proxy-|x-)?authori[sz]ation|(?:set-)?cookie)(?:\\*["'])?[ \t]{0,8}[:=]"""
+    + r"""[ \t]{0,8}(?:\\*["'])?)[^"'\\\r\n]+"""
 )
-SECRET_NAME = re.compile(r"(?i)passw|secret|token|credential|api_?key|(?:^|_)(?:key|auth|pass|pwd)(?:_|$)")
+SCHEME = re.compile(START + r"""((?i:bearer|basic))([ \t]{1,8})([^\s"',;\\]+)""")
+CONDA = re.compile(
+    r"(https?:\\?/\\?/[^\s/]{1,255}(?:/[^\s/]{1,99}){0,3}?/t\\?/)(?![a-z]{1,14}(?:-[a-z]{1,14})+(?![\w%-]))[\w%-]{8,}(?=[/\\]|\Z)"
+)
+"""The token of a private channel, https://host/t/TOKEN/channel; words with dashes are the address of a forum."""
+
+AUTHORITY = re.compile(r":\\?/\\?/")
+AUTHORITY_END = re.compile(r"""[/?#"'<>\\]|\Z""")
+HOST = re.compile(r"(?:\[[\w:.%]*\]|[^:\[\]]*)(?::\d{0,5})?[\W_]?")
+NO_SCHEME = re.compile(
+    r"""(["'(\[{]{0,4}(?:-{0,2}[A-Za-z_][\w.-]*=["']?)?)(?:[^/]*@(?!sha\d{3}:)(?=[\w.-]+:)"""
+    r"""|[\w.+%-]+:(?!\\?/|\d{1,5}(?:/|\Z))\S*@(?!sha\d{3}:)(?=[\w.-]+(?:[:/"')\]},;]|\Z)))"""
+)
+"""`user@host:path` as scp has it and `user:password@host` as proxies do, but no `image:tag@sha256:...`."""
+
+PIECE = re.compile(r"(?:[^?&;\\]|\\(?![nrt]))+")
+"""Of a word: a parameter of a URL, a line in JSON."""
+
+NAMED = re.compile(
+    r"""(?<![\w.-])(?:(?<=\\)(?:u00[0-9a-f]{2}|[nrtbf]))?"""
+    r"""(?:(?P<name>[\w.-]+)(?:\\*["'])?\]?[ \t]{0,8}(?:(?:=>|:=|==|[=:])\s{0,8}|>)"""
+    r"""|(?P<flag>-{1,2}[A-Za-z][\w.-]*)(?:\\*["']\s{0,8},\s{0,8}|[ \t]{1,8})(?=[^\s-])"""
+    r"""|(?P<word>passw(?:or)?d)[ \t]{1,8}(?=[^\s-]))(?P<open>\\*["'])?"""
+)
+"""`name=value`, `"name": "value"`, `--name value`, and netrc's `password value`."""
+BARE_VALUE = re.compile(
+    r"""(?:[^\s"'`,;&\\]|\\(?!["'])|["'`](?![\s,;:)\]}]|\Z)|[,;&](?!\s|\Z|[\w.-]{1,64}["']?\s{0,8}[=:]))*"""
+)
+QUOTE = re.compile(r"""(\\*)(["'])""")
+
+WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
+HINT = re.compile(r"(?i)pass|pwd?|secret|cred|auth|otp|jwt|sig|key|token|pat(?![a-z])|sas|cookie|bearer|basic")
+"""What every name of a secret has, found fast, as most texts have none."""
+CERTAIN = re.compile(
+    r"passw|passphrase|passcode|secret|credential|authtoken|(?:^|_)(?:creds?|pass|pwd?|auth|authorization|bearer|otp|totp|jwt|sig)$"
+    r"|(?:api|access|private|account|auth|shared|signing|encryption|master|storage|subscription|licen[cs]e|ssh|service"
+    r"|deploy|session|admin|app|client|consumer|kaggle|wandb)_?keys?(?:_id|_?\d+)?$"
+)
+"""Names of secrets, their words joined by `_`."""
+DESCRIBING = re.compile(
+    r"_(?:file|path|dir|folder|type|mode|method|format|length|size|count|limit|ttl|expiry|expires(?:_in|_at)?|policy|ur[il])$"
+)
+"""Names of what is said about a secret."""
+TOKEN = re.compile(r"token(?!i[sz])")
+OF_TEXT = re.compile(
+    r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|special|stop|start|end|max|min|num|n|vocab|image|input|output|prompt)_tokens?"
+    r"|tokens?_(?:ids?|len|budget|dim|index|embed\w*|level|class\w*|labels?|mask|pos\w*|dropout)$|(?:^|_)tokens$"
+)
+"""The tokens of language models."""
+PERHAPS = re.compile(r"(?:^|_)(?:keys?|signature|pat|sas|pass|pwd|auth)(?:_|$)")
+HARMLESS = re.compile(r"(?i)\d{0,2}|true|false|yes|no|on|off|none|null|\[redacted\]?")
+NUMBER = re.compile(r"(?i)[-+]?\d{1,12}(?:\.\d{0,12})?(?:e[-+]?\d{1,4})?")
+CALL = re.compile(r"[A-Za-z_][\w.]*[(\[]")
+RANDOM = re.compile(
+    r"[0-9a-fA-F]{20,}|(?=[^0-9]*[0-9])(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])[\w+/=%-]{16,}|(?=[a-zA-Z]*[0-9])[a-zA-Z0-9]{24,}"
+)
+FLAG = re.compile(r"-{1,2}[A-Za-z][\w.-]*")
+SWITCH = re.compile(r"-{1,2}(?:use|no|with|without|enable|disable|require|skip)[-_]")
+ASSIGNMENT = re.compile(r"([\w.-]+)(=|:\s{0,8})(.+)", re.DOTALL)
+TAKES_PASSWORD = {"sshpass", "mysql", "mysqldump", "mariadb", "login", "htpasswd"}
+"""Programs whose `-p` is a password; elsewhere it is a port, a path or a process."""
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def scrub(text: str) -> str:
     """Cut what looks like a secret: user and password of URLs, tokens, private keys, `password=...`."""
-    return TOKEN.sub(REDACTED, NAMED_SECRET.sub(r"\1" + REDACTED, USERINFO.sub("", text)))
+    return _scrub(text, LAYERS)
+
+
+def scrub_line(text: str) -> str:
+    """Scrub a text and spell out its control characters, so that it is one line."""
+    return CONTROL.sub(lambda match: ascii(match.group())[1:-1], scrub(text))
+
+
+def scrub_command(words: Sequence[str]) -> list[str]:
+    """Scrub the words of a command; what follows `--password` is cut whatever it looks like."""
+    texts = [str(word) for word in words]
+    programs = {text.rpartition("/")[2] for text in texts} & TAKES_PASSWORD
+    return [_scrub_word(before, text, bool(programs)) for before, text in zip(["", *texts], texts)]  # noqa: B905 - no `strict` before 3.10
+
+
+def hides_secret(name: str, value: str, sure: bool = False) -> bool:
+    """Tell by its name whether a value is a secret; `sure` counts names such as `key`, which often are harmless."""
+    plain = "_".join(part for part in WORDS.split(name[-SAMPLE:]) if part).lower()
+    value = value.strip("\"'")
+    if HARMLESS.fullmatch(value) or DESCRIBING.search(plain) or (plain in ("pwd", "oldpwd") and value[:1] == "/"):
+        return False
+    if CERTAIN.search(plain):
+        return True
+    if NUMBER.fullmatch(value):
+        return False
+    if TOKEN.search(plain) and not OF_TEXT.search(plain):
+        return not CALL.match(value)
+    named = TOKEN.search(plain) or PERHAPS.search(plain)
+    return bool(named) and (sure or name.isupper() or bool(RANDOM.fullmatch(value)))
+
+
+def _scrub(text: str, layers: int) -> str:
+    if "@" in text:
+        text = re.sub(r"\S+", lambda match: _without_user(match.group()), text)
+    # Before the forms are looked for, as a form that is broken by %2F would be cut in half.
+    if "%" in text and layers:
+        text = re.sub(r"\S+", lambda match: _without_encoded(match.group(), layers), text)
+    text = CONDA.sub(r"\1" + REDACTED, SHAPES.sub(REDACTED, text))
+    if HINT.search(text):
+        # A header goes on to the end of its line; what it would take along loses its name.
+        text = SCHEME.sub(_without_credentials, HEADER.sub(r"\1" + REDACTED, _without_named(text)))
+    return text
+
+
+def _without_encoded(word: str, layers: int) -> str:
+    decoded = unquote(word)
+    clean = _scrub(decoded, layers - 1) if decoded != word else decoded
+    # A line must stay one, but punctuation reads better as it is.
+    return word if clean == decoded else quote(clean, safe="!\"#$%&'()*+,-./:;<=>?@[]^_`{|}~")
+
+
+def _without_credentials(match: re.Match[str]) -> str:
+    """Cut what follows `Bearer` and `Basic`, unless they are words of a sentence."""
+    scheme, space, value = match.groups()
+    sentence = re.fullmatch(r"[A-Za-z]{1,15}[.:)]?", value) if scheme.lower() == "bearer" else not _is_basic(value)
+    return match.group() if sentence else scheme + space + REDACTED
+
+
+def _is_basic(value: str) -> bool:
+    """Tell whether a text is `user:password` in base64 (RFC 7617)."""
+    try:
+        return b":" in base64.b64decode(value.rstrip("=") + "==", altchars=b"-_" if re.search("[-_]", value) else None)
+    except ValueError:
+        return False
+
+
+def _without_user(word: str) -> str:
+    """Cut user and password of every URL in a word, also of one whose password has a raw slash, as people write."""
+    parts, done, last = [], 0, word.rfind("@")
+    for scheme in AUTHORITY.finditer(word):
+        start = scheme.end()
+        end = _user_end(word, start, last) if done <= start <= last else -1
+        if end >= 0:
+            parts.append(word[done:start])
+            done = end + 1
+    if parts or last < 0:
+        return "".join(parts) + word[done:]
+    whole = _without_leading_user(word)
+    return PIECE.sub(lambda piece: _without_leading_user(piece.group()), word) if whole == word else whole
+
+
+def _without_leading_user(text: str) -> str:
+    match = NO_SCHEME.match(text)
+    return match.group(1) + text[match.end() :] if match else text
+
+
+def _user_end(word: str, start: int, last: int) -> int:
+    """Return where the `@` after user and password is, or -1."""
+    match = AUTHORITY_END.search(word, start)
+    end = match.start() if match else len(word)
+    at, authority = word.rfind("@", start, end), word[start:end]
+    if at >= 0 or ":" not in authority:
+        return at
+    if not all(HOST.fullmatch(host) for host in authority.split(",")):
+        return last
+    slash = word.find("/", end)
+    return word.rfind("@", end, slash if slash >= 0 else len(word)) if word[end : end + 1] in ("?", "#") else -1
+
+
+def _without_named(text: str) -> str:
+    parts, done = [], 0
+    for start, stop in _named_values(text):
+        parts += [text[done:start], REDACTED]
+        done = stop
+    return "".join(parts) + text[done:]
+
+
+def _named_values(text: str) -> Iterator[tuple[int, int]]:
+    """Find where the values are whose names make them secrets."""
+    stop = 0
+    for match in NAMED.finditer(text):
+        if match.start() >= stop and _is_named_secret(text, match):
+            stop = _value_end(text, match.end(), match.group("open"))
+            if stop > match.end():
+                yield match.end(), stop
+
+
+def _is_named_secret(text: str, match: re.Match[str]) -> bool:
+    start, name = match.end(), match.group("name") or match.group("flag")
+    if name and not HINT.search(name):
+        return False
+    sample = text[start : start + SAMPLE]
+    value = sample[: _value_end(sample, 0, match.group("open"))]
+    if not name:
+        sure = "login" in text[max(0, match.start() - SAMPLE) : start]
+        return not HARMLESS.fullmatch(value) and (sure or not re.fullmatch(r"[a-z]{1,12}\W?", value))
+    return hides_secret(name, value, text[max(0, match.start() - 1) : match.start()] in ("?", "&"))
+
+
+def _value_end(text: str, start: int, opening: str | None) -> int:
+    """Return where a value ends that was opened by a quote, with the backslashes before it, or by none."""
+    if not opening:
+        match = BARE_VALUE.match(text, start)
+        return start + len(match.group().rstrip(")]}")) if match else start
+    depth = len(opening) - 1
+    for quoted in QUOTE.finditer(text, start, start + LONGEST_QUOTED):
+        more = len(quoted.group(1)) - depth
+        if quoted.group(2) == opening[-1] and more >= 0 and more % (2 * depth + 2) == 0:
+            return quoted.end() - len(opening)
+    line_end = text.find("\n", start)
+    return line_end if line_end >= 0 else len(text)
+
+
+def _scrub_word(before: str, word: str, takes_password: bool) -> str:
+    assigned = ASSIGNMENT.fullmatch(word)
+    if assigned and hides_secret(assigned.group(1), assigned.group(3)):
+        return assigned.group(1) + assigned.group(2) + REDACTED
+    if _is_value_of(before, word) and not SWITCH.match(before) and hides_secret(before, word):
+        return REDACTED
+    if before in ("-u", "--user", "--proxy-user") and re.fullmatch(r"[^\s:/]+:(?!\d+$).+", word):
+        return word.partition(":")[0] + ":" + REDACTED
+    if (before == "-p" and takes_password) or (before == "login" and RANDOM.fullmatch(word)):
+        return REDACTED
+    return scrub(word)
+
+
+def _is_value_of(before: str, word: str) -> bool:
+    option = FLAG.fullmatch(before) or before.lower() in ("password", "passwd", "secret")
+    return bool(option) and not re.match(r"--|-.\Z", word)

@@ -6,19 +6,22 @@ import ast
 from pathlib import Path
 
 _PACKAGE = "envbuild.capture."
+_WAYS_IN = ("callback", "program")
 _DOCSTRING = '''"""Record what the running interpreter has, as a training manifest.
 
 One file, standard library only, Python 3.7 and later: `python capture.py --out manifest.json` works without envbuild.
+Imported by a training program it offers `capture()`, `keras_callback()` and `golden_sample()`.
 """
 '''
 _END = '\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
 
 
 def script() -> str:
-    """Join the modules that the command line needs, each after those that it imports from."""
+    """Join the modules that callback and command line need, each after those that it imports from."""
     folder = Path(__file__).parent
     sources: dict[str, str] = {}
-    _collect("program", folder, sources)
+    for name in _WAYS_IN:
+        _collect(name, folder, sources)
     imports = sorted({line for source in sources.values() for line in _imports(source)})
     bodies = "".join("\n\n" + _body(source).strip("\n") + "\n" for source in sources.values())
     return _DOCSTRING + "\nfrom __future__ import annotations\n\n" + "\n".join(imports) + "\n" + bodies + _END

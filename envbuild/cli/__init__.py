@@ -13,7 +13,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from envbuild.cli import capture, from_manifest, schema
+from envbuild.cli import capture, convert, from_manifest, lock, profiles, schema
 from envbuild.cli.console import err, printable
 from envbuild.errors import BuildError, EnvbuildError
 
@@ -77,8 +77,11 @@ def _root(
     pass
 
 
-app.command("capture")(capture.run)
+app.command("capture", cls=capture.WithCommand, options_metavar="[OPTIONS] [-- COMMAND...]")(capture.run)
+app.command("convert")(convert.run)
 app.command("from-manifest")(from_manifest.run)
+app.command("lock")(lock.run)
+app.add_typer(profiles.app, name="profiles")
 app.command("schema")(schema.run)
 
 

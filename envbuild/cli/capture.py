@@ -1,83 +1,105 @@
 """`envbuild capture`: the manifest of a Python environment."""
 
-import json
-import subprocess
-import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from envbuild.errors import ManifestError, UsageError
+from envbuild.errors import UsageError
+
+COMMAND = "envbuild.command"
+"""Where the words after `--` are kept."""
+
+
+class WithCommand(TyperCommand):
+    """Keeps the words after `--` apart: they are the run's command, and nothing else may stand without an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what stands before `--`."""
+        if "--" in args:
+            ctx.meta[COMMAND] = args[args.index("--") + 1 :]
+            args = args[: args.index("--")]
+        return super().parse_args(ctx, args)
+
+
+def _many(metavar: str, text: str) -> Any:
+    return typer.Option(help=f"{text}; may be repeated.", metavar=metavar)
 
 
 def run(
+    ctx: typer.Context,
+    *,
     out: Annotated[
-        Path | None, typer.Option(help="Write the manifest here, not to stdout.", metavar="FILE", dir_okay=False)
+        str | None, typer.Option(help="Write the manifest here, also gs://..., not to stdout.", metavar="FILE")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Where the trained model lies: gs://..., or a folder.", metavar="URI")
-    ] = None,
-    variable: Annotated[
-        list[str] | None, typer.Option(help="Also record this environment variable; may be repeated.", metavar="NAME")
+        str | None, typer.Option(help="Where the trained model lies: gs://..., a folder or a file.", metavar="URI")
     ] = None,
     python: Annotated[
-        str | None, typer.Option(help="Capture this interpreter's environment, not envbuild's own.", metavar="PATH")
+        str | None, typer.Option(help="Capture by this interpreter, not envbuild's own.", metavar="PATH")
     ] = None,
-    *,
+    image: Annotated[
+        str | None, typer.Option(help="Capture in a container of this image; --python is then in it.", metavar="REF")
+    ] = None,
+    variable: Annotated[list[str] | None, _many("NAME", "Also record this environment variable")] = None,
+    requires: Annotated[list[str] | None, _many("NAME", "A variable that the program depends on")] = None,
+    data: Annotated[list[str] | None, _many("[NAME=]URI", "A place that the program reads data from")] = None,
+    preprocessing: Annotated[list[str] | None, _many("PATH", "Code that serving has to share")] = None,
+    load: Annotated[
+        list[str] | None, _many("MODULE", "Import this first, so that the libraries it loads are recorded")
+    ] = None,
+    golden: Annotated[
+        str | None, typer.Option(help="A batch of inputs and what the model made of them.", metavar="FILE.npz")
+    ] = None,
+    command: Annotated[
+        str | None, typer.Option(help="The run's command; or give its words after --.", metavar="TEXT")
+    ] = None,
+    config: Annotated[str | None, typer.Option(help="Read these options from a file too.", metavar="FILE")] = None,
+    patch: Annotated[bool, typer.Option("--patch", help="Record uncommitted changes, secrets cut out.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Hash every installed file, not only those that look changed.")
+    ] = False,
     as_script: Annotated[
         bool, typer.Option("--script", help="Print capture as one file that runs anywhere, and stop.")
     ] = False,
 ) -> None:
     """Record what a Python environment is.
 
-    Distributions and their origins, interpreter, framework, GPU, CPU, code. Without --out the manifest
-    goes to stdout, else its path does.
+    Distributions and their origins, interpreter, framework, GPU, CPU, code; the model, data and what the program
+    depends on. Without --out the manifest goes to stdout, else its path does.
     """
-    if as_script:
-        from envbuild.capture import script
-
-        typer.echo(script(), nl=False)
-        return
-    variables = tuple(variable or ())
-    if python is not None:
-        typer.echo(_elsewhere(python, out, model, variables), nl=False)
-        return
-    from envbuild.capture import capture
-
-    manifest = capture(model_uri=model, out=out, variables=variables)
-    typer.echo(json.dumps(manifest, indent=2, sort_keys=True) if out is None else str(out))
-
-
-def _elsewhere(python: str, out: Path | None, model: str | None, variables: tuple[str, ...]) -> str:
-    """Run the one file of `envbuild.capture` by another interpreter; return what belongs on stdout."""
     from envbuild.capture import script
 
-    options = ["--out", str(out)] if out else []
-    options += ["--model", model] if model else []
-    options += [part for name in variables for part in ("--variable", name)]
-    with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
-        path = Path(folder) / "capture.py"
-        path.write_text(script(), encoding="utf-8")
-        done = _run_python(python, str(path), *options)
-    if done.returncode != 0:
-        raise ManifestError(
-            f"the interpreter could not capture its environment (exit code {done.returncode})",
-            where=f"--python {python}",
-            todo="its own message is above; Python has to be 3.7 or later",
-        )
-    if not (out.is_file() if out else done.stdout.startswith("{")):
-        todo = "give the path of the interpreter that trained the model, such as ./venv/bin/python"
-        raise UsageError("this program captured nothing: it is no Python", where=f"--python {python}", todo=todo)
-    return done.stdout if out is None else f"{out}\n"
+    if as_script:
+        typer.echo(script(), nl=False)
+        return
+    if out is not None and Path(out).is_dir():
+        raise typer.BadParameter(f"{out} is a folder", param_hint="--out")
+    given = {
+        "variable": variable or [], "requires": requires or [], "data": data or [], "load": load or [],
+        "preprocessing": preprocessing or [], "model": model, "golden": golden, "command": command, "config": config,
+        "patch": patch, "deep": deep,
+    }  # fmt: skip
+    typer.echo(_captured(given, ctx.meta.get(COMMAND), out, python, image), nl=False)
 
 
-def _run_python(python: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def _captured(
+    given: dict[str, Any], command: list[str] | None, out: str | None, python: str | None, image: str | None
+) -> str:
+    """Capture in one of the three ways; return what belongs on stdout."""
+    from envbuild.capture.options import settled
+    from envbuild.capture.record import capture
+    from envbuild.cli.elsewhere import captured_elsewhere
+
     try:
-        return subprocess.run([python, *arguments], stdout=subprocess.PIPE, text=True, check=False)
-    except OSError as error:
-        raise UsageError(
-            f"this interpreter cannot be run: {error.strerror}",
-            where=f"--python {python}",
-            todo="give the path of the interpreter that trained the model, such as ./venv/bin/python",
-        ) from error
+        options = settled(given, command)
+        if image is None and python is None:
+            manifest = capture(out=out, process="fresh", **options)
+        else:
+            manifest = captured_elsewhere(options, out, python, image)
+    except ValueError as error:
+        raise UsageError(str(error), where="envbuild capture", todo="see envbuild capture --help") from error
+    from envbuild.capture.reading import manifest_text
+
+    return manifest_text(manifest) if out is None else f"{out}\n"

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from envbuild.cli import records
 from envbuild.cli.console import Progress
-from envbuild.errors import ManifestError, UsageError
+from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
@@ -39,7 +39,13 @@ class ResolverName(StrEnum):
 
 
 def run(
-    manifest: Annotated[str, typer.Argument(help="A path, - for stdin, or gs://bucket/object.", metavar="MANIFEST")],
+    manifest: Annotated[
+        str,
+        typer.Argument(
+            help="A manifest, or another tool's record as for `envbuild convert`: a path, - for stdin, or gs://.",
+            metavar="MANIFEST",
+        ),
+    ],
     variant: Annotated[VariantName, typer.Option(help="auto: gpu if the run used GPUs.")] = VariantName.AUTO,
     base: Annotated[
         str | None, typer.Option(help="An image reference, an OCI layout folder, or debian:SUITE.", metavar="REF")
@@ -55,6 +61,10 @@ def run(
     ] = None,
     resolver: Annotated[ResolverName, typer.Option(help="What does the locking.")] = ResolverName.UV,
     *,
+    kind: records.From = None,
+    python: records.Python = None,
+    gpu: records.Gpu = None,
+    platform: records.Platform = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with reasons, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -64,26 +74,25 @@ def run(
     (or writes an OCI layout), and stamps its digest on the model. Prints the digest reference.
     """
     from envbuild.files import cache_folder
+    from envbuild.manifest.formats import Given
     from envbuild.pipeline import Order, make_plan
 
     started = time.monotonic()
-    for name, value in (("--base", base), ("--push", push), ("--stamp", stamp)):
-        if value is not None and not value.strip():
-            raise UsageError(
-                f"{name} is empty", where=name, todo="give it a value, or leave it out; is a variable unset?"
-            )
-    order = Order(
-        manifest=_read(manifest),
-        manifest_name="stdin" if manifest == "-" else manifest,
-        variant=variant.value,
-        base=base,
-        resolver=resolver.value,
-        out=out,
-        push=_reference(push),
-        stamp=stamp,
-        cache=cache_folder(),
-    )
+    _check_given({"--base": base, "--push": push, "--stamp": stamp})
+    repository, given = _reference(push), Given(python=python, gpu=gpu, platform=platform)
     with Progress() as progress:
+        name, data = records.read_record(manifest, kind, given, progress)
+        order = Order(
+            manifest=data,
+            manifest_name=name,
+            variant=variant.value,
+            base=base,
+            resolver=resolver.value,
+            out=out,
+            push=repository,
+            stamp=stamp,
+            cache=cache_folder(),
+        )
         plan = make_plan(order)
         _tell_plan(plan, progress)
         if dry_run:
@@ -96,6 +105,13 @@ def run(
         typer.echo(str(outcome.image or f"{outcome.layout}@{outcome.digest}"))
 
 
+def _check_given(options: dict[str, str | None]) -> None:
+    todo = "give it a value, or leave it out; is a variable unset?"
+    for name, value in options.items():
+        if value is not None and not value.strip():
+            raise UsageError(f"{name} is empty", where=name, todo=todo)
+
+
 def _build(order: "Order", plan: "Plan", progress: Progress) -> "Outcome":
     from envbuild.pipeline import Reporter, build
 
@@ -105,28 +121,6 @@ def _build(order: "Order", plan: "Plan", progress: Progress) -> "Outcome":
         progress.step(f"stamped {order.stamp}")
         progress.note(f"record {outcome.stamped}")
     return outcome
-
-
-def _read(manifest: str) -> bytes:
-    """Read the manifest, never more than a manifest may have."""
-    from envbuild.manifest import MAX_MANIFEST
-
-    if manifest.startswith("gs://"):
-        from envbuild.stamp import read_uri
-
-        return read_uri(manifest, limit=MAX_MANIFEST, error=ManifestError)
-    try:
-        if manifest == "-":
-            if sys.stdin is None:
-                raise ManifestError(
-                    "standard input is closed", where="-", todo="give the manifest's path, or pipe it in"
-                )
-            return sys.stdin.buffer.read(MAX_MANIFEST + 1)
-        with Path(manifest).open("rb") as file:
-            return file.read(MAX_MANIFEST + 1)
-    except OSError as error:
-        todo = "make one with `envbuild capture --out manifest.json` in the training environment"
-        raise ManifestError(f"the manifest cannot be read: {error.strerror}", where=manifest, todo=todo) from error
 
 
 def _reference(text: str | None) -> "Reference | None":
@@ -179,6 +173,7 @@ def _result(outcome: "Outcome", seconds: float) -> dict[str, Any]:
             {"digest": str(layer.descriptor.digest), "size": layer.descriptor.size, "reused": layer.reused}
             for layer in outcome.assembled.image.layers
         ],
+        "added": list(outcome.added),
         "stamped": outcome.stamped,
         "seconds": round(seconds, 3),
     }

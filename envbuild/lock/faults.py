@@ -9,16 +9,24 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import LockError
-from envbuild.lock.index import IndexFile
+from envbuild.lock.index import IndexFile, local_path
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.lock.tags import best_wheel, parsed_wheel
 from envbuild.manifest.packages import Distribution
+from envbuild.oci.digest import Digest
 
 _SHOWN = 6
 """How many versions or tags a message lists."""
 _OTHER_INDEX = "correct the version, or add the index that has it to pip's or uv's settings (extra-index-url)"
-_OWN_WHEEL = "build a wheel of it for this target and give its folder to pip or uv as find-links"
-_PUBLISH = "publish a wheel of it to an index and pin that, or give the folder of its wheel to pip or uv as find-links"
+_LABEL_INDEX = (
+    "add the index of the +{label} builds to pip's or uv's settings (extra-index-url; PyTorch's ends in /whl/{label}),"
+    " or choose the other --variant; the build without the label is another one, and is not taken for it"
+)
+_OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
+_LET_BUILD = "let it be built from its source distribution: --build; or give the folder of its wheel: --find-links DIR"
+_ALLOWED = "use the index that the record was made with; or lock again, if the project added this wheel since"
+_PUBLISH = "give the folder of its wheel: --find-links DIR; or publish the wheel to an index and pin that"
+_BUILD_COMMIT = f"let it be built from that commit: --build; or {_PUBLISH}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +37,8 @@ class Fault:
     """`idna==3.99`."""
     why: str
     todo: str
+    sdist: IndexFile | None = None
+    """The source distribution that a wheel of it could be built from."""
 
     @property
     def name(self) -> str:
@@ -57,7 +67,11 @@ def describe(target: Target) -> str:
 def diagnose(requirement: Requirement, files: Sequence[IndexFile], target: Target) -> Fault | None:
     """Say why no wheel for the requirement is among a project's files; None when there is one."""
     reason = _reason(requirement, files, target)
-    return Fault(requirement=str(requirement), why=reason[0], todo=reason[1]) if reason else None
+    if reason is None:
+        return None
+    sdist = _sdist(requirement, files, target)
+    todo = _LET_BUILD if sdist else reason[1]
+    return Fault(requirement=str(requirement), why=reason[0], todo=todo, sdist=sdist)
 
 
 def check_origins(distributions: Iterable[Distribution]) -> None:
@@ -81,17 +95,36 @@ def origin_fault(distribution: Distribution) -> Fault | None:
     if not came:
         return None
     why = f"{came}; what an index has under this name need not be the same"
-    return Fault(requirement=f"{distribution.name}=={distribution.version}", why=why, todo=_PUBLISH)
+    todo = _BUILD_COMMIT if can_build(distribution) else _PUBLISH
+    return Fault(requirement=f"{distribution.name}=={distribution.version}", why=why, todo=todo)
+
+
+def can_build(distribution: Distribution) -> bool:
+    """Whether the manifest says enough to build a distribution from its commit, uncommitted changes included."""
+    origin = distribution.origin
+    if origin.kind not in {"vcs", "editable"} or origin.commit is None or not (origin.remote or origin.url):
+        return False
+    return not origin.dirty or (origin.patch is not None and Digest.of(origin.patch.encode()).hex == origin.diff_sha256)
 
 
 def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
     """What stands against a locked wheel that bears the name of the run's archive but has other bytes."""
     origin = distribution.origin
     same_file = (origin.url or "").partition("#")[0].rpartition("/")[2] == wheel.filename
-    if origin.kind != "archive" or _is_local(origin.url) or not same_file or origin.sha256 in {None, wheel.sha256.hex}:
+    if origin.kind != "archive" or not same_file or origin.sha256 in {None, wheel.sha256.hex}:
         return None
-    why = f"the run installed {origin.url} with sha256 {origin.sha256}, the index has {wheel.sha256.hex}"
+    place = "the folder" if local_path(wheel.url) else "the index"
+    why = f"the run installed {origin.url} with sha256 {origin.sha256}, {place} has {wheel.sha256.hex}"
     return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_PUBLISH)
+
+
+def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
+    """What stands against a locked wheel that is none of the files that the run's record allows."""
+    allowed = distribution.origin.hashes
+    if not allowed or wheel.sha256.hex in allowed:
+        return None
+    why = f"{wheel.filename} has sha256 {wheel.sha256.hex}, which is not among the record's hashes"
+    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_ALLOWED)
 
 
 def _reason(requirement: Requirement, files: Sequence[IndexFile], target: Target) -> tuple[str, str] | None:
@@ -99,10 +132,21 @@ def _reason(requirement: Requirement, files: Sequence[IndexFile], target: Target
         return "is named by an address, not by a version", _PUBLISH
     if not files:
         return "no index has a project of this name", _OTHER_INDEX
-    named = [file for file in files if requirement.specifier.contains(file.version, prereleases=True)]
+    named = _named(requirement, files)
     if not named:
-        return _no_version(requirement, files), _OTHER_INDEX
+        return _no_version(requirement, files)
     return _no_wheel([file for file in named if file.is_wheel], target)
+
+
+def _named(requirement: Requirement, files: Sequence[IndexFile]) -> list[IndexFile]:
+    return [file for file in files if requirement.specifier.contains(file.version, prereleases=True)]
+
+
+def _sdist(requirement: Requirement, files: Sequence[IndexFile], target: Target) -> IndexFile | None:
+    """The newest source distribution that the requirement names and the target's Python may use."""
+    named = [] if requirement.url else _named(requirement, files)
+    fitting = [file for file in named if not file.is_wheel and _allows(file.requires_python, target.python)]
+    return max(fitting, key=lambda file: (file.version, file.filename), default=None)
 
 
 def _no_wheel(wheels: Sequence[IndexFile], target: Target) -> tuple[str, str] | None:
@@ -116,13 +160,27 @@ def _no_wheel(wheels: Sequence[IndexFile], target: Target) -> tuple[str, str] | 
     return None
 
 
-def _no_version(requirement: Requirement, files: Sequence[IndexFile]) -> str:
-    """Which versions there are instead: the same without its local label, else the newest."""
-    versions = sorted({file.version for file in files}, reverse=True)
-    local = _local_label(requirement)
-    if local and any(requirement.specifier.contains(f"{version.public}+{local}") for version in versions):
-        return f"the index has this version only without the local label +{local}"
-    return f"the index does not have this version; the newest there: {_listed(map(str, versions))}"
+def _no_version(requirement: Requirement, files: Sequence[IndexFile]) -> tuple[str, str]:
+    """Which versions there are instead: the same without its local label, else those nearest to it."""
+    versions = sorted({file.version for file in files})
+    label = _local_label(requirement)
+    if label and any(requirement.specifier.contains(f"{version.public}+{label}") for version in versions):
+        why = f"the index has this version only without the local label +{label}"
+        return why, _LABEL_INDEX.format(label=label)
+    why = "the index does not have this version, or has it no more; the nearest there: "
+    return why + _nearest(requirement, versions), _OTHER_INDEX
+
+
+def _nearest(requirement: Requirement, versions: Sequence[Version]) -> str:
+    """Two versions below the one that was asked for and two above, the newest where none was."""
+    pins = [specifier.version for specifier in requirement.specifier if specifier.operator == "=="]
+    try:
+        wanted = Version(pins[0]) if pins else versions[-1]
+    except InvalidVersion:
+        wanted = versions[-1]
+    below = [version for version in versions if version <= wanted]
+    above = [version for version in versions if version > wanted]
+    return ", ".join(map(str, (*below[-2:], *above[:2])))
 
 
 def _local_label(requirement: Requirement) -> str | None:

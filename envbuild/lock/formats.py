@@ -3,15 +3,19 @@
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from packaging.pylock import Package, Pylock, PylockValidationError
+from packaging.pylock import Package, PackageWheel, Pylock, PylockValidationError
 
 from envbuild.errors import LockError
 from envbuild.lock.faults import describe
+from envbuild.lock.identity import Proof
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.oci.digest import Digest
 
+WHEELS = "wheels"
+"""The folder beside a lock where the wheels lie that no index has."""
 _LOCK_AGAIN = "give a pylock.toml that envbuild wrote, unchanged"
 
 
@@ -21,12 +25,22 @@ def requirements_text(lock: Lock) -> bytes:
         f"# Locked by envbuild for {describe(lock.target)}.",
         "# Install with: python -m pip install --require-hashes --no-deps -r requirements.txt",
     ]
+    lines += [f"--find-links {WHEELS}"] if any(map(is_local, lock.wheels)) else []
     lines += [f"{wheel.name}=={wheel.version} \\\n    --hash={wheel.sha256}" for wheel in _sorted(lock)]
     return ("\n".join(lines) + "\n").encode()
 
 
-def pylock_text(lock: Lock) -> bytes:
-    """The lock as PEP 751 has it, with the target under `[tool.envbuild]`; equal locks give equal bytes."""
+def is_local(wheel: LockedWheel) -> bool:
+    """Whether a wheel lies on this machine only, so that it has to be kept with the lock."""
+    return wheel.url.startswith("file:")
+
+
+def pylock_text(lock: Lock, proof: Proof | None = None, built: Mapping[str, str] | None = None) -> bytes:
+    """The lock as PEP 751 has it, with the target under `[tool.envbuild]`; equal locks give equal bytes.
+
+    Wheels of this machine are named by their path under `wheels/` beside the lock. `built` says what wheels were built
+    from, by name.
+    """
     target = lock.target
     lines = [
         'lock-version = "1.0"',
@@ -39,14 +53,19 @@ def pylock_text(lock: Lock) -> bytes:
         f"python = {toml_string(target.python)}",
         f"machine = {toml_string(target.machine)}",
         f"glibc = {toml_string(target.glibc)}",
+        *_table("identity", {it.name: it.outcome for it in proof.identities} if proof else {}),
+        *_table("built", built or {}),
     ]
     return ("\n".join(lines) + "\n").encode()
 
 
-def read_pylock(data: bytes, where: str) -> Lock:
-    """Read what `pylock_text` wrote; LockError, naming `where`, for anything else."""
+def read_pylock(data: bytes, where: str, folder: Path | None = None) -> Lock:
+    """Read what `pylock_text` wrote; LockError, naming `where`, for anything else.
+
+    `folder` is where the lock lies, which the paths of wheels start from; without it a lock with such is refused.
+    """
     try:
-        return _lock(Pylock.from_dict(tomllib.loads(data.decode())))
+        return _lock(Pylock.from_dict(tomllib.loads(data.decode())), folder)
     except PylockValidationError as error:
         raise LockError(f"not a valid pylock.toml: {error}", where=where, todo=_LOCK_AGAIN) from error
     except (ValueError, RecursionError) as error:
@@ -72,16 +91,24 @@ def _package_lines(wheel: LockedWheel) -> Iterator[str]:
     yield f"version = {toml_string(wheel.version)}"
     yield "[[packages.wheels]]"
     yield f"name = {toml_string(wheel.filename)}"
-    yield f"url = {toml_string(wheel.url)}"
+    if is_local(wheel):
+        yield f"path = {toml_string(f'{WHEELS}/{wheel.filename}')}"
+    else:
+        yield f"url = {toml_string(wheel.url)}"
     yield f"size = {wheel.size}"
     yield f'hashes = {{ sha256 = "{wheel.sha256.hex}" }}'
     yield ""
 
 
-def _lock(parsed: Pylock) -> Lock:
+def _table(name: str, values: Mapping[str, str]) -> list[str]:
+    lines = [f"{toml_string(key)} = {toml_string(value)}" for key, value in sorted(values.items())]
+    return ["", f"[tool.envbuild.{name}]", *lines] if lines else []
+
+
+def _lock(parsed: Pylock, folder: Path | None) -> Lock:
     """The lock in a valid pylock.toml; ValueError when it is not one of ours."""
     target = _target((parsed.tool or {}).get("envbuild"))
-    wheels = {package.name: _wheel(package) for package in parsed.packages}
+    wheels = {package.name: _wheel(package, folder) for package in parsed.packages}
     if len(wheels) < len(parsed.packages):
         raise ValueError("a distribution stands there twice")
     return Lock(target=target, wheels=tuple(wheels[name] for name in sorted(wheels)))
@@ -97,12 +124,21 @@ def _target(value: Any) -> Target:
     return Target(python=python, machine=machine, glibc=glibc)
 
 
-def _wheel(package: Package) -> LockedWheel:
+def _url(wheel: PackageWheel, folder: Path | None) -> str | None:
+    if wheel.path is None or folder is None:
+        return wheel.url
+    if wheel.path != f"{WHEELS}/{wheel.filename}":
+        raise ValueError(f"{wheel.path} does not lie in {WHEELS}/")
+    return (folder.absolute() / wheel.path).as_uri()
+
+
+def _wheel(package: Package, folder: Path | None) -> LockedWheel:
     found = package.wheels or ()
     if len(found) != 1:
         raise ValueError(f"{package.name} has {len(found)} wheels")
     wheel = found[0]
-    if not (package.version and wheel.url and wheel.size and wheel.size > 0 and "sha256" in wheel.hashes):
+    url = _url(wheel, folder)
+    if not (package.version and url and wheel.size and wheel.size > 0 and "sha256" in wheel.hashes):
         raise ValueError(f"{package.name} lacks version, url, size or sha256")
     return LockedWheel(
         name=package.name,
@@ -110,5 +146,5 @@ def _wheel(package: Package) -> LockedWheel:
         filename=wheel.filename,
         sha256=Digest(wheel.hashes["sha256"].lower()),
         size=wheel.size,
-        url=wheel.url,
+        url=url,
     )

@@ -29,6 +29,8 @@ class IndexFile:
     sha256: Digest | None = None
     """As the index says it; None where it says nothing."""
     requires_python: str | None = None
+    yanked: str | None = None
+    """Why it was withdrawn (PEP 592), which may be empty; None when it was not."""
 
     @property
     def is_wheel(self) -> bool:
@@ -64,7 +66,7 @@ def local_path(url: str) -> Path | None:
     return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
 
 
-def index_file(url: str, *, requires_python: str | None = None) -> IndexFile | None:
+def index_file(url: str, *, requires_python: str | None = None, yanked: str | None = None) -> IndexFile | None:
     """Read a link; None when it leads to neither a wheel nor a source distribution."""
     parts = urlsplit(url)
     filename = unquote(parts.path.rpartition("/")[2])
@@ -83,6 +85,7 @@ def index_file(url: str, *, requires_python: str | None = None) -> IndexFile | N
         url=bare_url(url),
         sha256=sha256,
         requires_python=requires_python,
+        yanked=yanked,
     )
 
 
@@ -91,7 +94,9 @@ def parse_page(text: str, url: str) -> tuple[IndexFile, ...]:
     parser = _Links()
     parser.feed(text)
     base = urljoin(url, parser.base)
-    links = [index_file(urljoin(base, href), requires_python=python) for href, python in parser.links]
+    links = [
+        index_file(urljoin(base, href), requires_python=python, yanked=yanked) for href, python, yanked in parser.links
+    ]
     return tuple(link for link in links if link is not None)
 
 
@@ -101,7 +106,7 @@ class _Links(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.base = ""
-        self.links: list[tuple[str, str | None]] = []
+        self.links: list[tuple[str, str | None, str | None]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
@@ -109,7 +114,8 @@ class _Links(HTMLParser):
         if tag == "base" and href:
             self.base = href
         if tag == "a" and href:
-            self.links.append((href, values.get("data-requires-python")))
+            yanked = values["data-yanked"] or "" if "data-yanked" in values else None
+            self.links.append((href, values.get("data-requires-python"), yanked))
 
 
 def _page(client: httpx.Client, url: str) -> tuple[IndexFile, ...]:

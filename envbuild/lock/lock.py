@@ -1,16 +1,17 @@
 """The lock of a run: every requirement as one wheel, or every reason why not."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.lock.faults import Fault, UnlockableError, archive_fault, origin_fault
+from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fault, origin_fault
 from envbuild.lock.index import local_path
 from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.resolving import parsed_requirements
 from envbuild.manifest.packages import Distribution
+from envbuild.match.stack import Gaps
 
 
 def lock(
@@ -18,9 +19,13 @@ def lock(
     target: Target,
     resolver: Resolver,
     distributions: Iterable[Distribution] = (),
+    gaps: Gaps | None = None,
+    prefer: Callable[[Lock], Lock] = lambda it: it,
 ) -> Lock:
     """Lock the requirements with `resolver`, and hold the result to where the run's `distributions` came from.
 
+    `prefer` may put other files of the same releases into what the resolver found, before it is held to the run.
+    With `gaps` what the requirements require in turn is added, and never moves one of them.
     A distribution that came from no index is accepted only as a wheel in a folder that find-links names: an index may
     have another project under its name. Distributions that the requirements do not hold as they were are not looked at.
     UnlockableError, a LockError, names everything that stands against it.
@@ -28,18 +33,39 @@ def lock(
     parsed = parsed_requirements(requirements)
     kept = _kept(parsed, distributions)
     doubts = {str(canonicalize_name(item.name)): fault for item in kept if (fault := origin_fault(item)) is not None}
-    try:
-        locked = resolver.resolve(requirements, target)
-    except UnlockableError as error:
-        unlocked = {fault.name for fault in error.faults}
-        rest = tuple(str(item) for item in parsed if canonicalize_name(item.name) in doubts.keys() - unlocked)
-        faults = [doubts.get(fault.name, fault) for fault in error.faults]
-        faults += _against(resolver.resolve(rest, target), doubts) if rest else []
-        raise UnlockableError(faults, target, where=error.where) from error
+    locked = prefer(_resolved(parsed, target, resolver, gaps, doubts))
     faults = _against(locked, doubts) + _changed(locked, kept)
     if faults:
         raise UnlockableError(faults, target)
     return locked
+
+
+def _resolved(
+    requirements: Sequence[Requirement],
+    target: Target,
+    resolver: Resolver,
+    gaps: Gaps | None,
+    doubts: Mapping[str, Fault],
+) -> Lock:
+    """Look for what came from no index in folders only, and for the rest everywhere; all faults of both at once."""
+    split = gaps is None  # what fills gaps has to be resolved together with everything else
+    apart = [split and canonicalize_name(it.name) in doubts for it in requirements]
+    parts: list[Lock] = []
+    faults: list[Fault] = []
+    where = ""
+    for local in (False, True):
+        texts = tuple(str(it) for it, own in zip(requirements, apart, strict=True) if own == local)
+        try:
+            parts += [resolver.resolve(texts, target, gaps, local=local)] if texts or not local else []
+        except UnlockableError as error:
+            faults += [doubts.get(fault.name, fault) for fault in error.faults]
+            where = where or error.where
+    if faults:
+        faults += [fault for part in parts for fault in _against(part, doubts)]
+        raise UnlockableError(faults, target, where=where)
+    wheels = sorted((wheel for part in parts for wheel in part.wheels), key=lambda wheel: wheel.name)
+    yanked = sorted(pair for part in parts for pair in part.yanked)
+    return Lock(target=target, wheels=tuple(wheels), yanked=tuple(yanked))
 
 
 def _against(locked: Lock, doubts: Mapping[str, Fault]) -> list[Fault]:
@@ -48,16 +74,17 @@ def _against(locked: Lock, doubts: Mapping[str, Fault]) -> list[Fault]:
 
 
 def _changed(locked: Lock, kept: Sequence[Distribution]) -> list[Fault]:
-    """The archives of the run that an index has with other bytes."""
-    archives = {str(canonicalize_name(item.name)): item for item in kept}
-    faults = [archive_fault(archives[wheel.name], wheel) for wheel in locked.wheels if wheel.name in archives]
+    """The files of the run that an index has with other bytes."""
+    known = {str(canonicalize_name(item.name)): item for item in kept}
+    pairs = [(known[wheel.name], wheel) for wheel in locked.wheels if wheel.name in known]
+    faults = [archive_fault(*pair) or hash_fault(*pair) for pair in pairs]
     return [fault for fault in faults if fault is not None]
 
 
 def _kept(requirements: Sequence[Requirement], distributions: Iterable[Distribution]) -> list[Distribution]:
     """The distributions that are required in exactly the version of the run."""
-    pins = {(canonicalize_name(item.name), pin) for item in requirements if (pin := _pin(item)) is not None}
-    return [item for item in distributions if (canonicalize_name(item.name), _version(item.version)) in pins]
+    pins = {(str(canonicalize_name(item.name)), _pin(item)) for item in requirements if _pin(item) is not None}
+    return [item for item in distributions if (canonicalize_name(item.name), _version(item.version or "")) in pins]
 
 
 def _pin(requirement: Requirement) -> Version | None:

@@ -1,8 +1,9 @@
 """Lock: exact files for one Python and one platform."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from envbuild.match.stack import Gaps
 from envbuild.oci.digest import Digest
 
 
@@ -45,11 +46,18 @@ class Lock:
     target: Target
     wheels: tuple[LockedWheel, ...]
     """Sorted by name; one wheel a name."""
+    yanked: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """Names of wheels that their index has withdrawn (PEP 592), with its reason, which may be empty."""
 
 
 class Resolver(Protocol):
-    """Turns requirements into exact wheels without adding what they depend on."""
+    """Turns requirements into exact wheels, without adding what they depend on unless there are gaps to fill."""
 
-    def resolve(self, requirements: tuple[str, ...], target: Target) -> Lock:
-        """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once."""
+    def resolve(
+        self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
+    ) -> Lock:
+        """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once.
+
+        `local` looks only in folders of this machine, and in no index.
+        """
         ...

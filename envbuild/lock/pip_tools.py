@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -16,10 +17,11 @@ from envbuild.errors import LockError, MissingComponentError, UsageError
 from envbuild.lock.faults import Fault, UnlockableError
 from envbuild.lock.index import IndexFile
 from envbuild.lock.model import Lock, Target
-from envbuild.lock.resolving import Question, complete, failure, parsed_requirements
-from envbuild.lock.settings import pip_environment, read_settings
+from envbuild.lock.resolving import Question, asking, complete, failure
+from envbuild.lock.settings import IndexSettings, pip_environment
 from envbuild.lock.tags import best_wheel
-from envbuild.lock.web import in_parallel, make_client
+from envbuild.lock.web import in_parallel
+from envbuild.match.stack import Gaps
 
 _OPTIONS = (
     "--generate-hashes", "--allow-unsafe", "--strip-extras", "--quiet", "--no-config", "--no-header", "--no-annotate",
@@ -33,22 +35,32 @@ Pins = Mapping[str, tuple[Version, frozenset[str]]]
 """For each normalised name: its version, and the sha256 of every file that the index has of it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipToolsResolver:
     """Resolves with pip-tools, which knows only the interpreter that runs it."""
 
-    def resolve(self, requirements: tuple[str, ...], target: Target) -> Lock:
-        """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once."""
+    settings: IndexSettings | None = None
+    """Where to look; None for what pip and uv are set to."""
+    cache: Path | None = None
+    """Where facts of wheels are kept."""
+
+    def resolve(
+        self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
+    ) -> Lock:
+        """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once.
+
+        `local` looks only in folders of this machine, and in no index.
+        """
         check_host(target)
-        parsed, settings = parsed_requirements(requirements), read_settings()
-        with make_client(settings) as client:
-            question = Question(requirements=parsed, target=target, settings=settings, client=client)
+        with asking(requirements, target, self.settings, self.cache, gaps, local=local) as question:
             pins = parse_pins(_compile(question))
             files = in_parallel(lambda name: _file(question, name, pins), sorted(pins))
             chosen = [file for file in files if isinstance(file, IndexFile)]
-            faults = [fault for fault in files if isinstance(fault, Fault)]
+            faults = [fault for fault in files if isinstance(fault, Fault)] + _excluded(question, pins)
             if faults:
-                raise UnlockableError(faults, target, where=settings.places)
-            return complete(question, chosen, [None] * len(chosen))
+                raise UnlockableError(faults, target, where=question.settings.places)
+            yanked = {str(file.name): file.yanked for file in chosen if file.yanked is not None}
+            return complete(question, chosen, [None] * len(chosen), yanked)
 
 
 def check_host(target: Target) -> None:
@@ -89,7 +101,7 @@ def _compile(question: Question) -> str:
         asked, answer = folder / "requirements.in", folder / "requirements.txt"
         asked.write_text(question.text)
         done = subprocess.run(
-            [sys.executable, "-P", str(_PROGRAM), *_OPTIONS, "--output-file", str(answer), str(asked)],
+            [sys.executable, "-P", *_program(question, folder), *_OPTIONS, "--output-file", str(answer), str(asked)],
             cwd=folder,
             env=pip_environment(question.settings),
             capture_output=True,
@@ -99,6 +111,22 @@ def _compile(question: Question) -> str:
         if done.returncode:
             raise failure(question, done.stderr)
         return answer.read_text() if answer.exists() else ""
+
+
+def _program(question: Question, folder: Path) -> list[str]:
+    """pip-compile that adds nothing; where gaps are to be filled, pip-compile itself."""
+    if question.gaps is None:
+        return [str(_PROGRAM)]
+    limits = folder / "constraints.txt"
+    limits.write_text("".join(f"{it}\n" for it in question.gaps.versions))
+    return ["-m", "piptools", "compile", "--constraint", str(limits)]
+
+
+def _excluded(question: Question, pins: Pins) -> list[Fault]:
+    """What was added although the variant excludes it: unlike uv, pip-tools cannot be told to leave it out."""
+    names = sorted(pins.keys() & set(question.gaps.without if question.gaps else ()))
+    why = "another requirement asks for it, and the variant excludes it"
+    return [Fault(requirement=f"{it}=={pins[it][0]}", why=why, todo="use --resolver uv") for it in names]
 
 
 def _file(question: Question, name: str, pins: Pins) -> IndexFile | Fault:

@@ -1,21 +1,26 @@
 """What all resolvers share: checked requirements, the wheel of each, and the reasons when there is none."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import httpx
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError
+from envbuild.lock.facts import FactReader
 from envbuild.lock.faults import Fault, UnlockableError, describe, diagnose
-from envbuild.lock.index import IndexFile, files_of, local_path, size_of
+from envbuild.lock.index import IndexFile, files_of, index_file, local_path
 from envbuild.lock.model import Lock, LockedWheel, Target
-from envbuild.lock.settings import IndexSettings, without_credentials
-from envbuild.lock.web import in_parallel
+from envbuild.lock.settings import IndexSettings, bare_url, folders_only, read_settings, without_credentials
+from envbuild.lock.web import in_parallel, make_client
+from envbuild.match.stack import Gaps
 from envbuild.oci.digest import Digest
 
 _NO_HASH = "the index gives no sha256 for its wheel"
+_ONE_PLACE = "find out which is right, and leave the index or folder that has the other out of pip's or uv's settings"
 _OTHER_INDEX = "use an index that gives hashes, or give the folder of the wheel to pip or uv as find-links"
 
 
@@ -27,6 +32,8 @@ class Question:
     target: Target
     settings: IndexSettings
     client: httpx.Client
+    reader: FactReader
+    gaps: Gaps | None = None
 
     def files(self, name: str) -> tuple[IndexFile, ...]:
         """Everything that the indexes and folders have of a project."""
@@ -36,6 +43,31 @@ class Question:
     def text(self) -> str:
         """The requirements, one a line."""
         return "".join(f"{requirement}\n" for requirement in self.requirements)
+
+
+@contextmanager
+def asking(
+    requirements: tuple[str, ...],
+    target: Target,
+    settings: IndexSettings | None,
+    cache: Path | None,
+    gaps: Gaps | None = None,
+    *,
+    local: bool = False,
+) -> Iterator[Question]:
+    """Open a question to the indexes and folders of the settings, else of pip's and uv's."""
+    parsed = parsed_requirements(requirements)
+    settings = settings or read_settings()
+    settings = folders_only(settings) if local else settings
+    with make_client(settings) as client:
+        yield Question(
+            requirements=parsed,
+            target=target,
+            settings=settings,
+            client=client,
+            reader=FactReader(client, cache),
+            gaps=gaps,
+        )
 
 
 def parsed_requirements(texts: Iterable[str]) -> tuple[Requirement, ...]:
@@ -65,24 +97,27 @@ def failure(question: Question, said: str) -> LockError:
     return LockError(what, where=question.settings.places, todo=todo)
 
 
-def complete(question: Question, chosen: Sequence[IndexFile], sizes: Sequence[int | None]) -> Lock:
+def complete(
+    question: Question, chosen: Sequence[IndexFile], sizes: Sequence[int | None], yanked: Mapping[str, str]
+) -> Lock:
     """Make the lock of the chosen files; asks for the sizes that are not known, refuses when anything is missing."""
     absent = [_absent(requirement, chosen) for requirement in question.requirements if _applies(requirement)]
     hashed = [_hashed(file) for file in chosen]
-    unhashed = [
-        Fault(requirement=f"{file.name}=={file.version}", why=_NO_HASH, todo=_OTHER_INDEX)
-        for file in hashed
-        if file.sha256 is None
-    ]
-    faults = [fault for fault in absent if fault is not None] + unhashed
+    unhashed = [_pin_fault(file, _NO_HASH, _OTHER_INDEX) for file in hashed if file.sha256 is None]
+    confused = in_parallel(lambda file: _confused(question, file), hashed)
+    faults = [fault for fault in (*absent, *unhashed, *confused) if fault is not None]
     if faults:
         raise UnlockableError(faults, question.target, where=question.settings.places)
     known = in_parallel(
-        lambda pair: size_of(question.client, pair[0].url) if pair[1] is None else pair[1],
+        lambda pair: question.reader.size(pair[0]) if pair[1] is None else pair[1],
         zip(hashed, sizes, strict=True),
     )
-    wheels = [_locked(file, size) for file, size in zip(hashed, known, strict=True)]
-    return Lock(target=question.target, wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)))
+    wheels = [locked_wheel(file, size) for file, size in zip(hashed, known, strict=True)]
+    return Lock(
+        target=question.target,
+        wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
+        yanked=tuple(sorted(yanked.items())),
+    )
 
 
 def _short(said: str) -> str:
@@ -104,6 +139,33 @@ def _absent(requirement: Requirement, chosen: Sequence[IndexFile]) -> Fault | No
     return Fault(requirement=str(requirement), why=why, todo="name it by version, as in name==1.0")
 
 
+def _pin_fault(file: IndexFile, why: str, todo: str) -> Fault:
+    return Fault(requirement=f"{file.name}=={file.version}", why=why, todo=todo)
+
+
+def _confused(question: Question, file: IndexFile) -> Fault | None:
+    """What stands against a file that another index or folder has under the same name with other bytes.
+
+    Somebody may have published a stranger's file under the name of a private one ("dependency confusion").
+    """
+    others = [it for it in _namesakes(question, file) if it.sha256 not in {None, file.sha256}]
+    if file.sha256 is None or not others:
+        return None
+    here, there = (f"{bare_url(it.url)} with {it.sha256}" for it in (file, others[0]))
+    return _pin_fault(file, f"{file.filename} is at {here}, and at {there}", _ONE_PLACE)
+
+
+def _namesakes(question: Question, file: IndexFile) -> list[IndexFile]:
+    """The files of the same name in all places; pages are asked for only where more than one could have it."""
+    settings = question.settings
+    folders = [Path(place) for place in settings.find_links if "://" not in place]
+    paths = [folder / file.filename for folder in folders if (folder / file.filename).is_file()]
+    beside = [index_file(path.as_uri()) for path in paths]
+    pages = len(settings.indexes) + len(settings.find_links) - len(folders) + (local_path(file.url) is not None)
+    found = question.files(file.name) if pages > 1 else ()
+    return [_hashed(it) for it in (*beside, *found) if it is not None and it.filename == file.filename]
+
+
 def _hashed(file: IndexFile) -> IndexFile:
     """The file with its sha256, which is computed where the file lies in a folder of this machine."""
     path = local_path(file.url) if file.sha256 is None else None
@@ -116,7 +178,8 @@ def _hashed(file: IndexFile) -> IndexFile:
         raise LockError("the wheel cannot be read", where=str(path), todo="check the find-links folder") from error
 
 
-def _locked(file: IndexFile, size: int) -> LockedWheel:
+def locked_wheel(file: IndexFile, size: int) -> LockedWheel:
+    """A file of an index as part of a lock."""
     assert file.sha256 is not None, "complete() refuses files without a hash"
     return LockedWheel(
         name=file.name,

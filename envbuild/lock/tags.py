@@ -1,6 +1,8 @@
 """Which wheels a target can use, and which it prefers (binary distribution format, platform compatibility tags)."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
@@ -10,6 +12,8 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import UsageError
 from envbuild.lock.model import Target
+from envbuild.manifest.model import Platform
+from envbuild.match.stack import Stack
 
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 """Older names of manylinux levels (PEP 600)."""
@@ -19,6 +23,23 @@ _LOWEST = {"x86_64": 5, "aarch64": 17}
 Rank = Mapping[Tag, int]
 Parsed = tuple[NormalizedName, Version, BuildTag, frozenset[Tag]]
 Named = TypeVar("Named")
+
+
+def stack_target(stack: Stack, ran_on: Platform, glibc: str | None = None) -> Target:
+    """What to lock for when no base says it: the run's Python and glibc, which its wheels were chosen for.
+
+    The framework's lowest glibc counts where the run's is lower, is not known, or was none; `glibc` replaces both.
+    """
+    own = Target(python=stack.python, machine=stack.machine, glibc=ran_on.libc_version or stack.glibc_minimum)
+    lowest = replace(own, glibc=stack.glibc_minimum)
+    if glibc is not None:
+        asked = replace(own, glibc=glibc)
+        if glibc_minor(asked) < glibc_minor(lowest):
+            what = f"the framework's wheel needs glibc {stack.glibc_minimum}"
+            raise UsageError(what, where=f"--glibc {glibc}", todo="ask for that or a later one")
+        return asked
+    known = ran_on.libc == "glibc" and re.fullmatch(r"2\.\d+", own.glibc)
+    return max(own, lowest, key=glibc_minor) if known else lowest
 
 
 def glibc_minor(target: Target) -> int:
@@ -46,6 +67,14 @@ def parsed_wheel(filename: str) -> Parsed | None:
         return parse_wheel_filename(filename)
     except (InvalidWheelFilename, InvalidVersion):
         return None
+
+
+def same_version(text: str | None, other: str) -> bool:
+    """Whether both are the same version (PEP 440), however written."""
+    try:
+        return text is not None and Version(text) == Version(other)
+    except InvalidVersion:
+        return text == other
 
 
 def best_wheel(candidates: Iterable[tuple[str, Named]], target: Target) -> Named | None:

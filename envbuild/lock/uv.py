@@ -1,20 +1,24 @@
 """Locking with uv: for any Python and platform, whatever this process runs on."""
 
+import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from packaging.pylock import Package, PackageWheel, Pylock, PylockValidationError
+from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.index import IndexFile, index_file
 from envbuild.lock.model import Lock, Target
-from envbuild.lock.resolving import Question, complete, failure, parsed_requirements
-from envbuild.lock.settings import read_settings, uv_environment, uv_program
+from envbuild.lock.resolving import Question, asking, complete, failure
+from envbuild.lock.settings import IndexSettings, uv_environment, uv_program
 from envbuild.lock.tags import best_wheel, glibc_minor, ranked_tags
-from envbuild.lock.web import make_client
+from envbuild.match.stack import Gaps
 
 _LEVELS = (17, 28, *range(31, 41))
 """The N of the manylinux_2_N that uv has for both machines, from 0.9.17 to 0.13.8."""
@@ -23,19 +27,30 @@ _Offer = tuple[IndexFile, int | None]
 """A wheel and its size in bytes, where the index says it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UvResolver:
     """Resolves with `uv pip compile`."""
 
-    def resolve(self, requirements: tuple[str, ...], target: Target) -> Lock:
-        """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once."""
-        platform, parsed, settings = uv_platform(target), parsed_requirements(requirements), read_settings()
-        with make_client(settings) as client:
-            question = Question(requirements=parsed, target=target, settings=settings, client=client)
+    settings: IndexSettings | None = None
+    """Where to look; None for what pip and uv are set to."""
+    cache: Path | None = None
+    """Where facts of wheels are kept."""
+
+    def resolve(
+        self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
+    ) -> Lock:
+        """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once.
+
+        `local` looks only in folders of this machine, and in no index.
+        """
+        platform = uv_platform(target)
+        with asking(requirements, target, self.settings, self.cache, gaps, local=local) as question:
             done = _compile(question, platform)
             if done.returncode:
                 raise failure(question, done.stderr)
             offers = [_chosen(package, target) for package in _packages(done.stdout)]
-            return complete(question, [file for file, _ in offers], [size for _, size in offers])
+            files, sizes = [file for file, _ in offers], [size for _, size in offers]
+            return complete(question, files, sizes, _yanked(done.stderr))
 
 
 def uv_platform(target: Target) -> str:
@@ -47,14 +62,50 @@ def uv_platform(target: Target) -> str:
     return f"{target.machine}-manylinux_2_{reached[-1]}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """How to find what requirements bring with them."""
+
+    constraints: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    """What counts instead of what distributions declare."""
+    preferred: tuple[str, ...] = ()
+    """`name==version`: what stays as it is unless something else needs it to move."""
+    upgraded: tuple[str, ...] = ()
+    """Names whose preferred version does not count."""
+
+
+def resolve_tree(question: Question, tree: Tree) -> dict[str, str]:
+    """The version of each distribution that the requirements need, by normalised name; LockError in uv's words."""
+    pins = "".join(f"{it}\n" for it in tree.preferred)
+    files = {"constraints.txt": tree.constraints, "overrides.txt": tree.overrides}
+    options = ["--constraint", "constraints.txt", "--override", "overrides.txt", "--no-annotate", "-o", "pins.txt"]
+    options += [option for name in tree.upgraded for option in ("--upgrade-package", name)]
+    texts = {name: "".join(f"{it}\n" for it in lines) for name, lines in files.items()} | {"pins.txt": pins}
+    done = _run(question, uv_platform(question.target), options, texts)
+    if done.returncode:
+        raise failure(question, done.stderr)
+    found = (line.partition("==") for line in done.stdout.splitlines() if "==" in line and not line.startswith("#"))
+    return {canonicalize_name(name): version.split()[0] for name, _, version in found}
+
+
 def _compile(question: Question, platform: str) -> subprocess.CompletedProcess[str]:
-    """Run uv in an empty folder, so that no project's settings are found."""
-    options = ["--no-deps", "--no-header", "--quiet", "--only-binary", ":all:", "--format", "pylock.toml"]
-    options += ["--python", sys.executable, "--python-version", question.target.python, "--python-platform", platform]
-    options += [] if question.settings.default else ["--no-index"]
+    """Choose a wheel for each requirement, and with gaps for what they require in turn."""
+    options, files = _filling(question)
+    return _run(question, platform, ["--format", "pylock.toml", *options], files)
+
+
+def _run(
+    question: Question, platform: str, options: Sequence[str], files: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run uv in a folder of these files alone, so that no project's settings are found."""
+    target = ["--python", sys.executable, "--python-version", question.target.python, "--python-platform", platform]
+    common = ["--no-header", "--only-binary", ":all:", *target, *([] if question.settings.default else ["--no-index"])]
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
+        for name, text in files.items():
+            (Path(folder) / name).write_text(text)
         return subprocess.run(
-            [uv_program(), "pip", "compile", "-", *options],
+            [uv_program(), "pip", "compile", "-", *common, *options],
             cwd=folder,
             env=uv_environment(question.settings),
             input=question.text,
@@ -62,6 +113,24 @@ def _compile(question: Question, platform: str) -> subprocess.CompletedProcess[s
             text=True,
             check=False,
         )
+
+
+def _filling(question: Question) -> tuple[list[str], dict[str, str]]:
+    """The options that add what is missing, and their files; as overrides the run's pins win over declarations."""
+    gaps = question.gaps
+    if gaps is None:
+        return ["--no-deps"], {}
+    never = (f"{name} ; python_version < '0'\n" for name in gaps.without)
+    overrides = question.text + "".join(never)
+    constraints = "".join(f"{it}\n" for it in gaps.versions)
+    options = ["--override", "overrides.txt", "--constraint", "constraints.txt"]
+    return options, {"overrides.txt": overrides, "constraints.txt": constraints}
+
+
+def _yanked(said: str) -> dict[str, str]:
+    """The withdrawn releases that uv warns of, each with its reason."""
+    found = re.finditer(r'^warning: `([A-Za-z0-9._-]+)==\S+` is yanked(?: \(reason: "(.*)"\))?', said, re.MULTILINE)
+    return {canonicalize_name(match[1]): match[2] or "" for match in found}
 
 
 def _packages(text: str) -> Iterator[Package]:

@@ -4,10 +4,12 @@ import email.utils
 import netrc
 import os
 import ssl
+import subprocess
 import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +29,8 @@ _LONGEST_DELAY = 30.0
 """Seconds that a server may ask us to wait."""
 _TEMPORARY = frozenset({408, 425, 429})
 _TIMEOUT = httpx.Timeout(30, connect=15)
-_WORKERS = 8
+_WORKERS = 4
+"""Each has a connection of its own, and so a name lookup, which costs seconds where one is lost."""
 
 
 class IndexAuth(httpx.Auth):
@@ -35,18 +38,25 @@ class IndexAuth(httpx.Auth):
 
     def __init__(self, settings: IndexSettings) -> None:
         places = [_parsed(place) for place in (*settings.indexes, *settings.find_links)]
-        self._known = {
-            (place.scheme, place.host, place.port): (place.username, place.password)
-            for place in places
-            if place.username
-        }
+        self._known = {(place.scheme, place.host, place.port): place for place in places if place.username}
         self._netrc = _read_netrc()
+        self._keyring = lru_cache(_from_keyring) if settings.keyring else None
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         """Add basic authentication where there are credentials for the request's host."""
         url = request.url
-        found = self._known.get((url.scheme, url.host, url.port)) or self._from_netrc(url.host)
+        place = self._known.get((url.scheme, url.host, url.port))
+        found = self._from_address(place) if place else self._from_netrc(url.host)
         yield from (httpx.BasicAuth(*found) if found else httpx.Auth()).auth_flow(request)
+
+    def _from_address(self, place: httpx.URL) -> tuple[str, str]:
+        """User and password of an index; a password that its address lacks from netrc, then from the keyring."""
+        if place.password:
+            return place.username, place.password
+        entry = self._from_netrc(place.host)
+        if entry and entry[0] == place.username:
+            return entry
+        return place.username, (self._keyring(place) if self._keyring else None) or ""
 
     def _from_netrc(self, host: str) -> tuple[str, str] | None:
         entry = self._netrc.authenticators(host) if self._netrc else None
@@ -107,14 +117,35 @@ def in_parallel(function: Callable[[Given], Result], values: Iterable[Given]) ->
 
 def _certificates(settings: IndexSettings) -> ssl.SSLContext:
     """The system's certificates (OpenSSL reads SSL_CERT_FILE itself), with pip's bundle or else with certifi's."""
+    folder = os.environ.get("SSL_CERT_DIR")
+    return _context(os.environ.get("SSL_CERT_FILE") or settings.certificates or certifi.where(), folder)
+
+
+@lru_cache(maxsize=4)
+def _context(bundle: str, _folder: str | None) -> ssl.SSLContext:
+    """Read certificates once: a bundle has well over a hundred."""
     context = ssl.create_default_context()
-    bundle = os.environ.get("SSL_CERT_FILE") or settings.certificates or certifi.where()
     try:
         context.load_verify_locations(bundle)
     except (OSError, ssl.SSLError) as error:
         todo = "correct SSL_CERT_FILE, or cert in pip's settings"
         raise LockError(f"the CA bundle cannot be read: {error}", where=bundle, todo=todo) from error
     return context
+
+
+def _from_keyring(place: httpx.URL) -> str | None:
+    """Ask the program `keyring`, by address and then by host, as pip and uv do."""
+    address = bare_url(str(place))
+    for service in (address, place.host):
+        try:
+            done = subprocess.run(
+                ["keyring", "get", service, place.username], capture_output=True, text=True, check=False
+            )
+        except OSError:
+            return None
+        if not done.returncode and done.stdout.strip():
+            return done.stdout.strip()
+    return None
 
 
 def _parsed(place: str) -> httpx.URL:

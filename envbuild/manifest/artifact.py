@@ -42,8 +42,8 @@ class Model:
     format: Line | None = None
     """What its files are; absent where nothing fits.
 
-    `saved_model`, `keras`, `hdf5`, `tf_checkpoint`, `torch_export`, `torchscript`, `torch`, `onnx`, `safetensors`,
-    `orbax`.
+    `saved_model`, `keras`, `hdf5`, `tf_checkpoint`, `tf_graph`, `torch_export`, `torchscript`, `torch`, `onnx`,
+    `safetensors`, `orbax`.
     """
     written_by: tuple[Writer, ...] = ()
     """The libraries that wrote it; empty for formats that do not say."""
@@ -54,7 +54,7 @@ class Model:
     size: int | None = None
     """Bytes of all its files."""
     details: Pairs = ()
-    """What else the format says: `tags`, `opset`, `backend`, `schema_version`."""
+    """What else the format says: `tags`, `singleprint`, `backend`, `opset`, `producer`, `schema_version`."""
     unread: Line | None = None
     """Why it could not be read, or not wholly."""
 

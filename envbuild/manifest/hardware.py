@@ -49,7 +49,11 @@ class Accelerator:
     kind: Literal["nvidia", "tpu", "none"] = "nvidia"
     """What there was; `none` was looked for and not found."""
     source: Line | None = None
-    """What said so: `nvml`, `nvidia-smi`, `/proc/driver/nvidia/version`."""
+    """What said so.
+
+    `nvml`, `nvidia-smi`, `/proc/driver/nvidia/version`; of a TPU `/sys/bus/pci/devices`, `/dev/accel*`, `/dev/vfio`,
+    `TPU_ACCELERATOR_TYPE`.
+    """
     driver: Line | None = None
     """NVIDIA's driver: `535.129.03`."""
     cuda_maximum: Numbers | None = None
@@ -65,7 +69,7 @@ class Cpu:
     """The CPU of the run."""
 
     model: Line | None = None
-    """As /proc/cpuinfo names it."""
+    """As /proc/cpuinfo names it; of ARM its numbers there: `CPU implementer 0x41 part 0xd40`."""
     count: int | None = None
     """Logical CPUs of the machine."""
     usable: int | None = None
@@ -93,7 +97,7 @@ class Library:
     name: Line
     """Its file's name: `libcudnn.so.9`."""
     path: Line
-    """Where it lies."""
+    """Where it lies; ` (deleted)` follows where another file, or none, lies by now."""
     owner: Owner
     """What brought it."""
 
@@ -107,7 +111,11 @@ class Component:
     version: Numbers
     """`12.5.82`."""
     source: Line
-    """What says so: `cudnnGetVersion()`, `distribution nvidia-cudnn-cu12`, `file name`, a version.json."""
+    """What says so.
+
+    `cudnnGetVersion()`, `file name`, `distribution nvidia-cudnn-cu12`, `Debian package libcudnn8`, `conda package
+    cudnn`, or the path of a version.json.
+    """
     loaded: bool
     """Whether the process had it loaded, or it was only installed."""
     path: Line | None = None

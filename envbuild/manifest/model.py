@@ -145,11 +145,16 @@ class Code:
     remote: Address | None = None
     """Without user name or password."""
     dirty: bool = False
-    """Whether tracked files differed from the commit."""
+    """Whether tracked files differed from the commit; true as well where git gave no answer."""
+    untracked: int | None = None
+    """How many files or folders git neither tracked nor ignored.
+
+    The program may have used them, but no commit, digest or patch holds them.
+    """
     subdirectory: Line | None = None
     """The working directory, relative to the checkout's root."""
     diff_sha256: Sha256 | None = None
-    """Digest of `git diff HEAD --binary` where tracked files differed."""
+    """Digest of `git diff HEAD --binary --full-index` where tracked files differed."""
     patch: AnyText | None = None
     """That difference itself, if it was asked for; secrets are cut out."""
 
@@ -160,6 +165,8 @@ class Entry:
 
     command: tuple[AnyText, ...]
     """The words of the command; secrets are cut out."""
+    notebook: Line | None = None
+    """The notebook whose kernel the process was, where Jupyter says its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +205,12 @@ class Tree:
 
     path: Line
     """As it was named."""
-    git_tree: Sha1
+    git_tree: Sha1 | None = None
     """What `git rev-parse COMMIT:PATH` gives for the same content."""
-    files: int
+    files: int | None = None
     """How many files it holds."""
+    unread: Line | None = None
+    """Why its content is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

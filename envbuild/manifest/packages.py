@@ -25,19 +25,26 @@ class Origin:
     url: Address | None = None
     """Without user name or password."""
     commit: Line | None = None
-    """The commit that was installed; of an editable, the one that is checked out."""
+    """The commit that was installed; of an editable installed in place, the one that is checked out."""
     requested_revision: Line | None = None
     """The branch or tag that was asked for."""
     subdirectory: Line | None = None
-    """Where in the repository or archive the project lies."""
+    """Where in the repository or archive the project lies, relative to its root."""
     sha256: Sha256 | None = None
     """Digest of the archive or conda package."""
+    hashes: tuple[Sha256, ...] = ()
+    """Of index, the digests of the files that the record allows, one of which was installed."""
     remote: Address | None = None
     """Of an editable, where its repository is fetched from."""
     dirty: bool | None = None
-    """Of an editable, whether tracked files of the project differ from the commit."""
+    """Of an editable, whether tracked files in its folder differ from the commit."""
+    untracked: int | None = None
+    """Of an editable, how many files or folders in its folder git neither tracks nor ignores.
+
+    They can be imported, but no commit, digest or patch holds them.
+    """
     diff_sha256: Sha256 | None = None
-    """Of a dirty editable, the digest of `git diff HEAD --binary` in its folder."""
+    """Of a dirty editable, the digest of `git diff HEAD --binary --full-index -- .` in its folder."""
     patch: AnyText | None = None
     """That difference itself, if it was asked for; secrets are cut out."""
     channel: Line | None = None
@@ -52,8 +59,8 @@ class Distribution:
 
     name: Name
     """As its metadata spells it."""
-    version: Version
-    """Local version labels kept."""
+    version: Version | None = None
+    """Local version labels kept; absent where another tool's record names only a commit or a folder."""
     origin: Origin
     """Where it came from."""
     installer: Line | None = None
@@ -62,14 +69,19 @@ class Distribution:
     """Whether it was asked for by name (PEP 376 REQUESTED)."""
     record_sha256: Sha256 | None = None
     """Digest of its RECORD as installed."""
+    content_sha256: Sha256 | None = None
+    """Digest of the paths and hashes in RECORD of what came out of the wheel, which is the same for every installer."""
     modified: tuple[Line, ...] = ()
-    """Files that are not what RECORD says, at most 50."""
+    """Files that are not what RECORD says, or conda-meta, at most 50; bytecode does not count."""
     missing: tuple[Line, ...] = ()
-    """Files of RECORD that are not there, at most 50."""
+    """Files of RECORD, or conda-meta, that are not there, at most 50; bytecode does not count."""
     changed_files: int = 0
     """How many files are modified or missing."""
     shadowed: tuple[Line, ...] = ()
-    """Versions of the same distribution later on sys.path, which imports do not see."""
+    """Versions of the same distribution later on sys.path, which imports do not see.
+
+    In the same folder, they are what an upgrade left behind that did not end.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +95,7 @@ class Pth:
     code: bool
     """Whether it runs code."""
     owner: Name | None = None
-    """The distribution whose RECORD lists it."""
+    """The distribution that lists it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +103,24 @@ class Installation:
     """What lies beside and between the distributions."""
 
     method: Literal["size and time", "sha256"] | None = None
-    """How files were held against RECORD.
+    """How files were held against RECORD, or conda-meta.
 
-    `size and time` hashes only files of another size, or newer than their RECORD.
+    `size and time` hashes only files that changed after their RECORD was written, or an hour away from the rest of
+    their distribution. `sha256` hashes all.
     """
     files: int | None = None
-    """How many files were held against RECORD."""
+    """How many files the distributions list with a digest."""
+    unchecked: int = 0
+    """How many of those files are not held against it, as they cannot be read or it would have taken too long."""
+    unreadable: tuple[Line, ...] = ()
+    """Metadata folders that tell no valid name and version, at most 50; what they installed is not recorded."""
     pth: tuple[Pth, ...] = ()
     """The .pth files of the site folders."""
     unowned: tuple[Line, ...] = ()
-    """Modules and packages in the site folders that no distribution lists, at most 50."""
+    """Modules and packages in the site folders that no distribution lists, at most 50.
+
+    Folders are left out where a distribution lists nothing, as those of Debian.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +148,8 @@ class Conda:
     """A conda environment."""
 
     packages: tuple[CondaPackage, ...]
-    """Every package, sorted by name."""
+    """Every package of conda-meta, sorted by name."""
     name: Line | None = None
     """The environment's name."""
     channels: tuple[Line, ...] = ()
-    """The channels that were asked for, in their order."""
+    """The channels that commands named, in the order of conda's history."""

@@ -2,6 +2,6 @@
 
 from envbuild.match.match import VariantChoice, match
 from envbuild.match.profiles import Profiles, load_profiles
-from envbuild.match.stack import Decision, PinChange, Stack, Variant
+from envbuild.match.stack import Decision, Gaps, PinChange, Stack, Variant
 
-__all__ = ["Decision", "PinChange", "Profiles", "Stack", "Variant", "VariantChoice", "load_profiles", "match"]
+__all__ = ["Decision", "Gaps", "PinChange", "Profiles", "Stack", "Variant", "VariantChoice", "load_profiles", "match"]

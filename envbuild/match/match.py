@@ -1,15 +1,19 @@
 """A manifest against the profiles: the stack that serves the run, or every candidate and why it lost."""
 
 import re
+from collections.abc import Iterator
 from typing import Literal
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from envbuild.errors import MatchError
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match.base import decide_base
-from envbuild.match.pins import decide_pins
+from envbuild.match.pins import Pins, decide_pins
 from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.run import Run, listing, near, read_run
-from envbuild.match.stack import CudaSource, Decision, Stack, Variant
+from envbuild.match.stack import CudaSource, Decision, Gaps, Stack, Variant
 
 VariantChoice = Literal["auto", "gpu", "cpu"]
 SITE_PACKAGES = "/opt/env/lib/python{}/site-packages"
@@ -17,6 +21,8 @@ SITE_PACKAGES = "/opt/env/lib/python{}/site-packages"
 _GPU_VARIABLES = (("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"), ("NVIDIA_VISIBLE_DEVICES", "all"))
 # NCCL alone is no sign of a GPU: xgboost requires it everywhere.
 _CUDA_WHEEL = re.compile(r"nvidia-(?!nccl-).+-cu\d+\Z")
+_CONDA_BUILD = re.compile(r"^(cuda|gpu|cpu|mkl|eigen)")
+_CONDA_BUILDS = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu", "mkl": "cpu", "eigen": "cpu"}
 
 
 def match(manifest: TrainingManifest, profiles: Profiles, variant: VariantChoice = "auto") -> Stack:
@@ -40,9 +46,10 @@ def match(manifest: TrainingManifest, profiles: Profiles, variant: VariantChoice
         base=base.value,
         glibc_minimum=wheel.glibc,
         requirements=pins.requirements,
+        gaps=None if run.complete else _gaps(run, pins),
         variables=tuple(sorted([*(_GPU_VARIABLES if wheel.cuda else ()), *((it.what, it.value) for it in paths)])),
         changes=pins.changes,
-        decisions=(*_facts(run, wheel), kind, *_cuda(wheel, profiles), *pins.decisions, *paths, base),
+        decisions=(*_facts(run, wheel), *_assumed(run), kind, *_cuda(wheel, profiles), *pins.decisions, *paths, base),
     )
 
 
@@ -51,6 +58,7 @@ def _decide_variant(run: Run, asked: VariantChoice) -> Decision:
         return Decision(what="variant", value=asked, reason="it was asked for", source="--variant")
     own = [it for it in run.release.wheels if (it.distribution, it.machine) == (run.own, run.machine)]
     cuda_wheels = [name for name, _ in run.pins if _CUDA_WHEEL.match(name)]
+    conda = _CONDA_BUILD.search(run.build)
     if not any(it.cuda for it in own):
         value, reason = "cpu", f"the run's {run.own} {run.release.version} is no CUDA build for Linux {run.machine}"
     elif run.gpus:
@@ -59,11 +67,22 @@ def _decide_variant(run: Run, asked: VariantChoice) -> Decision:
         value, reason = "gpu", "the run used tensorflow-gpu"
     elif cuda_wheels:
         value, reason = "gpu", f"the run had CUDA from wheels, such as {cuda_wheels[0]}"
-    else:
+    elif run.gpus_said:
         value, reason = "cpu", "the run saw no GPU and had no CUDA wheels"
+    elif conda:
+        value, reason = _CONDA_BUILDS[conda[1]], f"the run had conda's build {run.build}"
+    else:
+        raise _undecided(run)
     return Decision(
         what="variant", value=value, reason=reason, source="manifest: framework, accelerator, distributions"
     )
+
+
+def _undecided(run: Run) -> MatchError:
+    """A wheel that serves both ways, and a record that does not say which: the one image is large, the other slow."""
+    what = f"whether the run used a GPU is not in its record: {run.own} {run.release.version} runs with and without"
+    todo = 'say it: --gpu none, or --gpu "Tesla T4"; or choose what to build by --variant cpu or --variant gpu'
+    return MatchError(what, where="accelerator", todo=todo)
 
 
 def _choose(run: Run, variant: Variant) -> FrameworkWheel:
@@ -120,11 +139,34 @@ def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
             source=wheel.source,
         ),
     ]
-    if run.system != "Linux":
+    if run.system not in {None, "Linux"}:
         reason = f"the run was on {run.system}; the image takes the Linux wheels of the same versions"
         platform = f"Linux {run.machine}"
         decisions.append(Decision(what="platform", value=platform, reason=reason, source="manifest: platform.system"))
     return tuple(decisions)
+
+
+def _assumed(run: Run) -> Iterator[Decision]:
+    """What the record does not say, and is taken for what it most likely was."""
+    if not run.machine_said or run.system is None:
+        reason = "the run's record does not say; most runs are there, and --platform says otherwise"
+        source = "manifest: source.unknown"
+        yield Decision(what="platform", value=f"Linux {run.machine}", reason=reason, source=source)
+    if not run.complete:
+        reason = (
+            "the run's record does not list everything that was installed; where it does, set source.complete to true "
+            "in the manifest that `envbuild convert` writes"
+        )
+        value = "what they require is added, in versions that the index has now"
+        yield Decision(what="distributions", value=value, reason=reason, source="manifest: source.complete")
+
+
+def _gaps(run: Run, pins: Pins) -> Gaps:
+    """What fills the gaps of a record: never what the variant excludes, and in conda's version where conda had it."""
+    kept = {canonicalize_name(Requirement(it).name) for it in pins.requirements}
+    without = sorted({it.name for it in pins.changes if it.before} - kept)
+    versions = tuple(f"{name}=={version}" for name, version in run.conda if name not in kept)
+    return Gaps(without=tuple(without), versions=versions)
 
 
 def _cuda_source(wheel: FrameworkWheel) -> CudaSource:

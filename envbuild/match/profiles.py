@@ -1,25 +1,26 @@
 """Profiles: what is known of framework releases, CUDA bases, drivers and base images, read from `profiles/*.toml`."""
 
-import tomllib
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.errors import MatchError
+from envbuild.match.table import Table, read_table
 from envbuild.oci.digest import Digest
 
-FRAMEWORKS = ("tensorflow",)
-"""Each has a file of its own, made by `python -m envbuild.refresh`."""
-SCHEMA = 1
-T = TypeVar("T")
+FRAMEWORKS = ("tensorflow", "torch", "jax")
+"""Each has a file of its own, made by `envbuild profiles refresh`."""
+
+
+_FIRST_VERSION = re.compile(r"(?:==|>=|~=|>)\s*([\d.]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkWheel:
-    """The Linux wheels of one distribution, version and machine, as one of them says."""
+    """The Linux wheels of one distribution, version, machine and extra for CUDA, as one of them says."""
 
     distribution: str
     """Normalised: `tensorflow-cpu`."""
@@ -33,14 +34,28 @@ class FrameworkWheel:
     wheel: str
     """File name of the wheel that the row was read from."""
     sha256: Digest
+    extra: str | None = None
+    """The extra that brings CUDA: `and-cuda`, `cuda12`; None where there is none or CUDA is required without one."""
     cuda: str | None = None
-    """CUDA that it was built with; None for a CPU build."""
+    """CUDA that it was built with, as exactly as it says: `12`, `12.2`, `12.5.1`; None for a CPU build."""
     cudnn: str | None = None
+    """cuDNN that it was built with, else the lowest that it requires, as exactly as it says: `8`, `9.1.0.70`."""
+    cudnn_built: str | None = None
+    """cuDNN whose header the wheel brings: `9.3.0`."""
     compute_capabilities: tuple[str, ...] = ()
+    """`sm_80`: machine code; `compute_80`: PTX too; `8.0`: it does not say which."""
+    libraries: tuple[str, ...] = ()
+    """Names of the CUDA libraries that it opens, `libcudart.so.12`, where its files tell them."""
     cuda_requirements: tuple[str, ...] = ()
-    """The requirements of its extra for CUDA; empty where CUDA has to come from the base."""
+    """What it requires for CUDA, with its extra; empty where CUDA has to come from the base."""
+    limits: tuple[str, ...] = ()
+    """What it requires of NumPy, protobuf, Keras and the like; with a marker where that depends on Python."""
+    keras_inside: str | None = None
+    """Major version of the Keras that is a part of it, where it requires none."""
     stands_for: str | None = None
-    """The requirement that an empty wheel brings the framework by: `tensorflow-cpu-aws==2.15.1`."""
+    """The requirement that a wheel without the code brings it by: `tensorflow-cpu-aws==2.15.1`, `jaxlib==0.4.36`."""
+    parts: tuple[str, ...] = ()
+    """The other wheels that the row was read from: file name and digest."""
 
     @property
     def pin(self) -> str:
@@ -52,6 +67,27 @@ class FrameworkWheel:
         """The row's origin, for people."""
         return f"{self.wheel} ({self.sha256})"
 
+    @property
+    def jaxlib(self) -> str | None:
+        """The version of jaxlib that belongs to it."""
+        name, _, version = (self.stands_for or "").partition("==")
+        return version if name == "jaxlib" else None
+
+    @property
+    def keras(self) -> str | None:
+        """Major version of the Keras that it works with; None where it has and requires none."""
+        for text in self.limits:
+            requirement = Requirement(text)
+            lowest = _FIRST_VERSION.search(str(requirement.specifier))
+            if requirement.name in {"keras", "keras-nightly"} and lowest:
+                return lowest[1].partition(".")[0]
+        return self.keras_inside
+
+    def requirement(self, library: str) -> str | None:
+        """What it requires for CUDA of one library, by the name's stem: `nccl` finds `nvidia-nccl-cu12==2.16.5`."""
+        known = re.compile(rf"(nvidia-)?{re.escape(library)}(-cu\d+)?\Z")
+        return next((it for it in self.cuda_requirements if known.match(canonicalize_name(Requirement(it).name))), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
@@ -59,6 +95,8 @@ class Release:
 
     version: Version
     wheels: tuple[FrameworkWheel, ...]
+    notes: tuple[str, ...] = ()
+    """What it offers and cannot keep: extras whose distributions are not on the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +151,44 @@ class LibraryPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """The lowest driver of a major version of CUDA."""
+    """The lowest driver of a major version of CUDA, or of a minor one before CUDA 11."""
 
     cuda: str
     minimum: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolkit:
+    """The driver that a CUDA release came with: what compiles PTX for a GPU that the machine code does not fit."""
+
+    cuda: str
+    """`12.5.1`; `12.5` is the first release of 12.5."""
+    driver: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudnnFloor:
+    """The lowest cuDNN that a range of releases accepts at run time, where their wheels tell the major version only."""
+
+    framework: str
+    first: str
+    last: str
+    minimum: str
+    """`8.6`; any later minor version of the same major one is accepted too."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A requirement that the wheels of a range of releases should have had."""
+
+    framework: str
+    first: str
+    last: str
+    requirement: str
+    reason: str
     source: str
 
 
@@ -157,13 +229,16 @@ class Profiles:
     """Shell patterns of the normalised names that are NVIDIA's."""
     python_image: str
     """With `{python}` and `{suite}`."""
+    toolkits: tuple[Toolkit, ...] = ()
+    cudnn_floors: tuple[CudnnFloor, ...] = ()
+    limits: tuple[Limit, ...] = ()
 
 
 def load_profiles(folder: Path) -> Profiles:
     """Read the profiles; MatchError names the file, and the line or key, that is not right."""
-    facts = _load(folder / "cuda.toml")
+    facts = read_table(folder / "cuda.toml")
     return Profiles(
-        frameworks=tuple(_framework(_load(folder / f"{name}.toml")) for name in FRAMEWORKS),
+        frameworks=tuple(load_framework(folder, name) for name in FRAMEWORKS),
         bases=facts.each("base", _base),
         repairs=facts.each("repair", _repair),
         library_paths=facts.each("library_path", _library_path),
@@ -172,101 +247,57 @@ def load_profiles(folder: Path) -> Profiles:
         foreign=facts.each("foreign", lambda row: Foreign(**row.strings("name", "reason", "source"))),
         nvidia_wheels=facts.texts("nvidia_wheels"),
         python_image=facts.text("python_image"),
+        toolkits=tuple(it for rows in facts.each("toolkits", _toolkits) for it in rows),
+        cudnn_floors=facts.each("cudnn", _cudnn_floor),
+        limits=facts.each("limit", _limit),
     )
 
 
-class _Table:
-    """A TOML table whose values are asked for by key and type; errors carry the path to the key."""
-
-    def __init__(self, data: dict[str, Any], path: str) -> None:
-        self.data, self.path = data, path
-
-    def wrong(self, key: str, expected: str) -> MatchError:
-        return MatchError(
-            f"a profile is not valid: expected {expected}",
-            where=f"{self.path}{key}",
-            todo="correct the file or make it anew",
-        )
-
-    def text(self, key: str) -> str:
-        value = self.data.get(key)
-        if not isinstance(value, str) or not value:
-            raise self.wrong(key, "a string")
-        return value
-
-    def maybe(self, key: str) -> str | None:
-        return self.text(key) if key in self.data else None
-
-    def strings(self, *keys: str) -> dict[str, str]:
-        return {key: self.text(key) for key in keys}
-
-    def texts(self, key: str, *, optional: bool = False) -> tuple[str, ...]:
-        value = self.data.get(key, [] if optional else None)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.wrong(key, "a list of strings")
-        return tuple(value)
-
-    def each(self, key: str, read: Callable[["_Table"], T]) -> tuple[T, ...]:
-        value = self.data.get(key)
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise self.wrong(key, f"[[{key}]] tables")
-        return tuple(read(_Table(item, f"{self.path}{key}[{place}].")) for place, item in enumerate(value))
+def load_framework(folder: Path, name: str) -> FrameworkProfile:
+    """Read the profile of one framework; MatchError as `load_profiles`."""
+    return _framework(read_table(folder / f"{name}.toml"))
 
 
-def _load(path: Path) -> _Table:
-    try:
-        data = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise MatchError(
-            f"a profile cannot be read: {error.strerror}", where=str(path), todo="install envbuild again"
-        ) from error
-    except ValueError as error:
-        raise MatchError(
-            f"a profile is not TOML: {error}", where=str(path), todo="correct the file or make it anew"
-        ) from error
-    table = _Table(data, f"{path}: ")
-    if data.get("schema") != SCHEMA:
-        raise table.wrong("schema", str(SCHEMA))
-    return table
-
-
-def _framework(table: _Table) -> FrameworkProfile:
+def _framework(table: Table) -> FrameworkProfile:
     releases = table.each("release", _release)
     return FrameworkProfile(name=table.text("framework"), releases=tuple(sorted(releases, key=lambda it: it.version)))
 
 
-def _release(table: _Table) -> Release:
+def _release(table: Table) -> Release:
     text = table.text("version")
     try:
         version = Version(text)
     except InvalidVersion:
         raise table.wrong("version", "a version as PEP 440 has it") from None
-    return Release(version=version, wheels=table.each("wheel", lambda row: _wheel(row, text)))
+    wheels = table.each("wheel", lambda row: _wheel(row, text))
+    return Release(version=version, wheels=wheels, notes=table.texts("notes", optional=True))
 
 
-def _wheel(row: _Table, version: str) -> FrameworkWheel:
-    try:
-        digest = Digest.parse(f"sha256:{row.text('sha256')}")
-    except ValueError:
-        raise row.wrong("sha256", "64 hexadecimal digits") from None
+def _wheel(row: Table, version: str) -> FrameworkWheel:
     return FrameworkWheel(
         **row.strings("distribution", "machine", "glibc", "wheel"),
         version=version,
         pythons=row.texts("pythons"),
-        sha256=digest,
+        sha256=row.sha256("sha256"),
+        extra=row.maybe("extra"),
         cuda=row.maybe("cuda"),
         cudnn=row.maybe("cudnn"),
+        cudnn_built=row.maybe("cudnn_built"),
         compute_capabilities=row.texts("compute_capabilities", optional=True),
+        libraries=row.texts("libraries", optional=True),
         cuda_requirements=row.texts("cuda_requirements", optional=True),
+        limits=row.texts("limits", optional=True),
+        keras_inside=row.maybe("keras_inside"),
         stands_for=row.maybe("stands_for"),
+        parts=row.texts("parts", optional=True),
     )
 
 
-def _base(row: _Table) -> CudaBase:
+def _base(row: Table) -> CudaBase:
     return CudaBase(**row.strings("cuda", "image", "glibc", "python", "reason", "source"))
 
 
-def _repair(row: _Table) -> Repair:
+def _repair(row: Table) -> Repair:
     return Repair(
         versions=row.texts("versions"),
         pythons=row.texts("pythons"),
@@ -276,7 +307,7 @@ def _repair(row: _Table) -> Repair:
     )
 
 
-def _library_path(row: _Table) -> LibraryPath:
+def _library_path(row: Table) -> LibraryPath:
     return LibraryPath(
         versions=row.texts("versions"),
         folders=row.texts("folders"),
@@ -285,5 +316,18 @@ def _library_path(row: _Table) -> LibraryPath:
     )
 
 
-def _suite(row: _Table) -> Suite:
+def _suite(row: Table) -> Suite:
     return Suite(**row.strings("name", "glibc", "reason", "source"), since=row.texts("since"))
+
+
+def _toolkits(row: Table) -> tuple[Toolkit, ...]:
+    source, drivers = row.text("source"), row.inner("drivers")
+    return tuple(Toolkit(cuda=cuda, driver=drivers.text(cuda), source=source) for cuda in drivers.data)
+
+
+def _cudnn_floor(row: Table) -> CudnnFloor:
+    return CudnnFloor(**row.strings("framework", "first", "last", "minimum", "source"))
+
+
+def _limit(row: Table) -> Limit:
+    return Limit(**row.strings("framework", "first", "last", "requirement", "reason", "source"))

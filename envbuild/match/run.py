@@ -7,11 +7,17 @@ from packaging.utils import canonicalize_name, canonicalize_version
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import MatchError
+from envbuild.manifest.known import known_accelerator
 from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.packages import Distribution
 from envbuild.match.profiles import FrameworkProfile, Profiles, Release
 
 REFRESH = "if the release exists, make the profiles anew: python -m envbuild.refresh > profiles/tensorflow.toml"
 _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "x64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+_LIKELIEST = "x86_64"
+"""What is built for where the record does not say the run's machine."""
+_PYTHON_BUILD = re.compile(r"(^|_)py(\d|_|h)")
+"""`py310h2b0b2b6_0`, `pyhd8ed1ab_0`, `nompi_py310hb7f3a3a_100`."""
 _NEAR = 2
 _SHOWN = 5
 
@@ -28,11 +34,22 @@ class Run:
     """Exact, without a vendor's suffix."""
     machine: str
     """`x86_64` or `aarch64`."""
-    system: str
+    system: str | None
+    """None where the record does not say."""
+    machine_said: bool
+    """Whether the record says the machine."""
     pins: tuple[tuple[str, str], ...]
     """Normalised names and versions, sorted."""
     gpus: tuple[str, ...]
     """Names of the GPUs that the run saw."""
+    gpus_said: bool
+    """Whether the record says if there were any."""
+    build: str
+    """The build of conda's package that brought the framework; empty for a wheel."""
+    complete: bool
+    """Whether the pins are all that was installed."""
+    conda: tuple[tuple[str, str], ...]
+    """Normalised names and versions of the Python packages that conda installed."""
 
     @property
     def python_minor(self) -> str:
@@ -46,16 +63,21 @@ class Run:
 def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
     """Take what decides from a manifest; MatchError where the run had no framework or one that no profile knows."""
     profile, own, version = _framework(manifest, profiles)
-    accelerator = manifest.accelerator
+    accelerator = known_accelerator(manifest)
     return Run(
         profile=profile,
         release=_release(profile, own, version),
         own=own,
         python=_python(manifest),
         machine=_machine(manifest),
-        system=manifest.platform.system or "Linux",
-        pins=tuple(sorted((canonicalize_name(it.name), it.version) for it in manifest.distributions)),
+        system=manifest.platform.system,
+        machine_said=manifest.platform.machine is not None,
+        pins=_pins(manifest),
         gpus=tuple(gpu.name for gpu in accelerator.gpus) if accelerator else (),
+        gpus_said=accelerator is not None,
+        build=next((it.origin.build or "" for it in manifest.distributions if canonicalize_name(it.name) == own), ""),
+        complete=manifest.source.complete,
+        conda=_conda_versions(manifest),
     )
 
 
@@ -97,6 +119,40 @@ def _framework(manifest: TrainingManifest, profiles: Profiles) -> tuple[Framewor
     return profile, own, framework.version
 
 
+def _pins(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
+    """Name and version of every distribution; MatchError names those whose version the record does not have."""
+    lost = [f"{it.name}: {_where_from(it)}" for it in manifest.distributions if it.version is None]
+    if lost:
+        what = listing("the record does not say which version these had:", tuple(lost))
+        todo = (
+            "take the record again by `pip inspect`, which says it; or write name==version of a wheel that you made of "
+            "it, and give the wheel's folder to pip or uv as find-links"
+        )
+        raise MatchError(what, where="distributions", todo=todo)
+    found = ((canonicalize_name(it.name), it.version or "") for it in manifest.distributions)
+    return tuple(sorted(found))
+
+
+def _where_from(distribution: Distribution) -> str:
+    origin = distribution.origin
+    place = " at ".join(filter(None, (origin.url, origin.commit or origin.requested_revision)))
+    return {"conda": "built by conda", "index": "from an index"}.get(origin.kind, f"installed from {place}")
+
+
+def _conda_versions(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
+    """Python packages of conda, told by their build; the names of others can be those of other projects."""
+    packages = manifest.conda.packages if manifest.conda else ()
+    found = {canonicalize_name(it.name): it.version for it in packages if _PYTHON_BUILD.search(it.build or "")}
+    return tuple(sorted((name, version) for name, version in found.items() if _is_version(version)))
+
+
+def _is_version(text: str) -> bool:
+    try:
+        return bool(str(Version(text)))
+    except InvalidVersion:
+        return False
+
+
 def _found(manifest: TrainingManifest) -> str:
     names = [f"{it.name} {it.version}" for it in manifest.distributions]
     rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -130,7 +186,7 @@ def _python(manifest: TrainingManifest) -> str:
 
 
 def _machine(manifest: TrainingManifest) -> str:
-    machine = manifest.platform.machine or "unknown"
+    machine = manifest.platform.machine or _LIKELIEST
     if machine.lower() in _MACHINES:
         return _MACHINES[machine.lower()]
     what = f"the framework has Linux wheels for x86_64 and aarch64; the run's machine is {machine}"

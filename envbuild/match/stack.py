@@ -32,6 +32,16 @@ class PinChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gaps:
+    """What the run's record leaves out, and how it is to be filled: by what the requirements require in turn."""
+
+    without: tuple[str, ...] = ()
+    """Normalised names that are never added, as the variant excludes them."""
+    versions: tuple[str, ...] = ()
+    """`numpy==1.26.4`: the version of what is added, where the run's conda had it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """What has to be locked, and on what it will stand."""
 
@@ -53,7 +63,9 @@ class Stack:
     glibc_minimum: str
     """Lowest glibc that the framework's wheel accepts: `2.17`."""
     requirements: tuple[str, ...]
-    """PEP 508 requirements, sorted by normalised name; what they depend on is not added."""
+    """PEP 508 requirements, sorted by normalised name."""
+    gaps: Gaps | None = None
+    """None where the requirements are everything, and nothing that they depend on is added."""
     variables: tuple[tuple[str, str], ...]
     """Environment variables that the image sets for this stack, sorted."""
     changes: tuple[PinChange, ...]

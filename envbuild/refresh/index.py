@@ -1,6 +1,7 @@
 """A package index as this stage needs it: the files of a project's simple page (PEP 503), and byte ranges of a file."""
 
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from envbuild.lock.settings import IndexSettings, bare_url
 from envbuild.oci.digest import Digest
 
 _ATTEMPTS = 4
+_LONGEST_WAIT = 30.0
+"""Seconds, where an index asks for patience."""
 _PAGE_LIMIT = 64 << 20
 _TODO = "check the index settings of pip or uv, and the network"
 
@@ -34,6 +37,12 @@ class Index:
 
     def __init__(self, url: str, client: httpx.Client) -> None:
         self._url, self._client = httpx.URL(url.rstrip("/") + "/"), client
+        self._lock, self._received = threading.Lock(), 0
+
+    @property
+    def received(self) -> int:
+        """Bytes of content that were read so far, of pages and files."""
+        return self._received
 
     @classmethod
     @contextmanager
@@ -71,9 +80,9 @@ class Index:
         wanted = {"Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"}
         status, body, headers = self._get(httpx.URL(url), wanted, length)
         if len(body) != length:
-            raise _failed(
-                httpx.URL(url), f"a range of {length} bytes was asked for, {len(body)} came with status {status}"
-            )
+            why = f"a range of {length} bytes was asked for, {len(body)} came with status {status}"
+            without = ": it does not serve parts of files (range requests)" if status == httpx.codes.OK else ""
+            raise _failed(httpx.URL(url), why + without)
         return body, headers.get("content-range", "")
 
     def _file(self, page: httpx.URL, anchor: dict[str, str | None]) -> IndexFile | None:
@@ -93,6 +102,7 @@ class Index:
     def _get(self, url: httpx.URL, headers: dict[str, str], limit: int) -> tuple[int, bytes, httpx.Headers]:
         """Status, at most `limit` bytes of content, and headers; short faults of network and server are retried."""
         for attempt in range(_ATTEMPTS):
+            wait = 0.2 * 2**attempt
             try:
                 status, body, found = self._once(url, headers, limit)
             except httpx.HTTPError as error:
@@ -101,9 +111,11 @@ class Index:
             else:
                 if status < httpx.codes.BAD_REQUEST or status == httpx.codes.NOT_FOUND:
                     return status, body, found
-                if status < httpx.codes.INTERNAL_SERVER_ERROR or attempt == _ATTEMPTS - 1:
+                busy = status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS
+                if not busy or attempt == _ATTEMPTS - 1:
                     raise _failed(url, f"the server answered {status}")
-            time.sleep(0.2 * 2**attempt)
+                wait = max(wait, _patience(found))
+            time.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
 
     def _once(self, url: httpx.URL, headers: dict[str, str], limit: int) -> tuple[int, bytes, httpx.Headers]:
@@ -117,6 +129,8 @@ class Index:
                     body += chunk
                     if len(body) > limit:
                         raise _failed(url, f"the answer is longer than {limit} bytes")
+            with self._lock:
+                self._received += len(body)
             return response.status_code, bytes(body), response.headers
 
 
@@ -137,6 +151,12 @@ def _verify(settings: IndexSettings) -> Any:
     if settings.certificates or ssl.get_default_verify_paths().cafile:
         return ssl.create_default_context(cafile=settings.certificates)
     return True
+
+
+def _patience(headers: httpx.Headers) -> float:
+    """The seconds of Retry-After (RFC 9110, section 10.2.3), within reason; 0 where it is absent or a date."""
+    asked = headers.get("retry-after", "")
+    return min(float(asked), _LONGEST_WAIT) if asked.isascii() and asked.isdigit() else 0.0
 
 
 def _failed(url: httpx.URL, why: str) -> LockError:

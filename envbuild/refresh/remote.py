@@ -10,8 +10,10 @@ from envbuild.errors import LockError
 from envbuild.lock.settings import bare_url
 from envbuild.refresh.index import Index, IndexFile
 
-_STEP = 64 << 10
-"""Lowest length of a request: the end of the directory and a member with its header come in one answer each."""
+_TAIL = 64 << 10
+"""Length of the first request: the end of the directory, or all of it."""
+_STEP = 16 << 10
+"""Lowest length of the others: a member comes with its header in one answer."""
 _MEMBER_LIMIT = 4 << 20
 
 
@@ -22,7 +24,7 @@ class RemoteFile(io.RawIOBase):
         super().__init__()
         self._index, self._url, self._size, self._at = index, url, index.size(url), 0
         self._spans: list[tuple[int, bytes]] = []
-        self._fetch(max(0, self._size - _STEP), min(_STEP, self._size))
+        self._fetch(max(0, self._size - _TAIL), min(_TAIL, self._size))
 
     def readable(self) -> bool:
         return True

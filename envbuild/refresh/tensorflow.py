@@ -1,165 +1,146 @@
 """TensorFlow's releases, as their wheels on the index say."""
 
-import ast
 import re
 import zipfile
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from email.parser import HeaderParser
-from itertools import groupby
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.tags import Tag
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from envbuild.errors import LockError
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
-from envbuild.refresh.index import Index, IndexFile
+from envbuild.match.profiles import FrameworkProfile, FrameworkWheel
+from envbuild.refresh.index import Index
+from envbuild.refresh.literals import assigned, constants
+from envbuild.refresh.metadata import Need, limits, read_metadata
 from envbuild.refresh.remote import member, remote_wheel
-from envbuild.refresh.toml import to_toml
+from envbuild.refresh.wheels import Report, Row, dotted, read_rows
 
 DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-cpu-aws")
 """In the order they are written; the last one holds the code of `tensorflow` on aarch64 up to 2.15."""
-OLDEST = Version("2.5.0")
-_BUILD_INFO = "tensorflow/python/platform/build_info.py"
+OLDEST = "1.15"
 _CUDA_EXTRA = "and-cuda"
-_WORKERS = 16
-_NAMED = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
-_MANYLINUX = re.compile(r"(manylinux1|manylinux2010|manylinux2014|manylinux_(\d+)_(\d+))_(x86_64|aarch64)\Z")
-_INTERPRETER = re.compile(r"cp(\d)(\d+)\Z")
+# The package's folder was tensorflow_core until 2.1.
+_BUILD_INFO = re.compile(r"tensorflow(_core)?/python/platform/build_info\.py")
+_KERAS_NAMES = {"keras", "keras-nightly"}
+_KERAS = re.compile(r"tensorflow(_core)?/python/keras/__init__\.py")
+_CUDA_CONFIG = re.compile(r"tensorflow(_core)?/include/.*/cuda_config\.h")
+_CUDNN_VERSION = re.compile(r"tensorflow(_core)?/include/.*/cudnn_version\.h")
+_TEXT = re.compile(r'^#define\s+(TF_\w+)\s+"([^"]*)"', re.MULTILINE)
+_NUMBER = re.compile(r"^#define\s+CUDNN_(MAJOR|MINOR|PATCHLEVEL)\s+(\d+)\s*$", re.MULTILINE)
+_CAPABILITY = re.compile(r'CudaVersion\("([\d.]+)"\)')
+_LIBRARIES = ("cublas", "cublasLt", "cudart", "cudnn", "cufft", "curand", "cusolver", "cusparse")
+"""Without which no GPU is registered; observed by running the loader."""
+# What cuda_config.h does not say, observed in the same way.
+_SINCE = {"cublasLt": Version("2.4")}
+_UNTIL = {"curand": Version("2.14")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """A Linux wheel on a project's page."""
-
-    distribution: str
-    version: Version
-    machine: str
-    python: tuple[int, int]
-    glibc: tuple[int, int]
-    file: IndexFile
-
-    @property
-    def row(self) -> tuple[Version, int, str]:
-        """What shares a row, and the order of rows; x86_64 comes first."""
-        return self.version, DISTRIBUTIONS.index(self.distribution), {"x86_64": "0", "aarch64": "1"}[self.machine]
+def read_tensorflow(index: Index, report: Report) -> FrameworkProfile:
+    """Read a wheel of every release, distribution and machine by range requests; LockError names what failed."""
+    return read_rows(index, "tensorflow", DISTRIBUTIONS, OLDEST, _read_row, report)
 
 
-def refresh_tensorflow(index: Index, *, report: Callable[[str], object] = lambda _: None) -> str:
-    """Read every release's wheels by range requests; returns profiles/tensorflow.toml, LockError names what failed."""
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        pages = pool.map(lambda name: tuple(_candidates(name, index.files(name))), DISTRIBUTIONS)
-        found = sorted((candidate for page in pages for candidate in page), key=lambda it: (it.row, it.python))
-        groups = [tuple(group) for _, group in groupby(found, key=lambda it: it.row)]
-        report(f"reading {len(groups)} wheels")
-        rows = list(pool.map(lambda group: _read_row(index, group), groups))
-    if not rows:
-        raise LockError("the package index has no release of tensorflow", todo="check the index settings of pip or uv")
-    return to_toml(FrameworkProfile(name="tensorflow", releases=_releases(rows)))
-
-
-def _releases(rows: Iterable[FrameworkWheel]) -> tuple[Release, ...]:
-    versions: defaultdict[Version, list[FrameworkWheel]] = defaultdict(list)
-    for row in rows:
-        versions[Version(row.version)].append(row)
-    return tuple(Release(version=version, wheels=tuple(versions[version])) for version in sorted(versions))
-
-
-def _candidates(distribution: str, files: Iterable[IndexFile]) -> Iterable[_Candidate]:
-    for file in files:
-        try:
-            name, version, _, tags = parse_wheel_filename(file.name)
-        except InvalidWheelFilename:
-            continue
-        if name == distribution and version >= OLDEST and not version.is_prerelease:
-            python, machine, glibc = _platform(tags)
-            if python and machine and glibc:
-                yield _Candidate(
-                    distribution=distribution, version=version, machine=machine, python=python, glibc=glibc, file=file
-                )
-
-
-def _platform(tags: Iterable[Tag]) -> tuple[tuple[int, int] | None, str, tuple[int, int] | None]:
-    """Python, machine and the lowest glibc of a Linux wheel; none for the wheels of other systems."""
-    python, machine, levels = None, "", []
-    for tag in tags:
-        interpreter, platform = _INTERPRETER.match(tag.interpreter), _MANYLINUX.match(tag.platform)
-        if interpreter and platform:
-            python, machine = (int(interpreter[1]), int(interpreter[2])), platform[4]
-            levels.append(_NAMED.get(platform[1]) or (int(platform[2]), int(platform[3])))
-    return python, machine, min(levels, default=None)
-
-
-def _read_row(index: Index, group: tuple[_Candidate, ...]) -> FrameworkWheel:
-    """Read the wheel of the newest Python; those of the others were built from the same source in the same way."""
-    newest = group[-1]
+def _read_row(index: Index, row: Row) -> FrameworkWheel:
+    newest = row.newest
     with remote_wheel(index, newest.file) as archive:
-        requirements = _requirements(archive)
+        metadata = read_metadata(archive)
+        needs = metadata.needs(newest.machine, row.pythons)
         build = _build_info(archive)
-    is_cuda = build is not None and bool(build.get("is_cuda_build"))
-    facts = build if build is not None and is_cuda else {}
+        config = _cuda_config(archive) if build and build.get("is_cuda_build") else {}
+        keras = None if build is None or any(it.name in _KERAS_NAMES for it in needs) else _keras_inside(archive)
+        cudnn_built = _cudnn_built(archive) if config else None
+    cuda = metadata.needs(newest.machine, row.pythons, _CUDA_EXTRA) if config else ()
+    requirements = tuple(it.text for it in cuda if it not in needs)
     return FrameworkWheel(
         distribution=newest.distribution,
         version=str(newest.version),
         machine=newest.machine,
-        pythons=tuple("{}.{}".format(*python) for python in sorted({one.python for one in group})),
-        glibc="{}.{}".format(*max(one.glibc for one in group)),
-        cuda=str(facts["cuda_version"]) if is_cuda else None,
-        cudnn=str(facts["cudnn_version"]) if is_cuda else None,
-        compute_capabilities=tuple(map(str, facts.get("cuda_compute_capabilities", ()))),
-        cuda_requirements=_cuda_requirements(requirements) if is_cuda else (),
-        stands_for=None if build is not None else _stands_for(newest, requirements),
+        pythons=row.pythons,
+        glibc=dotted(row.glibc),
+        extra=_CUDA_EXTRA if requirements else None,
+        cuda=config.get("TF_CUDA_VERSION"),
+        cudnn=config.get("TF_CUDNN_VERSION"),
+        cudnn_built=cudnn_built,
+        compute_capabilities=_capabilities(build or {}, config),
+        libraries=_libraries(config, newest.version),
+        cuda_requirements=requirements,
+        limits=limits(needs),
+        keras_inside=keras,
+        stands_for=None if build is not None else _stands_for(newest.file.name, needs),
         wheel=newest.file.name,
         sha256=newest.file.sha256,
     )
 
 
-def _requirements(archive: zipfile.ZipFile) -> tuple[Requirement, ...]:
-    """Requires-Dist of METADATA; BadZipFile where there is no such file or it cannot be understood."""
-    name = next((it for it in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", it)), None)
+def _build_info(archive: zipfile.ZipFile) -> Mapping[str, object] | None:
+    """What the build tells of itself: a dictionary from 2.3 on, single names before; None where there is no code."""
+    name = _member(archive, _BUILD_INFO)
     if name is None:
-        raise zipfile.BadZipFile("it has no METADATA")
-    try:
-        lines = HeaderParser().parsestr(member(archive, name)).get_all("Requires-Dist", [])
-        return tuple(Requirement(line) for line in lines)
-    except InvalidRequirement as error:
-        raise zipfile.BadZipFile(f"a requirement cannot be read: {error}") from error
-
-
-def _build_info(archive: zipfile.ZipFile) -> dict[str, Any] | None:
-    """The dictionary `build_info`, parsed as a literal and never run; None where the wheel holds no code."""
-    if _BUILD_INFO not in archive.namelist():
         return None
-    try:
-        for node in ast.parse(member(archive, _BUILD_INFO)).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "build_info":
-                value = node.value.args[0] if isinstance(node.value, ast.Call) else node.value
-                return dict(ast.literal_eval(value))
-    except (SyntaxError, ValueError, TypeError, IndexError, RecursionError) as error:
-        raise zipfile.BadZipFile(f"{_BUILD_INFO} cannot be read: {error}") from error
-    raise zipfile.BadZipFile(f"{_BUILD_INFO} does not set build_info")
+    found = constants(archive, name)
+    build = found.get("build_info", found)
+    if not isinstance(build, dict) or not isinstance(build.get("is_cuda_build"), bool):
+        raise zipfile.BadZipFile(f"{name} does not say whether it is a CUDA build")
+    return build
 
 
-def _cuda_requirements(requirements: Iterable[Requirement]) -> tuple[str, ...]:
-    """The requirements that only the extra for CUDA brings, without their marker, sorted by name."""
-    chosen = (
-        (canonicalize_name(it.name), str(it.specifier))
-        for it in requirements
-        if it.marker and it.marker.evaluate({"extra": _CUDA_EXTRA}) and not it.marker.evaluate({"extra": ""})
-    )
-    return tuple(name + specifier for name, specifier in sorted(chosen))
+def _cuda_config(archive: zipfile.ZipFile) -> dict[str, str]:
+    """The versions of CUDA's libraries; better than build_info's, whose '10' is 10.0 once and 10.1 another time."""
+    name = _member(archive, _CUDA_CONFIG)
+    if name is None:
+        raise zipfile.BadZipFile("it is a CUDA build and has no cuda_config.h")
+    text = member(archive, name)
+    found = {key: value for key, value in _TEXT.findall(text) if value}
+    if not {"TF_CUDA_VERSION", "TF_CUDNN_VERSION"} <= found.keys():
+        raise zipfile.BadZipFile(f"{name} does not say which CUDA and cuDNN it was built with")
+    capabilities = _CAPABILITY.findall(text)
+    return found | ({"capabilities": " ".join(capabilities)} if capabilities else {})
 
 
-def _stands_for(candidate: _Candidate, requirements: Iterable[Requirement]) -> str:
-    """The one requirement of a wheel without code on its own platform; BadZipFile where that is not plain."""
-    machine = {"platform_system": "Linux", "sys_platform": "linux", "platform_machine": candidate.machine, "extra": ""}
-    chosen = [f"{it.name}{it.specifier}" for it in requirements if it.marker is None or it.marker.evaluate(machine)]
+def _cudnn_built(archive: zipfile.ZipFile) -> str | None:
+    """The exact cuDNN where its header is in the wheel, as it is from 2.17 on."""
+    name = _member(archive, _CUDNN_VERSION)
+    numbers = dict(_NUMBER.findall(member(archive, name))) if name else {}
+    return ".".join(numbers[it] for it in ("MAJOR", "MINOR", "PATCHLEVEL")) if len(numbers) == 3 else None
+
+
+def _keras_inside(archive: zipfile.ZipFile) -> str | None:
+    """The major version of `tensorflow.python.keras`, which tells two versions (TF 1 and TF 2) until 2.2."""
+    name = _member(archive, _KERAS)
+    versions = assigned(archive, name, "__version__") if name else ()
+    majors = {it.partition(".")[0] for it in versions if isinstance(it, str)}
+    return majors.pop() if len(majors) == 1 else None
+
+
+def _capabilities(build: Mapping[str, object], config: Mapping[str, str]) -> tuple[str, ...]:
+    """Of build_info from 2.3 on, of cuda_config.h before."""
+    if not config:
+        return ()
+    said = build.get("cuda_compute_capabilities")
+    return tuple(map(str, said)) if isinstance(said, list) else tuple(config.get("capabilities", "").split())
+
+
+def _libraries(config: Mapping[str, str], version: Version) -> tuple[str, ...]:
+    """Names with versions: the library's own, else (until 2.2) the one that all share, else (cudart, 2.3) CUDA's."""
+    names = []
+    for library in _LIBRARIES if config else ():
+        key = "CUBLAS" if library == "cublasLt" else library.upper()
+        shared = "TF_CUDA_VERSION" if library == "cudart" else "TF_CUDA_LIB_VERSION"
+        suffix = config.get(f"TF_{key}_VERSION") or config.get(shared)
+        opened = _SINCE.get(library, version) <= version < _UNTIL.get(library, Version("9999"))
+        if suffix and opened:
+            names.append(f"lib{library}.so.{suffix}")
+    return tuple(names)
+
+
+def _stands_for(wheel: str, needs: Iterable[Need]) -> str:
+    """The one requirement of a wheel without code."""
+    chosen = [it.text for it in needs]
     if len(chosen) != 1:
-        where, todo = candidate.file.name, "report it to the framework's makers"
-        raise LockError(f"the wheel has no {_BUILD_INFO} and requires {len(chosen)} others", where=where, todo=todo)
+        what = f"the wheel has no build_info.py and requires {len(chosen)} others"
+        raise LockError(what, where=wheel, todo="report it to the framework's makers")
     return chosen[0]
+
+
+def _member(archive: zipfile.ZipFile, pattern: re.Pattern[str]) -> str | None:
+    """The first of the members that match, by name: copies of a header say the same."""
+    return min((it for it in archive.namelist() if pattern.fullmatch(it)), default=None)

@@ -1,14 +1,16 @@
-"""A framework's profile as TOML for people: one `[[release]]` a version, short lists on one line."""
+"""A framework's profile as TOML for people: one `[[release]]` a version, lists in as few lines as they fit."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from envbuild.match.profiles import SCHEMA, FrameworkProfile, FrameworkWheel, Release
+from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
+from envbuild.match.table import SCHEMA
 
 _WIDTH = 120
 _HEADER = """\
-# Made by `python -m envbuild.refresh` from the wheels on the package index; do not edit.
-# Each row was read from the wheel that it names: METADATA, build_info.py, and the tags of all files of that release.
+# Made by `envbuild profiles refresh` from the wheels on the package index; do not edit.
+# Each row was read from the wheel that it names (and its parts): METADATA, what it says of its build, and the tags of
+# all files of that release.
 """
 
 
@@ -19,26 +21,36 @@ def to_toml(profile: FrameworkProfile) -> str:
 
 
 def _release(release: Release) -> str:
-    return f"\n[[release]]\nversion = {_text(str(release.version))}\n" + "".join(
-        _wheel(wheel) for wheel in release.wheels
-    )
+    head = f"\n[[release]]\nversion = {_text(str(release.version))}\n" + _lines((("notes", release.notes),))
+    return head + "".join(_wheel(wheel) for wheel in release.wheels)
 
 
 def _wheel(wheel: FrameworkWheel) -> str:
-    rows: Iterable[tuple[str, str | tuple[str, ...] | None]] = (
-        ("distribution", wheel.distribution),
-        ("machine", wheel.machine),
-        ("pythons", wheel.pythons),
-        ("glibc", wheel.glibc),
-        ("cuda", wheel.cuda),
-        ("cudnn", wheel.cudnn),
-        ("compute_capabilities", wheel.compute_capabilities),
-        ("cuda_requirements", wheel.cuda_requirements),
-        ("stands_for", wheel.stands_for),
-        ("wheel", wheel.wheel),
-        ("sha256", wheel.sha256.hex),
+    return "\n[[release.wheel]]\n" + _lines(
+        (
+            ("distribution", wheel.distribution),
+            ("machine", wheel.machine),
+            ("extra", wheel.extra),
+            ("pythons", wheel.pythons),
+            ("glibc", wheel.glibc),
+            ("cuda", wheel.cuda),
+            ("cudnn", wheel.cudnn),
+            ("cudnn_built", wheel.cudnn_built),
+            ("compute_capabilities", wheel.compute_capabilities),
+            ("libraries", wheel.libraries),
+            ("cuda_requirements", wheel.cuda_requirements),
+            ("limits", wheel.limits),
+            ("keras_inside", wheel.keras_inside),
+            ("stands_for", wheel.stands_for),
+            ("wheel", wheel.wheel),
+            ("sha256", wheel.sha256.hex),
+            ("parts", wheel.parts),
+        )
     )
-    return "\n[[release.wheel]]\n" + "".join(f"{key} = {_value(key, value)}\n" for key, value in rows if value)
+
+
+def _lines(rows: Iterable[tuple[str, str | tuple[str, ...] | None]]) -> str:
+    return "".join(f"{key} = {_value(key, value)}\n" for key, value in rows if value)
 
 
 def _value(key: str, value: str | tuple[str, ...]) -> str:
@@ -47,9 +59,23 @@ def _value(key: str, value: str | tuple[str, ...]) -> str:
     line = "[" + ", ".join(map(_text, value)) + "]"
     if len(key) + len(" = ") + len(line) <= _WIDTH:
         return line
-    return "[\n" + "".join(f"  {_text(item)},\n" for item in value) + "]"
+    return "[\n" + "".join(f"  {line}\n" for line in _filled(f"{_text(item)}," for item in value)) + "]"
+
+
+def _filled(items: Iterable[str]) -> Iterator[str]:
+    """As many items to a line as fit, and one at least."""
+    line = ""
+    for item in items:
+        if line and len("  ") + len(line) + len(" ") + len(item) > _WIDTH:
+            yield line
+            line = item
+        else:
+            line = f"{line} {item}".lstrip()
+    yield line
 
 
 def _text(value: str) -> str:
-    """A basic string: JSON's escapes are a part of TOML's, but TOML also wants DEL escaped."""
+    """A literal string where that spares escapes, else a basic one: with JSON's escapes, and one for DEL."""
+    if '"' in value and "'" not in value and value.isprintable():
+        return f"'{value}'"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -74,12 +74,19 @@ class FakeIndex:
         """Where a file lies, without credentials."""
         return f"{self.root}/files/{filename}"
 
-    def add(self, *wheels: FakeWheel, requires_python: str | None = None, hashed: bool = True) -> None:
+    def add(
+        self,
+        *wheels: FakeWheel,
+        requires_python: str | None = None,
+        hashed: bool = True,
+        yanked: str | None = None,
+    ) -> None:
         """Serve wheels (or sdists: any file name) under the project that their name begins with."""
         for wheel in wheels:
             project = canonicalize_name(wheel.filename.removesuffix(".tar.gz").split("-")[0])
             fragment = f"#sha256={wheel.sha256}" if hashed else ""
             needs = f' data-requires-python="{html.escape(requires_python)}"' if requires_python else ""
+            needs += f' data-yanked="{html.escape(yanked)}"' if yanked is not None else ""
             anchor = f'<a href="../../files/{wheel.filename}{fragment}"{needs}>{wheel.filename}</a>'
             self.pages.setdefault(project, []).append(anchor)
             self.files[wheel.filename] = wheel.data
@@ -158,9 +165,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._write(part, fault)
 
     def _range(self, size: int) -> tuple[int, int]:
-        """The first and last byte that are asked for; one closed or open range is understood, as real servers do."""
+        """The first and last byte that are asked for; one range of each sort is understood, as real servers do."""
         asked = (self.headers["Range"] or "").removeprefix("bytes=")
         first, _, last = asked.partition("-")
+        if self.index.ranges and not first and last.isdigit():
+            return max(0, size - int(last)), size - 1
         if not self.index.ranges or not first.isdigit() or int(first) >= size:
             return 0, size - 1
         return int(first), min(int(last), size - 1) if last else size - 1

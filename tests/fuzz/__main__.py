@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tests.fuzz.seeds import seeds
-from tests.fuzz.targets import FOUND, TARGETS, checked
+from tests.fuzz.targets import FOUND, TARGETS
 
 _DONE = re.compile(rb"Done (\d+) runs in (\d+) second")
 
@@ -19,11 +19,8 @@ _DONE = re.compile(rb"Done (\d+) runs in (\d+) second")
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz the readers.")
     parser.add_argument("--seconds", type=int, default=600, help="for all targets together")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
-    options, rest = parser.parse_known_args()
-    if options.child:
-        _child(options.child, rest)
+    options = parser.parse_args()
     names = options.targets or list(TARGETS)
     failed = [name for name in names if not _fuzz(name, max(1, options.seconds // len(names)))]
     print(f"{len(names) - len(failed)} of {len(names)} targets without a defect" + (f"; {failed}" if failed else ""))
@@ -36,7 +33,7 @@ def _fuzz(name: str, seconds: int) -> bool:
             (Path(folder) / f"seed-{index}").write_bytes(seed)
         found = FOUND / name
         found.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "tests.fuzz", "--child", name, f"-max_total_time={seconds}", "-timeout=10"]
+        command = [sys.executable, "-m", "tests.fuzz.child", name, f"-max_total_time={seconds}", "-timeout=10"]
         limits = ["-rss_limit_mb=2048", "-max_len=16384", f"-artifact_prefix={found}/", folder]
         done = subprocess.run([*command, *limits], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         if not any(found.iterdir()):
@@ -46,14 +43,6 @@ def _fuzz(name: str, seconds: int) -> bool:
     if done.returncode:
         print(done.stdout[-4000:].decode(errors="replace"))
     return done.returncode == 0
-
-
-def _child(name: str, arguments: list[str]) -> None:
-    import atheris
-
-    atheris.instrument_all()
-    atheris.Setup([sys.argv[0], *arguments], lambda data: checked(name, data))
-    atheris.Fuzz()
 
 
 if __name__ == "__main__":

@@ -1,19 +1,46 @@
 """What is fuzzed: each target takes bytes, and raises only what is a defect."""
 
+import functools
 import json
+import tempfile
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args
 
 from envbuild.capture.frameworks import build_info
+from envbuild.capture.golden import golden_facts
+from envbuild.capture.loaded import mapped_libraries
+from envbuild.capture.origins import origin_of
+from envbuild.capture.owners import debian_packages
 from envbuild.capture.redact import scrub
-from envbuild.errors import ManifestError
+from envbuild.capture.settings import read_settings
+from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest import manifest_dict, read_manifest
+from envbuild.manifest.formats import Given, Record, convert, detect, manifest_bytes
+from envbuild.manifest.model import Format
+from tests.unit.modelling import read_memory
 
 SLOWEST = 5.0
 """Seconds; what a reader takes longer for is a way to hang it."""
 FOUND = Path(__file__).with_name("found")
 """What once was a defect: TARGET/NAME."""
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+MODEL_NAMES = (
+    "saved_model.pb",
+    "saved_model.pbtxt",
+    "model.keras",
+    "model.h5",
+    "model.pt2",
+    "model.pt",
+    "model.onnx",
+    "model.safetensors",
+    "model.ckpt-7.meta",
+    "frozen_graph.pb",
+    "_CHECKPOINT_METADATA",
+)
+_NEEDED = {"distributions": [], "python": {"version": "3.11.7", "implementation": "cpython"}, "platform": {}}
 
 
 def read_a_manifest(data: bytes) -> None:
@@ -26,9 +53,9 @@ def read_a_manifest(data: bytes) -> None:
 
 
 def cut_secrets(data: bytes) -> None:
-    """Redaction ends, and doing it twice changes nothing."""
-    text = data.decode("utf-8", "replace")
-    assert scrub(scrub(text)) == scrub(text)
+    """Redaction ends soon, and cuts a token wherever it stands."""
+    token = "ghp_" + "a1B2" * 9
+    assert token not in scrub(f"{data.decode('utf-8', 'replace')} {token}")
 
 
 def read_build_info(data: bytes) -> None:
@@ -36,10 +63,64 @@ def read_build_info(data: bytes) -> None:
     build_info(data.decode("utf-8", "replace"))
 
 
+def read_a_record(kind: Format, data: bytes) -> None:
+    """A record of another tool becomes a manifest that can be read again, or an error; files beside it are itself."""
+    record = Record(name=kind, data=data, beside=lambda _name: data)
+    try:
+        manifest = convert(record, kind, Given(python="3.11.7", gpu="none", platform="linux/amd64"), NOW)
+    except (ManifestError, UsageError):
+        return
+    assert read_manifest(manifest_bytes(manifest), "fuzz") == manifest
+
+
+def tell_the_format(data: bytes) -> None:
+    """Any bytes have a format, or none."""
+    try:
+        detect(Record(name="fuzz", data=data))
+    except ManifestError:
+        return
+
+
+def read_a_model(name: str, data: bytes) -> None:
+    """What a model's file says fits the schema, whatever it says."""
+    facts = read_memory(name, data)
+    shape = _NEEDED | {"schema_version": "1.1", "created": "2026-11-21T12:00:00Z", "model": facts}
+    read_manifest(json.dumps(shape).encode(), "fuzz")
+
+
+def in_a_file(name: str, read: Callable[[str], object], data: bytes) -> None:
+    """Give a reader the bytes as a file; ValueError is its way to refuse."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        try:
+            read(str(path))
+        except ValueError:
+            return
+
+
+def _origin(path: str) -> object:
+    return origin_of(str(Path(path).parent), "pip", None, {}, patch=False)
+
+
+def _packages(path: str) -> object:
+    return debian_packages(path.removesuffix("var/lib/dpkg/status"))
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "manifest": read_a_manifest,
     "redact": cut_secrets,
     "build_info": read_build_info,
+    "detect": tell_the_format,
+    "settings": functools.partial(in_a_file, "capture.json", read_settings),
+    "settings.toml": functools.partial(in_a_file, "envbuild.toml", read_settings),
+    "golden.npz": functools.partial(in_a_file, "golden.npz", golden_facts),
+    "direct_url": functools.partial(in_a_file, "x-1.dist-info/direct_url.json", _origin),
+    "maps": functools.partial(in_a_file, "maps", mapped_libraries),
+    "dpkg": functools.partial(in_a_file, "var/lib/dpkg/status", _packages),
+    **{kind: functools.partial(read_a_record, kind) for kind in get_args(Format) if kind != "capture"},
+    **{name: functools.partial(read_a_model, name) for name in MODEL_NAMES},
 }
 
 

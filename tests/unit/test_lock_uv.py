@@ -104,7 +104,7 @@ def test_everything_that_cannot_be_locked_is_named_at_once(index: FakeIndex):
     assert said.startswith("6 distributions cannot be locked for CPython 3.9.2 on aarch64 with glibc 2.17:")
     for line in (
         "absent==1: no index has a project of this name",
-        "pure==9: the index does not have this version; the newest there: 2.0b1, 1.0",
+        "pure==9: the index does not have this version, or has it no more; the nearest there: 1.0, 2.0b1",
         "source==1.0: the index has only a source distribution",
         "newer==1: it needs Python >=3.12",
         "cuda==2.0+cu118: the index has this version only without the local label +cu118",

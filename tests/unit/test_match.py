@@ -14,15 +14,16 @@ from packaging.version import Version
 from envbuild.errors import MatchError
 from envbuild.files import data_folder
 from envbuild.manifest.hardware import Accelerator, Gpu
-from envbuild.manifest.model import Framework, Platform, Python, TrainingManifest
-from envbuild.manifest.packages import Distribution, Origin
+from envbuild.manifest.model import Framework, Platform, Python, Source, TrainingManifest
+from envbuild.manifest.packages import Conda, CondaPackage, Distribution, Origin
 from envbuild.match.match import SITE_PACKAGES, match
 from envbuild.match.profiles import Release, load_profiles
 from envbuild.match.stack import Stack
 from envbuild.recipe import PREFIX
 
 PROFILES = load_profiles(data_folder("profiles"))
-RELEASES = PROFILES.frameworks[0].releases
+# Older ones have neither CUDA wheels nor a known base, and some no `tensorflow-cpu`.
+RELEASES = tuple(it for it in PROFILES.frameworks[0].releases if it.version >= Version("2.5"))
 VARIANTS: tuple[Literal["gpu", "cpu"], ...] = ("gpu", "cpu")
 OTHERS = (
     ("numpy", "1.26.4"),
@@ -294,7 +295,7 @@ def test_variables_of_one_run_are_no_part_of_the_environment():
             "cpu",
             ["2.15.7: no release of this version", "tensorflow 2.15.0.post1: not", "tensorflow 2.15.1: not", "tensorflow 2.16.1: not"],
         ),
-        (manifest(framework=("tensorflow", "2.4.4")), "cpu", ["2.4.4: no release", "tensorflow 2.5.0: not", "tensorflow 2.5.1: not"]),
+        (manifest(framework=("tensorflow", "1.14.0")), "cpu", ["1.14.0: no release", "tensorflow 1.15.0: not", "tensorflow 1.15.2: not"]),
         (manifest(framework=("tensorflow", "3.0")), "cpu", ["3.0: no release", "tensorflow 2.21.0: not"]),
         (manifest(framework=("tensorflow", "2.15.0+nv23.12")), "cpu", ["local label", "tensorflow 2.15.0: not"]),
         (manifest(framework=("tensorflow", "what?")), "cpu", ["'what?' is no version"]),
@@ -326,6 +327,94 @@ def test_no_match_lists_each_candidate_and_why_it_lost(run, variant, parts):
     assert caught.value.where
     assert caught.value.todo
     assert caught.value.exit_code == 11
+
+
+def record(run: TrainingManifest, *, complete: bool = False, **changes) -> TrainingManifest:
+    """The run as another tool's record has it: without GPU, and without platform unless it is given."""
+    run = replace(run, source=Source(format="pip-freeze", complete=complete), accelerator=None, platform=Platform())
+    return replace(run, **changes)
+
+
+def test_a_platform_that_the_record_does_not_say_is_linux_amd64_and_told():
+    stack = match(record(manifest(framework=("tensorflow-cpu", "2.15.1"))), PROFILES)
+    assert stack.machine == "x86_64"
+    [platform] = [it for it in stack.decisions if it.what == "platform"]
+    assert platform.value == "Linux x86_64"
+    assert "--platform" in platform.reason
+    said = record(
+        manifest(framework=("tensorflow-cpu", "2.15.1")), platform=Platform(system="Linux", machine="aarch64")
+    )
+    assert match(said, PROFILES).machine == "aarch64"
+    assert "platform" not in {it.what for it in match(said, PROFILES).decisions}
+
+
+def test_whether_there_was_a_gpu_is_asked_where_nothing_tells():
+    run = record(manifest(framework=("tensorflow", "2.15.1")))
+    with pytest.raises(MatchError, match="whether the run used a GPU is not in its record") as caught:
+        match(run, PROFILES)
+    assert "--gpu none" in caught.value.todo
+    assert "--variant" in caught.value.todo
+    assert match(run, PROFILES, "cpu").variant == "cpu"
+    assert match(run, PROFILES, "gpu").variant == "gpu"
+    assert match(replace(run, accelerator=Accelerator(kind="none")), PROFILES).variant == "cpu"
+    assert match(replace(run, accelerator=Accelerator(gpus=(Gpu(name="Tesla T4"),))), PROFILES).variant == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("run", "variant", "says"),
+    [
+        (manifest(("nvidia-cudnn-cu12", "8.9.4.25"), framework=("tensorflow", "2.15.1")), "gpu", "CUDA from wheels"),
+        (manifest(framework=("tensorflow-gpu", "2.10.1"), python="3.10.2"), "gpu", "tensorflow-gpu"),
+        (manifest(framework=("tensorflow-cpu", "2.15.1")), "cpu", "no CUDA build"),
+    ],
+)
+def test_the_distributions_of_a_record_tell_the_variant_where_they_can(run, variant, says):
+    [decision] = [it for it in match(record(run), PROFILES).decisions if it.what == "variant"]
+    assert decision.value == variant
+    assert says in decision.reason
+
+
+@pytest.mark.parametrize(("build", "variant"), [("cuda120py310h9360858_3", "gpu"), ("cpu_py310hd1aba9c_0", "cpu")])
+def test_the_build_of_conda_s_framework_tells_the_variant(build, variant):
+    origin = Origin(kind="conda", build=build)
+    conda = Distribution(name="tensorflow", version="2.15.0", origin=origin)
+    run = record(manifest(framework=("tensorflow", "2.15.0")), distributions=(conda,))
+    assert match(run, PROFILES).variant == variant
+
+
+def test_a_record_that_is_not_whole_has_gaps_that_the_lock_fills():
+    conda = Conda(
+        packages=(
+            CondaPackage(name="numpy", version="1.24.3", build="py310h5f9d8c6_1"),
+            CondaPackage(name="h5py", version="3.9.0", build="nompi_py310hb7f3a3a_100"),
+            CondaPackage(name="absl-py", version="1.4.0", build="pyhd8ed1ab_0"),
+            CondaPackage(name="keras", version="2.12.0", build="pyhd8ed1ab_0"),
+            CondaPackage(name="libclang", version="15.0.7", build="default_h7634d5b_4"),
+            CondaPackage(name="odd", version="2023c", build="py_0"),
+        )
+    )
+    run = manifest(("keras", "2.15.0"), ("nvidia-cudnn-cu12", "8.9.4.25"), framework=("tensorflow", "2.15.1"))
+    stack = match(record(run, conda=conda), PROFILES, "cpu")
+    assert stack.gaps is not None
+    assert stack.gaps.without == ("nvidia-cudnn-cu12", "tensorflow")
+    assert stack.gaps.versions == ("absl-py==1.4.0", "h5py==3.9.0", "numpy==1.24.3", "odd==2023c")
+    assert "source.complete" in next(it.reason for it in stack.decisions if it.what == "distributions")
+    whole = match(record(run, complete=True, conda=conda), PROFILES, "cpu")
+    assert whole.gaps is None
+    assert "distributions" not in {it.what for it in whole.decisions}
+
+
+def test_versions_that_the_record_does_not_say_are_asked_for_all_at_once():
+    lost = (
+        Distribution(name="clip", origin=Origin(kind="vcs", url="https://example.com/clip.git", commit="9fceb02d")),
+        Distribution(name="numpy", origin=Origin(kind="conda")),
+        Distribution(name="tensorflow-cpu", version="2.15.1", origin=Origin(kind="index")),
+    )
+    with pytest.raises(MatchError) as caught:
+        match(record(manifest(framework=("tensorflow-cpu", "2.15.1")), distributions=lost), PROFILES)
+    assert "clip: installed from https://example.com/clip.git at 9fceb02d" in caught.value.what
+    assert "numpy: built by conda" in caught.value.what
+    assert "pip inspect" in caught.value.todo
 
 
 pins = st.lists(

@@ -1,0 +1,215 @@
+"""Where a model lies: its files, listed and opened, in a folder or in Cloud Storage."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Iterator, List, Optional
+from urllib.parse import unquote, urlsplit
+
+from envbuild.capture.gcs import CloudStorage, Unread, split_uri
+from envbuild.capture.model.source import Source
+from envbuild.capture.reading import Facts
+
+MOST_FILES = 10000
+"""As many files are listed."""
+MOST_COUNTED = 100000
+HASHING = 60.0
+"""Seconds for the digests of all files; those that are left have none."""
+HASHERS = 4
+STAMP_FOLDER = "envbuild/"
+"""What a stamp writes beside a model is no part of it."""
+NO_FILE, NO_OBJECT = "there is no such file or folder", "there is no such object or folder in Cloud Storage"
+LOCAL_CHUNK, REMOTE_CHUNK = 16 << 10, 256 << 10
+
+
+class Place:
+    """The files of a model, sorted by path: `path` and `size`, and what tells their content."""
+
+    def __init__(self) -> None:
+        self.files: List[Facts] = []
+        self.faults: List[str] = []
+        """What could not be read of it, each in a sentence."""
+        self.whole = True
+        """Whether the listing came to its end."""
+
+    def open(self, path: str) -> Source:
+        """Open one of its files; Unread."""
+        raise NotImplementedError
+
+    def has(self, path: str) -> bool:
+        """Tell whether it has such a file."""
+        return any(file["path"] == path for file in self.files)
+
+    def _take(self, files: Iterator[Facts]) -> None:
+        for file in files:
+            if len(self.files) == MOST_COUNTED:
+                self.whole = False
+                self.faults.append("it has more than %d files" % MOST_COUNTED)
+                break
+            self.files.append(file)
+        self.files.sort(key=lambda file: str(file["path"]))
+
+
+class LocalPlace(Place):
+    """A folder, or a file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.folder, name = (path, "") if os.path.isdir(path) else os.path.split(path)
+        self._take(_walk(self, "", frozenset()) if not name else _file_facts(self, name))
+        if not self.files and not self.faults:
+            self.faults.append("the folder is empty")
+        self._add_digests()
+
+    def open(self, path: str) -> Source:
+        """Open one of its files; Unread."""
+        return local_source(self._full(path), path)
+
+    def _full(self, path: str) -> str:
+        return os.path.join(self.folder, path)
+
+    def _add_digests(self) -> None:
+        end = time.monotonic() + HASHING
+        with ThreadPoolExecutor(HASHERS) as pool:
+            names = [self._full(file["path"]) for file in self.files[:MOST_FILES]]
+            for index, digest in enumerate(pool.map(lambda name: _sha256(name, end), names)):
+                self.files[index]["sha256"] = digest
+        left = sum(1 for file in self.files[:MOST_FILES] if file["sha256"] is None)
+        if left:
+            self.faults.append(
+                "%d of its files have no digest: they cannot be read, or not within %d s" % (left, HASHING)
+            )
+
+
+class BucketPlace(Place):
+    """An object in Cloud Storage, or all below a folder."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__()
+        self.bucket, name = split_uri(uri)
+        self.storage = CloudStorage()
+        self.prefix = name.rstrip("/") + "/" if name else ""
+        try:
+            self._take(self._list(uri, name))
+        except Unread as error:
+            self.whole = False
+            self.faults.append(str(error))
+        if not self.files and not self.faults:
+            self.faults.append(NO_OBJECT)
+
+    def open(self, path: str) -> Source:
+        """Open one of its objects at the generation that was listed."""
+        uri = "gs://%s/%s%s" % (self.bucket, self.prefix, path)
+        file = next(file for file in self.files if file["path"] == path)
+
+        def fetch(start: int, length: int) -> bytes:
+            return self.storage.read(uri, file["generation"], start, length)
+
+        return Source(path, file["size"], fetch, REMOTE_CHUNK)
+
+    def _list(self, uri: str, name: str) -> Iterator[Facts]:
+        for item in self.storage.objects(uri):
+            if item["name"] == name:
+                # It is an object itself: its folder is what lies before its last slash.
+                self.prefix = name[: name.rfind("/") + 1]
+            path = item.pop("name")[len(self.prefix) :]
+            if not path.startswith(STAMP_FOLDER):
+                yield dict(item, path=path)
+
+
+def place_of(uri: str) -> Place:
+    """Find the files of a model; Unread where there are none to be had."""
+    if uri.startswith("gs://"):
+        return BucketPlace(uri)
+    path = uri
+    if "://" in uri:
+        parts = urlsplit(uri)
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+            raise Unread("only paths, file:// and gs:// are read")
+        path = unquote(parts.path)
+    if "\0" in path or not os.path.lexists(path):
+        raise Unread(NO_FILE)
+    return LocalPlace(path)
+
+
+def local_source(path: str, name: str) -> Source:
+    """Open a regular file, which is opened anew for each piece; Unread."""
+    handle = _open_regular(path)
+    size = os.fstat(handle).st_size
+    os.close(handle)
+
+    def fetch(start: int, length: int) -> bytes:
+        handle = _open_regular(path)
+        try:
+            return os.pread(handle, length, start)
+        except OSError as error:
+            raise Unread("it cannot be read: %s" % (error.strerror or error)) from None
+        finally:
+            os.close(handle)
+
+    return Source(name, size, fetch, LOCAL_CHUNK)
+
+
+def _walk(place: LocalPlace, below: str, above: frozenset[tuple[int, int]]) -> Iterator[Facts]:
+    """Yield the files below a folder; links are followed, but none to a folder around it."""
+    folder = os.path.join(place.folder, below)
+    try:
+        status = os.stat(folder)
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        place.faults.append("%s cannot be read: %s" % (below or "the folder", error.strerror))
+        return
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        place.faults.append("%s links to a folder that it lies in" % below)
+        return
+    for name in names:
+        path = below + name
+        if os.path.isdir(os.path.join(folder, name)):
+            if path + "/" != STAMP_FOLDER:
+                yield from _walk(place, path + "/", above | {here})
+        else:
+            yield from _file_facts(place, path)
+
+
+def _file_facts(place: LocalPlace, path: str) -> Iterator[Facts]:
+    try:
+        status = os.stat(os.path.join(place.folder, path))
+    except OSError as error:
+        place.faults.append("%s cannot be read: %s" % (path, error.strerror))
+        return
+    if stat.S_ISREG(status.st_mode):
+        yield {"path": path, "size": status.st_size}
+    else:
+        place.faults.append("%s is no regular file" % path)
+
+
+def _open_regular(path: str) -> int:
+    """Open a regular file; Unread where it is none, which must not block either."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unread("it cannot be read: %s" % (error.strerror or error)) from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Unread("it is no regular file")
+    return handle
+
+
+def _sha256(path: str, end: float) -> Optional[str]:
+    """Hash a file; None if it cannot be read, or not before `end`."""
+    digest = hashlib.sha256()
+    try:
+        with os.fdopen(_open_regular(path), "rb", buffering=0) as file:
+            while time.monotonic() < end:
+                data = file.read(1 << 20)
+                if not data:
+                    return digest.hexdigest()
+                digest.update(data)
+    except (OSError, Unread):
+        return None
+    return None

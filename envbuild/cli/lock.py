@@ -1,0 +1,169 @@
+"""`envbuild lock`: the exact wheels of a run, held against what the run had installed."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from envbuild.cli import records
+from envbuild.cli.console import Progress
+from envbuild.cli.from_manifest import ResolverName, VariantName
+
+if TYPE_CHECKING:
+    from envbuild.lock import IndexSettings, LockedRun, Target
+    from envbuild.manifest.model import TrainingManifest
+    from envbuild.match import Stack
+
+
+def run(
+    manifest: Annotated[
+        str, typer.Argument(help="A manifest or another tool's record: a path, - or gs://.", metavar="MANIFEST")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Where requirements.txt and pylock.toml go.", metavar="DIR", file_okay=False)
+    ] = Path("envbuild-lock"),
+    variant: Annotated[VariantName, typer.Option(help="auto: gpu if the run used GPUs.")] = VariantName.AUTO,
+    base: Annotated[
+        str | None, typer.Option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
+    ] = None,
+    glibc: Annotated[
+        str | None, typer.Option(help="Lock for this glibc; by default the run's own.", metavar="2.N")
+    ] = None,
+    resolver: Annotated[ResolverName, typer.Option(help="What does the locking.")] = ResolverName.UV,
+    *,
+    require_identical: Annotated[
+        bool, typer.Option("--require-identical", help="Fail unless every wheel is proven to be the run's.")
+    ] = False,
+    build: Annotated[
+        bool, typer.Option("--build", help="Build what no index has as a wheel; runs its projects' code.")
+    ] = False,
+    find_links: Annotated[
+        list[Path] | None, typer.Option(help="Take wheels from this folder too; may be repeated.", metavar="DIR")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Look in folders only, and in no index.")] = False,
+    download: Annotated[
+        Path | None, typer.Option(help="Put all wheels into this folder, for --find-links.", metavar="DIR")
+    ] = None,
+    upgrade_package: Annotated[
+        list[str] | None, typer.Option(help="Take a newer release, and what must follow it.", metavar="NAME[==V]")
+    ] = None,
+    extra: Annotated[
+        list[str] | None, typer.Option(help="Add this and what it needs, moving nothing.", metavar="REQUIREMENT")
+    ] = None,
+    kind: records.From = None,
+    python: records.Python = None,
+    gpu: records.Gpu = None,
+    platform: records.Platform = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Lock a run's environment, and say how far the wheels are the very files that the run had.
+
+    Writes requirements.txt with hashes and pylock.toml. Where a lock is there already, files that changed on
+    the index since are refused. Prints the path of pylock.toml.
+    """
+    from envbuild.files import cache_folder
+    from envbuild.lock import Options, lock_run, read_held, read_settings, refuse_changed, write_lock
+    from envbuild.manifest.formats import Given
+
+    started = time.monotonic()
+    given, cache = Given(python=python, gpu=gpu, platform=platform), cache_folder()
+    with Progress() as progress:
+        had, stack = _decide(records.read_record(manifest, kind, given, progress), variant)
+        target = _target(had, stack, base, glibc, cache, progress)
+        settings, held = read_settings(find_links or (), offline=offline), read_held(out)
+        options = Options(
+            cache=cache,
+            resolver=resolver.value,
+            settings=settings,
+            build=build,
+            upgrade=tuple(upgrade_package or ()),
+            fixed=(stack.distribution,),
+            extras=tuple(extra or ()),
+            say=progress.note,
+        )
+        progress.step(f"locking {len(stack.requirements)} distributions with {resolver.value}")
+        locked = lock_run(stack.requirements, target, had.distributions, options, stack.gaps)
+        if held is not None:
+            refuse_changed(held, locked.lock, str(out))
+        if download is not None:
+            locked = _download(download, locked, cache, settings, progress)
+        for note in locked.notes():
+            progress.note(note)
+        if require_identical:
+            locked.proof.require_identical()
+        write_lock(out, locked)
+    pylock = out / "pylock.toml"
+    typer.echo(json.dumps(_result(locked, pylock, started), indent=2) if as_json else str(pylock))
+
+
+def _decide(record: tuple[str, bytes], variant: VariantName) -> "tuple[TrainingManifest, Stack]":
+    from envbuild.files import data_folder
+    from envbuild.manifest import read_manifest
+    from envbuild.match import load_profiles, match
+
+    name, data = record
+    manifest = read_manifest(data, name)
+    return manifest, match(manifest, load_profiles(data_folder("profiles")), variant.value)
+
+
+def _target(
+    manifest: "TrainingManifest", stack: "Stack", base: str | None, glibc: str | None, cache: Path, progress: Progress
+) -> "Target":
+    """The base's Python and glibc where one is named; else the run's own, where the framework runs there."""
+    from envbuild.lock import stack_target
+
+    if base is None:
+        return stack_target(stack, manifest.platform, glibc)
+    from envbuild.base import check_base, resolve_base
+    from envbuild.registry import pull
+
+    found = resolve_base(
+        base,
+        machine=stack.machine,
+        cache=cache,
+        pull=lambda reference, machine: pull(reference, machine=machine),
+        report=progress.note,
+        wanted_python=stack.python,
+    )
+    for remark in check_base(found, stack.python, stack.glibc_minimum):
+        progress.warn(remark)
+    return found.target
+
+
+def _download(
+    folder: Path, locked: "LockedRun", cache: Path, settings: "IndexSettings", progress: Progress
+) -> "LockedRun":
+    from envbuild.lock import confirm, fetch, write_wheelhouse
+
+    wheels = locked.lock.wheels
+    progress.step(f"putting {len(wheels)} wheels into {folder}")
+
+    def told(done: int, total: int, _text: str) -> None:
+        progress.progress("fetching", done, total)
+
+    fetched = {wheel.sha256: path for wheel, path in fetch(wheels, cache, report=told, settings=settings)}
+    confirmed = confirm(locked, cache)
+    write_wheelhouse(folder, fetched, wheels)
+    return confirmed
+
+
+def _result(locked: "LockedRun", pylock: Path, started: float) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "pylock": str(pylock),
+        "requirements": str(pylock.with_name("requirements.txt")),
+        "target": asdict(locked.lock.target),
+        "wheels": len(locked.lock.wheels),
+        "size": sum(wheel.size for wheel in locked.lock.wheels),
+        "identity": {"summary": locked.proof.summary, "distributions": [asdict(it) for it in locked.proof.identities]},
+        "changes": [asdict(it) for it in locked.changes],
+        "added": locked.added,
+        "built": dict(locked.built),
+        "yanked": dict(locked.lock.yanked),
+        "conflicts": [str(it) for it in locked.conflicts],
+        "notes": locked.notes(),
+        "seconds": round(time.monotonic() - started, 3),
+    }

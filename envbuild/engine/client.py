@@ -1,0 +1,83 @@
+"""The engine that this machine is set up for, and what it refuses, in our words."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import docker
+from docker.errors import APIError, DockerException
+from requests import RequestException
+
+from envbuild.errors import BuildError, MissingComponentError
+
+_SECONDS = 60
+"""For one answer; running and pulling take as long as they take."""
+_TODO = (
+    "start Docker, or podman's socket (podman system service), or let DOCKER_HOST name an engine; without one, "
+    "run in the image itself what `envbuild capture --script` prints"
+)
+
+
+@contextmanager
+def connected() -> Iterator[docker.DockerClient]:
+    """Yield a client of the engine that DOCKER_HOST or Docker's context names, else of Docker or podman here.
+
+    MissingComponentError when none answers, BuildError for what the engine refuses inside the block.
+    """
+    with _client() as client, _told():
+        yield client
+
+
+@contextmanager
+def _client() -> Iterator[docker.DockerClient]:
+    socket = podman_socket(os.environ, Path("/var/run/docker.sock"))
+    try:
+        if socket is None:
+            client = docker.from_env(timeout=_SECONDS, use_ssh_client=True)
+        else:
+            client = docker.DockerClient(base_url=f"unix://{socket}", timeout=_SECONDS)
+    except (DockerException, RequestException, OSError) as error:
+        raise MissingComponentError(_absence(error), where=_place(socket), todo=_TODO) from error
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def podman_socket(environment: Mapping[str, str], docker_socket: Path) -> Path | None:
+    """Find podman's socket, where neither a setting nor Docker's own socket says which engine to take."""
+    if any(environment.get(name) for name in ("DOCKER_HOST", "DOCKER_CONTEXT")) or docker_socket.exists():
+        return None
+    folders = (environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}", "/run")
+    sockets = (Path(folder, "podman/podman.sock") for folder in folders)
+    return next((socket for socket in sockets if socket.is_socket()), None)
+
+
+def _place(socket: Path | None) -> str:
+    return f"unix://{socket}" if socket else os.environ.get("DOCKER_HOST") or "Docker's default socket"
+
+
+def _absence(error: Exception) -> str:
+    if "PermissionError" in str(error):
+        return "this user may not speak to the container engine"
+    return "no container engine answers"
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except APIError as error:
+        raise BuildError(f"the engine refused: {explanation(error)}", where="container engine", todo=_AGAIN) from error
+    except (DockerException, RequestException) as error:
+        text = "the engine stopped answering"
+        raise MissingComponentError(text, where="container engine", todo=_AGAIN) from error
+
+
+_AGAIN = "see the engine's own log, then run the command again"
+
+
+def explanation(error: APIError) -> str:
+    """Return what the engine itself said, on one line."""
+    return " ".join(str(error.explanation or error).split())[:500]

@@ -1,0 +1,71 @@
+"""What an image can say about the runs in it, and what it cannot."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from envbuild.capture import script
+from envbuild.engine.client import connected
+from envbuild.engine.container import Done, run_file
+from envbuild.engine.image import LocalImage, Report, find_image
+from envbuild.errors import ManifestError
+from envbuild.manifest import read_manifest
+
+NOT_OF_THE_IMAGE = ("accelerator", "cpu", "host.machine_type", "host.zone", "native.thread_pools", "platform.kernel")
+"""Facts of the machine that the container ran on, which is not the one that the model was trained on."""
+_OLD = "future feature annotations is not defined"
+"""What Python before 3.7 says to the file."""
+
+
+def image_environment(
+    reference: str, arguments: Sequence[str], *, python: str | None, report: Report
+) -> dict[str, Any]:
+    """Capture the environment in an image by its own Python; `python` is a path in the image, else it is looked for.
+
+    ManifestError if that Python cannot capture.
+    """
+    heard: list[str] = []
+
+    def hear(line: str) -> None:
+        heard.append(line[:1000])
+        del heard[:-100]
+        report.note(line)
+
+    with connected() as client:
+        image = find_image(client, reference, report)
+        report.step(f"Capturing in a container of {reference}")
+        done = run_file(client, image, script(), arguments, python=python, heard=hear)
+    return facts_of_image(_environment(done, image, heard), image)
+
+
+def _environment(done: Done, image: LocalImage, heard: Sequence[str]) -> dict[str, Any]:
+    if done.result is not None:
+        read_manifest(done.result, f"--image {image.reference}")  # an image is a stranger's
+        environment: dict[str, Any] = json.loads(done.result)
+        return environment
+    if any(_OLD in line for line in heard):
+        what, todo = "the image's Python is older than 3.7", "name another with --python, if the image has one"
+    else:
+        what = f"the image's Python could not capture its environment (exit code {done.code})"
+        todo = "its own message is above; Python has to be 3.7 or later"
+    raise ManifestError(what, where=f"--image {image.reference}", todo=todo)
+
+
+def facts_of_image(environment: dict[str, Any], image: LocalImage) -> dict[str, Any]:
+    """Keep what is true of the image wherever it runs, and say what is not known."""
+    facts = {key: value for key, value in environment.items() if key not in ("accelerator", "cpu", "host")}
+    for key, lost in (("native", "thread_pools"), ("platform", "kernel")):
+        if key in facts:
+            facts[key] = {name: value for name, value in facts[key].items() if name != lost}
+    source = dict(facts["source"])
+    source["unknown"] = sorted({*source.get("unknown", ()), *NOT_OF_THE_IMAGE})
+    source["notes"] = [*source.get("notes", ()), *_notes(image)]
+    container = {"image": image.digest or image.reference, "source": "docker inspect"}
+    return dict(facts, source=source, host={"container": container})
+
+
+def _notes(image: LocalImage) -> list[str]:
+    notes = ["captured in a container of the image: variables are those that the image sets, code is what it holds"]
+    if image.digest is None:
+        notes.append(f"no registry has given the image a digest: {image.id} is its name on one engine only")
+    return notes

@@ -1,0 +1,108 @@
+"""Images of an engine: had already, or pulled, and by which digest a registry knows them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import docker
+from docker.errors import APIError, ImageNotFound
+from docker.utils import parse_repository_tag
+
+from envbuild.engine.client import explanation
+from envbuild.errors import RegistryError, UsageError
+
+_QUIET = 600
+"""Seconds that an engine may say nothing while it unpacks what it pulled."""
+
+
+class Report(Protocol):
+    """Who is told what the engine does."""
+
+    def step(self, text: str) -> None:
+        """Announce a stage."""
+
+    def note(self, text: str) -> None:
+        """Say a detail."""
+
+    def progress(self, label: str, done: int, total: int | None) -> None:
+        """Show bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalImage:
+    """An image that the engine has."""
+
+    reference: str
+    """As it was asked for."""
+    id: str
+    """The engine's own name of it, which no registry has to know."""
+    digest: str | None
+    """`repository@sha256:...`, if it was pulled or pushed."""
+    path: tuple[str, ...]
+    """The folders of its PATH."""
+
+
+def find_image(client: docker.DockerClient, reference: str, report: Report) -> LocalImage:
+    """Find an image, or pull it; UsageError for what is no reference, RegistryError if it cannot be pulled."""
+    try:
+        attributes = _attributes(client, reference)
+    except ImageNotFound:
+        _pull(client, reference, report)
+        attributes = _attributes(client, reference)
+    return LocalImage(
+        reference=reference,
+        id=str(attributes["Id"]),
+        digest=registry_digest(reference, attributes.get("RepoDigests") or ()),
+        path=_path(attributes.get("Config") or {}),
+    )
+
+
+def _attributes(client: docker.DockerClient, reference: str) -> Mapping[str, Any]:
+    try:
+        attributes: Mapping[str, Any] = client.images.get(reference).attrs
+    except ImageNotFound:
+        raise
+    except (APIError, docker.errors.NullResource) as error:
+        todo = "give it as docker run would take it: HOST/NAME:TAG, NAME@sha256:..., or an image's id"
+        raise UsageError("this is no image reference", where=f"--image {reference}", todo=todo) from error
+    return attributes
+
+
+def registry_digest(reference: str, digests: Iterable[str]) -> str | None:
+    """Choose the `repository@digest` of the repository that was asked for, else the first by name."""
+    known = sorted(digests)
+    repository, _ = parse_repository_tag(reference)
+    own = [digest for digest in known if digest.partition("@")[0] == repository]
+    exact = [digest for digest in known if digest == reference]
+    return next(iter(exact + own + known), None)
+
+
+def _path(config: Mapping[str, Any]) -> tuple[str, ...]:
+    variables = dict(item.partition("=")[::2] for item in config.get("Env") or ())
+    # What engines set where an image does not.
+    path = variables.get("PATH") or "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return tuple(folder for folder in path.split(":") if folder.startswith("/"))
+
+
+def _pull(client: docker.DockerClient, reference: str, report: Report) -> None:
+    report.step(f"Pulling {reference}, which the engine does not have")
+    repository, tag = parse_repository_tag(reference)
+    layers: dict[str, tuple[int, int]] = {}
+    client.api.timeout = _QUIET
+    try:
+        for event in client.api.pull(repository, tag=tag or "latest", stream=True, decode=True):
+            if "error" in event:
+                raise _not_pulled(reference, str(event["error"]))
+            detail = event.get("progressDetail") or {}
+            if event.get("status") == "Downloading" and detail.get("total"):
+                layers[str(event.get("id"))] = (int(detail.get("current", 0)), int(detail["total"]))
+                report.progress("pulled", sum(done for done, _ in layers.values()), None)
+    except APIError as error:
+        raise _not_pulled(reference, explanation(error)) from error
+
+
+def _not_pulled(reference: str, reason: str) -> RegistryError:
+    todo = "see that the name is right and the registry can be reached, log in with `docker login`, or build it first"
+    return RegistryError(
+        f"the image is not here and cannot be pulled: {reason}", where=f"--image {reference}", todo=todo
+    )

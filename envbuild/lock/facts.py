@@ -1,0 +1,233 @@
+"""What wheels say about themselves, read without downloading them: size, content, and what they require."""
+
+import base64
+import csv
+import email.parser
+import email.policy
+import hashlib
+import io
+import itertools
+import json
+import re
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast
+
+import httpx
+
+from envbuild.capture.record_digest import record_content
+from envbuild.files import write_whole
+from envbuild.lock.download import wheel_path
+from envbuild.lock.index import local_path, size_of
+from envbuild.lock.model import LockedWheel
+from envbuild.lock.remote import RemoteFile, UnreadableError, damaged
+from envbuild.lock.web import in_parallel
+from envbuild.oci.digest import Digest
+
+_LIMIT = 64 << 20
+"""Bytes that RECORD or METADATA may have; TensorFlow's RECORD has 2 MB."""
+_HEADER = 30 + 512
+"""A local file header with its name and extra field, generously (APPNOTE.TXT, section 4.3.7)."""
+_GAP = 256 << 10
+"""Bytes between two members that are cheaper to fetch than another request."""
+_CHUNK = 1 << 20
+_ALGORITHMS = frozenset({"sha256", "sha384", "sha512"})
+"""Hashes that RECORD may use (binary distribution format: sha256 or better)."""
+_UNLISTED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
+_NOT_A_WHEEL = (
+    zipfile.BadZipFile,
+    csv.Error,
+    zipfile.LargeZipFile,
+    NotImplementedError,
+    RuntimeError,
+    zlib.error,
+    EOFError,
+)
+
+Counted = Callable[[int, int], object]
+"""Called with how many are done, of how many; by one thread at a time."""
+
+
+class WheelFile(Protocol):
+    """A wheel somewhere: of an index, or locked."""
+
+    @property
+    def filename(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def sha256(self) -> Digest | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelFacts:
+    """What one wheel says about itself."""
+
+    size: int
+    """Bytes."""
+    content: str | None = None
+    """What `record_content` makes of its RECORD; None when that says nothing, or not the truth."""
+    doubt: str = ""
+    """Why its RECORD proves nothing: `has files that its RECORD does not list`."""
+    requires: tuple[str, ...] = ()
+    """Requires-Dist of its METADATA, as written."""
+
+
+class FactReader:
+    """Reads facts and keeps them in the cache by the wheel's digest, apart from those that only an index claims."""
+
+    def __init__(self, client: httpx.Client, cache: Path | None) -> None:
+        self._client, self._cache = client, cache
+
+    def facts(self, wheel: WheelFile) -> WheelFacts | None:
+        """The facts of a wheel; None where its server sends no ranges. LockError when it is no wheel."""
+        file = self._file(wheel)
+        kept = self._kept(wheel, "claims" if file is None else "facts")
+        known = _read(kept) if kept else None
+        if known is not None:
+            return known
+        try:
+            found = _facts_of(wheel, file, self._client)
+        except UnreadableError:
+            return None
+        if kept:
+            write_whole(kept, json.dumps(asdict(found)).encode())
+        return found
+
+    def all_facts(self, wheels: Sequence[WheelFile], told: Counted = lambda *_: None) -> list[WheelFacts | None]:
+        """The facts of each wheel, read in parallel."""
+        lock, numbers = threading.Lock(), itertools.count(1)
+
+        def one(wheel: WheelFile) -> WheelFacts | None:
+            found = self.facts(wheel)
+            with lock:
+                told(next(numbers), len(wheels))
+            return found
+
+        return in_parallel(one, wheels)
+
+    def size(self, wheel: WheelFile) -> int:
+        """The size of a wheel in bytes; LockError when its server does not tell."""
+        path = local_path(wheel.url)
+        found = self.facts(wheel) if path is None else None
+        return found.size if found else size_of(self._client, wheel.url)
+
+    def false_claims(self, wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
+        """The wheels in the cache that are not what an index said of them in its answers to range requests.
+
+        Where the files themselves do not bear RECORD out, it is a sloppy wheel rather than an index that lies.
+        """
+        claims = [(wheel, self._kept(wheel, "claims")) for wheel in wheels if self._file(wheel)]
+        claimed = [(wheel, path, known) for wheel, path in claims if path and (known := _read(path)) is not None]
+        false = [(wheel, path) for wheel, path, known in claimed if self._differ(self.facts(wheel), known)]
+        for _, path in false:
+            path.unlink(missing_ok=True)
+        return [wheel for wheel, _ in false]
+
+    @staticmethod
+    def _differ(found: WheelFacts | None, claimed: WheelFacts) -> bool:
+        return found is not None and not found.doubt and found != claimed
+
+    def _file(self, wheel: WheelFile) -> Path | None:
+        """The verified file in the cache, else that in a folder of this machine."""
+        if self._cache and wheel.sha256:
+            path = wheel_path(self._cache, wheel.sha256)
+            if path.exists():
+                return path
+        return local_path(wheel.url)
+
+    def _kept(self, wheel: WheelFile, kind: str) -> Path | None:
+        if not self._cache or not wheel.sha256:
+            return None
+        return self._cache / kind / wheel.sha256.hex[:2] / f"{wheel.sha256.hex}.json"
+
+
+def _read(path: Path) -> WheelFacts | None:
+    """What was kept; None when nothing, or nothing readable, is there."""
+    try:
+        values = json.loads(path.read_bytes())
+        return WheelFacts(**(values | {"requires": tuple(values["requires"])}))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _facts_of(wheel: WheelFile, path: Path | None, client: httpx.Client) -> WheelFacts:
+    try:
+        with ExitStack() as stack:
+            file: BinaryIO | RemoteFile = path.open("rb") if path else RemoteFile(client, wheel.url)
+            stack.enter_context(cast("io.IOBase", file))
+            archive = stack.enter_context(zipfile.ZipFile(cast("BinaryIO", file)))
+            members = _members(archive)
+            if isinstance(file, RemoteFile):
+                _prefetch(file, members.values())
+            texts = {name: _text(archive, member) for name, member in members.items()}
+            doubt = _doubt(archive, texts.get("RECORD", ""), whole=path is not None)
+            size = file.seek(0, io.SEEK_END)
+    except (*_NOT_A_WHEEL, OSError, ValueError) as error:
+        raise damaged(wheel.filename, wheel.url, error) from error
+    content = None if doubt else record_content(texts.get("RECORD", ""))
+    return WheelFacts(size=size, content=content, doubt=doubt, requires=_requirements(texts.get("METADATA", "")))
+
+
+def _doubt(archive: zipfile.ZipFile, record: str, *, whole: bool) -> str:
+    """Why RECORD proves nothing, as installers do not check it; the files themselves are hashed where all are here."""
+    rows = {row[0]: row[1] for row in csv.reader(record.splitlines()) if len(row) > 1 and row[1]}
+    members = [it for it in archive.infolist() if not it.is_dir() and not _UNLISTED.fullmatch(it.filename)]
+    if any(it.filename not in rows for it in members):
+        return "has files that its RECORD does not list"
+    if len({it.filename for it in members}) < len(members):
+        return "has files twice"
+    if whole and not all(_is_as_recorded(archive, it, rows[it.filename]) for it in members):
+        return "has files that are not what its RECORD says"
+    return ""
+
+
+def _is_as_recorded(archive: zipfile.ZipFile, member: zipfile.ZipInfo, recorded: str) -> bool:
+    algorithm, _, value = recorded.partition("=")
+    if algorithm not in _ALGORITHMS:
+        return False
+    hasher = hashlib.new(algorithm)
+    with archive.open(member) as file:
+        while chunk := file.read(_CHUNK):
+            hasher.update(chunk)
+    return base64.urlsafe_b64encode(hasher.digest()).decode().rstrip("=") == value.rstrip("=")
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """RECORD and METADATA of the wheel's own dist-info folder."""
+    found = {}
+    for member in archive.infolist():
+        folder, _, name = member.filename.partition("/")
+        if folder.endswith(".dist-info") and name in {"RECORD", "METADATA"}:
+            found[name] = member
+    return found
+
+
+def _prefetch(file: RemoteFile, members: Iterable[zipfile.ZipInfo]) -> None:
+    """Get both in one request where they lie together, which they mostly do."""
+    spans = [(it.header_offset, it.header_offset + it.compress_size + _HEADER) for it in members]
+    if not spans:
+        return
+    start, end = min(first for first, _ in spans), max(last for _, last in spans)
+    if end - start < sum(last - first for first, last in spans) + _GAP:
+        file.prefetch(start, end - start)
+    for first, last in spans:
+        file.prefetch(first, last - first)
+
+
+def _text(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
+    with archive.open(member) as file:
+        data = file.read(_LIMIT + 1)
+    if len(data) > _LIMIT:
+        raise zipfile.BadZipFile(f"{member.filename} is longer than {_LIMIT} bytes")
+    return data.decode("utf-8", "replace")
+
+
+def _requirements(metadata: str) -> tuple[str, ...]:
+    headers = email.parser.HeaderParser(policy=email.policy.compat32).parsestr(metadata)
+    return tuple(" ".join(str(value).split()) for value in headers.get_all("Requires-Dist", []))

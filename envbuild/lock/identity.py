@@ -1,0 +1,202 @@
+"""Whether the locked wheels are the very files that the run had, and the run's own file where the index has it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from packaging.utils import canonicalize_name
+
+from envbuild.errors import VerifyError
+from envbuild.lock.facts import Counted, WheelFacts
+from envbuild.lock.faults import describe
+from envbuild.lock.index import IndexFile
+from envbuild.lock.model import Lock, LockedWheel
+from envbuild.lock.resolving import Question, locked_wheel
+from envbuild.lock.tags import best_wheel, parsed_wheel, ranked_tags, same_version
+from envbuild.manifest.packages import Distribution
+
+Outcome = Literal["identical", "different build", "locally modified", "unknown"]
+
+_SHOWN = 3
+_OWN_FILES = (
+    "leave out --require-identical to build with these; or give the folder of the run's own wheels: --find-links DIR"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """How one locked wheel compares with what the run had installed."""
+
+    name: str
+    version: str
+    outcome: Outcome
+    why: str = ""
+    """`was built from source`; nothing where it is identical."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """How the lock compares with the run, for every distribution that both have in the same version."""
+
+    identities: tuple[Identity, ...]
+    """Sorted by name."""
+
+    def those(self, outcome: Outcome) -> tuple[Identity, ...]:
+        """The identities with this outcome."""
+        return tuple(it for it in self.identities if it.outcome == outcome)
+
+    @property
+    def summary(self) -> str:
+        """`41 of 42 identical; h5py was built from source`."""
+        head = f"{len(self.those('identical'))} of {len(self.identities)} identical"
+        told = [*self.those("different build"), *self.those("locally modified")]
+        parts = [f"{it.name} {it.why}" for it in told[:_SHOWN]]
+        parts += [f"{len(told) - _SHOWN} more differ"] if len(told) > _SHOWN else []
+        unknown = len(self.those("unknown"))
+        return "; ".join((head, *parts, *([f"{unknown} cannot be compared"] if unknown else [])))
+
+    def doubted(self, doubts: Mapping[str, str]) -> "Proof":
+        """The proof without what it says of wheels, by name, whose RECORD proves nothing."""
+        return Proof(
+            identities=tuple(
+                replace(it, outcome="unknown", why=doubts[it.name])
+                if it.outcome == "identical" and it.name in doubts
+                else it
+                for it in self.identities
+            )
+        )
+
+    def require_identical(self) -> None:
+        """Refuse a lock that is not proven to be the run's; VerifyError names every distribution and why."""
+        others = [it for it in self.identities if it.outcome != "identical"]
+        if others:
+            lines = [f"  {it.name} {it.version}: {it.outcome}: it {it.why}" for it in others]
+            many = f"{len(others)} of {len(self.identities)}"
+            raise VerifyError("\n".join([f"{many} locked distributions are not proven to be the run's:", *lines]),
+                              where="--require-identical", todo=_OWN_FILES)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proven:
+    """A lock that holds the run's own files where they can be had."""
+
+    lock: Lock
+    proof: Proof
+    remarks: tuple[str, ...]
+    """Which wheels were taken because the run had them, although a resolver would take another."""
+
+
+def prove(locked: Lock, distributions: Iterable[Distribution], question: Question, told: Counted) -> Proven:
+    """Compare each locked wheel with the run's; where another wheel of the release is the run's own, take that.
+
+    RECORD is read by range requests, or from the file where it is at hand.
+    """
+    run = {str(canonicalize_name(it.name)): it for it in distributions}
+    facts = question.reader.all_facts(locked.wheels, told)
+    wheels, identities, remarks = [], [], []
+    for wheel, known in zip(locked.wheels, facts, strict=True):
+        had = run.get(wheel.name)
+        chosen = wheel
+        if had is not None and same_version(had.version, wheel.version):
+            identity, chosen = _hold(wheel, known, had, question)
+            identities.append(identity)
+        if chosen is not wheel:
+            remarks.append(f"{chosen.filename} is the run's own wheel; a resolver takes {wheel.filename}")
+        wheels.append(chosen)
+    lock = replace(locked, wheels=tuple(wheels))
+    return Proven(lock=lock, proof=Proof(identities=tuple(identities)), remarks=tuple(remarks))
+
+
+def allowed_files(locked: Lock, distributions: Iterable[Distribution], question: Question) -> Lock:
+    """Take the file that the run's record allows, where a resolver took another one of the release."""
+    run = {str(canonicalize_name(it.name)): it for it in distributions}
+
+    def chosen(wheel: LockedWheel) -> LockedWheel:
+        had = run.get(wheel.name)
+        if had is None or not same_version(had.version, wheel.version):
+            return wheel
+        allowed = {*had.origin.hashes}
+        if not allowed or wheel.sha256.hex in allowed:
+            return wheel
+        files = [(it.filename, it) for it in _siblings(wheel, question) if it.sha256 and it.sha256.hex in allowed]
+        own = best_wheel(files, question.target)
+        return locked_wheel(own, question.reader.size(own)) if own else wheel
+
+    return replace(locked, wheels=tuple(map(chosen, locked.wheels)))
+
+
+def _hold(
+    wheel: LockedWheel, facts: WheelFacts | None, had: Distribution, question: Question
+) -> tuple[Identity, LockedWheel]:
+    """Compare one wheel with the run's; the run's own wheel instead of it, where that fits the target."""
+    outcome, why = _compare(wheel, facts, had)
+    if outcome == "different build":
+        why, own = _explain(wheel, had, question)
+        if own is not None:
+            return _identity(wheel, "identical", ""), own
+    if had.changed_files:
+        files = [*had.modified, *had.missing][:_SHOWN]
+        named = f" ({', '.join(files)}{', ...' if had.changed_files > len(files) else ''})" if files else ""
+        count = f"{had.changed_files} file{'s'[: had.changed_files != 1]}"
+        other = f", and {why}" if why else ""
+        return _identity(wheel, "locally modified", f"was changed after installation: {count}{named}{other}"), wheel
+    return _identity(wheel, outcome, why), wheel
+
+
+def _identity(wheel: LockedWheel, outcome: Outcome, why: str) -> Identity:
+    return Identity(name=wheel.name, version=wheel.version, outcome=outcome, why=why)
+
+
+def _compare(wheel: LockedWheel, facts: WheelFacts | None, had: Distribution) -> tuple[Outcome, str]:
+    """Compare by the file's own digest where the record has one, else by what RECORD says."""
+    origin = had.origin
+    exact = origin.sha256 if origin.kind == "archive" and (origin.url or "").endswith(".whl") else None
+    allowed = {exact} if exact else set(origin.hashes)
+    if len(allowed) == 1:
+        return ("identical", "") if wheel.sha256.hex in allowed else ("different build", "")
+    if had.content_sha256 is None:
+        several = "the record allows several files, of which this is one"
+        return "unknown", several if wheel.sha256.hex in allowed else "the manifest has no digest of its RECORD"
+    if facts is None or facts.content is None:
+        return "unknown", (facts.doubt if facts else "") or "has a RECORD that cannot be read in place"
+    return ("identical", "") if facts.content == had.content_sha256 else ("different build", "")
+
+
+def _explain(wheel: LockedWheel, had: Distribution, question: Question) -> tuple[str, LockedWheel | None]:
+    """Say where the run's build came from; the run's own wheel where it is on the index and fits the target."""
+    origin = had.origin
+    if origin.kind == "conda":
+        return " ".join(filter(None, ("was built by conda", origin.channel, origin.build))), None
+    if origin.kind in {"vcs", "editable"}:
+        return "was installed from its sources; this wheel was built from them again", None
+    own = _own_wheel(wheel, had, question)
+    if own is None:
+        return "was built from source" if origin.kind == "index" else "is another build", None
+    if best_wheel([(own.filename, own)], question.target) is None:
+        return f"was {own.filename}, which does not fit {describe(question.target)}", None
+    return "", locked_wheel(own, question.reader.size(own))
+
+
+def _own_wheel(wheel: LockedWheel, had: Distribution, question: Question) -> IndexFile | None:
+    """The wheel of the release that the run installed, by its digest or by what its RECORD says."""
+    siblings = _siblings(wheel, question)
+    known = {had.origin.sha256, *had.origin.hashes}
+    own = next((it for it in siblings if it.sha256 and it.sha256.hex in known), None)
+    if own is not None or had.content_sha256 is None:
+        return own
+    facts = zip(siblings, question.reader.all_facts(siblings), strict=True)
+    return next((it for it, fact in facts if fact and fact.content == had.content_sha256), None)
+
+
+def _siblings(wheel: LockedWheel, question: Question) -> list[IndexFile]:
+    """The other wheels of the release for this Python; those for the target's machine first."""
+    pythons = {(tag.interpreter, tag.abi) for tag in ranked_tags(question.target)}
+
+    def fits(file: IndexFile) -> bool:
+        parsed = parsed_wheel(file.filename)
+        return parsed is not None and any((tag.interpreter, tag.abi) in pythons for tag in parsed[3])
+
+    files: Sequence[IndexFile] = question.files(wheel.name)
+    found = [it for it in files if it.filename != wheel.filename and same_version(str(it.version), wheel.version)]
+    near = question.target.machine
+    return sorted(filter(fits, found), key=lambda file: (near not in file.filename, "linux" not in file.filename))

@@ -1,0 +1,226 @@
+"""A run's lock from end to end: pins, builds, upgrades and extras, and how the result compares with the run."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from envbuild.errors import LockError
+from envbuild.lock.build import Sdist, Source, build_wheel, commit_of
+from envbuild.lock.conflicts import Conflict, find_conflicts
+from envbuild.lock.facts import Counted, FactReader
+from envbuild.lock.faults import Fault, UnlockableError
+from envbuild.lock.following import Change, explain_changes, extra_pins, upgraded_pins
+from envbuild.lock.identity import Proof, allowed_files, prove
+from envbuild.lock.index import size_of
+from envbuild.lock.lock import lock
+from envbuild.lock.model import Lock, Resolver, Target
+from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.resolving import Question, asking, locked_wheel
+from envbuild.lock.settings import IndexSettings, read_settings
+from envbuild.lock.uv import UvResolver
+from envbuild.lock.web import make_client
+from envbuild.manifest.packages import Distribution
+from envbuild.match.stack import Gaps
+
+
+def _say_nothing(*_: object) -> None:
+    """Report to nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to lock."""
+
+    cache: Path
+    resolver: Literal["uv", "pip-tools"] = "uv"
+    settings: IndexSettings | None = None
+    """Where to look; None for what pip and uv are set to."""
+    build: bool = False
+    """Whether what no index has as a wheel may be built, which runs its projects' own code."""
+    upgrade: tuple[str, ...] = ()
+    """`name` or `name==version`: what is to be newer than in the run."""
+    fixed: tuple[str, ...] = ()
+    """Names that an upgrade never moves: the framework's."""
+    extras: tuple[str, ...] = ()
+    """Requirements to add under the lock."""
+    say: Callable[[str], object] = _say_nothing
+    counted: Counted = _say_nothing
+    """Progress in wheels read, while the lock is compared with the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedRun:
+    """The lock of a run, and everything that is to be said about it."""
+
+    lock: Lock
+    proof: Proof
+    changes: tuple[Change, ...] = ()
+    """What an upgrade changed."""
+    added: tuple[str, ...] = ()
+    """`fastapi==0.115.0`: what the extras added."""
+    conflicts: tuple[Conflict, ...] = ()
+    """Declared requirements that the lock does not hold, as the run did not."""
+    built: tuple[tuple[str, str], ...] = ()
+    """What was built, by name, and from what."""
+    remarks: tuple[str, ...] = ()
+    """Which wheels were taken because they are the run's own."""
+
+    def notes(self) -> list[str]:
+        """All of it in sentences, the comparison with the run first."""
+        yanked = (f"{name} was withdrawn from its index ({why or 'no reason given'})" for name, why in self.lock.yanked)
+        built = (f"{name} was built here from {source}" for name, source in self.built)
+        added = [f"added: {', '.join(self.added)}"] if self.added else []
+        conflicts = (f"as in the run, {conflict}" for conflict in self.conflicts)
+        return [self.proof.summary, *map(str, self.changes), *added, *self.remarks, *yanked, *built, *conflicts]
+
+
+def lock_run(
+    requirements: tuple[str, ...],
+    target: Target,
+    distributions: Sequence[Distribution],
+    options: Options,
+    gaps: Gaps | None = None,
+) -> LockedRun:
+    """Lock a run's requirements for `target`, the very files of its distributions where they can be had.
+
+    UnlockableError, a LockError, names everything that stands against it.
+    """
+    settings = options.settings or read_settings()
+    locked, settings, built = _locked(requirements, target, distributions, options, settings, gaps)
+    resolver = _resolver(options, settings)
+    changes: tuple[Change, ...] = ()
+    added: tuple[str, ...] = ()
+    with asking((), target, settings, options.cache) as question:
+        if options.upgrade:
+            locked, changes = _upgraded(locked, distributions, resolver, options, question)
+        if options.extras:
+            locked, added = _extended(locked, options.extras, resolver, question)
+        proven = prove(locked, distributions, question, options.counted)
+        facts = question.reader.all_facts(proven.lock.wheels)
+        conflicts = find_conflicts(proven.lock.wheels, facts, target)
+    return LockedRun(
+        lock=proven.lock,
+        proof=proven.proof,
+        changes=changes,
+        added=added,
+        conflicts=conflicts,
+        built=tuple((source.name, str(source)) for source in built),
+        remarks=proven.remarks,
+    )
+
+
+def lock_extras(locked: Lock, extras: tuple[str, ...], options: Options) -> tuple[Lock, tuple[str, ...]]:
+    """Add requirements and what they need to a lock, which moves nothing in it; also what was added, as pins.
+
+    LockError names both sides where an extra and the lock exclude each other.
+    """
+    settings = options.settings or read_settings()
+    with asking((), locked.target, settings, options.cache) as question:
+        return _extended(locked, extras, _resolver(options, settings), question)
+
+
+def confirm(run: LockedRun, cache: Path) -> LockedRun:
+    """Hold what an index showed of wheels against the files that were fetched since; LockError where it lied.
+
+    What was called identical stays so only where every file of the wheel is what its RECORD says.
+    """
+    with make_client(IndexSettings(default=None)) as client:
+        reader = FactReader(client, cache)
+        facts = reader.all_facts(run.lock.wheels)
+        false = reader.false_claims(run.lock.wheels)
+    if false:
+        what = f"the index showed other metadata than the files have: {', '.join(wheel.filename for wheel in false)}"
+        todo = "find out why before using these files; what was said about their identity does not hold"
+        raise LockError(what, where="range requests", todo=todo)
+    doubts = {it.name: known.doubt for it, known in zip(run.lock.wheels, facts, strict=True) if known and known.doubt}
+    return replace(run, proof=run.proof.doubted(doubts))
+
+
+def refuse_changed(before: Lock, after: Lock, where: str) -> None:
+    """Refuse files that had other bytes when they were locked before; LockError names them all."""
+    known = {wheel.filename: wheel.sha256 for wheel in before.wheels}
+    changed = [it for it in after.wheels if known.get(it.filename, it.sha256) != it.sha256]
+    if changed:
+        lines = [f"  {it.filename}: locked as {known[it.filename]}, the index now has {it.sha256}" for it in changed]
+        todo = "find out why the index changed released files; remove the old lock only if that is right"
+        raise LockError(
+            "\n".join(["files are not what they were when they were locked:", *lines]), where=where, todo=todo
+        )
+
+
+def _resolver(options: Options, settings: IndexSettings) -> Resolver:
+    kind = UvResolver if options.resolver == "uv" else PipToolsResolver
+    return kind(settings=settings, cache=options.cache)
+
+
+def _locked(
+    requirements: tuple[str, ...],
+    target: Target,
+    distributions: Sequence[Distribution],
+    options: Options,
+    settings: IndexSettings,
+    gaps: Gaps | None,
+) -> tuple[Lock, IndexSettings, tuple[Source, ...]]:
+    """Lock; where that fails for want of wheels that may be built, build them and lock again with their folders."""
+
+    def attempt(settings: IndexSettings) -> Lock:
+        with asking((), target, settings, options.cache) as question:
+            return lock(
+                requirements,
+                target,
+                _resolver(options, settings),
+                distributions,
+                gaps,
+                prefer=lambda it: allowed_files(it, distributions, question),
+            )
+
+    try:
+        return attempt(settings), settings, ()
+    except UnlockableError as error:
+        sources = _sources(error.faults, distributions, settings) if options.build else None
+        if sources is None:
+            raise
+    outcomes = [build_wheel(source, target, settings, options.cache, options.say) for source in sources]
+    faults = [it for it in outcomes if isinstance(it, Fault)]
+    if faults:
+        raise UnlockableError(faults, target)
+    folders = [str(it.parent) for it in outcomes if isinstance(it, Path)]
+    settings = replace(settings, find_links=(*folders, *settings.find_links))
+    return attempt(settings), settings, sources
+
+
+def _sources(
+    faults: Iterable[Fault], distributions: Iterable[Distribution], settings: IndexSettings
+) -> tuple[Source, ...] | None:
+    """What each fault can be mended from; None when one cannot."""
+    commits = {commit.name: commit for it in distributions if (commit := commit_of(it)) is not None}
+    with make_client(settings) as client:
+        found = [commits.get(fault.name) or _sdist(fault, lambda url: size_of(client, url)) for fault in faults]
+    sources = tuple(source for source in found if source is not None)
+    return sources if len(sources) == len(found) else None
+
+
+def _sdist(fault: Fault, size: Callable[[str], int]) -> Sdist | None:
+    file = fault.sdist
+    return Sdist(file=locked_wheel(file, size(file.url))) if file is not None and file.sha256 is not None else None
+
+
+def _upgraded(
+    locked: Lock, distributions: Sequence[Distribution], resolver: Resolver, options: Options, question: Question
+) -> tuple[Lock, tuple[Change, ...]]:
+    pins = upgraded_pins(locked, options.upgrade, options.fixed, question)
+    after = lock(pins, locked.target, resolver, distributions)
+    return after, explain_changes(locked, after, options.upgrade, question)
+
+
+def _extended(
+    locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question
+) -> tuple[Lock, tuple[str, ...]]:
+    pins = extra_pins(locked, extras, resolver, question)
+    if not pins:
+        return locked, ()
+    more = resolver.resolve(pins, locked.target)
+    wheels = sorted((*locked.wheels, *more.wheels), key=lambda wheel: wheel.name)
+    yanked = tuple(sorted((*locked.yanked, *more.yanked)))
+    return Lock(target=locked.target, wheels=tuple(wheels), yanked=yanked), pins

@@ -1,0 +1,199 @@
+"""A record as it comes: its bytes, the files beside it, and text, JSON, TOML and YAML read from hostile bytes."""
+
+import codecs
+import json
+import re
+import tomllib
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+
+from envbuild.capture.redact import scrub
+from envbuild.errors import ManifestError
+from envbuild.manifest.fields import shown
+from envbuild.manifest.reader import MAX_MANIFEST
+
+MAX_LINES = 100_000
+"""Lines; a requirements file with 1000 distributions and all their hashes has about 50 000."""
+MAX_TOML = 16 * 2**20
+"""Characters; the largest uv.lock that is known has about 5 MB."""
+MAX_YAML = 2**19
+"""Bytes; what conda exports has about 20 kB, and reading YAML is slow."""
+MAX_FAULTS = 20
+"""As many faults are told at once."""
+_NO_RECORD = "give the record that the tool wrote, not a model or an archive"
+_ENDLESS_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++\s*+\.\s*+){100}""")
+_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+
+
+def _nothing(_path: str) -> bytes | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One file of a record."""
+
+    name: str
+    """As it was named, for messages."""
+    data: bytes
+    beside: Callable[[str], bytes | None] = _nothing
+    """Reads a file by its path relative to this one's folder; None where there is none."""
+
+    @property
+    def file(self) -> str:
+        """The name without its folder."""
+        return re.split(r"[/\\]", self.name)[-1]
+
+    def other(self, path: str) -> "Record | None":
+        """Read the file at `path`, relative to this one's folder; None where there is none."""
+        data = self.beside(path)
+        return None if data is None else Record(name=path, data=data, beside=self.beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What is wrong with a record: collected, and told all at once."""
+
+    where: str
+    found: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, what: str, todo: str) -> None:
+        """Note a fault; `what` says its line or place first. ManifestError where there is no end of them."""
+        self.found.append((what, todo))
+        if len(self.found) >= 1000:
+            self.check()
+
+    def check(self) -> None:
+        """Raise ManifestError if there is any."""
+        if not self.found:
+            return
+        lines = [what for what, _ in self.found[:MAX_FAULTS]]
+        if len(self.found) > MAX_FAULTS:
+            lines.append(f"and {len(self.found) - MAX_FAULTS} more")
+        what = lines[0] if len(lines) == 1 else f"{len(self.found)} faults:\n  " + "\n  ".join(lines)
+        raise ManifestError(what, where=self.where, todo="; ".join(dict.fromkeys(todo for _, todo in self.found)))
+
+
+def text_of(record: Record) -> str:
+    """Decode a text file: UTF-8, or UTF-16 with its mark, as PowerShell writes it; ManifestError."""
+    _check_size(record, len(record.data), MAX_MANIFEST)
+    encoding = next((name for mark, name in _BOMS if record.data.startswith(mark)), "utf-8")
+    try:
+        text = record.data.decode(encoding)
+    except UnicodeDecodeError as error:
+        what = f"the record is no text: no {encoding.upper()} at byte {error.start}"
+        raise ManifestError(what, where=record.name, todo="write it again as UTF-8") from error
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ManifestError(f"line {line} holds a NUL character", where=record.name, todo="write it again as UTF-8")
+    return text
+
+
+def lines_of(record: Record, text: str) -> list[str]:
+    """Split a text as editors count lines, whatever system wrote it; ManifestError where there are too many."""
+    lines = re.split(r"\r\n|\n|\r", text)
+    if len(lines) > MAX_LINES:
+        raise ManifestError(f"the record has more than {MAX_LINES} lines", where=record.name, todo=_NO_RECORD)
+    return lines
+
+
+def json_of(record: Record, text: str) -> Any:
+    """Read JSON; ManifestError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = f"the record is not JSON: {_short(error, 'it is nested too deeply')}"
+        raise ManifestError(what, where=record.name, todo="have the tool write it again") from error
+
+
+def toml_of(record: Record, text: str) -> dict[str, Any]:
+    """Read TOML; ManifestError."""
+    _check_size(record, len(text), MAX_TOML)
+    if _ENDLESS_KEY.search(text):  # tomllib takes memory by the square of its parts
+        raise ManifestError("the record has a key without end", where=record.name, todo=_NO_RECORD)
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = f"the record is not TOML: {_short(error, 'it is nested too deeply')}"
+        raise ManifestError(what, where=record.name, todo="have the tool write it again") from error
+
+
+def yaml_of(record: Record) -> Any:
+    """Read YAML as texts, lists and objects, since 3.10 is a version and no number; no aliases; ManifestError."""
+    text = text_of(record)
+    _check_size(record, len(record.data), MAX_YAML)
+    try:
+        return yaml.load(text, Loader=_Texts)  # noqa: S506 - the loader makes texts, lists and dicts only
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        what = f"the record is not YAML as it is read here: {_yaml_fault(error)}"
+        raise ManifestError(what, where=record.name, todo="correct it, or have the tool write it again") from error
+
+
+class _Texts(yaml.BaseLoader):
+    """Leaves every scalar a text, and refuses aliases: of a few lines they make gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.get_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.YAMLError(f"line {mark.line + 1} has an alias (*), which no record needs")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        made = super().construct_mapping(node, deep=deep)
+        if len(made) < len(node.value):
+            raise yaml.YAMLError(f"the object at line {node.start_mark.line + 1} has a key twice")
+        return made
+
+
+def _yaml_fault(error: Exception) -> str:
+    """Say what is wrong and where, without the lines themselves, which yaml's own message quotes."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return _short(error, "it is nested too deeply")
+
+
+def _check_size(record: Record, size: int, limit: int) -> None:
+    if size > limit:
+        raise ManifestError(f"the record is larger than {limit // 2**10} KiB", where=record.name, todo=_NO_RECORD)
+
+
+def _short(error: Exception, otherwise: str) -> str:
+    said = " ".join(str(error).split())
+    return otherwise if isinstance(error, RecursionError) or not said else shown(said)[1:-1]
+
+
+def quoted(text: str) -> str:
+    """A text from outside as a message quotes it, without secrets."""
+    return shown(scrub(text)) if len(text) <= 10_000 else f"{len(text)} characters"
+
+
+def clean(text: str, longest: int = 300) -> str:
+    """A text from outside as a manifest may have it: no secrets, on one line, and not without end."""
+    plain = "".join(" " if unicodedata.category(it) in {"Cc", "Cs", "Zl", "Zp"} else it for it in scrub(text))
+    return plain.strip()[:longest]
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Yield the texts of what should be a list of texts."""
+    yield from (it for it in (value if isinstance(value, list) else ()) if isinstance(it, str))
+
+
+def text_at(value: Any, *keys: str) -> str | None:
+    """Return the text at a path of keys; None where there is none, or something else."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) and value else None
+
+
+def moment(text: str | None) -> datetime | None:
+    """Read a time, in UTC where it has no zone; None for what is none."""
+    try:
+        read = datetime.fromisoformat(text or "")
+        return (read if read.tzinfo else read.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,477 @@
+"""No secret reaches a record, whatever it is and wherever it lies."""
+
+import base64
+import json
+import random
+import re
+import string
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import pytest
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from envbuild.capture.contract import contract_facts
+from envbuild.capture.redact import hides_secret, scrub, scrub_command, scrub_line
+from envbuild.capture.settings import read_settings
+from envbuild.manifest import read_manifest
+from tests.fakes.metadata import VALUES, MetadataServer
+from tests.unit.capturing import Environment
+
+SECRET = "hunter2SuperSecretValue99"
+ALNUM = string.ascii_letters + string.digits
+HEX = "0123456789abcdef"
+
+
+def core(alphabet: str = ALNUM, shortest: int = 20, longest: int = 40) -> st.SearchStrategy[str]:
+    """Draw a secret; random, so that nothing else is equal to it, and sometimes of one sort of characters only."""
+    sorts = (string.ascii_letters, string.ascii_lowercase, string.digits, alphabet)
+    alphabets = [both for sort in (alphabet, *sorts) if (both := "".join(sorted(set(alphabet) & set(sort))))]
+
+    def secret(drawn: tuple[str, int, int]) -> str:
+        return "".join(random.Random(drawn[2]).choices(drawn[0], k=drawn[1]))
+
+    return st.tuples(st.sampled_from(alphabets), st.integers(shortest, longest), st.integers(0, 2**64)).map(secret)
+
+
+def like(*forms: str, **how) -> st.SearchStrategy[tuple[str, str]]:
+    """Texts of one of the forms with a secret at `$`, and that secret."""
+    return st.tuples(st.sampled_from(forms), core(**how)).map(lambda drawn: (drawn[0].replace("$", drawn[1]), drawn[1]))
+
+
+def basic(hidden: str) -> str:
+    return base64.b64encode(f"user:{hidden}".encode()).decode()
+
+
+awkward = st.tuples(core(), st.text("-_.~!$&'()*+,;=:@/?#%[] \"", max_size=6)).map(
+    lambda drawn: quote(drawn[0] + drawn[1], safe="")
+)
+KEY_BODY = ALNUM + "+/"
+SHAPED = {
+    "GitHub": like("ghp_$", "gho_$", "ghu_$", "ghs_$", "ghr_$", shortest=36),
+    "GitHub, fine-grained": like("github_pat_$", alphabet=ALNUM + "_", shortest=40),
+    "GitLab": like("glpat-$", "gldt-$", "glrt-$", alphabet=ALNUM + "-_"),
+    "Hugging Face": like("hf_$", shortest=30),
+    "OpenAI": like("sk-$", "sk-proj-$", "sk-svcacct-$"),
+    "Anthropic": like("sk-ant-api03-$", "sk-ant-oat01-$", alphabet=ALNUM + "-_"),
+    "Slack": like("xoxb-1234567890-$", "xoxp-$", "xapp-1-A0-$"),
+    "AWS access key id": like(
+        "AKIA$", "ASIA$", alphabet=string.ascii_uppercase + string.digits, shortest=16, longest=16
+    ),
+    "Google API key": like("AIza$", alphabet=ALNUM + "-_", shortest=35, longest=35),
+    "Google access token": like("ya29.$", "ya29.c.$", alphabet=ALNUM + "-_"),
+    "Google refresh token": like("1//0$", alphabet=ALNUM + "-_", shortest=40),
+    "Google client secret": like("GOCSPX-$", alphabet=ALNUM + "-_", shortest=28, longest=28),
+    "JWT": like("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.$", "eyJhbGciOiJSUzI1NiJ9.$.c2ln", alphabet=ALNUM + "-_"),
+    "npm": like("npm_$", shortest=36, longest=36),
+    "package index": like("pypi-AgEIcHlwaS5vcmc$", alphabet=ALNUM + "-_"),
+    "Stripe": like("sk_live_$", "rk_live_$", "sk_test_$"),
+    "SendGrid": like("SG.abcdefghij0123456789AB.$", "SG.$.abcdefghij0123456789AB", alphabet=ALNUM + "-_"),
+    "Twilio": like("SK$", alphabet=HEX, shortest=32, longest=32),
+    "Databricks": like("dapi$", "dapi$-2", alphabet=HEX, shortest=32, longest=32),
+    "Docker Hub": like("dckr_pat_$", alphabet=ALNUM + "-_"),
+    "Vault": like("hvs.$"),
+    "private key": like(
+        "-----BEGIN PRIVATE KEY-----\n$\n-----END PRIVATE KEY-----\n",
+        "-----BEGIN RSA PRIVATE KEY-----\\n$\\n-----END RSA PRIVATE KEY-----\\n",
+        "-----BEGIN OPENSSH PRIVATE KEY-----\r\n$",
+        alphabet=KEY_BODY,
+    ),
+    "private key in base64": like("LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0t$", alphabet=KEY_BODY),
+}
+"""Known by their form alone, so they may lie anywhere."""
+IN_URL = {
+    "user and password": awkward.map(lambda hidden: (f"https://user:{hidden}@example.com/x", hidden)),
+    "token as user": awkward.map(lambda hidden: (f"git+https://{hidden}@example.com:8080/x.git", hidden)),
+    "password alone": awkward.map(lambda hidden: (f"redis://:{hidden}@example.com:6379/0", hidden)),
+    "password with raw marks": core().map(lambda hidden: (f"ssh://user:p/{hidden}?#@example.com/x", hidden)),
+    "copy over ssh": like("$@example.com:group/project.git", "user:$@example.com:group/x.git"),
+    "proxy": like("user:$@proxy.example.com:3128"),
+    "channel": like("https://conda.example.com/t/$/main/linux-64/x.conda", "https://h.example.com/c/t/xx-$/main"),
+    "signed by Google": like("https://s.example.com/b/o?X-Goog-Algorithm=A&X-Goog-Signature=$&x=1", alphabet=HEX),
+    "signed by Amazon": like("https://b.example.com/o?X-Amz-Expires=60&X-Amz-Signature=$", alphabet=HEX),
+    "signed, older": like("https://s.example.com/b/o?GoogleAccessId=a&Expires=1&Signature=$%3D&x"),
+    "shared access of Azure": like("https://a.example.com/c/b?sv=2024-01-01&sig=$%3D&se=2027"),
+    "token as parameter": like("https://example.com/x.whl?access_token=$", "https://example.com/?key=$#x"),
+}
+NAMED = {
+    "header": like("Authorization: Bearer $", "authorization: token $", "Proxy-Authorization: Basic $"),
+    "bearer": like("Bearer $", "bearer $"),
+    "basic": core().map(lambda hidden: (f"Basic {basic(hidden)}", basic(hidden))),
+    "AWS secret": like("aws_secret_access_key = $", "AWS_SECRET_ACCESS_KEY=$", alphabet=KEY_BODY, shortest=40, longest=40),
+    "Azure storage": like("AccountName=x;AccountKey=$==;EndpointSuffix=y", "SharedAccessKey=$="),
+    "W&B": like("WANDB_API_KEY=$", "wandb_api_key: $", alphabet=HEX, shortest=40, longest=40),
+    "Kaggle": st.integers(0).map(lambda seed: "".join(random.Random(seed).choices(HEX, k=32))).map(
+        lambda hidden: (f'{{"username":"u","key":"{hidden}"}}', hidden)
+    ),
+    "netrc": like("machine example.com login me password $", "password $"),
+    "YAML": like("password: $", "client_secret: '$'", "db:\n  passwd: $\n"),
+    "JSON": like('{"password": "$"}', '{"x": 1, "refreshToken":"$", "y": 2}', '{"auths":{"h":{"auth":"$"}}}'),
+    "JSON in JSON": like('"{\\"private_key_id\\": \\"$\\"}"', '{\\"apiKey\\":\\"$\\"}'),
+    "connection": like("Server=x;User Id=sa;Password=$;Encrypt=true", "host=x password=$ dbname=y"),
+    "npmrc": like("//npm.example.com/:_authToken=$", "_auth=$"),
+    "cookie": like("Cookie: session=$; x=y", "Set-Cookie: a=$"),
+    "code": like("connect(password='$', port=1)", 'os.environ["HF_TOKEN"] = "$"'),
+    "option": like("run --api-key $ --epochs 3", 'run --password "a $"', '["--auth-token", "$"]', "run --secret=$"),
+}  # fmt: skip
+KINDS = {**SHAPED, **IN_URL, **NAMED}
+kinds = st.sampled_from(sorted(KINDS)).flatmap(lambda kind: KINDS[kind])
+CONTEXTS = {
+    "alone": "$",
+    "in a sentence": "see $ there",
+    "quoted": "'$'",
+    "in lines": "a\n$\nb",
+    "as an option": "--flag=$",
+    "in pairs": "A=1 B=$ C=2",
+}
+
+
+def readings(text: str) -> Iterator[str]:
+    """What a reader may make of a text: it, its percent-decoding, and what it says as JSON."""
+    yield text
+    yield unquote(text)
+    yield text.encode("utf-8", "replace").decode("unicode_escape", "replace")
+
+
+def leaks(text: str, hidden: str) -> list[str]:
+    wanted = {hidden, unquote(hidden)}
+    return [reading for reading in readings(text) if any(secret in reading for secret in wanted)]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@settings(max_examples=15)
+@given(st.data())
+def test_no_kind_of_secret_is_kept(kind, data):
+    text, hidden = data.draw(KINDS[kind])
+    for context in CONTEXTS.values() if kind in SHAPED else ["$", "a\n$\nb"]:
+        whole = context.replace("$", text)
+        assert leaks(scrub(whole), hidden) == []
+        assert leaks(scrub(json.dumps({"x": whole})), hidden) == []
+        assert leaks(scrub("https://example.com/?next=" + quote(whole, safe="")), hidden) == []
+        assert leaks(scrub(quote(quote(whole, safe=""))), hidden) == []
+
+
+@given(kinds)
+def test_what_is_scrubbed_stays_as_it_is(drawn):
+    clean = scrub(drawn[0])
+    assert scrub(clean) == clean
+
+
+@given(kinds | st.text().map(lambda text: (text, "")))
+def test_a_scrubbed_line_is_one_line(drawn):
+    line = scrub_line(drawn[0])
+    assert not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", line)
+    assert not drawn[1] or leaks(line, drawn[1]) == []
+
+
+@given(awkward, st.sampled_from(["https", "http", "git+https", "ssh", "git+ssh", "gs"]))
+def test_no_user_or_password_of_a_url_is_kept(hidden, scheme):
+    forms = (f"user:{hidden}", hidden, f"{hidden}:x-oauth-basic", f":{hidden}", f"a@b:{hidden}")
+    for userinfo in forms:
+        assert scrub(f"{scheme}://{userinfo}@example.com:8080/x@y/z") == f"{scheme}://example.com:8080/x@y/z"
+        assert hidden not in scrub(f"--flag={scheme}://{userinfo}@example.com --other")
+
+
+@given(core())
+def test_no_token_is_kept(hidden):
+    texts = [
+        f"https://user:pa/ss{hidden}@example.com/x",
+        f"user:{hidden}@example.com:group/project.git",
+        f"https://example.com/x.whl?X-Goog-Signature={hidden}&a=1",
+        f"https://example.com/x.whl?a=1&sig={hidden}",
+        f"--password={hidden}",
+        f'{{"api_key": "{hidden}"}}',
+        f"Authorization: Bearer {hidden}",
+        f"a ghp_{hidden} b",
+        f"hf_{hidden}",
+        f"sk-{hidden}",
+        f"AIza{hidden}",
+        f"ya29.{hidden}",
+        f"glpat-{hidden}",
+        f"eyJhbGciOiJI.{hidden}.{hidden}",
+        f"-----BEGIN PRIVATE KEY-----\n{hidden}\n-----END PRIVATE KEY-----",
+        f"-----BEGIN RSA PRIVATE KEY-----\n{hidden}",
+    ]
+    assert [text for text in texts if hidden in scrub(text)] == []
+
+
+DIGEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+PLAIN = f"""
+gs://bucket/t/run1/model
+gs://bucket/t/run-2023-01-01/model
+gs://sk-models/run
+https://example.com:8080/a@b/c?file=x.whl#subdirectory=y
+https://forum.example.com/t/some-topic/123
+file:///home/me@work/src
+--xla_gpu_cuda_data_dir=/usr/local/cuda --xla_dump_to=gs://asia-bucket/dump
+git@example.com/no-path
+/opt/tokenizer:/usr/lib
+:4096:8
+localhost:8080
+http://[::1]:8080/x
+mongodb://h1:27017,h2:27017/db
+771b50e0c1d2e3f4a5b6c7d8e9f0a1b2c3d4e5f6
+commit=771b50e0c1d2e3f4a5b6c7d8e9f0a1b2c3d4e5f6
+sha256:{DIGEST}
+python:3.11@sha256:{DIGEST}
+python@sha256:{DIGEST}
+registry.example.com:5000/train:1@sha256:{DIGEST}
+x @ https://example.com/x.whl#sha256={DIGEST}
+git+https://example.com:8443/x.git@v1.0#egg=x
+pkg @ git+https://example.com/x.git@771b50e0c1d2e3f4a5b6c7d8e9f0a1b2c3d4e5f6
+123e4567-e89b-12d3-a456-426614174000
+tensorflow==2.15.1+cu118
+tokenizer=bert-base-uncased
+TOKENIZERS_PARALLELISM=false
+--keras-backend tensorflow
+--max-tokens 512
+--pad-token <pad> --eos-token-id 2
+max_new_tokens=1024
+--author me
+author=someone
+author: me
+--key-dim 64 --num_keys 4
+key=value
+primary_key=id
+--signature serving_default
+--learning-rate 1e-3 --epochs 10 --model-dir gs://b/m
+token = tokenizer.encode(x)
+special_tokens={{"a": 1}}
+--xla_disable_hlo_passes=fusion
+TF_XLA_FLAGS=--tf_xla_auto_jit=2
+/home/user/password_utils/x.py
+password_file=/run/secrets/x
+PWD=/home/user
+hf_hub_download_cache_directory
+sk-learn-compatible-estimators
+global-step-something-very-long
+@@ -1,2 +3,4 @@ def f(self):
+Basic usage of training
+bearer of news
+import sys; exec('x')
+50%25 done
+gs://bucket/%E4%BD%A0
+ssl_mode=require
+use_auth=true
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_plain_values_stay_as_they_are(text):
+    assert scrub(text) == text
+    assert scrub_command(text.split(" ")) == text.split(" ")
+
+
+@given(st.text(" .:/-_=abcxyzABC0123\n", max_size=60))
+def test_texts_without_names_of_secrets_stay_as_they_are(text):
+    assume(not re.search("(?i)AC[0-9a-f]|/t/", text))
+    assert scrub(text) == text
+
+
+@pytest.mark.parametrize(
+    ("words", "clean"),
+    [
+        ("--api-key $", "--api-key ■"),
+        ("--api-key=$", "--api-key=■"),
+        ("-password $", "-password ■"),
+        ("--token -$ --x 1", "--token ■ --x 1"),
+        ("--hf_token $ train.py", "--hf_token ■ train.py"),
+        ("--token --verbose", "--token --verbose"),
+        ("--token -v x", "--token -v x"),
+        ("--use-auth train.py", "--use-auth train.py"),
+        ("HF_TOKEN=$ python train.py", "HF_TOKEN=■ python train.py"),
+        ("-e API_KEY=$", "-e API_KEY=■"),
+        ("-u user:$", "-u user:■"),
+        ("--user user:$", "--user user:■"),
+        ("--user 1000:1000", "--user 1000:1000"),
+        ("docker login -u user -p $", "docker login -u user -p ■"),
+        ("/usr/bin/sshpass -p $ ssh h", "/usr/bin/sshpass -p ■ ssh h"),
+        ("serve -p 8080", "serve -p 8080"),
+        ("serve -p models/x", "serve -p models/x"),
+        ("wandb login 0123456789abcdef0123456789abcdef01234567", "wandb login ■"),
+        ("machine h login user password $", "machine h login user password ■"),
+        ("--tokens 512 --password 12345", "--tokens 512 --password ■"),
+        ("--pass 1234 --auth user", "--pass ■ --auth ■"),
+        ("--tokenizer $", "--tokenizer $"),
+        ("--env=TOKEN=$", "--env=TOKEN=■"),
+        ("--header X-Api-Key:$", "--header X-Api-Key:■"),
+        ("", ""),
+    ],
+)
+def test_of_a_command_the_word_after_a_name_is_cut(words, clean):
+    cut = scrub_command(words.replace("$", SECRET).split(" "))
+    assert cut == clean.replace("■", "[redacted]").replace("$", SECRET).split(" ")
+
+
+@given(
+    core(ALNUM + " !$%&()*+,;<>?@[]^{|}~"), st.sampled_from(["--password", "--client-secret", "-passwd", "--api_key"])
+)
+def test_a_word_is_cut_whole_whatever_marks_it_has(hidden, option):
+    assume(not hidden.startswith("--"))
+    assert scrub_command([option, hidden]) == [option, "[redacted]"]
+    assert scrub_command([f"{option}={hidden}"]) == [f"{option}=[redacted]"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hidden"),
+    [
+        ("DB_PASSWORD", "x", True),
+        ("MY_KEY", "x", True),
+        ("SSH_AUTH_SOCK", "/tmp/x", True),
+        ("clientSecret", "x", True),
+        ("AWSSecretKey", "x", True),
+        ("HFToken", "x", True),
+        ("PASSWORD", "true", False),
+        ("PASSWORD", "", False),
+        ("MAX_TOKENS", "512", False),
+        ("TOKENIZERS_PARALLELISM", "x", False),
+        ("AUTHOR", "x", False),
+        ("KERAS_BACKEND", "x", False),
+        ("MONKEY", "x", False),
+        ("PWD", "/x", False),
+        ("PWD", "x", True),
+        ("sort_key", "name", False),
+    ],
+)
+def test_names_tell_what_a_value_is(name, value, hidden):
+    assert hides_secret(name, value) is hidden
+
+
+ENDLESS = [
+    "a", "aB", "@", '"', "[", "(((", "://a:x", "key=", "key=[", "_token", "sk-a-", "eyJaaaaaaaa-", "-----BEGIN X-----",
+    'password="\n', "https://a/t/", "%2525", "bearer x", 'def f(token: str = "x"): # https://example.com/a@b -p password\n',
+]  # fmt: skip
+LIMITED = """
+import resource, sys
+from envbuild.capture.redact import scrub
+resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
+print(len(scrub(sys.argv[1] * (400_000 // len(sys.argv[1])) + "=password=x@h%41")))
+"""
+
+
+@pytest.mark.parametrize("unit", ENDLESS)
+def test_the_time_for_a_text_grows_as_its_length(unit):
+    # Two seconds at most; what grows by the square takes minutes, and the process is killed.
+    done = subprocess.run([sys.executable, "-c", LIMITED, unit], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 0
+
+
+def planted(env: Environment, texts: dict[str, tuple[str, str]], server: MetadataServer) -> list[str]:
+    """Lay every secret into everything that a capture reads; returns the words of the command line."""
+    whole = [text for text, _ in texts.values()]
+    shaped = [texts[kind][0] for kind in SHAPED if re.fullmatch(r"[\w.-]+", texts[kind][0])]
+    urls = [texts[kind][0] for kind in IN_URL] + [f"https://u:{quote(text, safe='')}@example.com/x" for text in whole]
+    plant_checkout(env, whole, urls)
+    plant_distributions(env, urls, shaped)
+    for number, text in enumerate(shaped):
+        (env.site / f"{number}.pth").write_text(f"/opt/{text}/lib\n# {text}\n")
+    plant_variables(env, whole, shaped, server)
+    (env.folder / shaped[0]).mkdir()
+    hidden = [core for _, core in texts.values()]
+    config = {"data": [f"X{number}={url}" for number, url in enumerate(urls)], "requires": shaped, "model": urls[0]}
+    (env.folder / "config.json").write_text(json.dumps(config))
+    options = ["--config", "config.json", "--patch", "--preprocessing", shaped[0], "--requires", f"NAME={hidden[0]}"]
+    options += [f"--variable={name}" for name in env.variables if name.startswith("ASKED_")] + [
+        "--variable",
+        "MY_API_KEY",
+    ]
+    named = [word for core in hidden for word in ("--api-key", core, f"--password={core}", f"TOKEN={core}")]
+    return [*options, "--", "python", "train.py", *whole, *named]
+
+
+def plant_checkout(env: Environment, whole: list[str], urls: list[str]) -> None:
+    env.git("init", "-q")
+    (env.folder / "train.py").write_text("1\n")
+    env.git("add", ".")
+    env.git("commit", "-qm", "\n".join(whole))
+    for number, url in enumerate(reversed(urls)):
+        env.git("remote", "add", f"r{number}" if number else "origin", url)
+    (env.folder / "train.py").write_text("\n".join(whole))
+
+
+def plant_distributions(env: Environment, urls: list[str], shaped: list[str]) -> None:
+    for number, url in enumerate(urls):
+        vcs = {"vcs": "git", "commit_id": "abc", "requested_revision": shaped[number % len(shaped)]}
+        kind = [{"vcs_info": vcs}, {"archive_info": {}}, {"dir_info": {"editable": True}}][number % 3]
+        text = json.dumps({"url": url, "subdirectory": shaped[0], **kind})
+        env.install(f"d{number}", direct_url=text, INSTALLER=shaped[number % len(shaped)] + "\n")
+    for number, text in enumerate(shaped):
+        folder = env.install(f"c{number}", INSTALLER="conda\n")
+        meta = env.prefix / "conda-meta" / f"c{number}.json"
+        meta.parent.mkdir(exist_ok=True)
+        package = {"name": f"c{number}", "version": "1.0", "build": text, "build_number": 0}
+        url = f"https://conda.example.com/t/{text}/main/c.conda"
+        files = [str((folder / "METADATA").relative_to(env.prefix))]
+        meta.write_text(json.dumps({**package, "url": url, "channel": url.rpartition("/")[0], "files": files}))
+
+
+def plant_variables(env: Environment, whole: list[str], shaped: list[str], server: MetadataServer) -> None:
+    names = (
+        "XLA_FLAGS",
+        "TF_XLA_FLAGS",
+        "LD_LIBRARY_PATH",
+        "AIP_EXPERIMENT_NAME",
+        "AIP_DATA_FORMAT",
+        "CLOUD_ML_REGION",
+    )
+    env.variables |= dict.fromkeys(names, " ".join(whole).replace("\0", ""))
+    env.variables |= {f"ASKED_{number}": text for number, text in enumerate(whole)}
+    env.variables |= {"MY_API_KEY": SECRET, "UNASKED": SECRET, "AIP_TRAINING_DATA_URI": f"bq://{shaped[1]}"}
+    words = [f"{name}={shaped[0]}" for name in ("x", "y")]
+    pool = {
+        "machineSpec": {"machineType": shaped[2]},
+        "containerSpec": {"imageUri": f"https://u:{SECRET}@example.com/x", "args": words, "env": [{"value": SECRET}]},
+    }
+    task = {"type": shaped[3], "index": 0, "trial": shaped[4]}
+    spec = {"environment": "cloud", "task": task, "job": {"workerPoolSpecs": [pool]}, "secret": SECRET}
+    env.variables |= {"CLUSTER_SPEC": json.dumps(spec), "TF_CONFIG": json.dumps(spec), "ENVBUILD_IMAGE": shaped[5]}
+    env.variables |= {
+        "CLOUD_ML_JOB_ID": shaped[6],
+        "KUBERNETES_SERVICE_HOST": "1",
+        "POD_NAME": whole[0],
+        "HOSTNAME": shaped[7],
+    }
+    env.variables |= {"POD_NAMESPACE": shaped[8], "JPY_SESSION_NAME": whole[0], "GCE_METADATA_HOST": server.address}
+
+
+@settings(max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(st.fixed_dictionaries(KINDS), st.data())
+def test_nothing_that_is_planted_anywhere_comes_out_anywhere(texts, data):
+    values = {
+        path: data.draw(SHAPED[kind])[0]
+        for path, kind in zip(VALUES, ("GitHub", "GitLab", "Slack", "JWT"), strict=True)
+    }
+    with tempfile.TemporaryDirectory() as folder, MetadataServer(values) as server:
+        env = Environment(Path(folder))
+        words = planted(env, texts, server)
+        done = env.run("--out", "manifest.json", *words)
+        assert server.requests
+        written = (env.folder / "manifest.json").read_text()
+    read_manifest(written.encode(), "captured")
+    manifest = json.loads(written)
+    assert {"code", "conda", "contract", "entry", "host", "installation", "model_uri", "variables"} <= manifest.keys()
+    assert manifest["variables"]["MY_API_KEY"] == "[redacted]"
+    for text in (done.stdout, done.stderr, written):
+        assert SECRET not in text
+        for secret in [core for _, core in texts.values()] + list(values.values()):
+            assert leaks(text, secret) == []
+
+
+@settings(max_examples=15, deadline=None)
+@given(kinds)
+def test_what_is_wrong_is_said_without_secrets(drawn):
+    text, hidden = drawn
+    calls = (
+        lambda: contract_facts([f"a {text}"], (), ()),
+        lambda: contract_facts((), (), [text]),
+        lambda: read_settings(text.replace("\0", "")),
+    )
+    for call in calls:
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert leaks(str(caught.value), hidden) == []

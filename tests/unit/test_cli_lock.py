@@ -1,0 +1,243 @@
+"""The command `envbuild lock`: what it writes, prints and refuses, and that it repeats itself to the byte."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.oci.layout import write_layout
+from tests.fakes.index import FakeIndex, closed_port, serving
+from tests.fakes.trees import BASE, image_of_trees
+from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.unit.locking import installed
+from tests.unit.test_lock_build import project, sdist
+
+TENSORFLOW = make_wheel(
+    "tensorflow-cpu", "2.15.1", tags=["cp311-cp311-manylinux_2_17_x86_64"], requires=["tool<2"], purelib=False
+)  # fmt: skip
+TOOL = make_wheel("tool", "1.0", requires=["numbers"])
+NEWER = make_wheel("tool", "1.1", requires=["numbers", "helper"])
+NEEDED = [make_wheel("numbers", "1.0"), make_wheel("helper", "3.0"), make_wheel("serve", "1.0", requires=["tool"])]
+
+
+def manifest_of(*wheels: FakeWheel, **changes) -> dict:
+    facts = [installed(wheel) for wheel in wheels or (TENSORFLOW, TOOL)]
+    return {
+        "schema_version": "1.1",
+        "created": "2026-11-21T12:00:00Z",
+        "python": {"version": "3.11.7", "implementation": "cpython"},
+        "platform": {"system": "Linux", "machine": "x86_64", "libc": "glibc", "libc_version": "2.36"},
+        "distributions": [
+            {"name": it.name, "version": it.version, "origin": {"kind": "index"}, "content_sha256": it.content_sha256}
+            for it in facts
+        ],
+        "framework": {"name": "tensorflow", "distribution": "tensorflow-cpu", "version": "2.15.1"},
+        "accelerator": {"kind": "none", "source": "driver"},
+        "cpu": {},
+        "variables": {},
+    } | changes
+
+
+class Site:
+    """A folder with a manifest, and the command run in it."""
+
+    def __init__(self, folder: Path, index: str) -> None:
+        self.folder, self.index, self.out = folder, index, folder / "envbuild-lock"
+        self.tell(manifest_of())
+
+    def tell(self, manifest: dict) -> None:
+        (self.folder / "manifest.json").write_text(json.dumps(manifest))
+
+    def lock(self, *arguments: str | Path, **env: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "envbuild", "lock", "manifest.json", *map(str, arguments)]
+        known = {
+            "UV_DEFAULT_INDEX": self.index,
+            "UV_CACHE_DIR": str(self.folder / "uv"),
+            "PIP_FIND_LINKS": "",
+            "ENVBUILD_CACHE": str(self.folder / "cache"),
+            "UV_HTTP_RETRIES": "0",
+        }
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=os.environ | known | env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def locked(self, *arguments: str | Path, **env: Any) -> dict[str, Any]:
+        done = self.lock(*arguments, "--json", **env)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def refused(self, *arguments: str | Path, code: int = 12, **env: Any) -> str:
+        done = self.lock(*arguments, **env)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        return done.stderr
+
+    def pins(self) -> list[str]:
+        packages = tomllib.loads((self.out / "pylock.toml").read_text())["packages"]
+        return [f"{it['name']}=={it['version']}" for it in packages]
+
+
+@pytest.fixture
+def index():
+    with serving(TENSORFLOW, TOOL, NEWER, *NEEDED) as served:
+        yield served
+
+
+@pytest.fixture
+def site(tmp_path, index: FakeIndex):
+    return Site(tmp_path, index.url)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_writes_two_files_prints_one_path_and_repeats_itself_to_the_byte(site):
+    done = site.lock()
+    assert (done.returncode, done.stdout) == (0, "envbuild-lock/pylock.toml\n"), done.stderr
+    assert "locking 2 distributions with uv\n  2 of 2 identical\n" in done.stderr
+    assert "as in the run, tool 1.0 requires numbers; numbers is not there" in done.stderr
+    first = written(site.out)
+    assert first.keys() == {"pylock.toml", "requirements.txt"}
+    site.lock()
+    assert written(site.out) == first
+    site.lock("--out", "elsewhere", ENVBUILD_CACHE=str(site.folder / "other"))
+    assert written(site.folder / "elsewhere") == first
+
+
+def test_json_says_everything(site):
+    found = site.locked()
+    assert {name: found[name] for name in ("pylock", "requirements", "wheels", "added", "built", "yanked", "changes")} == {
+        "pylock": "envbuild-lock/pylock.toml", "requirements": "envbuild-lock/requirements.txt", "wheels": 2,
+        "added": [], "built": {}, "yanked": {}, "changes": [],
+    }  # fmt: skip
+    assert found["identity"]["summary"] == "2 of 2 identical"
+    assert found["identity"]["distributions"][1] == {
+        "name": "tool",
+        "version": "1.0",
+        "outcome": "identical",
+        "why": "",
+    }
+    assert found["target"] == {"python": "3.11.7", "machine": "x86_64", "glibc": "2.36"}
+    assert found["size"] == len(TENSORFLOW.data) + len(TOOL.data)
+
+
+@pytest.mark.parametrize(
+    ("platform", "arguments", "glibc"),
+    [
+        ({"libc": "glibc", "libc_version": "2.12"}, (), "2.17"),
+        ({"libc": "musl", "libc_version": "1.2"}, (), "2.17"),
+        ({}, (), "2.17"),
+        ({"libc": "glibc", "libc_version": "2.36"}, ("--glibc", "2.31"), "2.31"),
+    ],
+)
+def test_the_target_is_the_run_s_own_as_far_as_the_framework_runs_there(site, platform, arguments, glibc):
+    site.tell(manifest_of(platform={"system": "Linux", "machine": "x86_64"} | platform))
+    assert site.locked(*arguments)["target"]["glibc"] == glibc
+
+
+@pytest.mark.parametrize("glibc", ["2.5", "3", "musl", "2.x"])
+def test_a_glibc_that_cannot_be_meant_is_refused(site, glibc):
+    assert "glibc" in site.refused("--glibc", glibc, code=2)
+
+
+def test_a_base_gives_the_target(site):
+    write_layout(image_of_trees(BASE), site.folder / "base", name="base", machine="x86_64")
+    assert site.locked("--base", "base")["target"]["python"].startswith("3.11.")
+
+
+def test_what_is_not_proven_fails_on_request_and_writes_nothing(site):
+    manifest = manifest_of()
+    manifest["distributions"][1] |= {"content_sha256": "0" * 64}
+    site.tell(manifest)
+    said = site.refused("--require-identical", code=16)
+    assert "1 of 2 locked distributions are not proven to be the run's:\n  tool 1.0: different build" in said
+    assert not site.out.exists()
+    assert "1 of 2 identical; tool was built from source" in site.lock().stderr
+
+
+def test_an_upgrade_is_made_and_told(site):
+    found = site.locked("--upgrade-package", "tool")
+    assert found["changes"] == [
+        {"name": "helper", "before": None, "after": "3.0", "reason": "tool 1.1 requires helper"},
+        {"name": "tool", "before": "1.0", "after": "1.1", "reason": "it was asked for"},
+    ]
+    assert site.pins() == ["helper==3.0", "tensorflow-cpu==2.15.1", "tool==1.1"]
+    assert "the run does not have absent" in site.refused("--upgrade-package", "absent", code=2)
+
+
+def test_the_framework_does_not_follow_an_upgrade(site, index: FakeIndex):
+    index.add(make_wheel("tool", "2.0"))
+    index.add(make_wheel("tensorflow-cpu", "2.16.0", tags=["cp311-cp311-manylinux_2_17_x86_64"], requires=["tool>=2"]))
+    said = site.refused("--upgrade-package", "tool==2.0")
+    assert "tensorflow-cpu==2.15.1" in said
+    assert "tool<2" in said
+
+
+def test_extras_are_added(site):
+    assert site.locked("--extra", "serve")["added"] == ["serve==1.0"]
+    assert "serve==1.0" in site.pins()
+    assert "tool 1.0 is there" in site.refused("--extra", "tool>=1.1")
+
+
+def test_a_wheelhouse_serves_without_any_index(site, index: FakeIndex):
+    site.locked("--download", "house")
+    assert {path.name for path in (site.folder / "house").iterdir()} == {TENSORFLOW.filename, TOOL.filename}
+    requirements = (site.out / "requirements.txt").read_text().splitlines()
+    asked = len(index.requests)
+    offline = {
+        "UV_DEFAULT_INDEX": f"http://127.0.0.1:{closed_port()}/simple",
+        "ENVBUILD_CACHE": str(site.folder / "empty"),
+    }
+    found = site.locked("--find-links", "house", "--offline", "--out", "again", **offline)
+    assert found["identity"]["summary"] == "2 of 2 identical"
+    again = (site.folder / "again/requirements.txt").read_text().splitlines()
+    assert [line for line in again if line not in requirements] == ["--find-links wheels"]
+    assert (site.folder / "again/wheels" / TOOL.filename).read_bytes() == TOOL.data
+    assert len(index.requests) == asked
+
+
+def test_what_only_has_sources_is_built_on_request(site, index: FakeIndex):
+    index.add(sdist(project()))
+    manifest = manifest_of()
+    manifest["distributions"].append({"name": "my-thing", "version": "1.0", "origin": {"kind": "index"}})
+    site.tell(manifest)
+    assert "let it be built from its source distribution: --build" in site.refused()
+    assert site.locked("--build")["built"].keys() == {"my-thing"}
+    assert (site.out / "wheels/my_thing-1.0-py3-none-any.whl").is_file()
+
+
+def test_a_changed_index_is_refused_and_the_old_lock_stays(site, index: FakeIndex):
+    site.locked()
+    before = written(site.out)
+    index.pages["tool"].clear()
+    index.add(make_wheel("tool", "1.0", {"tool.py": "import evil\n"}))
+    said = site.refused(UV_CACHE_DIR=str(site.folder / "fresh"))
+    assert f"{TOOL.filename}: locked as sha256:{TOOL.sha256}" in said
+    assert written(site.out) == before
+
+
+def test_nothing_is_left_where_the_lock_fails(site):
+    manifest = manifest_of()
+    manifest["distributions"].append({"name": "absent", "version": "1", "origin": {"kind": "index"}})
+    site.tell(manifest)
+    before = {path.name for path in site.folder.iterdir()}
+    assert "absent==1: no index has a project of this name" in site.refused()
+    assert {path.name for path in site.folder.iterdir()} - before <= {"cache", "uv"}
+
+
+@pytest.mark.parametrize(("path", "code"), [("manifest.json", 2), ("manifest.json/x", 2)])
+def test_an_output_that_is_no_folder_is_refused(site, path, code):
+    site.refused("--out", path, code=code)

@@ -1,0 +1,239 @@
+"""`envbuild profiles`: what it writes, what it prints, and what makes `check` fail, against an index on loopback."""
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from envbuild import cli
+from envbuild.cli.profiles import FrameworkName
+from envbuild.match.profiles import FRAMEWORKS
+from envbuild.refresh import READERS
+from tests.fakes.frameworks import CPU, TF_REQUIRES, cuda_config, jax, jax_pjrt, jax_plugin, jaxlib, tensorflow, torch
+from tests.fakes.index import FakeIndex, Fault, closed_port, serving
+from tests.fakes.wheels import FakeWheel
+
+JAX = ("jaxlib==0.8.0", 'jax-cuda13-plugin[with_cuda]==0.8.0; extra == "cuda13"')
+TENSORFLOW = tensorflow("2.15.1")
+
+
+@pytest.fixture
+def served() -> Iterator[FakeIndex]:
+    with serving(
+        TENSORFLOW,
+        tensorflow("2.15.1", name="tensorflow-cpu", build=CPU),
+        tensorflow("2.14.1"),
+        torch("2.6.0"),
+        jax("0.8.0", JAX),
+        jaxlib("0.8.0"),
+        jax_plugin("0.8.0", 13),
+        jax_pjrt("0.8.0", 13),
+    ) as index:
+        yield index
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def profiles(served: FakeIndex, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line in this process, with this index as uv's."""
+    monkeypatch.setenv("UV_NO_CONFIG", "1")
+
+    def run(*arguments: str | Path, index: str | None = None) -> Done:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", index or served.url)
+        capsys.readouterr()
+        code = cli.run(["profiles", *map(str, arguments)])
+        said = capsys.readouterr()
+        return Done(code, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def kept(profiles: Command, tmp_path: Path) -> Path:
+    folder = tmp_path / "profiles"
+    assert profiles("refresh", "--out", folder).returncode == 0
+    return folder
+
+
+def swap(served: FakeIndex, old: FakeWheel, new: FakeWheel, *, tell: bool = True) -> None:
+    """Change a released wheel in place; where it is not told, the page keeps the old digest."""
+    assert old.filename == new.filename
+    served.files[old.filename] = new.data
+    if tell:
+        pages = {project: [it.replace(old.sha256, new.sha256) for it in page] for project, page in served.pages.items()}
+        served.pages |= pages
+
+
+def remove(served: FakeIndex, wheel: FakeWheel, *, yanked: bool = False) -> None:
+    for project, page in served.pages.items():
+        rest = [it for it in page if wheel.filename not in it]
+        gone = [it.replace("<a ", '<a data-yanked="" ') for it in page if wheel.filename in it]
+        served.pages[project] = [*rest, *(gone if yanked else [])]
+
+
+def test_the_names_of_the_frameworks_are_those_of_the_profiles_and_readers():
+    assert tuple(FrameworkName) == FRAMEWORKS == tuple(READERS)
+
+
+def test_refresh_writes_every_profile_and_prints_where(served, profiles, tmp_path):
+    folder = tmp_path / "deep" / "profiles"
+    done = profiles("refresh", "--out", folder)
+    assert (done.returncode, done.stdout.splitlines()) == (0, [f"{folder}/{name}.toml" for name in FRAMEWORKS])
+    assert sorted(it.name for it in folder.iterdir()) == ["jax.toml", "tensorflow.toml", "torch.toml"]
+    assert "reading tensorflow\n  3 wheels\n" in done.stderr
+    assert "  2 releases, 3 rows, " in done.stderr
+    assert "reading jax\n  1 releases\n" in done.stderr
+    assert tomllib.loads((folder / "jax.toml").read_text())["framework"] == "jax"
+
+
+def test_refresh_of_one_framework_leaves_the_others(served, profiles, kept):
+    for name in FRAMEWORKS:
+        (kept / f"{name}.toml").write_text("x")
+    assert profiles("refresh", "torch", "torch", "--out", kept).stdout == f"{kept}/torch.toml\n"
+    assert [(kept / f"{name}.toml").read_text() == "x" for name in FRAMEWORKS] == [True, False, True]
+
+
+def test_refreshing_again_changes_no_byte(served, profiles, kept):
+    before = {it.name: it.read_bytes() for it in kept.iterdir()}
+    assert profiles("refresh", "--out", kept).returncode == 0
+    assert {it.name: it.read_bytes() for it in kept.iterdir()} == before
+
+
+def test_refresh_writes_nothing_when_one_framework_cannot_be_read(served, profiles, kept):
+    before = {it.name: it.read_bytes() for it in kept.iterdir()}
+    served.add(tensorflow("2.16.1"))
+    served.files[jaxlib("0.8.0").filename] = b"no zip" * 20
+    done = profiles("refresh", "--out", kept)
+    assert (done.returncode, done.stdout) == (12, "")
+    assert jaxlib("0.8.0").filename in done.stderr
+    assert {it.name: it.read_bytes() for it in kept.iterdir()} == before
+    assert [it.name for it in kept.parent.iterdir()] == ["profiles"]
+
+
+def test_check_is_green_after_refresh(served, profiles, kept):
+    done = profiles("check", "--profiles", kept)
+    assert done.returncode == 0
+    assert done.stdout == ("tensorflow, torch, jax: every release has its rows, and every row is what its wheel says\n")
+
+
+@pytest.mark.parametrize(
+    ("changed", "differences"),
+    [
+        ({"config": cuda_config({"CUDA": "12.2", "CUDART": "12", "CUDNN": "9"})}, ["cudnn: the profile says 8, "]),
+        ({"requires": (*TF_REQUIRES, 'nvidia-nccl-cu12; extra == "and-cuda"')}, ["nvidia-nccl-cu12"]),
+        ({"build": CPU}, ["cuda: the profile says 12.2, ", " says nothing", "extra: the profile says and-cuda, "]),
+    ],
+)
+@pytest.mark.parametrize("tell", [True, False])
+def test_check_names_a_released_wheel_that_was_changed(served, profiles, kept, changed, differences, tell):
+    after = tensorflow("2.15.1", **changed)
+    swap(served, TENSORFLOW, after, tell=tell)
+    done = profiles("check", "tensorflow", "--profiles", kept)
+    assert (done.returncode, done.stdout) == (16, "")
+    assert [it for it in differences if it not in done.stderr] == []
+    assert "\n  - tensorflow 2.15.1, tensorflow for x86_64: " in done.stderr
+    assert TENSORFLOW.filename in done.stderr
+    assert (after.sha256 in done.stderr) == tell
+    assert "2.14.1" not in done.stderr
+
+
+def test_check_names_releases_without_rows_and_rows_without_releases(served, profiles, kept):
+    served.add(torch("2.7.0"), tensorflow("2.16.0rc1"), tensorflow("2.14.1", name="tensorflow-cpu", build=CPU))
+    remove(served, TENSORFLOW, yanked=True)
+    remove(served, tensorflow("2.15.1", name="tensorflow-cpu", build=CPU))
+    done = profiles("check", "--profiles", kept)
+    assert done.returncode == 16
+    new = tensorflow("2.14.1", name="tensorflow-cpu", build=CPU).filename
+    assert [it for it in done.stderr.splitlines() if it.startswith("  - ")] == [
+        f"  - tensorflow 2.14.1, tensorflow-cpu for x86_64: released as {new}, and has no row",
+        "  - tensorflow 2.15.1: has rows, and the index has no such release",
+        "  - torch 2.7.0: released, and has no row (torch for x86_64)",
+    ]
+    assert "3 differences" in done.stderr
+    assert "do: look at what changed, then: envbuild profiles refresh" in done.stderr
+
+
+def test_check_names_a_row_that_was_edited_by_hand(served, profiles, kept):
+    path = kept / "torch.toml"
+    path.write_text(path.read_text().replace('cuda = "12.4"', 'cuda = "12.6"'))
+    done = profiles("check", "torch", "--profiles", kept)
+    assert done.returncode == 16
+    assert f"cuda: the profile says 12.6, {torch('2.6.0').filename} says 12.4" in done.stderr
+
+
+def test_check_of_chosen_frameworks_reads_no_other(served, profiles, kept):
+    served.add(torch("2.7.0"))
+    served.requests.clear()
+    assert profiles("check", "jax", "--profiles", kept).returncode == 0
+    assert not [it.path for it in served.requests if "torch" in it.path or "tensorflow" in it.path]
+
+
+def test_a_profile_that_is_not_there_is_named_before_the_index_is_read(served, profiles, tmp_path):
+    served.requests.clear()
+    done = profiles("check", "--profiles", tmp_path)
+    assert (done.returncode, served.requests) == (11, [])
+    assert f"{tmp_path}/tensorflow.toml" in done.stderr
+
+
+def test_an_index_without_ranges_or_that_is_down_is_named(served, profiles, kept):
+    served.ranges = False
+    done = profiles("check", "--profiles", kept)
+    assert done.returncode == 12
+    assert "does not serve parts of files (range requests)" in done.stderr
+    down = profiles("check", "--profiles", kept, index=f"http://127.0.0.1:{closed_port()}/simple")
+    assert down.returncode == 12
+    assert "Traceback" not in down.stderr
+
+
+def test_a_refusal_leaves_out_credentials(served, profiles, kept):
+    served.credentials = ("user", "secret")
+    assert profiles("check", "--profiles", kept).returncode == 0
+    served.fail("/simple/torch/", Fault(status=403))
+    done = profiles("check", "torch", "--profiles", kept)
+    assert done.returncode == 12
+    assert "secret" not in done.stderr
+
+
+def test_list_shows_what_each_release_was_built_with(served, profiles, kept):
+    done = profiles("list", "--profiles", kept)
+    assert done.returncode == 0
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["RELEASE", "MACHINE", "PYTHON", "CUDA", "CUDNN", "KERAS", "GLIBC"],
+        ["tensorflow[and-cuda]==2.14.1", "x86_64", "3.11", "12.2", "8", "2", "2.17"],
+        ["tensorflow[and-cuda]==2.15.1", "x86_64", "3.11", "12.2", "8", "2", "2.17"],
+        ["tensorflow-cpu==2.15.1", "x86_64", "3.11", "-", "-", "2", "2.17"],
+        ["torch==2.6.0", "x86_64", "3.11", "12.4", "-", "-", "2.17"],
+        ["jax==0.8.0", "x86_64", "3.11", "-", "-", "-", "2.17"],
+        ["jax[cuda13]==0.8.0", "x86_64", "3.11", "13", "9.8", "-", "2.17"],
+    ]
+    assert profiles("list", "torch", "--profiles", kept).stdout.count("\n") == 2
+
+
+def test_list_as_json_has_everything_that_is_known(served, profiles, kept):
+    rows = json.loads(profiles("list", "jax", "--profiles", kept, "--json").stdout)
+    assert [(it["extra"], it["cuda"], it["jaxlib"]) for it in rows] == [
+        (None, None, "0.8.0"),
+        ("cuda13", "13", "0.8.0"),
+    ]
+    assert rows[1]["sha256"] == jax("0.8.0", JAX).sha256
+    assert rows[1]["cuda_requirements"][0] == "jax-cuda13-pjrt==0.8.0"
+    assert rows[0]["notes"] == rows[1]["notes"] != []
+    (row,) = json.loads(profiles("list", "torch", "--profiles", kept, "--json").stdout)
+    assert (row["version"], row["pythons"], row["keras"], row["cudnn"]) == ("2.6.0", ["3.11"], None, None)
+
+
+def test_an_unknown_framework_is_a_usage_error(profiles):
+    done = profiles("list", "mxnet")
+    assert (done.returncode, done.stdout) == (2, "")

@@ -1,0 +1,225 @@
+"""`envbuild convert` and records given to `envbuild from-manifest`: where they lie, what is told, and what is written."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.manifest import read_manifest
+from tests.fakes.gcs import FakeGcs
+from tests.fakes.index import serving
+from tests.fakes.wheels import make_wheel
+from tests.unit.test_formats_runs import FOLDER, LISTED, wandb
+from tests.unit.test_from_manifest import TENSORFLOW, Site
+
+FREEZE = "idna==3.20\nsix==1.16.0\n"
+
+
+class Desk:
+    """A folder, and the command run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def run(
+        self, *arguments: str | Path, data: bytes = b"", code: int = 0, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "envbuild", "convert", *map(str, arguments)]
+        variables = os.environ | {"ENVBUILD_GCS_TIMEOUT": "2"} | env
+        done = subprocess.run(
+            command, cwd=self.folder, env=variables, input=data, capture_output=True, check=False, timeout=60
+        )
+        found = subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert "Traceback" not in found.stderr, found.stderr
+        assert found.returncode == code, found.stderr
+        return found
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path)
+
+
+def test_stdout_is_the_manifest_and_stderr_says_what_is_not_in_it(desk):
+    desk.write("freeze.txt", FREEZE)
+    done = desk.run("freeze.txt", "--python", "3.11.7", "--platform", "linux/amd64")
+    manifest = read_manifest(done.stdout.encode(), "stdout")
+    assert [it.name for it in manifest.distributions] == ["idna", "six"]
+    assert "freeze.txt is read as pip-freeze" in done.stderr
+    assert "accelerator (--gpu says it)" in done.stderr
+    assert "warning: pip freeze leaves out pip" in done.stderr
+    assert "platform.machine" not in done.stderr
+
+
+def test_the_manifest_is_written_whole_or_not_at_all(desk):
+    desk.write("freeze.txt", FREEZE)
+    done = desk.run("freeze.txt", "--python", "3.11.7", "--model", "gs://models/1", "--out", "m.json")
+    assert done.stdout == "m.json\n"
+    assert read_manifest((desk.folder / "m.json").read_bytes(), "x").model_uri == "gs://models/1"
+    before = (desk.folder / "m.json").read_bytes()
+    desk.run("freeze.txt", "--out", "m.json", code=10)
+    assert (desk.folder / "m.json").read_bytes() == before
+    assert {path.name for path in desk.folder.iterdir()} == {"freeze.txt", "m.json"}
+
+
+def test_a_manifest_keeps_its_bytes(desk):
+    desk.write("freeze.txt", FREEZE)
+    text = json.dumps(json.loads(desk.run("freeze.txt", "--python", "3.11.7").stdout), indent=7)
+    desk.write("m.json", text)
+    assert desk.run("m.json", "--python", "3.11.7").stdout == text
+    assert json.loads(desk.run("m.json", "--gpu", "none").stdout)["accelerator"]["kind"] == "none"
+
+
+def test_a_record_comes_from_stdin(desk):
+    done = desk.run("-", "--python", "3.11.7", data="idna==3.20\r\n".encode("utf-16"))
+    assert json.loads(done.stdout)["source"]["file"] == "stdin"
+    assert "stdin is read as pip-freeze" in done.stderr
+
+
+def test_folders_of_mlflow_and_wandb_are_read(desk):
+    for name, text in FOLDER.items():
+        desk.write(f"model/{name}", text)
+    assert json.loads(desk.run("model").stdout)["source"]["format"] == "mlflow"
+    desk.write("run/files/wandb-metadata.json", wandb())
+    desk.write("run/files/requirements.txt", LISTED)
+    assert json.loads(desk.run("run").stdout)["source"]["format"] == "wandb"
+    assert json.loads(desk.run("run/files").stdout)["python"]["version"] == "3.10.12"
+    assert "neither MLmodel nor" in desk.run(".", code=10).stderr
+
+
+def test_records_and_folders_come_from_a_bucket(desk):
+    with FakeGcs() as gcs:
+        gcs.create_bucket("runs")
+        gcs.put("runs", "1/freeze.txt", FREEZE.encode())
+        for name, text in FOLDER.items():
+            gcs.put("runs", f"2/model/{name}", text.encode())
+        env = {"STORAGE_EMULATOR_HOST": gcs.url}
+        freeze = desk.run("gs://runs/1/freeze.txt", "--python", "3.11.7", **env)
+        assert json.loads(freeze.stdout)["source"]["file"] == "freeze.txt"
+        model = json.loads(desk.run("gs://runs/2/model/", **env).stdout)
+        assert [it["name"] for it in model["distributions"]][:2] == ["cloudpickle", "mlflow"]
+        assert "no such object" in desk.run("gs://runs/3/freeze.txt", code=10, **env).stderr
+
+
+def test_includes_stay_in_the_folder_of_the_record(desk):
+    desk.write("project/requirements.txt", "-r base.txt\n")
+    desk.write("project/base.txt", FREEZE)
+    done = desk.run("project/requirements.txt", "--python", "3.11.7")
+    assert len(json.loads(done.stdout)["distributions"]) == 2
+    (desk.folder / "project/base.txt").unlink()
+    secret = desk.write("secret.txt", "canary\n")
+    (desk.folder / "project/base.txt").symlink_to(secret)
+    said = desk.run("project/requirements.txt", "--python", "3.11.7", code=10).stderr
+    assert "leads out of the record's folder" in said
+    assert "canary" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["missing.txt"], 10, "No such file"),
+        (["freeze.txt"], 10, "--python 3.10.12"),
+        (["freeze.txt", "--python", "3.11"], 2, "no exact Python version"),
+        (["freeze.txt", "--python", "3.11.7", "--platform", "x"], 2, "linux/arm64"),
+        (["freeze.txt", "--python", "3.11.7", "--gpu", ""], 2, "names no GPU"),
+        (["freeze.txt", "--from", "poetry"], 2, "poetry"),
+        (["freeze.txt", "--from", "pylock", "--python", "3.11.7"], 10, "not TOML"),
+        (["nothing.bin"], 10, "conda-environment"),
+    ],
+)
+def test_what_cannot_be_read_says_what_to_do(desk, arguments, code, says):
+    desk.write("freeze.txt", FREEZE)
+    desk.write("nothing.bin", "<html>")
+    done = desk.run(*arguments, code=code)
+    assert says in done.stderr
+    assert done.stdout == ""
+
+
+WHEELS = (
+    TENSORFLOW,
+    make_wheel("tool", "1.0", requires=["helper"]),
+    make_wheel("helper", "2.0"),
+)
+
+
+@pytest.fixture
+def site(tmp_path):
+    with serving(*WHEELS) as index:
+        yield Site(tmp_path, index.url)
+
+
+def test_a_requirements_file_is_built_with_what_it_requires_and_that_is_told(site):
+    (site.folder / "requirements.txt").write_text("tensorflow-cpu==2.15.1\ntool==1.0\n")
+    options = ["--python", "3.11.7", "--base", site.folder / "base", "--out", "out", "--stamp", "model", "--json"]
+    done = site.run("requirements.txt", *options)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["added"] == ["helper==2.0"]
+    assert (
+        "warning: 1 of 3 wheels are not in the run's record, and need not be what the run had: helper==2.0"
+        in done.stderr
+    )
+    assert "platform: Linux x86_64 - the run's record does not say" in done.stderr
+    [stamped] = (site.folder / "model/envbuild").glob("manifest-*.json")
+    manifest = read_manifest(stamped.read_bytes(), "stamped")
+    assert manifest.source.format == "requirements"
+    assert [it.name for it in manifest.distributions] == ["tensorflow-cpu", "tool"]
+
+
+def test_a_record_that_is_whole_gets_nothing_added(site):
+    hashed = "".join(f"{name} --hash=sha256:{wheel.sha256}\n" for name, wheel in (("tensorflow-cpu==2.15.1", WHEELS[0]), ("tool==1.0", WHEELS[1])))  # fmt: skip
+    (site.folder / "requirements.txt").write_text(hashed)
+    options = [
+        "--python",
+        "3.11.7",
+        "--platform",
+        "linux/amd64",
+        "--base",
+        site.folder / "base",
+        "--out",
+        "out",
+        "--json",
+    ]
+    done = site.run("requirements.txt", *options)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["added"] == []
+    assert "warning: 1 of" not in done.stderr
+    (site.folder / "requirements.txt").write_text(hashed.replace(WHEELS[1].sha256, "ab" * 32))
+    refused = site.run("requirements.txt", *options)
+    assert refused.returncode == 12
+    assert "not among the record's hashes" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--python", "3.10.1"], 2, "the record says Python 3.11.7"),
+        (["--gpu", "Tesla T4"], 2, "the record says none"),
+        (["--platform", "linux/arm64"], 2, "the record says Linux x86_64"),
+        (["--python", "3.11.7", "--gpu", "none", "--platform", "linux/amd64"], 0, "tensorflow-cpu"),
+    ],
+)
+def test_options_never_contradict_a_captured_manifest(site, options, code, says):
+    done = site.build("--dry-run", *options)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+
+
+def test_a_gpu_that_nobody_knows_of_is_asked_for(site):
+    (site.folder / "freeze.txt").write_text("tensorflow==2.15.1\n")
+    asked = site.run("freeze.txt", "--python", "3.11.7", "--dry-run")
+    assert asked.returncode == 11
+    assert "--gpu none" in asked.stderr
+    said = site.run("freeze.txt", "--python", "3.11.7", "--dry-run", "--gpu", "none")
+    assert said.returncode == 0, said.stderr
+    assert "tensorflow-cpu==2.15.1" in said.stdout
+    assert site.run("freeze.txt", "--python", "3.11.7", "--dry-run", "--gpu", "Tesla T4").stdout.count("nvidia-") > 5

@@ -1,0 +1,72 @@
+"""What is known of images and engines without one."""
+
+import socket
+
+import pytest
+
+from envbuild.engine.client import podman_socket
+from envbuild.engine.environment import facts_of_image
+from envbuild.engine.image import LocalImage, registry_digest
+
+A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+@pytest.mark.parametrize(
+    ("reference", "known", "digest"),
+    [
+        ("host:5000/x:1", [], None),
+        ("host:5000/x:1", [f"host:5000/x@{A}"], f"host:5000/x@{A}"),
+        ("host:5000/x:1", [f"a/x@{A}", f"host:5000/x@{B}"], f"host:5000/x@{B}"),
+        ("host:5000/x", [f"a/x@{A}", f"host:5000/x@{B}"], f"host:5000/x@{B}"),
+        (f"x@{B}", [f"x@{A}", f"x@{B}"], f"x@{B}"),
+        ("0123abc", [f"z@{A}", f"a@{B}"], f"a@{B}"),
+    ],
+)
+def test_the_digest_is_that_of_the_repository_that_was_asked_for(reference, known, digest):
+    assert registry_digest(reference, known) == digest
+
+
+def image(digest: str | None) -> LocalImage:
+    return LocalImage(reference="x:1", id=A, digest=digest, path=())
+
+
+def environment() -> dict:
+    return {
+        "source": {"format": "capture", "unknown": ["numerics"], "notes": ["a"]},
+        "accelerator": {"kind": "nvidia"},
+        "cpu": {"count": 2},
+        "host": {"zone": "europe-west4-a"},
+        "native": {"process": "fresh", "libraries": [], "thread_pools": [{}]},
+        "platform": {"system": "Linux", "kernel": "6.1"},
+    }
+
+
+def test_what_the_capturing_machine_is_does_not_become_a_fact_of_the_run():
+    facts = facts_of_image(environment(), image(f"x@{A}"))
+    assert facts["host"] == {"container": {"image": f"x@{A}", "source": "docker inspect"}}
+    assert facts["native"] == {"process": "fresh", "libraries": []}
+    assert facts["platform"] == {"system": "Linux"}
+    assert not {"accelerator", "cpu"} & facts.keys()
+    assert {"accelerator", "cpu", "host.zone", "numerics", "platform.kernel"} < set(facts["source"]["unknown"])
+    assert facts["source"]["notes"][0] == "a"
+    assert "no registry" not in str(facts)
+
+
+def test_an_engines_own_name_of_an_image_is_not_taken_for_a_digest():
+    facts = facts_of_image(environment(), image(None))
+    assert facts["host"]["container"]["image"] == "x:1"
+    assert f"no registry has given the image a digest: {A}" in facts["source"]["notes"][-1]
+
+
+def test_podman_answers_where_nothing_names_docker(tmp_path):
+    path, docker = tmp_path / "podman/podman.sock", tmp_path / "docker.sock"
+    path.parent.mkdir()
+    here = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    assert podman_socket(here, docker) != path
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        assert podman_socket(here, docker) == path
+        assert podman_socket(here | {"DOCKER_HOST": "tcp://x"}, docker) is None
+        assert podman_socket(here | {"DOCKER_CONTEXT": "x"}, docker) is None
+        docker.touch()
+        assert podman_socket(here, docker) is None

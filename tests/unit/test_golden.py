@@ -1,0 +1,216 @@
+"""A golden sample keeps arrays of numbers exactly, and refuses everything else with what to do."""
+
+import base64
+import hashlib
+import json
+import math
+import pickle
+import struct
+import zipfile
+from array import array
+from collections import UserDict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envbuild.capture.golden import golden_facts, golden_sample
+from envbuild.manifest import read_manifest
+from tests.unit.modelling import MODELS
+
+
+def numbers(facts: dict, kind: str) -> list:
+    data = base64.b64decode(facts["data"])
+    assert facts["sha256"] == hashlib.sha256(data).hexdigest()
+    return array(kind, data).tolist()
+
+
+def test_lists_are_kept_as_numpy_would():
+    sample = golden_sample([[1, 2], [3, 4]], {"b": [1.5, 2], "a": [True, False]})
+    (x,), (a, b) = sample["inputs"], sample["outputs"]
+    assert (x["name"], x["dtype"], x["shape"], numbers(x, "q")) == ("", "int64", [2, 2], [1, 2, 3, 4])
+    assert (a["name"], a["dtype"], a["shape"], numbers(a, "b")) == ("a", "bool", [2], [1, 0])
+    assert (b["name"], b["dtype"], b["shape"], numbers(b, "d")) == ("b", "float64", [2], [1.5, 2.0])
+    assert (sample["rtol"], sample["atol"]) == (1e-5, 1e-6)
+
+
+def test_one_number_is_an_array_without_dimensions():
+    (y,) = golden_sample(1.0, 2)["outputs"]
+    assert (y["shape"], numbers(y, "q")) == ([], [2])
+
+
+def test_a_sample_is_valid_in_a_manifest():
+    example = json.loads((MODELS.parents[2] / "envbuild/manifest/examples.json").read_bytes())[0]
+    sample = golden_sample({"x": [1.0, math.nan]}, [2.0], rtol=0, atol=1)
+    golden = read_manifest(json.dumps({**example, "golden": sample}).encode(), "x").golden
+    assert golden is not None
+    assert (golden.inputs[0].name, golden.inputs[0].shape, golden.atol) == ("x", (2,), 1.0)
+
+
+@pytest.mark.parametrize("tolerance", [-1e-9, math.nan, math.inf])
+def test_a_tolerance_that_is_none_is_refused(tolerance):
+    for how in ({"rtol": tolerance}, {"atol": tolerance}):
+        with pytest.raises(ValueError, match="rtol and atol"):
+            golden_sample([1], [1], **how)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ([[1], [2, 3]], "different lengths"),
+        ([[1], 2], "different lengths"),
+        ([1, "x"], "no array of numbers"),
+        (["x"], "no array of numbers"),
+        ([None], "no array of numbers"),
+        ([True, 1], "no array of numbers"),
+        ([{}], "no array of numbers"),
+        (object(), "no array of numbers"),
+        ([1 << 64], "64 bits"),
+        ([], "or none"),
+        ([[]], "or none"),
+        ({}, "1 to 100 arrays"),
+        ({str(number): [1] for number in range(101)}, "1 to 100 arrays"),
+        ([0.0] * 131073, "take fewer rows"),
+        ([[0.0] * 1024] * 129, "take fewer rows"),
+    ],
+)
+def test_what_is_no_small_array_is_refused(value, reason):
+    with pytest.raises(ValueError, match=reason):
+        golden_sample([1], value)
+
+
+def test_an_array_of_one_mebibyte_is_kept():
+    assert golden_sample([1], [0.0] * 131072)["outputs"][0]["shape"] == [131072]
+
+
+@pytest.mark.parametrize("golden", [[1], {"inputs": [1]}, 7, ((1,),), b"x", object()])
+def test_what_is_no_sample_is_refused(golden):
+    with pytest.raises(ValueError, match="golden_sample"):
+        golden_facts(golden)
+
+
+def test_a_sample_comes_in_three_ways():
+    sample = golden_sample([1], [2.0])
+    assert golden_facts(None) is None
+    assert golden_facts(sample) == golden_facts(UserDict(sample)) == golden_facts(([1], [2.0])) == sample
+
+
+def test_what_numpy_saved_is_read():
+    sample = golden_facts(MODELS / "golden.npz")
+    assert sample == golden_facts(str(MODELS / "golden.npz"))
+    assert sample is not None
+    mask, x = sample["inputs"]
+    (y,) = sample["outputs"]
+    assert (mask["name"], mask["dtype"], mask["shape"], numbers(mask, "b")) == ("mask", "bool", [2], [1, 0])
+    assert (x["name"], x["dtype"], x["shape"], numbers(x, "f")) == ("x", "float32", [2, 3], [0, 1, 2, 3, 4, 5])
+    assert (y["name"], y["dtype"], y["shape"], numbers(y, "d")) == ("", "float64", [2, 1], [1.5, 2.5])
+
+
+def npy(descr: object, shape: object, data: bytes, *, fortran: object = False, version: int = 1) -> bytes:
+    header = repr({"descr": descr, "fortran_order": fortran, "shape": shape}).encode() + b"\n"
+    length = struct.pack("<H" if version == 1 else "<L", len(header))
+    return b"\x93NUMPY" + bytes([version, 0]) + length + header + data
+
+
+def npz(path, method: int = zipfile.ZIP_STORED, /, **arrays: Any) -> str:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in arrays.items():
+            archive.writestr(f"{name}.npy", content)
+    return str(path)
+
+
+ONE = npy("<f4", (1,), struct.pack("<f", 1))
+
+
+@pytest.mark.parametrize(
+    ("content", "dtype", "data"),
+    [
+        (npy(">i2", (2,), b"\1\2\3\4"), "int16", b"\2\1\4\3"),
+        (npy("|u1", (), b"\7"), "uint8", b"\7"),
+        (npy("|b1", (1,), b"\1"), "bool", b"\1"),
+        (npy("<f2", (0, 3), b""), "float16", b""),
+        (npy(">c8", (1,), b"abcdefgh"), "complex64", b"dcbahgfe"),
+        (npy("<f8", (1,), bytes(8), version=2), "float64", bytes(8)),
+        (npy("<f8", (1,), bytes(8), version=3, fortran=True), "float64", bytes(8)),
+    ],
+)
+def test_types_and_byte_orders_of_npy_files(tmp_path, content, dtype, data):
+    facts = golden_facts(npz(tmp_path / "x.npz", zipfile.ZIP_DEFLATED, inputs=content, outputs=ONE))
+    assert facts is not None
+    assert (facts["inputs"][0]["dtype"], base64.b64decode(facts["inputs"][0]["data"])) == (dtype, data)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (npy("|O", (1,), pickle.dumps([1])), "only numbers are kept"),
+        (npy("<U3", (1,), bytes(12)), "only numbers are kept"),
+        (npy("<V2", (1,), bytes(2)), "only numbers are kept"),
+        (npy([("a", "<f4")], (1,), bytes(4)), "only numbers are kept"),
+        (npy("<f4", (2, 2), bytes(16), fortran=True), "ascontiguousarray"),
+        (npy("<f4", (5,), bytes(16)), "no array that NumPy saved"),
+        (npy("<f4", (-1, -4), bytes(16)), "no array that NumPy saved"),
+        (npy("<f4", ("x",), bytes(16)), "no array that NumPy saved"),
+        (npy("<f4", 4, bytes(16)), "no array that NumPy saved"),
+        (npy("<f4", (1 << 70,), bytes(16)), "no array that NumPy saved"),
+        (npy("<f8", (131073,), bytes(8 * 131073)), "take fewer rows"),
+        (npy("<f8", (1 << 20,), bytes(8 << 20)), "more than is ever read|longer"),
+        (b"\x93NUMPY\1\0\xff\xff" + b"[" * 5000, "no array that NumPy saved"),
+        (b"\x93NUMPY\1\0\x10\0__import__('os')", "no array that NumPy saved"),
+        (b"", "no array that NumPy saved"),
+        (ONE[:20], "no array that NumPy saved"),
+    ],
+)
+def test_an_npy_file_that_is_none_is_refused(tmp_path, content, reason):
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with pytest.raises(ValueError, match=reason):
+            golden_facts(npz(tmp_path / "x.npz", method, inputs=ONE, outputs=content))
+
+
+def test_a_file_that_is_no_npz_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="No such file"):
+        golden_facts(tmp_path / "nothing.npz")
+    with pytest.raises(ValueError, match="no regular file"):
+        golden_facts("/dev/zero")
+    (tmp_path / "x.npz").write_bytes(b"rubbish")
+    with pytest.raises(ValueError, match="no zip archive"):
+        golden_facts(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("names", [("inputs",), ("outputs/y",), ("inputs", "out"), ("x", "y"), ()])
+def test_members_that_are_missing_are_asked_for(tmp_path, names):
+    with pytest.raises(ValueError, match="needs members"):
+        golden_facts(npz(tmp_path / "x.npz", **dict.fromkeys(names, ONE)))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 9), st.binary(max_size=9)), min_size=1, max_size=5))
+def test_changed_files_are_read_or_refused(tmp_path_factory, edits):
+    data = (MODELS / "golden.npz").read_bytes()
+    for where, length, new in edits:
+        at = int(where * len(data))
+        data = data[:at] + new + data[at + length :]
+    path = tmp_path_factory.mktemp("npz") / "x.npz"
+    path.write_bytes(data)
+    found = outcome(path)
+    assert isinstance(found, dict) or str(found).startswith("golden sample: ")
+
+
+def outcome(path) -> dict | str | None:
+    try:
+        return golden_facts(path)
+    except ValueError as error:
+        return str(error)
+
+
+def test_what_a_file_holds_besides_is_not_looked_at(tmp_path):
+    more = {f"other{number}": b"\x93NUMPY" for number in range(300)}
+    facts = golden_facts(npz(tmp_path / "x.npz", inputs=ONE, outputs=ONE, **more))
+    assert facts is not None
+    assert len(facts["inputs"]) == len(facts["outputs"]) == 1
+
+
+def test_no_secret_is_kept_in_a_name():
+    secret = "ghp_0123456789abcdefghij0123456789abcdef"
+    assert secret not in json.dumps(golden_sample({secret: [1]}, [1]))

@@ -1,0 +1,86 @@
+"""Locking a record that leaves things out: they are added, and nothing of the record is moved."""
+
+import platform
+
+import pytest
+
+from envbuild.errors import LockError
+from envbuild.lock.lock import lock
+from envbuild.lock.model import Lock, Resolver, Target
+from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.uv import UvResolver
+from envbuild.manifest.packages import Distribution, Origin
+from envbuild.match.stack import Gaps
+from tests.fakes.index import serving
+from tests.fakes.wheels import make_wheel
+
+HERE = Target(python=platform.python_version(), machine=platform.machine(), glibc=platform.libc_ver()[1])
+RESOLVERS = [UvResolver(), PipToolsResolver()]
+WHEELS = [
+    make_wheel("app", "1.0", requires=["lib>=1", "Zope.Helper"]),
+    make_wheel("conflict", "1.0", requires=["lib<2"]),
+    make_wheel("lib", "1.5"),
+    make_wheel("lib", "2.0"),
+    make_wheel("zope.helper", "1.0"),
+    make_wheel("zope.helper", "3.0", requires=["gpu-part"]),
+    make_wheel("gpu-part", "1.0"),
+]
+
+
+@pytest.fixture(autouse=True)
+def index(monkeypatch, tmp_path):
+    for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS", "UV_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "UV_CACHE_DIR", "PIP_TOOLS_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    with serving(*WHEELS) as served:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", served.url)
+        yield served
+
+
+def versions(locked: Lock) -> dict[str, str]:
+    return {wheel.name: wheel.version for wheel in locked.wheels}
+
+
+@pytest.mark.parametrize("resolver", RESOLVERS, ids=["uv", "pip-tools"])
+def test_what_is_required_in_turn_is_added(resolver: Resolver):
+    assert versions(resolver.resolve(("app==1.0",), HERE)) == {"app": "1.0"}
+    assert versions(resolver.resolve(("app==1.0",), HERE, Gaps())) == {
+        "app": "1.0", "gpu-part": "1.0", "lib": "2.0", "zope-helper": "3.0",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("resolver", RESOLVERS, ids=["uv", "pip-tools"])
+def test_what_conda_had_decides_the_version_of_what_is_added(resolver: Resolver):
+    gaps = Gaps(versions=("lib==1.5", "zope-helper==1.0", "absent==7"))
+    assert versions(resolver.resolve(("app==1.0",), HERE, gaps)) == {"app": "1.0", "lib": "1.5", "zope-helper": "1.0"}
+
+
+def test_the_run_s_own_pins_win_over_what_others_declare():
+    found = UvResolver().resolve(("conflict==1.0", "lib==2.0"), HERE, Gaps())
+    assert versions(found) == {"conflict": "1.0", "lib": "2.0"}
+    with pytest.raises(LockError, match="conflict"):
+        PipToolsResolver().resolve(("conflict==1.0", "lib==2.0"), HERE, Gaps())
+
+
+def test_what_the_variant_excludes_is_not_added():
+    gaps = Gaps(without=("gpu-part",))
+    assert versions(UvResolver().resolve(("zope-helper==3.0",), HERE, gaps)) == {"zope-helper": "3.0"}
+    with pytest.raises(LockError, match=r"gpu-part==1.0: another requirement asks for it(?s:.*)--resolver uv"):
+        PipToolsResolver().resolve(("zope-helper==3.0",), HERE, gaps)
+
+
+def test_a_wheel_has_to_be_one_of_those_that_the_record_allows():
+    right = next(it.sha256 for it in WHEELS if it.filename.startswith("lib-2.0"))
+    allowed = Distribution(name="Lib", version="2.0", origin=Origin(kind="index", hashes=("ab" * 32, right)))
+    assert versions(lock(("lib==2.0",), HERE, UvResolver(), [allowed])) == {"lib": "2.0"}
+    other = Distribution(name="Lib", version="2.0", origin=Origin(kind="index", hashes=("ab" * 32,)))
+    with pytest.raises(LockError, match="not among the record's hashes"):
+        lock(("lib==2.0",), HERE, UvResolver(), [other])
+
+
+def test_gaps_are_filled_through_lock_too():
+    unknown = Distribution(name="elsewhere", version=None, origin=Origin(kind="vcs"))
+    assert set(versions(lock(("app==1.0",), HERE, UvResolver(), [unknown], Gaps()))) == {
+        "app", "gpu-part", "lib", "zope-helper",
+    }  # fmt: skip
