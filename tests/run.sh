@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests: `tests/run.sh` for all of them, `tests/run.sh unit` for what needs no installed parts.
+# Sets up and runs the tests: `tests/run.sh`, `tests/run.sh unit` for those that need no installed parts, `tests/run.sh long`
+# for those that take too long to run at every change.
 # Every stage runs; the exit code is that of the first one that failed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -45,9 +46,11 @@ if [[ $status -eq 0 ]]; then
   stage format "$bin/ruff" format --check .
   stage types "$bin/mypy"
   stage imports "$bin/lint-imports"
-  stage unit limited 600 "$bin/pytest" -q -n 2 --basetemp "$work/unit" tests/unit
+  stage unit limited 900 "$bin/pytest" -q -n 2 --basetemp "$work/unit" tests/unit
   if [[ $parts == test ]]; then
-    stage e2e limited 1620 "$bin/pytest" -q -m real --durations=15 --basetemp "$work/e2e" tests/e2e
+    selected="real and not slow"
+    [[ ${1:-all} != long ]] || selected="slow"
+    stage e2e limited 1620 "$bin/pytest" -q -m "$selected" --durations=15 --basetemp "$work/e2e" tests/e2e
   fi
 fi
 

@@ -50,8 +50,10 @@ def _ask(host: str, wait: float) -> dict[str, str]:
     except RuntimeError:
         return {}
     asking.join(wait)
+    # Before hanging up, which ends an answer in its middle.
+    answers = dict(asking.answers)
     asking.hang_up()
-    return dict(asking.answers)
+    return answers
 
 
 class _Asking(threading.Thread):
@@ -96,5 +98,8 @@ class _Asking(threading.Thread):
                 if response.getheader("Metadata-Flavor") != "Google" or 300 <= response.status < 400:
                     return
                 text = response.read(4096).decode("utf-8", "replace").strip()
+                if response.length:
+                    # It ended too soon, or is too long to be an answer.
+                    return
                 if response.status == 200 and re.fullmatch(r"[\w.:/-]{1,200}", text, re.ASCII):
                     self.answers[key] = text

@@ -113,6 +113,8 @@ SWITCH = re.compile(r"-{1,2}(?:use|no|with|without|enable|disable|require|skip)[
 ASSIGNMENT = re.compile(r"([\w.-]+)(=|:\s{0,8})(.+)", re.DOTALL)
 TAKES_PASSWORD = {"sshpass", "mysql", "mysqldump", "mariadb", "login", "htpasswd"}
 """Programs whose `-p` is a password; elsewhere it is a port, a path or a process."""
+WITH_PASSWORD = re.compile(r"(://)[^/\s:]*:[^/]*@")
+"""What the manifest's reader takes for an address with a password, and refuses."""
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -122,8 +124,8 @@ def scrub(text: str) -> str:
 
 
 def scrub_line(text: str) -> str:
-    """Scrub a text and spell out its control characters, so that it is one line."""
-    return CONTROL.sub(lambda match: ascii(match.group())[1:-1], scrub(text))
+    """Scrub a text and spell out its control characters, so that it is one line, and an address that may be recorded."""
+    return WITH_PASSWORD.sub(r"\1", CONTROL.sub(lambda match: ascii(match.group())[1:-1], scrub(text)))
 
 
 def scrub_command(words: Sequence[str]) -> list[str]:

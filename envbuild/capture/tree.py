@@ -88,7 +88,7 @@ def _git_files(folder: str, name: str, *options: str) -> set[bytes]:
 
 
 def _checkout(folder: str) -> Checkout:
-    environment = {name: value for name, value in os.environ.items() if True}
+    environment = {name: value for name, value in os.environ.items() if not ELSEWHERE.fullmatch(name)}
     environment.update(GIT_OPTIONAL_LOCKS="0", GIT_LITERAL_PATHSPECS="1")
     return Checkout(folder, environment)
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envbuild.cli import records
-from envbuild.cli.console import Progress
+from envbuild.cli.console import PLAIN_INTERVAL, Progress
 from envbuild.cli.from_manifest import ResolverName, VariantName
 
 if TYPE_CHECKING:
-    from envbuild.lock import IndexSettings, LockedRun, Target
+    from envbuild.lock import LockedRun, Options, Target
+    from envbuild.lock.facts import Counted
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match import Stack
 
@@ -64,38 +65,67 @@ def run(
     the index since are refused. Prints the path of pylock.toml.
     """
     from envbuild.files import cache_folder
-    from envbuild.lock import Options, lock_run, read_held, read_settings, refuse_changed, write_lock
+    from envbuild.lock import Options, read_settings, write_lock
     from envbuild.manifest.formats import Given
 
     started = time.monotonic()
     given, cache = Given(python=python, gpu=gpu, platform=platform), cache_folder()
     with Progress() as progress:
         had, stack = _decide(records.read_record(manifest, kind, given, progress), variant)
-        target = _target(had, stack, base, glibc, cache, progress)
-        settings, held = read_settings(find_links or (), offline=offline), read_held(out)
         options = Options(
             cache=cache,
             resolver=resolver.value,
-            settings=settings,
+            settings=read_settings(find_links or (), offline=offline),
             build=build,
             upgrade=tuple(upgrade_package or ()),
             fixed=(stack.distribution,),
             extras=tuple(extra or ()),
             say=progress.note,
+            counted=_counter(progress),
         )
-        progress.step(f"locking {len(stack.requirements)} distributions with {resolver.value}")
-        locked = lock_run(stack.requirements, target, had.distributions, options, stack.gaps)
-        if held is not None:
-            refuse_changed(held, locked.lock, str(out))
-        if download is not None:
-            locked = _download(download, locked, cache, settings, progress)
-        for note in locked.notes():
-            progress.note(note)
+        target = _target(had, stack, base, glibc, cache, progress)
+        locked = _lock(had, stack, target, options, out, download, progress)
         if require_identical:
             locked.proof.require_identical()
         write_lock(out, locked)
-    pylock = out / "pylock.toml"
-    typer.echo(json.dumps(_result(locked, pylock, started), indent=2) if as_json else str(pylock))
+    typer.echo(json.dumps(_result(locked, out, started), indent=2) if as_json else str(out / "pylock.toml"))
+
+
+def _lock(
+    had: "TrainingManifest",
+    stack: "Stack",
+    target: "Target",
+    options: "Options",
+    out: Path,
+    download: Path | None,
+    progress: Progress,
+) -> "LockedRun":
+    """Lock, hold the result to the lock that is there, fetch where that is wanted, and tell all of it."""
+    from envbuild.lock import lock_run, read_held, refuse_changed
+
+    held = read_held(out)
+    progress.step(f"locking {len(stack.requirements)} distributions with {options.resolver}")
+    locked = lock_run(stack.requirements, target, had.distributions, options, stack.gaps)
+    if held is not None:
+        refuse_changed(held, locked.lock, str(out))
+    if download is not None:
+        locked = _download(download, locked, options, progress)
+    for note in locked.notes():
+        progress.note(note)
+    return locked
+
+
+def _counter(progress: Progress) -> "Counted":
+    """Tell now and then how many wheels were compared, where that takes long."""
+    last = time.monotonic()
+
+    def told(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_INTERVAL:
+            last = time.monotonic()
+            progress.note(f"{done} of {total} wheels compared")
+
+    return told
 
 
 def _decide(record: tuple[str, bytes], variant: VariantName) -> "tuple[TrainingManifest, Stack]":
@@ -132,9 +162,7 @@ def _target(
     return found.target
 
 
-def _download(
-    folder: Path, locked: "LockedRun", cache: Path, settings: "IndexSettings", progress: Progress
-) -> "LockedRun":
+def _download(folder: Path, locked: "LockedRun", options: "Options", progress: Progress) -> "LockedRun":
     from envbuild.lock import confirm, fetch, write_wheelhouse
 
     wheels = locked.lock.wheels
@@ -143,18 +171,19 @@ def _download(
     def told(done: int, total: int, _text: str) -> None:
         progress.progress("fetching", done, total)
 
-    fetched = {wheel.sha256: path for wheel, path in fetch(wheels, cache, report=told, settings=settings)}
-    confirmed = confirm(locked, cache)
+    found = fetch(wheels, options.cache, report=told, settings=options.settings)
+    fetched = {wheel.sha256: path for wheel, path in found}
+    confirmed = confirm(locked, options.cache)
     write_wheelhouse(folder, fetched, wheels)
     return confirmed
 
 
-def _result(locked: "LockedRun", pylock: Path, started: float) -> dict[str, Any]:
+def _result(locked: "LockedRun", out: Path, started: float) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
-        "pylock": str(pylock),
-        "requirements": str(pylock.with_name("requirements.txt")),
+        "pylock": str(out / "pylock.toml"),
+        "requirements": str(out / "requirements.txt"),
         "target": asdict(locked.lock.target),
         "wheels": len(locked.lock.wheels),
         "size": sum(wheel.size for wheel in locked.lock.wheels),

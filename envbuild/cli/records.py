@@ -39,10 +39,14 @@ Python = Annotated[
     str | None, typer.Option(help="The run's exact Python, where the record does not say.", metavar="VERSION")
 ]
 Gpu = Annotated[
-    str | None, typer.Option(help='The run\'s GPU, such as "Tesla T4", or none; as above.', metavar="NAME|none")
+    str | None,
+    typer.Option(
+        help='The run\'s GPU, such as "Tesla T4", or none, where the record does not say.', metavar="NAME|none"
+    ),
 ]
 Platform = Annotated[
-    str | None, typer.Option(help="Where it ran, such as linux/amd64; as above.", metavar="OS/MACHINE")
+    str | None,
+    typer.Option(help="Where it ran, such as linux/amd64, where the record does not say.", metavar="OS/MACHINE"),
 ]
 
 

@@ -102,7 +102,7 @@ class Index:
     def _get(self, url: httpx.URL, headers: dict[str, str], limit: int) -> tuple[int, bytes, httpx.Headers]:
         """Status, at most `limit` bytes of content, and headers; short faults of network and server are retried."""
         for attempt in range(_ATTEMPTS):
-            wait = 0.2 * 2**attempt
+            asked = httpx.Headers()
             try:
                 status, body, found = self._once(url, headers, limit)
             except httpx.HTTPError as error:
@@ -114,8 +114,8 @@ class Index:
                 busy = status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS
                 if not busy or attempt == _ATTEMPTS - 1:
                     raise _failed(url, f"the server answered {status}")
-                wait = max(wait, _patience(found))
-            time.sleep(wait)
+                asked = found
+            time.sleep(_pause(attempt, asked))
         raise AssertionError("the last attempt returns or raises")
 
     def _once(self, url: httpx.URL, headers: dict[str, str], limit: int) -> tuple[int, bytes, httpx.Headers]:
@@ -153,10 +153,11 @@ def _verify(settings: IndexSettings) -> Any:
     return True
 
 
-def _patience(headers: httpx.Headers) -> float:
-    """The seconds of Retry-After (RFC 9110, section 10.2.3), within reason; 0 where it is absent or a date."""
+def _pause(attempt: int, headers: httpx.Headers) -> float:
+    """Seconds before the next attempt: rising, and not less than Retry-After (RFC 9110, section 10.2.3) asks for."""
     asked = headers.get("retry-after", "")
-    return min(float(asked), _LONGEST_WAIT) if asked.isascii() and asked.isdigit() else 0.0
+    patience = min(float(asked), _LONGEST_WAIT) if asked.isascii() and asked.isdigit() else 0.0
+    return float(max(0.2 * 2**attempt, patience))
 
 
 def _failed(url: httpx.URL, why: str) -> LockError:

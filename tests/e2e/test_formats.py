@@ -164,7 +164,9 @@ def test_a_project_of_uv_is_the_same_in_each_of_uv_s_formats(project, converted)
     assert len(origins["repository"]["commit"]) == 40
     requirements = converted(said(UV, "export", "-q", "--format", "requirements.txt", cwd=project), *WHERE)
     assert requirements["source"]["format"] == "requirements"
-    assert pins(requirements) == {name: it for name, it in pins(pylock).items() if name != "beside"} | {"repository": None}
+    assert pins(requirements) == {name: it for name, it in pins(pylock).items() if name != "beside"} | {
+        "repository": None
+    }
     assert "-e ../beside" in "".join(requirements["source"]["notes"])
 
 

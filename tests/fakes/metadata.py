@@ -11,7 +11,7 @@ VALUES = {
     "project/project-id": "example-project",
     "instance/image": "projects/deeplearning-platform-release/global/images/common-cu128-v20261101",
 }
-Manner = Literal["answers", "closes", "silent", "drips", "redirects", "foreign", "endless"]
+Manner = Literal["answers", "closes", "silent", "drips", "redirects", "foreign", "endless", "cuts"]
 
 
 class MetadataServer:
@@ -91,6 +91,13 @@ class MetadataServer:
 
     def _closes(self, connection: socket.socket, head: str) -> bool:
         self._answers(connection, head, "Connection: close")
+        return False
+
+    def _cuts(self, connection: socket.socket, head: str) -> bool:
+        """Close in the middle of a body."""
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\nContent-Length: 40\r\n\r\nprojects/1/zones/euro"
+        )
         return False
 
     def _foreign(self, connection: socket.socket, head: str) -> bool:

@@ -1,4 +1,5 @@
-/* For LD_PRELOAD: the metadata server's address leads to a port of this machine, and no name is found for a minute. */
+/* For LD_PRELOAD: the metadata server's address leads to a port of this machine, and looking up a name takes its time:
+   a minute, after which there is none, or the seconds given, after which it leads to that port too. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -24,8 +25,9 @@ int connect(int handle, const struct sockaddr *address, socklen_t length) {
 int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **found) {
   int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **) = dlsym(RTLD_NEXT, "getaddrinfo");
   if (name && strspn(name, "0123456789.") < strlen(name)) {
-    sleep(60);
-    return EAI_AGAIN;
+    const char *seconds = getenv("FAKE_LOOKUP_SECONDS");
+    sleep(seconds ? atoi(seconds) : 60);
+    return seconds ? real("127.0.0.1", getenv("FAKE_METADATA_PORT"), hints, found) : EAI_AGAIN;
   }
   return real(name, service, hints, found);
 }

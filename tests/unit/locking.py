@@ -4,6 +4,7 @@ import io
 import platform
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def record_of(wheel: FakeWheel) -> str:
 def installed(wheel: FakeWheel, **facts) -> Distribution:
     """What capture says of a run that installed this wheel from an index."""
     name, version = wheel.filename.split("-")[:2]
-    known = {"name": name, "version": version, "origin": Origin(kind="index")}
+    known: dict[str, Any] = {"name": name, "version": version, "origin": Origin(kind="index")}
     return Distribution(**(known | {"content_sha256": record_content(record_of(wheel))} | facts))
 
 

@@ -52,6 +52,7 @@ def test_names_of_variables_are_recorded_once_and_never_their_values(monkeypatch
 
 def test_of_a_name_with_its_value_only_the_name_is_kept():
     facts = contract_facts([f"DB_PASSWORD={SECRET}", f"X={SECRET}=y"], (), ())
+    assert facts is not None
     assert [item["name"] for item in facts["variables"]] == ["DB_PASSWORD", "X"]
 
 
@@ -236,6 +237,7 @@ def test_what_a_place_says_of_users_is_cut():
 def test_all_parts_are_in_the_contract(tmp_path):
     (tmp_path / "work" / "prep.py").write_text("1")
     facts = contract_facts(["X"], ["/nowhere"], ["prep.py", "prep.py"])
+    assert facts is not None
     assert facts.keys() == {"variables", "data", "preprocessing"}
     assert [item["path"] for item in facts["preprocessing"]] == ["prep.py"]
 

@@ -20,6 +20,12 @@ OLDER = "import sys; del sys.orig_argv; "
 """What Python before 3.10 does not have."""
 
 
+def of(entry):
+    """The words of a command that was recorded."""
+    assert entry is not None
+    return entry["command"]
+
+
 def own(folder: Path, *words: str, **variables: str) -> dict:
     """What a process started with these words says of itself."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
@@ -84,6 +90,12 @@ def test_a_notebook_is_told_by_its_kernel_and_its_path(tmp_path):
     assert facts == {"command": command, "notebook": "~/work/train.ipynb"}
 
 
+def test_a_notebook_s_path_is_scrubbed(tmp_path):
+    (tmp_path / "train.py").write_text(TELL)
+    facts = own(tmp_path, "train.py", JPY_SESSION_NAME=f"runs/ghp_{SECRET}\n.ipynb")
+    assert facts["notebook"] == "runs/[redacted]\\n.ipynb"
+
+
 def test_a_given_command_counts_more_than_the_process(monkeypatch):
     monkeypatch.setenv("JPY_SESSION_NAME", "x.ipynb")
     facts = {"command": ["python", "train.py"], "notebook": None}
@@ -97,20 +109,20 @@ def test_a_process_that_was_started_to_capture_says_nothing_of_the_run():
 
 
 def test_a_command_without_end_is_cut():
-    command = entry_facts(["x"] * (MOST_WORDS + 5), "fresh")["command"]
+    command = of(entry_facts(["x"] * (MOST_WORDS + 5), "fresh"))
     assert command[MOST_WORDS:] == ["… (5 words more)"]
 
 
 def test_secrets_are_cut_out():
     words = ["train.py", "--api-key", SECRET, f"--password={SECRET}", "-H", f"Authorization: Bearer {SECRET}"]
-    command = entry_facts(words, "fresh")["command"]
+    command = of(entry_facts(words, "fresh"))
     assert command == [
         "train.py", "--api-key", "[redacted]", "--password=[redacted]", "-H", "Authorization: [redacted]"
     ]  # fmt: skip
 
 
 def test_a_word_with_nul_is_spelt_out():
-    assert entry_facts(["a\0b"], "fresh")["command"] == ["a\\0b"]
+    assert of(entry_facts(["a\0b"], "fresh")) == ["a\\0b"]
 
 
 WHOLE = {

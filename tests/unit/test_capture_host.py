@@ -55,14 +55,17 @@ def write(root: Path, path: str, text: str) -> None:
     (root / path).write_text(text)
 
 
-def ask(root: Path, server: MetadataServer | None = None, **variables: str) -> dict | None:
-    """What a process says whose network is `network.c`."""
+def ask(root: Path, server: MetadataServer | None = None, then: float = 0, **variables: str) -> dict | None:
+    """What a process says whose network is `network.c`, and that lives on `then` for some seconds."""
     library = shared_library(root.parent / "network.so", NETWORK.read_text())
-    code = "import json, sys; from envbuild.capture.host import host_facts; print(json.dumps(host_facts(sys.argv[1])))"
+    code = (
+        "import json, sys, time; from envbuild.capture.host import host_facts; print(json.dumps(host_facts(sys.argv[1])));"
+        "time.sleep(float(sys.argv[2]))"
+    )
     environment = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(library), **variables}
     if server:
         environment["FAKE_METADATA_PORT"] = str(server.port)
-    command = [sys.executable, "-W", "error", "-c", code, str(root)]
+    command = [sys.executable, "-W", "error", "-c", code, str(root), str(then)]
     # The faked lookup of a name takes a minute.
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=45)
     assert done.stderr == ""
@@ -92,7 +95,8 @@ def test_google_s_firmware_is_reason_enough_to_ask(root, product):
 @pytest.mark.parametrize("name", ["CLOUD_ML_JOB_ID", "KUBERNETES_SERVICE_HOST", "K_SERVICE", "CLOUD_RUN_JOB"])
 def test_so_are_services_whose_sandboxes_hide_the_firmware(root, name):
     with MetadataServer() as server:
-        facts = ask(root, server, **{name: "1"}) or {}
+        given: dict = {name: "1"}
+        facts = ask(root, server, **given) or {}
     assert {key: facts.get(key) for key in MACHINE} == MACHINE
 
 
@@ -148,7 +152,7 @@ def test_what_is_no_name_is_not_believed(root, monkeypatch, value):
         assert "zone" not in (host_facts(str(root)) or {})
 
 
-@pytest.mark.parametrize("manner", ["foreign", "redirects"])
+@pytest.mark.parametrize("manner", ["foreign", "redirects", "cuts"])
 def test_another_server_at_that_address_is_not_believed(root, monkeypatch, manner):
     with MetadataServer(manner=manner) as server:
         monkeypatch.setenv("GCE_METADATA_HOST", server.address)
@@ -175,6 +179,13 @@ def test_an_address_that_leads_nowhere_is_no_fault(root, monkeypatch, host):
 
 def test_a_name_that_nobody_knows_is_not_waited_for(root):
     assert ask(root, GCE_METADATA_HOST="metadata.example.com") is None
+
+
+def test_a_name_that_is_found_too_late_is_not_asked_any_more(root):
+    with MetadataServer() as server:
+        late = {"GCE_METADATA_HOST": f"metadata.example.com:{server.port}", "FAKE_LOOKUP_SECONDS": "1"}
+        assert ask(root, server, then=2, **late) is None
+    assert server.requests == []
 
 
 def job(**environment: str) -> dict[str, str]:

@@ -294,7 +294,7 @@ def test_the_record_of_an_operating_system_s_package_is_that_of_its_build(env, i
 def test_pth_files_are_described_with_their_owner(env):
     code = "import os; os.environ.setdefault('A', 'b')\n"
     install(env, "Hack", {"hack.pth": code})
-    (env.site / "plain.pth").write_text("# import nothing\n/srv/code\n")
+    (env.site / "plain.pth").write_text("# import nothing\nimported/code\n")
     (env.site / "bom.pth").write_bytes(b"\xef\xbb\xbfimport\tos\n")
     found = env.capture()["installation"]["pth"]
     assert [(item["name"], item["code"], item.get("owner")) for item in found] == [
@@ -423,8 +423,10 @@ def test_zipped_distributions_are_found(env, member):
         archive.writestr("deeper/y-1.0.dist-info/METADATA", "Name: y\nVersion: 1.0\n")
     (env.folder / "damaged.egg").write_bytes((env.folder / "x.egg").read_bytes()[40:])
     path = tuple(env.folder / name for name in ("x.egg", "damaged.egg", "absent.zip"))
-    (item,) = env.capture(path=path)["distributions"]
+    manifest = env.capture(path=path)
+    (item,) = manifest["distributions"]
     assert (item["name"], item["version"], item["origin"]["kind"]) == ("x", "1.5", "unknown")
+    assert manifest["installation"]["unreadable"] == [member.partition("/")[0]]
 
 
 def test_a_folder_of_an_egg_is_a_distribution(env):
@@ -521,6 +523,7 @@ def test_a_develop_link_leads_to_the_project(env):
     (folder / "src" / "dev.egg-info").mkdir(parents=True)
     (folder / "src" / "dev.egg-info" / "PKG-INFO").write_text("Name: dev\nVersion: 3.0\n")
     (env.site / "dev.egg-link").write_text(f"{folder}/src\n../")
+    (env.site / "broken.egg-link").write_text("\0\n..")
     (item,) = env.capture(path=(folder / "src",))["distributions"]
     origin = item["origin"]
     assert (origin["kind"], origin["url"], origin["subdirectory"]) == ("editable", folder.as_uri(), "python")

@@ -169,6 +169,11 @@ def test_a_scrubbed_line_is_one_line(drawn):
     assert not drawn[1] or leaks(line, drawn[1]) == []
 
 
+@given(st.text(":/@?#[] aA1,%\"'\\.=&-", max_size=25), st.sampled_from(["", "a://", "a://:"]))
+def test_an_address_that_was_scrubbed_is_accepted_by_the_reader(text, scheme):
+    assert not re.search(r"://[^/\s:]*:[^/]*@", scrub_line(scheme + text))
+
+
 @given(awkward, st.sampled_from(["https", "http", "git+https", "ssh", "git+ssh", "gs"]))
 def test_no_user_or_password_of_a_url_is_kept(hidden, scheme):
     forms = (f"user:{hidden}", hidden, f"{hidden}:x-oauth-basic", f":{hidden}", f"a@b:{hidden}")
@@ -368,12 +373,18 @@ def planted(env: Environment, texts: dict[str, tuple[str, str]], server: Metadat
     urls = [texts[kind][0] for kind in IN_URL] + [f"https://u:{quote(text, safe='')}@example.com/x" for text in whole]
     plant_checkout(env, whole, urls)
     plant_distributions(env, urls, shaped)
-    for number, text in enumerate(shaped):
-        (env.site / f"{number}.pth").write_text(f"/opt/{text}/lib\n# {text}\n")
+    record = ""
+    (env.folder / "model").mkdir()
+    for text in shaped:
+        (env.site / f"{text}.pth").write_text(f"/opt/{text}/lib\n# {text}\n")
+        record += f"{text}.py,sha256=AAAA,1\n"
+        (env.site / f"{text}.py").write_text("changed")
+        (env.folder / "model" / f"{text}.bin").write_text("")
+    env.install("changed", RECORD=record)
     plant_variables(env, whole, shaped, server)
     (env.folder / shaped[0]).mkdir()
     hidden = [core for _, core in texts.values()]
-    config = {"data": [f"X{number}={url}" for number, url in enumerate(urls)], "requires": shaped, "model": urls[0]}
+    config = {"data": [f"X{number}={url}" for number, url in enumerate(urls)], "requires": shaped, "model": "model"}
     (env.folder / "config.json").write_text(json.dumps(config))
     options = ["--config", "config.json", "--patch", "--preprocessing", shaped[0], "--requires", f"NAME={hidden[0]}"]
     options += [f"--variable={name}" for name in env.variables if name.startswith("ASKED_")] + [
@@ -397,7 +408,8 @@ def plant_checkout(env: Environment, whole: list[str], urls: list[str]) -> None:
 def plant_distributions(env: Environment, urls: list[str], shaped: list[str]) -> None:
     for number, url in enumerate(urls):
         vcs = {"vcs": "git", "commit_id": "abc", "requested_revision": shaped[number % len(shaped)]}
-        kind = [{"vcs_info": vcs}, {"archive_info": {}}, {"dir_info": {"editable": True}}][number % 3]
+        kinds: list[dict] = [{"vcs_info": vcs}, {"archive_info": {}}, {"dir_info": {"editable": True}}]
+        kind = kinds[number % 3]
         text = json.dumps({"url": url, "subdirectory": shaped[0], **kind})
         env.install(f"d{number}", direct_url=text, INSTALLER=shaped[number % len(shaped)] + "\n")
     for number, text in enumerate(shaped):
@@ -454,7 +466,7 @@ def test_nothing_that_is_planted_anywhere_comes_out_anywhere(texts, data):
         written = (env.folder / "manifest.json").read_text()
     read_manifest(written.encode(), "captured")
     manifest = json.loads(written)
-    assert {"code", "conda", "contract", "entry", "host", "installation", "model_uri", "variables"} <= manifest.keys()
+    assert {"code", "conda", "contract", "entry", "host", "installation", "model", "variables"} <= manifest.keys()
     assert manifest["variables"]["MY_API_KEY"] == "[redacted]"
     for text in (done.stdout, done.stderr, written):
         assert SECRET not in text

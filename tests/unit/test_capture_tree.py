@@ -111,6 +111,16 @@ def test_the_files_are_counted(checkout):
     assert {"path", "git_tree", "files", "unread"} == set(Tree.__dataclass_fields__)
 
 
+def test_a_file_s_name_is_no_pattern(checkout):
+    write(checkout, **{"prep__?": "1", "prep__[": "2"})
+    commit(checkout)
+    assert tree_facts(str(checkout / "prep" / "?")) == {
+        "path": str(checkout / "prep" / "?"),
+        "git_tree": head(checkout, "prep/?"),
+        "files": 1,
+    }
+
+
 def test_the_path_is_recorded_as_it_was_named(checkout, monkeypatch):
     monkeypatch.chdir(checkout)
     assert [tree_facts(path)["path"] for path in ("prep", "./prep/", "../checkout/prep")] == [
@@ -197,6 +207,7 @@ def test_another_checkout_in_the_environment_is_not_asked(checkout, tmp_path, mo
     expected = head(checkout, "prep")
     write(tmp_path / "other", x="1")
     commit(tmp_path / "other")
+    (tmp_path / "other" / ".git" / "info" / "exclude").write_text("a_b\n")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
     assert digest(checkout / "prep") == expected
 

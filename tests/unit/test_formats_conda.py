@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from envbuild.errors import UsageError
 from envbuild.manifest.packages import CondaPackage
 from tests.unit.converting import origins, pins, read, refusal
 
@@ -110,6 +111,11 @@ def test_a_python_without_its_patch_is_asked_for(spec):
     assert manifest.python.version == "3.10.12"
     assert manifest.conda
     assert manifest.conda.packages == ()
+
+
+def test_a_python_of_another_minor_version_is_refused():
+    with pytest.raises(UsageError, match=r"the record says Python 3\.1\n"):
+        read("environment.yml", "dependencies:\n  - python=3.1\n  - six==1\n", python="3.10.12")
 
 
 def test_versions_in_pip_s_part_have_to_be_exact_as_well():

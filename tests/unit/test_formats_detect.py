@@ -166,6 +166,15 @@ def test_what_a_converted_manifest_does_not_know_can_be_given_later():
     }  # fmt: skip
 
 
+def test_where_the_model_lies_is_given_once():
+    manifest = read("freeze.txt", "idna==3.20\n", python="3.11.7", model="gs://user:canary@models/1")
+    assert manifest.model_uri == "gs://models/1"
+    assert "model_uri" not in manifest.source.unknown
+    assert read("m.json", captured(model_uri="gs://models/1"), model="gs://models/1").model_uri == "gs://models/1"
+    with pytest.raises(UsageError, match="the record says gs://models/1"):
+        read("m.json", captured(model_uri="gs://models/1"), model="gs://models/2")
+
+
 def test_an_absent_accelerator_means_none_in_a_capture_only():
     manifest = read("manifest.json", captured())
     assert known_accelerator(manifest) == Accelerator(kind="none")

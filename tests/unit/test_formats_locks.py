@@ -114,9 +114,10 @@ def test_the_environment_decides_between_the_packages_of_a_pylock():
         (PYLOCK.replace('name = "idna"', 'name = "Idna"'), LINUX, "no valid pylock.toml"),
         (PYLOCK[:-40], LINUX, "not TOML"),
         ("lock-version = '1.0'\nx=" + "[" * 100_000, LINUX, "nested too deeply"),
+        ("lock-version = '1.0'\n" + "a." * 150 + "a = 1\n", LINUX, "a key without end"),
         (PYLOCK, {}, "--python"),
     ],
-    ids=["no platform", "python", "platform", "two", "version", "name", "cut", "nested", "no python"],
+    ids=["no platform", "python", "platform", "two", "version", "name", "cut", "nested", "key", "no python"],
 )
 def test_pylocks_that_cannot_be_the_run_s_are_refused(content, given, says):
     assert says in refusal("pylock.toml", content, **given)

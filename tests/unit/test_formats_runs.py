@@ -206,6 +206,7 @@ INSPECT = {
         installed("idna", "3.20", requested=True),
         installed("Debian.Thing", "1.0", installer="debian"),
         installed("numpy", "1.26", installer="conda", direct_url={"url": "file:///croot/numpy/work", "dir_info": {}}),
+        installed("scipy", "1.11", installer="conda"),
         installed("epkg", "0.3", direct_url={"url": "file:///home/me/epkg", "dir_info": {"editable": True}}),
         installed(
             "vpkg", "1.2",
@@ -238,6 +239,7 @@ def test_pip_inspect_says_almost_everything():
         "epkg": {"kind": "editable", "url": "file:///home/me/epkg"},
         "idna": {"kind": "index"},
         "numpy": {"kind": "conda"},
+        "scipy": {"kind": "conda"},
         "six": {"kind": "archive", "url": "https://example.com/six.whl", "sha256": "ab" * 32},
         "vpkg": {
             "kind": "vcs", "url": "https://example.com/v.git", "commit": "9fceb02d", "requested_revision": "main",

@@ -169,6 +169,17 @@ def test_lines_that_cannot_be_kept_are_refused_by_their_number(text, says):
     assert len(said) < 1000
 
 
+def test_a_comment_does_not_go_on_in_the_next_line():
+    assert pins(read("requirements.txt", "# why \\\nidna==3.20\nsix==\\\n1.16.0\n", **PYTHON)) == {
+        "idna": "3.20",
+        "six": "1.16.0",
+    }
+
+
+def test_faults_without_end_are_counted_no_further():
+    assert "and 980 more" in refusal("requirements.txt", "p>1\n" * 5000, **PYTHON)
+
+
 def test_the_same_version_twice_is_no_contradiction():
     assert pins(read("requirements.txt", "Foo.Bar==1.0\nfoo_bar==1.0.0\n", **PYTHON)) == {"Foo.Bar": "1.0"}
 

@@ -85,7 +85,6 @@ def manifest_of(found: Found, record: Record, *, kind: Format, given: Given, now
         code=found.code,
         entry=found.entry,
         host=found.host,
-        model_uri=given.model,
     )
     unknown = tuple(_unknown(manifest, found))
     manifest = replace(manifest, source=replace(manifest.source, unknown=unknown))

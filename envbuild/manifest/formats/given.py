@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from envbuild.capture.redact import scrub
 from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest.fields import PythonVersion, Rule, shown
 from envbuild.manifest.hardware import Accelerator, Gpu
@@ -89,14 +90,18 @@ def supplement(manifest: TrainingManifest, given: Given, where: str) -> Training
     if accelerator and named and _names(accelerator) != _names(named):
         told = ", ".join(_names(accelerator)) or accelerator.kind
         raise UsageError(f"the record says {told}", where=f"--gpu {given.gpu}", todo=_TODO)
+    if given.model and manifest.model_uri not in {None, given.model}:
+        raise UsageError(f"the record says {manifest.model_uri}", where=f"--model {scrub(given.model)}", todo=_TODO)
     known = known_platform(manifest.platform, given)
     told_now = {"accelerator"} if named else set()
     told_now |= {"platform.system", "platform.machine"} if given.platform else set()
+    told_now |= {"model_uri"} if given.model else set()
     left = tuple(it for it in manifest.source.unknown if it not in told_now)
     return replace(
         manifest,
         platform=known,
         accelerator=manifest.accelerator if accelerator else named,
+        model_uri=manifest.model_uri or (scrub(given.model) if given.model else None),
         source=replace(manifest.source, unknown=left),
     )
 

@@ -63,8 +63,6 @@ class Pins:
             requirement = None
         if requirement is None:
             return self.faults.add(f"{place}: this is no requirement: {quoted(text)}", "correct or remove the line")
-        if "${" in f"{requirement.name}{requirement.specifier}":
-            return self.faults.add(f"{place}: the value of a variable is not known: {quoted(text)}", "write it out")
         holds = self.surroundings.holds(requirement.marker)
         if holds is None:
             what = f"{place}: whether {requirement.name} was installed depends on where: {requirement.marker}"

@@ -154,12 +154,12 @@ def _host(address: str) -> str:
 
 
 def _logical_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Join lines that end in a backslash; a comment ends its line for good."""
+    """Join lines that end in a backslash, as pip does; a line of comment goes on nowhere."""
     begun = 0
     parts: list[str] = []
     for number, line in enumerate(lines, 1):
         begun = begun if parts else number
-        continued = line.endswith("\\") and not _COMMENT.search(line)
+        continued = line.endswith("\\") and not _COMMENT.match(line)
         parts.append(line.removesuffix("\\") if continued else line)
         if not continued:
             yield begun, " ".join(parts) if len(parts) > 1 else line
