@@ -24,7 +24,7 @@ from envbuild.capture.native import native_facts
 from envbuild.capture.numerics import numerics_facts
 from envbuild.capture.output import check_out, tell_disagreements, write_out
 from envbuild.capture.reading import Facts, manifest_text, present
-from envbuild.capture.redact import scrub
+from envbuild.capture.redact import scrub_line
 from envbuild.capture.variables import recorded_variables
 
 SCHEMA_VERSION = "1.1"
@@ -112,7 +112,8 @@ def _unknown(process: str, command: Sequence[str] | None) -> list[str]:
 
 def complete(environment: Facts, contract: Facts | None, model_uri: str | None, golden: Any) -> Facts:
     """Add to an environment what lies outside of its process, and say what disagrees."""
-    uri = scrub(model_uri or "") or None
-    outside = {"contract": contract, "model_uri": uri, "model": model_facts(uri) if uri else None}
+    uri = scrub_line(model_uri or "") or None
+    model = model_facts(model_uri) if model_uri else None
+    outside = {"contract": contract, "model_uri": uri, "model": model}
     manifest: Facts = present(dict(environment, **outside, golden=golden_facts(golden)))
     return dict(manifest, disagreements=present(find_disagreements(manifest)))

@@ -124,7 +124,7 @@ def scrub(text: str) -> str:
 
 
 def scrub_line(text: str) -> str:
-    """Scrub a text and spell out its control characters, so that it is one line, and an address that may be recorded."""
+    """Scrub a text to one line, control characters spelt out, that may also be recorded as an address."""
     return WITH_PASSWORD.sub(r"\1", CONTROL.sub(lambda match: ascii(match.group())[1:-1], scrub(text)))
 
 

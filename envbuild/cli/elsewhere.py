@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from envbuild.capture import script
-from envbuild.capture.contract import contract_facts
+from envbuild.capture.contract import contract_facts, required_names
 from envbuild.capture.output import check_out, tell_disagreements, write_out
 from envbuild.capture.reading import manifest_text
 from envbuild.capture.record import complete
@@ -37,7 +37,7 @@ def _by_interpreter(python: str, options: dict[str, Any]) -> dict[str, Any]:
 def _in_container(image: str, python: str | None, options: dict[str, Any]) -> dict[str, Any]:
     from envbuild.engine import image_environment
 
-    arguments = [f"--requires={name}" for name in options["requires"]] + _arguments(options)
+    arguments = [f"--requires={name}" for name in required_names(options["requires"])] + _arguments(options)
     with Progress() as report:
         environment = image_environment(image, arguments, python=python, report=report)
     places = options["data"] or options["preprocessing"]
