@@ -165,6 +165,7 @@ def test_models_of_tensorflow_2_8(saved_by_2_8):
     assert (saved_by_2_8 / "keras_saved_model").is_dir()
 
 
+@pytest.mark.slow  # a Debian root with PyTorch: 1.2 GB
 def test_models_of_torch(saved_by_torch):
     versions = versions_of(saved_by_torch)
     found = {path.name: model_facts(str(path)) for path in saved_by_torch.iterdir() if path.suffix.startswith(".p")}
@@ -242,5 +243,6 @@ def test_a_golden_sample_of_tensorflow(tmp_path, train_env):
     check_golden(tmp_path / "out")
 
 
+@pytest.mark.slow  # a Debian root with PyTorch: 1.2 GB
 def test_a_golden_sample_of_torch(saved_by_torch):
     check_golden(saved_by_torch)
