@@ -39,13 +39,7 @@ class ResolverName(StrEnum):
 
 
 def run(
-    manifest: Annotated[
-        str,
-        typer.Argument(
-            help="A manifest, or another tool's record as for `envbuild convert`: a path, - for stdin, or gs://.",
-            metavar="MANIFEST",
-        ),
-    ],
+    manifest: records.Manifest,
     variant: Annotated[VariantName, typer.Option(help="auto: gpu if the run used GPUs.")] = VariantName.AUTO,
     base: Annotated[
         str | None, typer.Option(help="An image reference, an OCI layout folder, or debian:SUITE.", metavar="REF")

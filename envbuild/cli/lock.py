@@ -18,10 +18,27 @@ if TYPE_CHECKING:
     from envbuild.match import Stack
 
 
+RequireIdentical = Annotated[
+    bool, typer.Option("--require-identical", help="Fail unless every wheel is proven to be the run's.")
+]
+Build = Annotated[bool, typer.Option("--build", help="Build what no index has as a wheel; runs its projects' code.")]
+FindLinks = Annotated[
+    list[Path] | None, typer.Option(help="Take wheels from this folder too; may be repeated.", metavar="DIR")
+]
+Download = Annotated[
+    Path | None, typer.Option(help="Put all wheels into this folder, for --find-links.", metavar="DIR")
+]
+UpgradePackage = Annotated[
+    list[str] | None, typer.Option(help="Take a newer release, and what must follow it.", metavar="NAME[==V]")
+]
+Extra = Annotated[
+    list[str] | None, typer.Option(help="Add this and what it needs, moving nothing.", metavar="REQUIREMENT")
+]
+Glibc = Annotated[str | None, typer.Option(help="Lock for this glibc; by default the run's own.", metavar="2.N")]
+
+
 def run(
-    manifest: Annotated[
-        str, typer.Argument(help="A manifest or another tool's record: a path, - or gs://.", metavar="MANIFEST")
-    ],
+    manifest: records.Manifest,
     out: Annotated[
         Path, typer.Option(help="Where requirements.txt and pylock.toml go.", metavar="DIR", file_okay=False)
     ] = Path("envbuild-lock"),
@@ -29,30 +46,16 @@ def run(
     base: Annotated[
         str | None, typer.Option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
     ] = None,
-    glibc: Annotated[
-        str | None, typer.Option(help="Lock for this glibc; by default the run's own.", metavar="2.N")
-    ] = None,
+    glibc: Glibc = None,
     resolver: Annotated[ResolverName, typer.Option(help="What does the locking.")] = ResolverName.UV,
     *,
-    require_identical: Annotated[
-        bool, typer.Option("--require-identical", help="Fail unless every wheel is proven to be the run's.")
-    ] = False,
-    build: Annotated[
-        bool, typer.Option("--build", help="Build what no index has as a wheel; runs its projects' code.")
-    ] = False,
-    find_links: Annotated[
-        list[Path] | None, typer.Option(help="Take wheels from this folder too; may be repeated.", metavar="DIR")
-    ] = None,
+    require_identical: RequireIdentical = False,
+    build: Build = False,
+    find_links: FindLinks = None,
     offline: Annotated[bool, typer.Option("--offline", help="Look in folders only, and in no index.")] = False,
-    download: Annotated[
-        Path | None, typer.Option(help="Put all wheels into this folder, for --find-links.", metavar="DIR")
-    ] = None,
-    upgrade_package: Annotated[
-        list[str] | None, typer.Option(help="Take a newer release, and what must follow it.", metavar="NAME[==V]")
-    ] = None,
-    extra: Annotated[
-        list[str] | None, typer.Option(help="Add this and what it needs, moving nothing.", metavar="REQUIREMENT")
-    ] = None,
+    download: Download = None,
+    upgrade_package: UpgradePackage = None,
+    extra: Extra = None,
     kind: records.From = None,
     python: records.Python = None,
     gpu: records.Gpu = None,

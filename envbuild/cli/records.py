@@ -34,6 +34,13 @@ class FormatName(StrEnum):
     WANDB = "wandb"
 
 
+Manifest = Annotated[
+    str,
+    typer.Argument(
+        help="A manifest, or another tool's record as for `envbuild convert`: a path, - for stdin, or gs://.",
+        metavar="MANIFEST",
+    ),
+]
 From = Annotated[FormatName | None, typer.Option("--from", help="What the record is, where it cannot be told.")]
 Python = Annotated[
     str | None, typer.Option(help="The run's exact Python, where the record does not say.", metavar="VERSION")
