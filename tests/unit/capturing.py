@@ -12,11 +12,13 @@ from pathlib import Path
 from envbuild.capture import script
 from envbuild.manifest import read_manifest
 
+_FOLDER = tempfile.TemporaryDirectory(prefix="capture-")  # removed when the interpreter ends
+
 
 @cache
 def script_path() -> Path:
     """The standalone file, written where it shadows nothing."""
-    path = Path(tempfile.mkdtemp(prefix="capture-")) / "capture.py"
+    path = Path(_FOLDER.name) / "capture.py"
     path.write_text(script())
     return path
 

@@ -14,7 +14,7 @@ from envbuild.match.profiles import FRAMEWORKS
 from envbuild.refresh import READERS
 from tests.fakes.frameworks import CPU, TF_REQUIRES, cuda_config, jax, jax_pjrt, jax_plugin, jaxlib, tensorflow, torch
 from tests.fakes.index import FakeIndex, Fault, closed_port, serving
-from tests.fakes.wheels import FakeWheel
+from tests.fakes.wheels import FakeWheel, make_wheel
 
 JAX = ("jaxlib==0.8.0", 'jax-cuda13-plugin[with_cuda]==0.8.0; extra == "cuda13"')
 TENSORFLOW = tensorflow("2.15.1")
@@ -188,6 +188,8 @@ def test_a_profile_that_is_not_there_is_named_before_the_index_is_read(served, p
 
 
 def test_an_index_without_ranges_or_that_is_down_is_named(served, profiles, kept):
+    tags = ("cp311-cp311-manylinux2014_x86_64",)
+    served.add(make_wheel("torch", "2.9.0", {"torch/large": bytes(1 << 20)}, tags=tags, method=0))
     served.ranges = False
     done = profiles("check", "--profiles", kept)
     assert done.returncode == 12

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from difflib import unified_diff
 
 import pytest
-from httpx import Headers
 from packaging.version import Version
 
 from envbuild.errors import LockError
 from envbuild.lock.settings import IndexSettings
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
 from envbuild.oci.digest import Digest
-from envbuild.refresh.index import Index, _pause
+from envbuild.refresh.index import Index
 from envbuild.refresh.tensorflow import read_tensorflow
 from envbuild.refresh.toml import to_toml
 from tests.fakes.frameworks import CPU, GPU, build_info, cuda_config, cudnn_header, stub
@@ -244,7 +243,8 @@ def test_a_large_wheel_is_read_in_parts():
         assert "2.9.0" in refresh(index)
         asked = [it.range for it in index.requests if it.path.endswith(".whl")]
     lengths = [
-        int(last) - int(first) + 1 for first, last in ((it or "").removeprefix("bytes=").split("-") for it in asked)
+        int(last) - int(first or 1) + 1
+        for first, last in ((it or "").removeprefix("bytes=").split("-") for it in asked)
     ]
     assert len(big.data) > 4_000_000
     assert sum(lengths) < 200_000
@@ -263,14 +263,6 @@ def test_a_busy_index_is_asked_again(served):
     assert refresh(served) == before
 
 
-@pytest.mark.parametrize(
-    ("asked", "seconds"),
-    [("7", 7), ("3600", 30), ("0", 0.4), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.4), ("-1", 0.4), ("²", 0.4)],
-)
-def test_a_busy_index_is_given_the_time_that_it_asks_for_within_reason(asked, seconds):
-    assert _pause(1, Headers({"Retry-After": asked.encode()})) == seconds
-
-
 @pytest.mark.parametrize(("fault", "part"), [(Fault(status=403), "403"), (Fault(status=401), "401")])
 def test_a_refusal_names_status_and_address(served, fault, part):
     served.fail("/simple/tensorflow/", fault)
@@ -280,6 +272,7 @@ def test_a_refusal_names_status_and_address(served, fault, part):
 
 
 def test_a_server_without_ranges_is_refused_before_a_wheel_is_loaded(served):
+    served.add(make_wheel("tensorflow", "2.9.0", {"tensorflow/large": bytes(1 << 20)}, tags=TAGS, method=0))
     served.ranges = False
     with pytest.raises(LockError, match="does not serve parts of files"):
         refresh(served)
