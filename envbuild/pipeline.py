@@ -14,8 +14,22 @@ from envbuild.base import check_base, resolve_base
 from envbuild.dockerfile import build_context
 from envbuild.errors import UsageError
 from envbuild.files import data_folder, staged_folder, write_whole
-from envbuild.lock import PipToolsResolver, UvResolver, fetch, lock, pylock_text, requirements_text
-from envbuild.lock.model import Lock, LockedWheel, Target
+from envbuild.lock import (
+    IndexSettings,
+    Lock,
+    LockedRun,
+    LockedWheel,
+    Options,
+    Proof,
+    Target,
+    confirm,
+    copy_local,
+    fetch,
+    lock_run,
+    pylock_text,
+    read_settings,
+    requirements_text,
+)
 from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match import Stack, VariantChoice, load_profiles, match
@@ -37,6 +51,8 @@ class Reporter:
     note: Callable[[str], None]
     warn: Callable[[str], None]
     progress: Callable[[str, int, int], None]
+    compared: Callable[[int, int], object]
+    """How many wheels were compared with the run's, of how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +69,14 @@ class Order:
     push: Reference | None
     stamp: str | None
     cache: Path
+    require_identical: bool = False
+    """Whether a wheel that is not proven to be the run's ends the build."""
+    build: bool = False
+    """Whether what no index has as a wheel may be built, which runs its projects' own code."""
+    find_links: tuple[Path, ...] = ()
+    """Folders to take wheels from."""
+    offline: bool = False
+    """Whether folders are all that may be asked for wheels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +101,8 @@ class Outcome:
     layout: Path | None
     pylock: bytes
     """The lock as it is stamped and written into the context."""
+    proof: Proof
+    """How far the wheels are the very files that the run had."""
     added: tuple[str, ...] = ()
     """`numpy==1.26.4`: what the run's record does not have and its distributions require."""
     stamped: str | None = None
@@ -98,12 +124,14 @@ def make_plan(order: Order) -> Plan:
 def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
     """Carry the plan out: lock, fetch, assemble, then push or write; the stamp comes last, or not at all."""
     _check_destinations(order)
+    settings = read_settings(order.find_links, offline=order.offline)
     base = _base(order, plan, report)
-    locked = _lock(order, plan, base.target, report)
-    recipe = make_recipe(plan.stack, locked, base)
-    pylock = pylock_text(locked)
-    context = build_context(recipe, requirements_text(locked), pylock, data_folder("templates"))
-    wheels = _fetch(order, locked.wheels, report)
+    run = _lock(order, plan, base.target, settings, report)
+    wheels = _fetch(order, run.lock.wheels, settings, report)
+    run = _confirmed(run, order)
+    recipe = make_recipe(plan.stack, run.lock, base)
+    pylock = pylock_text(run.lock, run.proof, dict(run.built))
+    context = build_context(recipe, requirements_text(run.lock), pylock, data_folder("templates"))
     report.step("assembling the image")
     assembled = assemble(recipe, base, wheels, LayerCache(order.cache), report.progress)
     _tell_overlaps(assembled, report)
@@ -112,6 +140,7 @@ def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
     with staged_folder(order.out) as folder:
         for name, data in context.items():
             write_whole(folder / "context" / name, data)
+        copy_local(run.lock, folder / "context")
         if layout:
             report.step(f"writing the OCI layout {layout}")
             write_layout(assembled.image, folder, name="latest", machine=base.target.machine)
@@ -122,7 +151,8 @@ def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
         image=image,
         layout=layout,
         pylock=pylock,
-        added=_added(plan.stack, locked),
+        proof=run.proof,
+        added=_added(plan.stack, run.lock),
     )
     return replace(outcome, stamped=_stamp(order.stamp, order, outcome, now)) if order.stamp else outcome
 
@@ -153,17 +183,37 @@ def _base(order: Order, plan: Plan, report: Reporter) -> Base:
     return base
 
 
-def _lock(order: Order, plan: Plan, target: Target, report: Reporter) -> Lock:
-    report.step(f"locking {len(plan.stack.requirements)} distributions with {order.resolver}")
-    resolver = UvResolver() if order.resolver == "uv" else PipToolsResolver()
+def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, report: Reporter) -> LockedRun:
     stack = plan.stack
-    locked = lock(stack.requirements, target, resolver, plan.manifest.distributions, stack.gaps)
-    size = sum(wheel.size for wheel in locked.wheels)
-    report.note(f"{len(locked.wheels)} wheels, {size / 1e6:.1f} MB")
-    if added := _added(stack, locked):
-        those = f"{len(added)} of {len(locked.wheels)} wheels are"
+    report.step(f"locking {len(stack.requirements)} distributions with {order.resolver}")
+    options = Options(
+        cache=order.cache,
+        resolver=order.resolver,
+        settings=settings,
+        build=order.build,
+        fixed=(stack.distribution,),
+        say=report.note,
+        counted=report.compared,
+    )
+    run = lock_run(stack.requirements, target, plan.manifest.distributions, options, stack.gaps)
+    size = sum(wheel.size for wheel in run.lock.wheels)
+    report.note(f"{len(run.lock.wheels)} wheels, {size / 1e6:.1f} MB")
+    for note in run.notes():
+        report.note(note)
+    if added := _added(stack, run.lock):
+        those = f"{len(added)} of {len(run.lock.wheels)} wheels are"
         report.warn(f"{those} not in the run's record, and need not be what the run had: {', '.join(added)}")
-    return locked
+    if order.require_identical:
+        run.proof.require_identical()
+    return run
+
+
+def _confirmed(run: LockedRun, order: Order) -> LockedRun:
+    """Hold what the index showed against what it then served; the proof may lose by it."""
+    confirmed = confirm(run, order.cache)
+    if order.require_identical:
+        confirmed.proof.require_identical()
+    return confirmed
 
 
 def _added(stack: Stack, locked: Lock) -> tuple[str, ...]:
@@ -172,13 +222,15 @@ def _added(stack: Stack, locked: Lock) -> tuple[str, ...]:
     return tuple(f"{it.name}=={it.version}" for it in locked.wheels if it.name not in names)
 
 
-def _fetch(order: Order, wheels: Sequence[LockedWheel], report: Reporter) -> dict[Digest, Path]:
+def _fetch(
+    order: Order, wheels: Sequence[LockedWheel], settings: IndexSettings, report: Reporter
+) -> dict[Digest, Path]:
     report.step("fetching wheels")
 
     def told(done: int, total: int, _text: str) -> None:
         report.progress("fetching", done, total)
 
-    return {wheel.sha256: path for wheel, path in fetch(wheels, order.cache, report=told)}
+    return {wheel.sha256: path for wheel, path in fetch(wheels, order.cache, report=told, settings=settings)}
 
 
 def _tell_overlaps(assembled: Assembled, report: Reporter) -> None:

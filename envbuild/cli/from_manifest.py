@@ -4,13 +4,12 @@ import json
 import re
 import time
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbuild.cli import records
+from envbuild.cli import locking, records
 from envbuild.cli.console import Progress
 from envbuild.errors import UsageError
 
@@ -23,24 +22,9 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{12})[0-9a-f]{52}")
 """Cut for people; --json has it whole."""
 
 
-class VariantName(StrEnum):
-    """What --variant takes."""
-
-    AUTO = "auto"
-    GPU = "gpu"
-    CPU = "cpu"
-
-
-class ResolverName(StrEnum):
-    """What --resolver takes."""
-
-    UV = "uv"
-    PIP_TOOLS = "pip-tools"
-
-
 def run(
     manifest: records.Manifest,
-    variant: Annotated[VariantName, typer.Option(help="auto: gpu if the run used GPUs.")] = VariantName.AUTO,
+    variant: locking.Variant = locking.VariantName.AUTO,
     base: Annotated[
         str | None, typer.Option(help="An image reference, an OCI layout folder, or debian:SUITE.", metavar="REF")
     ] = None,
@@ -53,8 +37,12 @@ def run(
     stamp: Annotated[
         str | None, typer.Option(help="Write the digest on this model: gs://..., or a folder.", metavar="MODEL_URI")
     ] = None,
-    resolver: Annotated[ResolverName, typer.Option(help="What does the locking.")] = ResolverName.UV,
+    resolver: locking.Resolver = locking.ResolverName.UV,
     *,
+    require_identical: locking.RequireIdentical = False,
+    build: locking.Build = False,
+    find_links: locking.FindLinks = None,
+    offline: locking.Offline = False,
     kind: records.From = None,
     python: records.Python = None,
     gpu: records.Gpu = None,
@@ -86,6 +74,10 @@ def run(
             push=repository,
             stamp=stamp,
             cache=cache_folder(),
+            require_identical=require_identical,
+            build=build,
+            find_links=tuple(find_links or ()),
+            offline=offline,
         )
         plan = make_plan(order)
         _tell_plan(plan, progress)
@@ -109,7 +101,13 @@ def _check_given(options: dict[str, str | None]) -> None:
 def _build(order: "Order", plan: "Plan", progress: Progress) -> "Outcome":
     from envbuild.pipeline import Reporter, build
 
-    reporter = Reporter(step=progress.step, note=progress.note, warn=progress.warn, progress=progress.progress)
+    reporter = Reporter(
+        step=progress.step,
+        note=progress.note,
+        warn=progress.warn,
+        progress=progress.progress,
+        compared=locking.counter(progress),
+    )
     outcome = build(order, plan, reporter, datetime.now(UTC))
     if outcome.stamped:
         progress.step(f"stamped {order.stamp}")
@@ -167,6 +165,7 @@ def _result(outcome: "Outcome", seconds: float) -> dict[str, Any]:
             {"digest": str(layer.descriptor.digest), "size": layer.descriptor.size, "reused": layer.reused}
             for layer in outcome.assembled.image.layers
         ],
+        "identity": outcome.proof.to_dict(),
         "added": list(outcome.added),
         "stamped": outcome.stamped,
         "seconds": round(seconds, 3),

@@ -7,24 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbuild.cli import records
-from envbuild.cli.console import PLAIN_INTERVAL, Progress
-from envbuild.cli.from_manifest import ResolverName, VariantName
+from envbuild.cli import locking, records
+from envbuild.cli.console import Progress
 
 if TYPE_CHECKING:
     from envbuild.lock import LockedRun, Options, Target
-    from envbuild.lock.facts import Counted
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match import Stack
 
 
-RequireIdentical = Annotated[
-    bool, typer.Option("--require-identical", help="Fail unless every wheel is proven to be the run's.")
-]
-Build = Annotated[bool, typer.Option("--build", help="Build what no index has as a wheel; runs its projects' code.")]
-FindLinks = Annotated[
-    list[Path] | None, typer.Option(help="Take wheels from this folder too; may be repeated.", metavar="DIR")
-]
 Download = Annotated[
     Path | None, typer.Option(help="Put all wheels into this folder, for --find-links.", metavar="DIR")
 ]
@@ -42,17 +33,17 @@ def run(
     out: Annotated[
         Path, typer.Option(help="Where requirements.txt and pylock.toml go.", metavar="DIR", file_okay=False)
     ] = Path("envbuild-lock"),
-    variant: Annotated[VariantName, typer.Option(help="auto: gpu if the run used GPUs.")] = VariantName.AUTO,
+    variant: locking.Variant = locking.VariantName.AUTO,
     base: Annotated[
         str | None, typer.Option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
     ] = None,
     glibc: Glibc = None,
-    resolver: Annotated[ResolverName, typer.Option(help="What does the locking.")] = ResolverName.UV,
+    resolver: locking.Resolver = locking.ResolverName.UV,
     *,
-    require_identical: RequireIdentical = False,
-    build: Build = False,
-    find_links: FindLinks = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Look in folders only, and in no index.")] = False,
+    require_identical: locking.RequireIdentical = False,
+    build: locking.Build = False,
+    find_links: locking.FindLinks = None,
+    offline: locking.Offline = False,
     download: Download = None,
     upgrade_package: UpgradePackage = None,
     extra: Extra = None,
@@ -84,7 +75,7 @@ def run(
             fixed=(stack.distribution,),
             extras=tuple(extra or ()),
             say=progress.note,
-            counted=_counter(progress),
+            counted=locking.counter(progress),
         )
         target = _target(had, stack, base, glibc, cache, progress)
         locked = _lock(had, stack, target, options, out, download, progress)
@@ -118,20 +109,7 @@ def _lock(
     return locked
 
 
-def _counter(progress: Progress) -> "Counted":
-    """Tell now and then how many wheels were compared, where that takes long."""
-    last = time.monotonic()
-
-    def told(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PLAIN_INTERVAL:
-            last = time.monotonic()
-            progress.note(f"{done} of {total} wheels compared")
-
-    return told
-
-
-def _decide(record: tuple[str, bytes], variant: VariantName) -> "tuple[TrainingManifest, Stack]":
+def _decide(record: tuple[str, bytes], variant: locking.VariantName) -> "tuple[TrainingManifest, Stack]":
     from envbuild.files import data_folder
     from envbuild.manifest import read_manifest
     from envbuild.match import load_profiles, match
@@ -190,7 +168,7 @@ def _result(locked: "LockedRun", out: Path, started: float) -> dict[str, Any]:
         "target": asdict(locked.lock.target),
         "wheels": len(locked.lock.wheels),
         "size": sum(wheel.size for wheel in locked.lock.wheels),
-        "identity": {"summary": locked.proof.summary, "distributions": [asdict(it) for it in locked.proof.identities]},
+        "identity": locked.proof.to_dict(),
         "changes": [asdict(it) for it in locked.changes],
         "added": locked.added,
         "built": dict(locked.built),

@@ -7,6 +7,7 @@ import jinja2
 
 from envbuild.dockerfile.quote import FILTERS
 from envbuild.errors import BuildError
+from envbuild.lock.formats import WHEELS, is_local
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
 
@@ -74,6 +75,7 @@ def _values(recipe: Recipe) -> dict[str, Any]:
         "variables": recipe.variables,
         "labels": recipe.labels,
         "user": recipe.user,
+        "wheels": WHEELS if any(map(is_local, recipe.wheels)) else None,
     }
 
 

@@ -1,7 +1,7 @@
 """Requirements to exact wheels: resolvers behind one interface, what cannot be locked, files for people, downloads."""
 
 from envbuild.lock.download import fetch
-from envbuild.lock.folder import read_held, write_lock, write_wheelhouse
+from envbuild.lock.folder import copy_local, read_held, write_lock, write_wheelhouse
 from envbuild.lock.formats import pylock_text, read_pylock, requirements_text
 from envbuild.lock.identity import Identity, Proof
 from envbuild.lock.lock import lock
@@ -25,6 +25,7 @@ __all__ = [
     "Target",
     "UvResolver",
     "confirm",
+    "copy_local",
     "fetch",
     "lock",
     "lock_extras",

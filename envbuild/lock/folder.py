@@ -37,10 +37,15 @@ def read_held(folder: Path) -> Lock | None:
 def write_lock(folder: Path, run: LockedRun) -> None:
     """Write requirements.txt, pylock.toml and the wheels that no index has, all of it or nothing."""
     with staged_folder(folder) as staged:
-        for wheel in filter(is_local, run.lock.wheels):
-            _copy(wheel, local_path(wheel.url), staged / WHEELS / wheel.filename)
+        copy_local(run.lock, staged)
         write_whole(staged / REQUIREMENTS, requirements_text(run.lock))
         write_whole(staged / PYLOCK, pylock_text(run.lock, run.proof, dict(run.built)))
+
+
+def copy_local(lock: Lock, folder: Path) -> None:
+    """Put the wheels that no index has beside the lock, where its files name them."""
+    for wheel in filter(is_local, lock.wheels):
+        _copy(wheel, local_path(wheel.url), folder / WHEELS / wheel.filename)
 
 
 def write_wheelhouse(folder: Path, wheels: Mapping[Digest, Path], locked: Iterable[LockedWheel]) -> None:

@@ -1,8 +1,8 @@
 """Whether the locked wheels are the very files that the run had, and the run's own file where the index has it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 
@@ -54,6 +54,10 @@ class Proof:
         parts += [f"{len(told) - _SHOWN} more differ"] if len(told) > _SHOWN else []
         unknown = len(self.those("unknown"))
         return "; ".join((head, *parts, *([f"{unknown} cannot be compared"] if unknown else [])))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it for programs."""
+        return {"summary": self.summary, "distributions": [asdict(it) for it in self.identities]}
 
     def doubted(self, doubts: Mapping[str, str]) -> "Proof":
         """The proof without what it says of wheels, by name, whose RECORD proves nothing."""

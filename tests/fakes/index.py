@@ -47,6 +47,8 @@ class FakeIndex:
     pages: dict[str, list[str]] = field(default_factory=dict)
     """The anchors of each project's page."""
     files: dict[str, bytes] = field(default_factory=dict)
+    shown: dict[str, bytes] = field(default_factory=dict)
+    """What ranges of a file are cut from, where the index lies about it."""
     faults: dict[str, deque[Fault]] = field(default_factory=dict)
     """For each path, what goes wrong with the next answers, in this order."""
     requests: list[Request] = field(default_factory=list)
@@ -95,11 +97,11 @@ class FakeIndex:
         """Let the next answers for `path` go wrong."""
         self.faults.setdefault(path, deque()).extend(faults)
 
-    def content(self, path: str) -> tuple[str, bytes] | None:
-        """The media type and bytes that lie at a path."""
+    def content(self, path: str, *, part: bool = False) -> tuple[str, bytes] | None:
+        """The media type and bytes that lie at a path; of a file, those that a part is cut from."""
         folder, _, name = path.strip("/").partition("/")
         if folder == "files" and name in self.files:
-            return "application/octet-stream", self.files[name]
+            return "application/octet-stream", self.shown.get(name, self.files[name]) if part else self.files[name]
         if folder == "simple" and name in self.pages:
             body = "<br>\n".join(self.pages[name])
             return "text/html", f"<!DOCTYPE html><html><body>\n{body}\n</body></html>".encode()
@@ -130,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
         waiting = self.index.faults.get(path)
         fault = waiting.popleft() if waiting else Fault()
-        found = self.index.content(path)
+        found = self.index.content(path, part="Range" in self.headers)
         if not self._admitted():
             self._refuse(401, (("WWW-Authenticate", 'Basic realm="index"'),))
         elif fault.status is not None:

@@ -55,6 +55,9 @@ _FREEZE = (
 _REQUIREMENTS = "numpy==1.26.4 ; python_version >= '3.9' \\\n    --hash=sha256:%s\n-r other.txt\n" % ("a" * 64)
 _STATUS = "Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nVersion: 2.36-9+deb12u7\n\n"
 _DIRECT = {"url": "https://git.example.com/x.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}, "subdirectory": "y"}
+_RECORD = 'x/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\n"x/a,b.py",,\nx-1.dist-info/RECORD,,\n'
+_FILES = [{"_path": "lib/python3.11/site-packages/x/y.py", "sha256": "0" * 64, "size_in_bytes": 7}]
+_META = _CONDA_PACKAGE | {"build": "h_0", "paths_data": {"paths": _FILES}, "files": [_FILES[0]["_path"]]}
 _MAPS = "7f00-7f10 r-xp 00000000 08:01 42    /usr/lib/x86_64-linux-gnu/libc.so.6\n"
 
 SEEDS: dict[str, list[bytes]] = {
@@ -65,6 +68,9 @@ SEEDS: dict[str, list[bytes]] = {
     "settings": [b'{"requires": ["A"], "data": ["gs://b/o"], "model": "m", "deep": true}'],
     "settings.toml": [b'[capture]\nrequires = ["A"]\npatch = true\n'],
     "direct_url": [json.dumps(_DIRECT).encode()],
+    "metadata": [b"Metadata-Version: 2.1\nName: x\nVersion: 1.0\nRequires-Dist: y (>=1)\n\nText\n"],
+    "record": [_RECORD.encode()],
+    "conda-meta": [json.dumps(_META).encode()],
     "maps": [_MAPS.encode()],
     "dpkg": [_STATUS.encode()],
     "pip-freeze": [_FREEZE.encode()],

@@ -9,8 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
+from envbuild.capture.conda import _conda_package
+from envbuild.capture.distributions import identity
 from envbuild.capture.frameworks import build_info
 from envbuild.capture.golden import golden_facts
+from envbuild.capture.listed import listed_files
 from envbuild.capture.loaded import mapped_libraries
 from envbuild.capture.origins import origin_of
 from envbuild.capture.owners import debian_packages
@@ -108,6 +111,15 @@ def _packages(path: str) -> object:
     return debian_packages(path.removesuffix("var/lib/dpkg/status"))
 
 
+def _listed(path: str) -> object:
+    return list(listed_files(str(Path(path).parent), None) or ())
+
+
+def _of_conda(path: str) -> object:
+    package = _conda_package(path)
+    return list(listed_files(f"{Path(path).parent}/lib/x-1.dist-info", package) or ()) if package else None
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "manifest": read_a_manifest,
     "redact": cut_secrets,
@@ -117,6 +129,9 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "settings.toml": functools.partial(in_a_file, "envbuild.toml", read_settings),
     "golden.npz": functools.partial(in_a_file, "golden.npz", golden_facts),
     "direct_url": functools.partial(in_a_file, "x-1.dist-info/direct_url.json", _origin),
+    "metadata": functools.partial(in_a_file, "x-1.dist-info/METADATA", lambda path: identity(str(Path(path).parent))),
+    "record": functools.partial(in_a_file, "x-1.dist-info/RECORD", _listed),
+    "conda-meta": functools.partial(in_a_file, "conda-meta/x-1-0.json", _of_conda),
     "maps": functools.partial(in_a_file, "maps", mapped_libraries),
     "dpkg": functools.partial(in_a_file, "var/lib/dpkg/status", _packages),
     **{kind: functools.partial(read_a_record, kind) for kind in get_args(Format) if kind != "capture"},

@@ -14,7 +14,8 @@ from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import Fault, closed_port, serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import BASE, image_of_trees
-from tests.fakes.wheels import make_wheel
+from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.unit.locking import installed
 
 TENSORFLOW = make_wheel("tensorflow-cpu", "2.15.1", tags=["cp311-cp311-manylinux_2_17_x86_64"], purelib=False)
 TOOL = make_wheel("tool", "1.0", entry_points={"console_scripts": {"tool": "tool:main"}})
@@ -369,3 +370,87 @@ def test_a_build_that_fails_leaves_an_older_layout_as_it_was(site, index):
     assert second.returncode == 13, (second.stderr, blob)
     assert {path: path.read_bytes() for path in (site.folder / "out").rglob("*") if path.is_file()} == before
     assert not list(site.folder.glob(".new-*"))
+
+
+def wheelhouse(site: Site, *names: str) -> Path:
+    folder = site.folder / "house"
+    folder.mkdir()
+    for wheel in (TENSORFLOW, TOOL):
+        if wheel.filename.partition("-")[0] in names:
+            (folder / wheel.filename).write_bytes(wheel.data)
+    return folder
+
+
+def test_folders_alone_give_the_image_of_the_index(site):
+    usual = json.loads(site.build("--out", "usual", "--json").stdout)
+    folder = wheelhouse(site, "tensorflow_cpu", "tool")
+    done = site.build(
+        "--out", "out", "--find-links", folder, "--offline", "--json", ENVBUILD_CACHE=str(site.folder / "cache2"),
+        UV_DEFAULT_INDEX=f"http://127.0.0.1:{closed_port()}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["digest"] == usual["digest"]
+    context = site.folder / "out/context"
+    assert {it.name: it.read_bytes() for it in (context / "wheels").iterdir()} == {
+        it.filename: it.data for it in (TENSORFLOW, TOOL)
+    }
+    assert "COPY wheels /opt/installer/wheels" in (context / "Dockerfile").read_text()
+    assert "!wheels/" in (context / ".dockerignore").read_text().split("\n")
+    assert "--find-links wheels" in (context / "requirements.txt").read_text()
+
+
+def test_only_the_wheels_that_no_index_has_lie_in_the_context(site, index):
+    index.pages.pop("tool")
+    done = site.build("--out", "out", "--find-links", wheelhouse(site, "tool"))
+    assert done.returncode == 0, done.stderr
+    assert [it.name for it in (site.folder / "out/context/wheels").iterdir()] == [TOOL.filename]
+
+
+def test_offline_without_the_wheels_names_those_that_are_missing(site):
+    done = site.build("--out", "out", "--find-links", wheelhouse(site, "tool"), "--offline")
+    assert done.returncode == 12
+    assert "tensorflow-cpu==2.15.1" in done.stderr
+    assert not (site.folder / "out").exists()
+
+
+def with_records(site: Site, *digests: str) -> None:
+    manifest = manifest_of()
+    for distribution, digest in zip(manifest["distributions"], digests, strict=True):
+        distribution["content_sha256"] = digest
+    site.manifest.write_text(json.dumps(manifest))
+
+
+def content_of(wheel: FakeWheel) -> str:
+    return str(installed(wheel).content_sha256)
+
+
+def test_what_is_the_run_s_own_is_told_and_can_be_required(site):
+    with_records(site, content_of(TENSORFLOW), content_of(TOOL))
+    done = site.build("--out", "out", "--require-identical", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 identical" in done.stderr
+    identity = json.loads(done.stdout)["identity"]
+    assert [it["outcome"] for it in identity["distributions"]] == ["identical", "identical"]
+    assert '"tool" = "identical"' in (site.folder / "out/context/pylock.toml").read_text()
+
+
+def test_another_build_than_the_run_s_ends_with_16_where_identity_is_required(site):
+    with_records(site, content_of(TENSORFLOW), content_of(TENSORFLOW))
+    assert "1 of 2 identical; tool " in site.build("--out", "told").stderr
+    done = site.build("--out", "out", "--require-identical")
+    assert done.returncode == 16
+    assert "tool 1.0: different build" in done.stderr
+    assert not (site.folder / "out").exists()
+
+
+def test_an_index_that_shows_other_files_than_it_sends_is_found_out(site, index):
+    """The RECORD that ranges show is the run's, the file that is sent whole is another."""
+    shown, sent = (make_wheel("tool", "1.0", {"tool.py": f"answer = {it}"}, method=0) for it in (1, 2))
+    with_records(site, content_of(TENSORFLOW), content_of(shown))
+    index.pages.pop("tool")
+    index.add(sent)
+    index.shown[sent.filename] = shown.data
+    done = site.build("--out", "out")
+    assert done.returncode == 12
+    assert "the index showed other metadata than the files have" in done.stderr
+    assert not (site.folder / "out").exists()

@@ -1,0 +1,53 @@
+"""What commands that lock share: their options, and how progress is told."""
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envbuild.cli.console import PLAIN_INTERVAL, Progress
+
+if TYPE_CHECKING:
+    from envbuild.lock.facts import Counted
+
+
+class VariantName(StrEnum):
+    """What --variant takes."""
+
+    AUTO = "auto"
+    GPU = "gpu"
+    CPU = "cpu"
+
+
+class ResolverName(StrEnum):
+    """What --resolver takes."""
+
+    UV = "uv"
+    PIP_TOOLS = "pip-tools"
+
+
+Variant = Annotated[VariantName, typer.Option(help="auto: gpu if the run used GPUs.")]
+Resolver = Annotated[ResolverName, typer.Option(help="What does the locking.")]
+RequireIdentical = Annotated[
+    bool, typer.Option("--require-identical", help="Fail unless every wheel is proven to be the run's.")
+]
+Build = Annotated[bool, typer.Option("--build", help="Build what no index has as a wheel; runs its projects' code.")]
+FindLinks = Annotated[
+    list[Path] | None, typer.Option(help="Take wheels from this folder too; may be repeated.", metavar="DIR")
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Look for wheels in folders only, and in no index.")]
+
+
+def counter(progress: Progress) -> "Counted":
+    """Tell now and then how many wheels were compared, where that takes long."""
+    last = time.monotonic()
+
+    def told(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_INTERVAL:
+            last = time.monotonic()
+            progress.note(f"{done} of {total} wheels compared")
+
+    return told
