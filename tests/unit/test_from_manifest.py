@@ -454,3 +454,44 @@ def test_an_index_that_shows_other_files_than_it_sends_is_found_out(site, index)
     assert done.returncode == 12
     assert "the index showed other metadata than the files have" in done.stderr
     assert not (site.folder / "out").exists()
+
+
+@pytest.fixture
+def locked(site) -> Path:
+    """A lock that another machine made, with a cache of its own."""
+    command = [sys.executable, "-m", "envbuild", "lock", str(site.manifest), "--out", "elsewhere/lock"]
+    variables = os.environ | {"UV_DEFAULT_INDEX": site.index, "ENVBUILD_CACHE": str(site.folder / "elsewhere/cache")}
+    subprocess.run(command, cwd=site.folder, env=variables, check=True, capture_output=True)
+    return site.folder / "elsewhere/lock/pylock.toml"
+
+
+def test_a_lock_of_another_machine_gives_the_image_of_the_manifest(site, locked):
+    usual = json.loads(site.build("--out", "usual", "--json").stdout)
+    done = site.run(locked, "--base", site.folder / "base", "--out", "out", "--gpu", "none", "--json",
+                    ENVBUILD_CACHE=str(site.folder / "empty"))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["digest"] == usual["digest"]
+
+
+@pytest.mark.parametrize("tamper", ["changed file", "changed file and hash", "removed"])
+def test_an_index_that_was_tampered_with_since_the_lock_is_refused(site, locked, index, tamper):
+    evil = make_wheel("tool", "1.0", {"tool.py": "import os"})
+    if tamper != "changed file":
+        index.pages.pop("tool")
+    if tamper == "changed file and hash":
+        index.add(evil)
+    index.files[TOOL.filename] = evil.data
+    done = site.run(locked, "--base", site.folder / "base", "--out", "out", "--gpu", "none",
+                    ENVBUILD_CACHE=str(site.folder / "empty"))  # fmt: skip
+    assert done.returncode == 12, done.stderr
+    assert "tool" in done.stderr
+    assert not (site.folder / "out").exists()
+
+
+def test_a_package_that_an_index_gained_since_is_not_taken(site, locked, index):
+    index.add(make_wheel("tool", "1.0.post1"), make_wheel("tool", "2.0"), make_wheel("extra", "1.0"))
+    index.pages["tool"].reverse()
+    done = site.run(locked, "--base", site.folder / "base", "--out", "out", "--gpu", "none")
+    assert done.returncode == 0, done.stderr
+    assert (site.folder / "out/context/requirements.txt").read_text().count("==") == 2
+    assert TOOL.sha256 in (site.folder / "out/context/requirements.txt").read_text()
