@@ -82,6 +82,19 @@ def test_a_deleted_release_is_refused_and_the_nearest_are_named(index: FakeIndex
     assert "the index does not have this version, or has it no more; the nearest there: 1.1, 1.2, 1.4, 1.5\n" in said
 
 
+@pytest.mark.parametrize("pin", ["Zope.Some_Thing==1.0", "zope-some-thing==1.0.0", "ZOPE_SOME.THING==v1.0"])
+def test_a_run_that_spells_a_name_otherwise_than_the_index_is_locked_to_the_same_file(index: FakeIndex, pin):
+    renamed = make_wheel("zope.some_thing", "1.0")
+    index.add(renamed)
+    for resolver in (UvResolver(), PipToolsResolver()):
+        assert [it.filename for it in resolver.resolve((pin,), HERE).wheels] == [renamed.filename]
+
+
+def test_a_project_that_goes_on_under_another_name_is_refused_as_any_that_is_not_there(index: FakeIndex):
+    index.add(make_wheel("new-name", "1.0"))
+    assert "old-name==1.0: no index has a project" in refusal("old-name==1.0")
+
+
 @pytest.mark.parametrize("label", ["cu118", "cpu"])
 def test_a_label_needs_its_index_and_the_error_says_so(index: FakeIndex, monkeypatch, label):
     index.add(make_wheel("torch", "2.0.1"))
