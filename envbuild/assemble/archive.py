@@ -25,6 +25,8 @@ _FULL = 0xFFFFFFFF
 _UTF8, _DESCRIPTOR, _ENCRYPTED = 0x800, 0x8, 0x1
 _LIMIT = 64 << 30
 """More than any real wheel unpacks to; deflate itself cannot expand more than 1032 times."""
+_RELEASED = 64 << 10
+"""Bytes: less is not worth a system call."""
 _SMALL = 64 << 20
 """Metadata that is read into memory may be this large."""
 
@@ -78,6 +80,12 @@ class WheelArchive:
     def data(self, member: Member) -> memoryview:
         """Return the member's compressed bytes, without copying them."""
         return memoryview(self._map)[member.offset : member.offset + member.length]
+
+    def release(self, member: Member, done: int) -> None:
+        """Give back the memory of the first `done` bytes of a member's data; read again, they come from the file."""
+        first = member.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if done >= _RELEASED:
+            self._map.madvise(mmap.MADV_DONTNEED, first, member.offset + done - first)
 
     def find(self, name: str) -> Member | None:
         """Return the member of this name."""

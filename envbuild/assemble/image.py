@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from envbuild.assemble.archive import WheelArchive, check_locked
-from envbuild.assemble.cache import CachedLayer, LayerCache
+from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.config import config_bytes, environment_files
 from envbuild.assemble.install import InstalledFile, Scheme, installed_files
-from envbuild.assemble.layer import LayerFile, LayerResult, Link, write_layer
+from envbuild.assemble.layer import LayerFile, Link, write_layer
 from envbuild.assemble.overlap import Overlap, find_overlaps
 from envbuild.assemble.plan import LayerPlan, check_depth, plan_layers
 from envbuild.lock.model import LockedWheel
@@ -21,6 +21,9 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
 
+_CORES = os.cpu_count() or 1
+_AT_ONCE = 4
+"""Layers that are written at a time: each has parts of itself in memory, and is worked on by all cores."""
 Report = Callable[[str, int, int], None]
 """What is being made, bytes done, bytes in all."""
 
@@ -46,10 +49,11 @@ def assemble(recipe: Recipe, base: Base, wheels: Mapping[Digest, Path], cache: L
     with ExitStack() as stack:
         opened = {wheel: _open(stack, wheel, wheels[wheel.sha256], recipe) for wheel in recipe.wheels}
         overlaps = find_overlaps({wheel: found.files for wheel, found in opened.items()})
-        layers = _wheel_layers(recipe, plans, opened, cache, report)
-        layers.append(_environment_layer(recipe, cache))
+        maker = _Maker(recipe, cache, stack.enter_context(ThreadPoolExecutor(_CORES)))
+        layers = maker.wheel_layers(plans, opened, report)
+        layers.append(maker.environment_layer())
         if overlaps:
-            layers.append(_overlap_layer(recipe, overlaps, opened, cache))
+            layers.append(maker.overlap_layer(overlaps, opened))
     config = config_bytes(recipe, base, layers)
     # The base's name is left out: the same base has different names in different places, and must give one digest.
     annotations = {
@@ -68,65 +72,68 @@ def _open(stack: ExitStack, wheel: LockedWheel, path: Path, recipe: Recipe) -> _
     return _Wheel(archive, installed_files(archive, scheme))
 
 
-def _wheel_layers(
-    recipe: Recipe,
-    plans: Sequence[LayerPlan],
-    opened: Mapping[LockedWheel, _Wheel],
-    cache: LayerCache,
-    report: Report,
-) -> list[Layer]:
-    total, done = sum(wheel.size for wheel in recipe.wheels), 0
-    made: list[Layer] = []
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        futures = [pool.submit(_wheel_layer, recipe, plan, opened, cache) for plan in plans]
-        try:
-            for plan, future in zip(plans, futures, strict=True):
-                made.append(future.result())
-                done += sum(wheel.size for wheel in plan.wheels)
-                report("assembling", done, total)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return made
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Finds layers in the cache, or makes them."""
 
+    recipe: Recipe
+    cache: LayerCache
+    pool: Executor
+    """Works on the parts of all layers."""
 
-def _wheel_layer(recipe: Recipe, plan: LayerPlan, opened: Mapping[LockedWheel, _Wheel], cache: LayerCache) -> Layer:
-    # in the order of the lock, so that the later wheel wins where two of them have the same path
-    files = {file.path: LayerFile(file, opened[wheel].archive) for wheel in plan.wheels for file in opened[wheel].files}
-    return _layer(plan.label, plan.key, cache, partial(_write, recipe.prefix, list(files.values()), ()))
+    def wheel_layers(
+        self, plans: Sequence[LayerPlan], opened: Mapping[LockedWheel, _Wheel], report: Report
+    ) -> list[Layer]:
+        total, done = sum(wheel.size for wheel in self.recipe.wheels), 0
+        made: list[Layer] = []
+        with ThreadPoolExecutor(min(_CORES, _AT_ONCE)) as several:
+            futures = [several.submit(self._wheel_layer, plan, opened) for plan in plans]
+            try:
+                for plan, future in zip(plans, futures, strict=True):
+                    made.append(future.result())
+                    done += sum(wheel.size for wheel in plan.wheels)
+                    report("assembling", done, total)
+            except BaseException:
+                several.shutdown(wait=False, cancel_futures=True)
+                raise
+        return made
 
+    def environment_layer(self) -> Layer:
+        recipe = self.recipe
+        files, links = environment_files(recipe)
+        value = [recipe.layer_format, recipe.prefix, recipe.python_path, recipe.target.python]
+        key = Digest.of(canonical_json(["environment", value]))
+        return self._layer("virtual environment", key, files, links)
 
-def _environment_layer(recipe: Recipe, cache: LayerCache) -> Layer:
-    files, links = environment_files(recipe)
-    value = [recipe.layer_format, recipe.prefix, recipe.python_path, recipe.target.python]
-    key = Digest.of(canonical_json(["environment", value]))
-    return _layer("virtual environment", key, cache, partial(_write, recipe.prefix, files, links))
-
-
-def _overlap_layer(
-    recipe: Recipe, overlaps: Sequence[Overlap], opened: Mapping[LockedWheel, _Wheel], cache: LayerCache
-) -> Layer:
-    """Put the winner of each overlap on top, as the order of the layers is by size and not that of the lock."""
-    files = [
-        LayerFile(
-            next(file for file in opened[overlap.winner].files if file.path == overlap.path),
-            opened[overlap.winner].archive,
+    def overlap_layer(self, overlaps: Sequence[Overlap], opened: Mapping[LockedWheel, _Wheel]) -> Layer:
+        """Put the winner of each overlap on top, as the order of the layers is by size and not that of the lock."""
+        files = [
+            LayerFile(
+                next(file for file in opened[overlap.winner].files if file.path == overlap.path),
+                opened[overlap.winner].archive,
+            )
+            for overlap in overlaps
+        ]
+        value = [[overlap.path, str(overlap.winner.sha256), overlap.winner.filename] for overlap in overlaps]
+        recipe = self.recipe
+        key = Digest.of(
+            canonical_json(["overlaps", recipe.layer_format, recipe.prefix, recipe.target.python_minor, value])
         )
-        for overlap in overlaps
-    ]
-    value = [[overlap.path, str(overlap.winner.sha256), overlap.winner.filename] for overlap in overlaps]
-    key = Digest.of(canonical_json(["overlaps", recipe.layer_format, recipe.prefix, recipe.target.python_minor, value]))
-    return _layer("paths that several packages share", key, cache, partial(_write, recipe.prefix, files, ()))
+        return self._layer("paths that several packages share", key, files)
 
+    def _wheel_layer(self, plan: LayerPlan, opened: Mapping[LockedWheel, _Wheel]) -> Layer:
+        # in the order of the lock, so that the later wheel wins where two of them have the same path
+        files = {
+            file.path: LayerFile(file, opened[wheel].archive) for wheel in plan.wheels for file in opened[wheel].files
+        }
+        return self._layer(plan.label, plan.key, list(files.values()))
 
-def _write(prefix: str, files: Sequence[LayerFile], links: Sequence[Link], sink: BinaryIO) -> LayerResult:
-    return write_layer(sink, prefix, files, links)
-
-
-def _layer(label: str, key: Digest, cache: LayerCache, write: Callable[[BinaryIO], LayerResult]) -> Layer:
-    cached: CachedLayer = cache.get(key) or cache.make(key, write)
-    descriptor = Descriptor(LAYER_GZIP, cached.result.digest, cached.result.size)
-    return Layer(descriptor, cached.result.diff_id, partial(_open_binary, cached.path), label, cached.reused)
+    def _layer(self, label: str, key: Digest, files: Sequence[LayerFile], links: Sequence[Link] = ()) -> Layer:
+        cached = self.cache.get(key) or self.cache.make(
+            key, lambda sink: write_layer(sink, self.recipe.prefix, files, self.pool, links)
+        )
+        descriptor = Descriptor(LAYER_GZIP, cached.result.digest, cached.result.size)
+        return Layer(descriptor, cached.result.diff_id, partial(_open_binary, cached.path), label, cached.reused)
 
 
 def _open_binary(path: Path) -> BinaryIO:

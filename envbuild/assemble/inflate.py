@@ -2,9 +2,10 @@
 
 import zlib
 from collections.abc import Iterator
-from typing import Protocol
+from contextlib import suppress
+from typing import Any, Protocol
 
-_IN, _OUT = 256 << 10, 1 << 20
+_IN, _OUT = 1 << 20, 1 << 20
 
 
 class Inflater(Protocol):
@@ -19,29 +20,38 @@ class Inflater(Protocol):
     def decompress(self, data: bytes | memoryview, /, max_length: int = 0) -> bytes: ...
 
 
-def _inflater() -> Inflater:
-    try:
-        from isal import isal_zlib  # noqa: PLC0415 - optional, twice as fast as zlib
-    except ImportError:
-        return zlib.decompressobj(-15)
-    inflater: Inflater = isal_zlib.decompressobj(-15)
-    return inflater
+_library: Any = zlib
+with suppress(ImportError):  # optional: inflates twice as fast, and checks five times as fast
+    from isal import isal_zlib as _library
+
+
+def crc32(data: bytes | memoryview, before: int) -> int:
+    """CRC-32 of bytes, going on from that of what came before."""
+    checksum: int = _library.crc32(data, before)
+    return checksum
 
 
 class DamagedStreamError(Exception):
     """A deflate stream that is damaged, or does not end where it should."""
 
 
-def inflate(data: memoryview) -> Iterator[bytes]:
-    """Yield the content of a raw deflate stream in bounded pieces; the stream must end exactly with `data`."""
-    inflater = _inflater()
+def inflate(data: memoryview) -> Iterator[tuple[memoryview, bytes]]:
+    """Yield the content of a raw deflate stream in bounded pieces, each with the part of `data` that was taken for it.
+
+    The stream must end exactly with `data`.
+    """
+    inflater: Inflater = _library.decompressobj(-15)
+    nothing = data[:0]
     for offset in range(0, len(data), _IN):
-        chunk: bytes | memoryview = data[offset : offset + _IN]
-        while len(chunk):
+        taken = data[offset : offset + _IN]
+        rest: bytes | memoryview = taken
+        while len(rest):
             if inflater.eof:
                 raise DamagedStreamError("ends before the archive says")
-            yield _next(inflater, chunk)
-            chunk = inflater.unconsumed_tail
+            piece = _next(inflater, rest)
+            rest = inflater.unconsumed_tail
+            yield taken, piece
+            taken = nothing
     if not inflater.eof or inflater.unused_data:
         raise DamagedStreamError("does not end where the archive says")
 

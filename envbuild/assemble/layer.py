@@ -1,23 +1,33 @@
 """A layer is spliced, not compressed: a wheel's own deflate streams, each framed as a gzip member.
 
 For each file one small member holds the padding of the file before and the tar header, then one member holds the
-wheel's bytes as they are. Two digests are computed while they pass: of the blob, and of the tar inside (the diff id).
+wheel's bytes as they are. Two digests are computed beside it, each in a thread: of the blob, and of the tar inside (the
+diff id). Files are read and inflated in parallel, some ahead of what is being written.
 """
 
-import hashlib
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from functools import partial
 from typing import BinaryIO
 
 from envbuild.assemble.archive import Member, WheelArchive
-from envbuild.assemble.inflate import DamagedStreamError, inflate
+from envbuild.assemble.inflate import DamagedStreamError, crc32, inflate
 from envbuild.assemble.install import InstalledFile
+from envbuild.assemble.parallel import in_order
+from envbuild.assemble.stream import HashedStream
 from envbuild.oci import gzip, tar
 from envbuild.oci.digest import Digest
 
-_BUFFER = 1 << 20
+_BATCH = 2 << 20
+"""Bytes of files, uncompressed, that one job makes a part of the layer from; a larger file is streamed."""
+_STORED = 16 * gzip.STORED_LIMIT
+_AHEAD = 6
+"""Jobs; each keeps a batch, compressed and not."""
+
+Piece = tuple[bytes | memoryview, bytes | memoryview]
+"""What the blob grows by, and what the tar inside grows by; either may be nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,128 +57,142 @@ class Link:
     target: str
 
 
-class _Hashed:
-    """Collects small pieces, so that hashing and writing see large ones."""
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One entry of the tar."""
 
-    def __init__(self, sink: BinaryIO | None) -> None:
-        self._sink, self._sha256, self._buffer, self.size = sink, hashlib.sha256(), bytearray(), 0
+    path: str
+    content: LayerFile | Link | None
+    """None for a folder."""
+    padding: int
+    """Bytes that complete the block of the entry before."""
 
-    def write(self, data: bytes | memoryview) -> None:
-        if len(data) < _BUFFER:
-            self._buffer += data
-            if len(self._buffer) >= _BUFFER:
-                self.flush()
-        else:
-            self.flush()
-            self._out(data)
-
-    def flush(self) -> None:
-        self._out(self._buffer)
-        self._buffer = bytearray()
-
-    def _out(self, data: bytes | bytearray | memoryview) -> None:
-        self._sha256.update(data)
-        self.size += len(data)
-        if self._sink is not None:
-            self._sink.write(data)
-
-    def digest(self) -> Digest:
-        self.flush()
-        return Digest(self._sha256.hexdigest())
+    @property
+    def size(self) -> int:
+        return _size(self.content)
 
 
-class _LayerWriter:
-    def __init__(self, sink: BinaryIO) -> None:
-        self._blob, self._tar = _Hashed(sink), _Hashed(None)
-        self._pending = b""
+def write_layer(
+    sink: BinaryIO, prefix: str, files: Sequence[LayerFile], pool: Executor, links: Sequence[Link] = ()
+) -> LayerResult:
+    """Write one layer with these files and links below `prefix`, parents first, sorted by path.
 
-    def entry(self, entry: tar.Entry) -> None:
-        """Write the header, with the padding that the file before it needs."""
-        data = self._pending + tar.header(entry)
-        self._pending = bytes(tar.padding(entry.size))
-        self._tar.write(data)
-        self._blob.write(gzip.member(data))
-
-    def content(self, data: bytes) -> None:
-        self._tar.write(data)
-        self._blob.write(gzip.start())
-        for piece in gzip.stored(data):
-            self._blob.write(piece)
-        self._blob.write(gzip.end(zlib.crc32(data), len(data)))
-
-    def spliced(self, archive: WheelArchive, member: Member) -> None:
-        """Pass a member's own bytes on, checking on the way that they are what the archive says."""
-        data = archive.data(member)
-        self._blob.write(gzip.start())
-        if member.deflated:
-            self._blob.write(data)
-            self._check(archive, member, _inflated(archive, member, data))
-        else:
-            for piece in gzip.stored(data):
-                self._blob.write(piece)
-            self._check(archive, member, [data])
-        self._blob.write(gzip.end(member.crc32, member.size))
-
-    def _check(self, archive: WheelArchive, member: Member, pieces: Iterable[bytes | memoryview]) -> None:
-        crc32 = size = 0
-        for piece in pieces:
-            size += len(piece)
-            if size > member.size:
-                break
-            crc32 = zlib.crc32(piece, crc32)
-            self._tar.write(piece)
-        if (crc32, size) != (member.crc32, member.size):
-            raise archive.refuse(f"{member.name} has another size or CRC than the archive says")
-
-    def close(self) -> LayerResult:
-        data = self._pending + tar.END
-        self._tar.write(data)
-        self._blob.write(gzip.member(data))
-        digest = self._blob.digest()
-        return LayerResult(digest, self._blob.size, self._tar.digest())
+    The bytes do not depend on the pool. Memory stays bounded whatever the size of the files.
+    """
+    items = _items(prefix.lstrip("/"), files, links)
+    with HashedStream(sink) as blob, HashedStream() as tarred:
+        for part in in_order(pool, (partial(_part, batch) for batch in _batches(items)), _AHEAD):
+            for compressed, plain in part:
+                blob.write(compressed)
+                tarred.write(plain)
+        data = bytes(tar.padding(items[-1].size) if items else 0) + tar.END
+        blob.write(gzip.member(data))
+        tarred.write(data)
+        return LayerResult(blob.digest(), blob.size, tarred.digest())
 
 
-def _inflated(archive: WheelArchive, member: Member, data: memoryview) -> Iterable[bytes]:
+def _items(root: str, files: Sequence[LayerFile], links: Sequence[Link]) -> list[_Item]:
+    found: dict[str, LayerFile | Link | None] = {f"{root}/{item.file.path}": item for item in files}
+    found |= {f"{root}/{link.path}": link for link in links}
+    for path in list(found):
+        parent = path.rpartition("/")[0]
+        while parent and parent not in found:
+            found[parent] = None
+            parent = parent.rpartition("/")[0]
+    items, padding = [], 0
+    for path in sorted(found, key=lambda path: path.split("/")):
+        items.append(_Item(path, found[path], padding))
+        padding = tar.padding(_size(found[path]))
+    return items
+
+
+def _size(content: LayerFile | Link | None) -> int:
+    if not isinstance(content, LayerFile):
+        return 0
+    source = content.file.source
+    return len(source) if isinstance(source, bytes) else source.size
+
+
+def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
+    size = 0
+    for item in items:
+        if batch and size + item.size > _BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += item.size + tar.BLOCK
+    if batch:
+        yield batch
+
+
+def _part(batch: Sequence[_Item]) -> Iterable[Piece]:
+    """Make a part of the layer: at once, but for a large file, which is inflated while it is taken."""
+    pieces = (piece for item in batch for piece in _pieces(item))
+    if len(batch) == 1 and batch[0].size > _BATCH:
+        return pieces
+    blob, plain = zip(*pieces, strict=True)
+    return [(b"".join(blob), b"".join(plain))]
+
+
+def _pieces(item: _Item) -> Iterator[Piece]:
+    content = item.content
+    if not isinstance(content, LayerFile):
+        kind: tar.Kind = "symlink" if content else "directory"
+        mode, target = (0o777, content.target) if content else (0o755, "")
+        yield _header(item, tar.Entry(item.path, kind, mode, target=target))
+        return
+    yield _header(item, tar.Entry(item.path, "file", content.file.mode, item.size))
+    source = content.file.source
+    if isinstance(source, bytes):
+        if source:
+            yield gzip.start() + b"".join(gzip.stored(source)) + gzip.end(zlib.crc32(source), len(source)), source
+    elif content.archive is not None:
+        yield from _spliced(content.archive, source)
+
+
+def _header(item: _Item, entry: tar.Entry) -> Piece:
+    data = bytes(item.padding) + tar.header(entry)
+    return gzip.member(data), data
+
+
+def _spliced(archive: WheelArchive, member: Member) -> Iterator[Piece]:
+    """Pass a member's own bytes on, checking on the way that they are what the archive says."""
+    if not member.size:
+        archive.read(member)  # an empty file still has to be one
+        return
+    yield gzip.start(), b""
+    pieces = _inflated if member.deflated else _framed
+    yield from _checked(archive, member, pieces(archive, member))
+    yield gzip.end(member.crc32, member.size), b""
+
+
+def _inflated(archive: WheelArchive, member: Member) -> Iterator[Piece]:
+    done = 0
     try:
-        yield from inflate(data)
+        for taken, piece in inflate(archive.data(member)):
+            yield taken, piece
+            done += len(taken)
+            archive.release(member, done)
     except DamagedStreamError as error:
         raise archive.refuse(f"{member.name} {error}") from error
 
 
-def write_layer(sink: BinaryIO, prefix: str, files: Sequence[LayerFile], links: Sequence[Link] = ()) -> LayerResult:
-    """Write one layer with these files and links below `prefix`, parents first, sorted by path."""
-    writer = _LayerWriter(sink)
-    root = prefix.lstrip("/")
-    by_path: dict[str, LayerFile | Link | None] = {}
-    items: list[tuple[str, LayerFile | Link]] = [(item.file.path, item) for item in files]
-    for name, item in items + [(link.path, link) for link in links]:
-        path = f"{root}/{name}"
-        by_path[path] = item
-        by_path |= {
-            str(parent): None for parent in PurePosixPath(path).parents if parent.name and str(parent) not in by_path
-        }
-    for path in sorted(by_path, key=lambda path: path.split("/")):
-        _write_item(writer, path, by_path[path])
-    return writer.close()
+def _framed(archive: WheelArchive, member: Member) -> Iterator[Piece]:
+    data = archive.data(member)
+    for offset in range(0, len(data), _STORED):
+        part = data[offset : offset + _STORED]
+        yield b"".join(gzip.stored(part, final=offset + len(part) == len(data))), part
+        archive.release(member, offset + len(part))
 
 
-def _write_item(writer: _LayerWriter, path: str, item: LayerFile | Link | None) -> None:
-    if item is None:
-        writer.entry(tar.Entry(path, "directory", 0o755))
-    elif isinstance(item, Link):
-        writer.entry(tar.Entry(path, "symlink", 0o777, target=item.target))
-    else:
-        source = item.file.source
-        size = len(source) if isinstance(source, bytes) else source.size
-        writer.entry(tar.Entry(path, "file", item.file.mode, size))
-        if size and isinstance(source, bytes):
-            writer.content(source)
-        elif isinstance(source, Member) and item.archive is not None:
-            _write_member(writer, item.archive, source)
-
-
-def _write_member(writer: _LayerWriter, archive: WheelArchive, member: Member) -> None:
-    if member.size:
-        writer.spliced(archive, member)
-    else:
-        archive.read(member)  # an empty file still has to be one
+def _checked(archive: WheelArchive, member: Member, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    checksum = size = 0
+    for blob, piece in pieces:
+        size += len(piece)
+        if size > member.size:
+            break
+        checksum = crc32(piece, checksum)
+        yield blob, piece
+    if (checksum, size) != (member.crc32, member.size):
+        raise archive.refuse(f"{member.name} has another size or CRC than the archive says")

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import struct
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble import LayerCache, assemble
+from envbuild.assemble import LayerCache, assemble, image
 from envbuild.errors import BuildError, WheelError
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
@@ -229,7 +230,7 @@ def test_no_library_that_inflates_decides_a_byte(tmp_path, monkeypatch):
 
     digests = set()
     for number, module in enumerate((zlib, zlib_ng)):
-        monkeypatch.setattr(inflate, "_inflater", lambda module=module: module.decompressobj(-15))
+        monkeypatch.setattr(inflate, "_library", module)
         (tmp_path / str(number)).mkdir()
         digests.add(
             built(tmp_path / str(number), make_wheel("fixed", "1", {"fixed.py": "x = 1\n" * 9999})).image.digest
@@ -238,6 +239,25 @@ def test_no_library_that_inflates_decides_a_byte(tmp_path, monkeypatch):
     (tmp_path / "isal").mkdir()
     digests.add(built(tmp_path / "isal", make_wheel("fixed", "1", {"fixed.py": "x = 1\n" * 9999})).image.digest)
     assert len(digests) == 1
+
+
+def test_the_number_of_cores_decides_no_byte(tmp_path, monkeypatch):
+    # streamed, a batch of its own, shared by a batch, empty, no whole block
+    sizes = {"large": 5 << 20, "whole": 2 << 20, "half": 1 << 20, "most": (2 << 20) - 512, "none": 0, "odd": 513}
+    files = {f"many/{name}.bin": random.Random(size).randbytes(size) for name, size in sizes.items()}
+    wheels = [
+        make_wheel("many", "1", files),
+        make_wheel("flat", "1", {f"flat/{name}": data for name, data in files.items()}, method=0),
+        *[make_wheel(f"small{number}", "1") for number in range(20)],
+    ]
+    images = []
+    for cores in (1, 2, 8):
+        monkeypatch.setattr(image, "_CORES", cores)
+        (tmp_path / str(cores)).mkdir()
+        images.append(built(tmp_path / str(cores), *wheels).image)
+    assert len({it.digest for it in images}) == 1
+    found = tree(images[0])
+    assert all(found[f"{SITE}/{name}"][1] == data for name, data in files.items())
 
 
 def test_where_two_wheels_have_one_path_the_later_wins_and_it_is_said(tmp_path):
