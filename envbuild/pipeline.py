@@ -9,7 +9,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.assemble import Assembled, LayerCache, assemble
+from envbuild.assemble import Assembled, LayerCache, assemble, wheels_to_read
 from envbuild.base import check_base, resolve_base
 from envbuild.dockerfile import build_context
 from envbuild.errors import UsageError
@@ -127,13 +127,14 @@ def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
     settings = read_settings(order.find_links, offline=order.offline)
     base = _base(order, plan, report)
     run = _lock(order, plan, base.target, settings, report)
-    wheels = _fetch(order, run.lock.wheels, settings, report)
-    run = _confirmed(run, order)
     recipe = make_recipe(plan.stack, run.lock, base)
+    layers = LayerCache(order.cache)
+    wheels = _fetch(order, wheels_to_read(recipe, layers), settings, report)
+    run = _confirmed(run, order)
     pylock = pylock_text(run.lock, run.proof, dict(run.built))
     context = build_context(recipe, requirements_text(run.lock), pylock, data_folder("templates"))
     report.step("assembling the image")
-    assembled = assemble(recipe, base, wheels, LayerCache(order.cache), report.progress)
+    assembled = assemble(recipe, base, wheels, layers, report.progress)
     _tell_overlaps(assembled, report)
     image = _push(order, assembled, recipe, report)
     layout = None if image else order.out
@@ -225,7 +226,8 @@ def _added(stack: Stack, locked: Lock) -> tuple[str, ...]:
 def _fetch(
     order: Order, wheels: Sequence[LockedWheel], settings: IndexSettings, report: Reporter
 ) -> dict[Digest, Path]:
-    report.step("fetching wheels")
+    if wheels:
+        report.step(f"fetching {len(wheels)} wheels")
 
     def told(done: int, total: int, _text: str) -> None:
         report.progress("fetching", done, total)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from envbuild.assemble.layer import LayerResult
 from envbuild.files import settle, write_whole, written_aside
@@ -25,7 +25,7 @@ class LayerCache:
     """A folder of layers, safe for concurrent runs: every file appears whole, under a name that its content decides."""
 
     def __init__(self, folder: Path) -> None:
-        self._keys, self._blobs = folder / "layers", folder / "blobs"
+        self._keys, self._blobs, self._notes = folder / "layers", folder / "blobs", folder / "notes"
 
     def get(self, key: Digest) -> CachedLayer | None:
         """Return the layer for a key; None when it, or its bytes, are not there or not as long as they were."""
@@ -47,6 +47,17 @@ class LayerCache:
         value = {"digest": str(result.digest), "size": result.size, "diff_id": str(result.diff_id)}
         write_whole(self._keys / f"{key.hex}.json", canonical_json(value))
         return CachedLayer(result, path, reused=False)
+
+    def noted(self, key: Digest) -> Any:
+        """What was noted for a key; None when nothing was, or nothing readable is there."""
+        try:
+            return json.loads((self._notes / f"{key.hex}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def note(self, key: Digest, value: Any) -> None:
+        """Keep a small value that a key decides."""
+        write_whole(self._notes / f"{key.hex}.json", canonical_json(value))
 
     def _path(self, digest: Digest) -> Path:
         return self._blobs / "sha256" / digest.hex

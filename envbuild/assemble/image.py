@@ -1,6 +1,7 @@
 """The assembler: layers in parallel, then config and manifest."""
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from envbuild.assemble.install import InstalledFile, Scheme, installed_files
 from envbuild.assemble.layer import LayerFile, Link, write_layer
 from envbuild.assemble.overlap import Overlap, find_overlaps
 from envbuild.assemble.plan import LayerPlan, check_depth, plan_layers
+from envbuild.errors import BuildError
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
@@ -42,13 +44,29 @@ class _Wheel:
     files: Sequence[InstalledFile]
 
 
+def wheels_to_read(recipe: Recipe, cache: LayerCache) -> tuple[LockedWheel, ...]:
+    """The wheels whose files `assemble` needs: those of layers that are not in the cache.
+
+    All of them where it is not known yet which paths several of them have.
+    """
+    found = _kept_overlaps(recipe, cache)
+    if found is None:
+        return recipe.wheels
+    lacking = {wheel for plan in plan_layers(recipe) if not cache.get(plan.key) for wheel in plan.wheels}
+    winners = {it.winner for it in found} if found and not cache.get(_overlap_key(recipe, found)) else set()
+    return tuple(wheel for wheel in recipe.wheels if wheel in lacking | winners)
+
+
 def assemble(recipe: Recipe, base: Base, wheels: Mapping[Digest, Path], cache: LayerCache, report: Report) -> Assembled:
-    """Make the image of a recipe from verified wheel files (by their sha256); WheelError or BuildError else."""
+    """Make the image of a recipe from verified wheel files (by their sha256); WheelError or BuildError else.
+
+    The files of `wheels_to_read` are enough.
+    """
     plans = plan_layers(recipe)
     check_depth(len(plans) + 2, len(base.image.layers))
     with ExitStack() as stack:
-        opened = {wheel: _open(stack, wheel, wheels[wheel.sha256], recipe) for wheel in recipe.wheels}
-        overlaps = find_overlaps({wheel: found.files for wheel, found in opened.items()})
+        opened = _Opened(stack, recipe, wheels)
+        overlaps = _overlaps(recipe, cache, opened)
         maker = _Maker(recipe, cache, stack.enter_context(ThreadPoolExecutor(_CORES)))
         layers = maker.wheel_layers(plans, opened, report)
         layers.append(maker.environment_layer())
@@ -65,11 +83,64 @@ def assemble(recipe: Recipe, base: Base, wheels: Mapping[Digest, Path], cache: L
     return Assembled(image=image, overlaps=tuple(overlaps))
 
 
-def _open(stack: ExitStack, wheel: LockedWheel, path: Path, recipe: Recipe) -> _Wheel:
-    check_locked(path, wheel.filename, wheel.size)
-    archive = stack.enter_context(WheelArchive(path, wheel.filename))
-    scheme = Scheme(prefix=recipe.prefix, python_minor=recipe.target.python_minor)
-    return _Wheel(archive, installed_files(archive, scheme))
+class _Opened:
+    """Wheels, each opened when it is first asked for; from several threads."""
+
+    def __init__(self, stack: ExitStack, recipe: Recipe, paths: Mapping[Digest, Path]) -> None:
+        self._stack, self._paths = stack, paths
+        self._scheme = Scheme(prefix=recipe.prefix, python_minor=recipe.target.python_minor)
+        self._found: dict[LockedWheel, _Wheel] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, wheel: LockedWheel) -> _Wheel:
+        with self._lock:
+            if wheel not in self._found:
+                self._found[wheel] = self._open(wheel)
+            return self._found[wheel]
+
+    def _open(self, wheel: LockedWheel) -> _Wheel:
+        path = self._paths.get(wheel.sha256)
+        if path is None:
+            what = "a layer has left the cache since this run looked for it"
+            raise BuildError(what, where=wheel.filename, todo="run again, while nobody prunes the cache")
+        check_locked(path, wheel.filename, wheel.size)
+        archive = self._stack.enter_context(WheelArchive(path, wheel.filename))
+        return _Wheel(archive, installed_files(archive, self._scheme))
+
+
+def _overlaps(recipe: Recipe, cache: LayerCache, opened: _Opened) -> Sequence[Overlap]:
+    """What was found before for the same wheels, else what their directories say."""
+    kept = _kept_overlaps(recipe, cache)
+    if kept is not None:
+        return kept
+    found = find_overlaps({wheel: opened[wheel].files for wheel in recipe.wheels})
+    cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in found])
+    return found
+
+
+def _kept_overlaps(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None:
+    by_name = {wheel.name: wheel for wheel in recipe.wheels}
+    rows = cache.noted(_wheels_key(recipe))
+    if not isinstance(rows, list):
+        return None
+    try:
+        return [Overlap(path, by_name[name], tuple(losers)) for path, name, *losers in rows]
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _wheels_key(recipe: Recipe) -> Digest:
+    wheels = [[wheel.filename, str(wheel.sha256)] for wheel in recipe.wheels]
+    return Digest.of(
+        canonical_json(["overlaps of", recipe.layer_format, recipe.prefix, recipe.target.python_minor, wheels])
+    )
+
+
+def _overlap_key(recipe: Recipe, overlaps: Sequence[Overlap]) -> Digest:
+    value = [[overlap.path, str(overlap.winner.sha256), overlap.winner.filename] for overlap in overlaps]
+    return Digest.of(
+        canonical_json(["overlaps", recipe.layer_format, recipe.prefix, recipe.target.python_minor, value])
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +152,7 @@ class _Maker:
     pool: Executor
     """Works on the parts of all layers."""
 
-    def wheel_layers(
-        self, plans: Sequence[LayerPlan], opened: Mapping[LockedWheel, _Wheel], report: Report
-    ) -> list[Layer]:
+    def wheel_layers(self, plans: Sequence[LayerPlan], opened: _Opened, report: Report) -> list[Layer]:
         total, done = sum(wheel.size for wheel in self.recipe.wheels), 0
         made: list[Layer] = []
         with ThreadPoolExecutor(min(_CORES, _AT_ONCE)) as several:
@@ -103,37 +172,43 @@ class _Maker:
         files, links = environment_files(recipe)
         value = [recipe.layer_format, recipe.prefix, recipe.python_path, recipe.target.python]
         key = Digest.of(canonical_json(["environment", value]))
-        return self._layer("virtual environment", key, files, links)
+        return self._layer("virtual environment", key, lambda: files, links)
 
-    def overlap_layer(self, overlaps: Sequence[Overlap], opened: Mapping[LockedWheel, _Wheel]) -> Layer:
-        """Put the winner of each overlap on top, as the order of the layers is by size and not that of the lock."""
-        files = [
-            LayerFile(
-                next(file for file in opened[overlap.winner].files if file.path == overlap.path),
-                opened[overlap.winner].archive,
-            )
-            for overlap in overlaps
-        ]
-        value = [[overlap.path, str(overlap.winner.sha256), overlap.winner.filename] for overlap in overlaps]
-        recipe = self.recipe
-        key = Digest.of(
-            canonical_json(["overlaps", recipe.layer_format, recipe.prefix, recipe.target.python_minor, value])
-        )
-        return self._layer("paths that several packages share", key, files)
+    def overlap_layer(self, overlaps: Sequence[Overlap], opened: _Opened) -> Layer:
+        key = _overlap_key(self.recipe, overlaps)
+        return self._layer("paths that several packages share", key, lambda: _winning_files(overlaps, opened))
 
-    def _wheel_layer(self, plan: LayerPlan, opened: Mapping[LockedWheel, _Wheel]) -> Layer:
-        # in the order of the lock, so that the later wheel wins where two of them have the same path
-        files = {
-            file.path: LayerFile(file, opened[wheel].archive) for wheel in plan.wheels for file in opened[wheel].files
-        }
-        return self._layer(plan.label, plan.key, list(files.values()))
+    def _wheel_layer(self, plan: LayerPlan, opened: _Opened) -> Layer:
+        return self._layer(plan.label, plan.key, lambda: _files_of(plan, opened))
 
-    def _layer(self, label: str, key: Digest, files: Sequence[LayerFile], links: Sequence[Link] = ()) -> Layer:
+    def _layer(
+        self, label: str, key: Digest, files: Callable[[], Sequence[LayerFile]], links: Sequence[Link] = ()
+    ) -> Layer:
         cached = self.cache.get(key) or self.cache.make(
-            key, lambda sink: write_layer(sink, self.recipe.prefix, files, self.pool, links)
+            key, lambda sink: write_layer(sink, self.recipe.prefix, files(), self.pool, links)
         )
         descriptor = Descriptor(LAYER_GZIP, cached.result.digest, cached.result.size)
         return Layer(descriptor, cached.result.diff_id, partial(_open_binary, cached.path), label, cached.reused)
+
+
+def _files_of(plan: LayerPlan, opened: _Opened) -> list[LayerFile]:
+    # in the order of the lock, so that the later wheel wins where two of them have the same path
+    return list(
+        {
+            file.path: LayerFile(file, opened[wheel].archive) for wheel in plan.wheels for file in opened[wheel].files
+        }.values()
+    )
+
+
+def _winning_files(overlaps: Sequence[Overlap], opened: _Opened) -> list[LayerFile]:
+    """The winner of each overlap goes on top, as the order of the layers is by size and not that of the lock."""
+    return [
+        LayerFile(
+            next(file for file in opened[overlap.winner].files if file.path == overlap.path),
+            opened[overlap.winner].archive,
+        )
+        for overlap in overlaps
+    ]
 
 
 def _open_binary(path: Path) -> BinaryIO:

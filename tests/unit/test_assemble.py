@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble import LayerCache, assemble, image
+from envbuild.assemble import LayerCache, assemble, image, wheels_to_read
 from envbuild.errors import BuildError, WheelError
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
@@ -239,6 +240,43 @@ def test_no_library_that_inflates_decides_a_byte(tmp_path, monkeypatch):
     (tmp_path / "isal").mkdir()
     digests.add(built(tmp_path / "isal", make_wheel("fixed", "1", {"fixed.py": "x = 1\n" * 9999})).image.digest)
     assert len(digests) == 1
+
+
+def test_layers_of_the_cache_need_no_wheel(tmp_path):
+    cache = LayerCache(tmp_path / "cache")
+    large = make_wheel("large", "1", {"large.bin": random.Random(1).randbytes(5 << 20), "shared.py": "large"})
+    wheels = [large, make_wheel("other", "1", {"shared.py": "other"}), make_wheel("small", "1")]
+    assert wheels_to_read(recipe(*wheels), cache) == recipe(*wheels).wheels
+    first = built(tmp_path, *wheels)
+    assert wheels_to_read(recipe(*wheels), cache) == ()
+    again = assemble(recipe(*wheels), base(), {}, cache, lambda *_: None)
+    assert (again.image.digest, again.overlaps) == (first.image.digest, first.overlaps)
+    assert [it.path.rpartition("/")[2] for it in again.overlaps] == ["shared.py"]
+
+
+def test_one_changed_wheel_leaves_the_files_of_other_layers_unread(tmp_path):
+    cache = LayerCache(tmp_path / "cache")
+    large = [make_wheel(name, "1", {f"{name}.bin": random.Random(1).randbytes(5 << 20)}) for name in ("aaa", "bbb")]
+    built(tmp_path, *large, make_wheel("small", "1"))
+    changed = recipe(*large, make_wheel("small", "2"))
+    cache.note(image._wheels_key(changed), [])
+    assert [it.name for it in wheels_to_read(changed, cache)] == ["small"]
+
+
+def test_a_layer_that_leaves_the_cache_meanwhile_is_told(tmp_path):
+    built(tmp_path, make_wheel("small", "1"))
+    shutil.rmtree(tmp_path / "cache/layers")
+    with pytest.raises(BuildError, match="left the cache"):
+        assemble(recipe(make_wheel("small", "1")), base(), {}, LayerCache(tmp_path / "cache"), lambda *_: None)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[[1]]", '[["a", "nobody"]]', "7"])
+def test_damaged_notes_of_the_cache_count_for_nothing(tmp_path, text):
+    wheels = [make_wheel("aaa", "1", {"shared.py": "a"}), make_wheel("bbb", "1", {"shared.py": "b"})]
+    first = built(tmp_path, *wheels)
+    for note in (tmp_path / "cache/notes").iterdir():
+        note.write_text(text)
+    assert built(tmp_path, *wheels).overlaps == first.overlaps
 
 
 def test_the_number_of_cores_decides_no_byte(tmp_path, monkeypatch):

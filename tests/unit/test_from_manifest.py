@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -495,3 +496,13 @@ def test_a_package_that_an_index_gained_since_is_not_taken(site, locked, index):
     assert done.returncode == 0, done.stderr
     assert (site.folder / "out/context/requirements.txt").read_text().count("==") == 2
     assert TOOL.sha256 in (site.folder / "out/context/requirements.txt").read_text()
+
+
+def test_a_second_build_downloads_nothing_even_where_the_wheels_are_gone(site, index):
+    first = json.loads(site.build("--out", "out", "--json").stdout)
+    shutil.rmtree(site.folder / "cache/wheels")
+    del index.requests[:]
+    again = site.build("--out", "again", "--json")
+    assert json.loads(again.stdout)["digest"] == first["digest"]
+    assert [it.path for it in index.requests if it.path.startswith("/files/") and it.range is None] == []
+    assert "fetching" not in again.stderr
