@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.assemble import Assembled, LayerCache, assemble, wheels_to_read
 from envbuild.base import check_base, resolve_base
+from envbuild.cache import prune, size_limit
 from envbuild.dockerfile import build_context
 from envbuild.errors import UsageError
 from envbuild.files import data_folder, staged_folder, write_whole
@@ -155,11 +156,14 @@ def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
         proof=run.proof,
         added=_added(plan.stack, run.lock),
     )
-    return replace(outcome, stamped=_stamp(order.stamp, order, outcome, now)) if order.stamp else outcome
+    outcome = replace(outcome, stamped=_stamp(order.stamp, order, outcome, now)) if order.stamp else outcome
+    _keep_small(order.cache, report)
+    return outcome
 
 
 def _check_destinations(order: Order) -> None:
-    """Fail before the long work when its result would have nowhere to go."""
+    """Fail before the long work when its result would have nowhere to go, or an option cannot be meant."""
+    size_limit()
     if order.stamp:
         check_stampable(order.stamp)
     if order.push:
@@ -265,6 +269,14 @@ def _stamp(model: str, order: Order, outcome: Outcome, now: datetime) -> str:
         environment=outcome.recipe.environment,
     )
     return stamp(model, entry, manifest=order.manifest, lock=outcome.pylock, now=now).record
+
+
+def _keep_small(cache: Path, report: Reporter) -> None:
+    """Hold the cache to the size that the user set, if any."""
+    limit = size_limit()
+    gone = prune(cache, keep=limit) if limit is not None else ()
+    if gone:
+        report.note(f"the cache is over its limit: {sum(it.size for it in gone) / 1e6:.1f} MB removed")
 
 
 def _check_layout_folder(folder: Path) -> None:

@@ -506,3 +506,16 @@ def test_a_second_build_downloads_nothing_even_where_the_wheels_are_gone(site, i
     assert json.loads(again.stdout)["digest"] == first["digest"]
     assert [it.path for it in index.requests if it.path.startswith("/files/") and it.range is None] == []
     assert "fetching" not in again.stderr
+
+
+def test_the_cache_is_held_to_its_limit_and_a_limit_that_is_no_size_is_refused_first(site):
+    old = site.folder / "cache/wheels/aa/old.whl"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(bytes(1 << 20))
+    os.utime(old, (1, 1))
+    done = site.build("--out", "out", ENVBUILD_CACHE_LIMIT="1MB")
+    assert done.returncode == 0, done.stderr
+    assert "the cache is over its limit: 1.0 MB removed" in done.stderr
+    assert not old.exists()
+    refused = site.build("--out", "out2", ENVBUILD_CACHE_LIMIT="much")
+    assert (refused.returncode, "ENVBUILD_CACHE_LIMIT" in refused.stderr) == (2, True)

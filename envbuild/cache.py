@@ -1,0 +1,145 @@
+"""The cache folder as a whole: what lies in it, and what leaves it first when it is too large.
+
+Everything in it can be made or fetched again, and is either content-addressed or checked when it is read. So removing
+a part never harms more than a run that counted on it a moment ago, which says so and works when it is run again.
+"""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.errors import UsageError
+
+KINDS = {
+    "wheels": "wheels from indexes",
+    "blobs": "layers, as they are pushed",
+    "layers": "which layer an environment's wheels give",
+    "notes": "which paths several wheels have",
+    "facts": "what wheels say of themselves",
+    "claims": "what indexes say of wheels",
+    "bases": "base images",
+    "built": "wheels that were built here",
+}
+"""The folders in it, and what they hold."""
+_WHOLE = frozenset({"bases", "built"})
+"""Kinds whose folders are of use only as a whole."""
+_IN_USE = 3600.0
+"""Seconds: what was touched since may be part of a run that goes on."""
+_UNFINISHED = 24 * 3600.0
+"""Seconds after which a temporary file or folder is what a killed run left."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thing:
+    """One file, or one folder that is of use as a whole."""
+
+    kind: str
+    path: Path
+    size: int
+    """Bytes on disk's account: those of its files."""
+    used: float
+    """When it was written or read last, in seconds since 1970; file systems note reading once a day."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it is what a run writes before it has its name."""
+        return self.path.name.startswith(".new-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """All things of a kind together."""
+
+    name: str
+    holds: str
+    things: int
+    size: int
+
+
+def kinds(folder: Path) -> tuple[Kind, ...]:
+    """What lies in the cache; kinds that have nothing are there too."""
+    found = list(_things(folder))
+    return tuple(
+        Kind(
+            name=name,
+            holds=holds,
+            things=sum(it.kind == name for it in found),
+            size=sum(it.size for it in found if it.kind == name),
+        )
+        for name, holds in KINDS.items()
+    )
+
+
+def prune(folder: Path, *, keep: int, now: float | None = None, dry_run: bool = False) -> tuple[Thing, ...]:
+    """Remove what was not used for the longest time, until at most `keep` bytes are left; return what went.
+
+    What a killed run left goes too. What was used in the last hour stays, so that the runs of others go on.
+    """
+    now = time.time() if now is None else now
+    found = sorted(_things(folder), key=lambda it: (it.used, it.path))
+    leaving = [it for it in found if it.unfinished and now - it.used > _UNFINISHED]
+    rest = sum(it.size for it in found) - sum(it.size for it in leaving)
+    for thing in found:
+        if rest > keep and not thing.unfinished and now - thing.used > _IN_USE:
+            leaving.append(thing)
+            rest -= thing.size
+    if not dry_run:
+        for thing in leaving:
+            _remove(thing.path)
+    return tuple(leaving)
+
+
+def read_size(text: str, where: str) -> int:
+    """Read `20GB`, `500 MB` or a number of bytes; UsageError for anything else."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(
+            f"{text!r} is no size", where=where, todo="give a number of bytes, or one such as 20GB or 500MB"
+        )
+    return int(float(found[1]) * 1000 ** _POWERS[found[2].lower()])
+
+
+def size_limit() -> int | None:
+    """The most that the cache may hold, by ENVBUILD_CACHE_LIMIT; None where it is not set."""
+    text = os.environ.get("ENVBUILD_CACHE_LIMIT", "").strip()
+    return read_size(text, "ENVBUILD_CACHE_LIMIT") if text else None
+
+
+def _things(folder: Path) -> Iterator[Thing]:
+    for kind in KINDS:
+        for path in _paths(folder / kind, whole=kind in _WHOLE):
+            with suppress(OSError):  # it has left meanwhile
+                yield _thing(kind, path)
+
+
+def _paths(folder: Path, *, whole: bool) -> Iterable[Path]:
+    if whole:
+        with suppress(OSError):
+            return list(folder.iterdir())
+        return ()
+    return (Path(place) / name for place, _, names in os.walk(folder) for name in names)
+
+
+def _thing(kind: str, path: Path) -> Thing:
+    files = [path] if not path.is_dir() else [Path(place) / name for place, _, names in os.walk(path) for name in names]
+    states = [file.lstat() for file in files] or [path.lstat()]
+    used = max(max(it.st_atime, it.st_mtime) for it in states)
+    return Thing(kind=kind, path=path, size=sum(it.st_size for it in states), used=used)
+
+
+def _remove(path: Path) -> None:
+    """Take the name away first, so that nobody meets half of it."""
+    with suppress(OSError):
+        if path.is_dir():
+            aside = path.with_name(f".new-{path.name}")
+            path.rename(aside)
+            shutil.rmtree(aside)
+        else:
+            path.unlink()

@@ -1,0 +1,64 @@
+"""`envbuild cache`: what the cache holds, and making it smaller."""
+
+import json
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Show what the cache holds, and make it smaller.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Keep = Annotated[
+    str,
+    typer.Option(help="What may stay, such as 20GB; by default ENVBUILD_CACHE_LIMIT, else nothing.", metavar="SIZE"),
+]
+
+
+@app.command("info")
+def info(*, as_json: AsJson = False) -> None:
+    """Show where the cache is, and how much of what it holds."""
+    from dataclasses import asdict
+
+    from envbuild.cache import kinds, size_limit
+    from envbuild.files import cache_folder
+
+    folder = cache_folder()
+    found = kinds(folder)
+    total = sum(it.size for it in found)
+    if as_json:
+        shown = {"folder": str(folder), "size": total, "limit": size_limit(), "kinds": [asdict(it) for it in found]}
+        typer.echo(json.dumps(shown, indent=2))
+        return
+    typer.echo(str(folder))
+    for kind in found:
+        typer.echo(f"  {kind.size / 1e6:10.1f} MB  {kind.things:6}  {kind.name:7} {kind.holds}")
+    limit = size_limit()
+    typer.echo(f"  {total / 1e6:10.1f} MB in all" + (f", of {limit / 1e6:.1f} MB that it may hold" if limit else ""))
+
+
+@app.command("prune")
+def prune(
+    keep: Keep = "",
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what was not used for the longest time, and what killed runs left.
+
+    What was used in the last hour stays. Everything that goes can be fetched or made again.
+    """
+    from envbuild.cache import prune as pruned
+    from envbuild.cache import read_size, size_limit
+    from envbuild.files import cache_folder
+
+    limit = read_size(keep, "--keep") if keep else size_limit() or 0
+    gone = pruned(cache_folder(), keep=limit, dry_run=dry_run)
+    size = sum(it.size for it in gone)
+    if as_json:
+        typer.echo(json.dumps({"removed": [str(it.path) for it in gone], "size": size, "dry_run": dry_run}, indent=2))
+    else:
+        typer.echo(f"{'would remove' if dry_run else 'removed'} {len(gone)} files and folders, {size / 1e6:.1f} MB")

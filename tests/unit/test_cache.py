@@ -1,0 +1,111 @@
+"""The cache as a whole: what is in it, what leaves first, and that nothing in use does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.cache import KINDS, kinds, prune, read_size
+from envbuild.errors import UsageError
+
+NOW = 1_700_000_000.0
+HOUR = 3600
+
+
+def put(folder: Path, name: str, size: int, hours: float) -> Path:
+    """A file that was used so many hours ago."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+    os.utime(path, (NOW - hours * HOUR,) * 2)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    put(tmp_path, "wheels/aa/old.whl", 100, 50)
+    put(tmp_path, "wheels/bb/new.whl", 100, 2)
+    put(tmp_path, "blobs/sha256/middle", 100, 20)
+    put(tmp_path, "bases/debian/index.json", 10, 90)
+    put(tmp_path, "bases/debian/blobs/layer", 90, 30)
+    put(tmp_path, "bases/.new-debian/half", 7, 25)
+    put(tmp_path, "blobs/.new-running", 5, 1)
+    put(tmp_path, "somebody/else.txt", 1000, 500)
+    return tmp_path
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_it_holds_is_counted_by_kind(folder):
+    found = {it.name: (it.things, it.size) for it in kinds(folder)}
+    assert found == dict.fromkeys(KINDS, (0, 0)) | {"wheels": (2, 200), "blobs": (2, 105), "bases": (2, 107)}
+    assert {it.size for it in kinds(folder / "absent")} == {0}
+
+
+@pytest.mark.parametrize(
+    ("keep", "gone"),
+    [
+        (1000, set()),
+        (405, set()),
+        (404, {"wheels/aa/old.whl"}),
+        (300, {"wheels/aa/old.whl", "bases/debian"}),
+        (205, {"wheels/aa/old.whl", "bases/debian"}),
+        (0, {"wheels/aa/old.whl", "bases/debian", "blobs/sha256/middle", "wheels/bb/new.whl"}),
+    ],
+)
+def test_what_was_not_used_for_the_longest_time_leaves_first(folder, keep, gone):
+    # the remains of a killed run always go; what is being written and what is not ours stays
+    leaving = prune(folder, keep=keep, now=NOW)
+    assert {str(it.path.relative_to(folder)) for it in leaving} == gone | {"bases/.new-debian"}
+    assert {"blobs/.new-running", "somebody/else.txt"} <= names(folder)
+    assert not {name for name in names(folder) if any(name.startswith(it) for it in gone)}
+
+
+def test_what_was_used_in_the_last_hour_stays(tmp_path):
+    put(tmp_path, "wheels/aa/now.whl", 100, 0.5)
+    assert prune(tmp_path, keep=0, now=NOW) == ()
+
+
+def test_a_dry_run_removes_nothing(folder):
+    before = names(folder)
+    assert len(prune(folder, keep=0, now=NOW, dry_run=True)) == 5
+    assert names(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("7", 7), ("20GB", 20 * 10**9), ("1.5 MB", 1_500_000), ("3k", 3000), ("2tb", 2 * 10**12), ("0", 0)],
+)
+def test_sizes(text, size):
+    assert read_size(text, "--keep") == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "1e9", "20 apples", "1GBB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(UsageError, match="is no size"):
+        read_size(text, "--keep")
+
+
+def envbuild(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "envbuild", "cache", *arguments]
+    env = os.environ | {"ENVBUILD_CACHE": str(folder)} | variables
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_command_shows_and_prunes(folder):
+    shown = json.loads(envbuild(folder, "info", "--json").stdout)
+    assert (shown["folder"], shown["size"], shown["limit"]) == (str(folder), 412, None)
+    assert "wheels from indexes" in envbuild(folder, "info").stdout
+    assert "would remove" in envbuild(folder, "prune", "--dry-run").stdout
+    done = envbuild(folder, "prune", "--json", ENVBUILD_CACHE_LIMIT="1GB")
+    assert {Path(it).name for it in json.loads(done.stdout)["removed"]} == {".new-debian", ".new-running"}
+    done = envbuild(folder, "prune", "--keep", "0")
+    assert done.returncode == 0
+    assert names(folder) == {"somebody/else.txt"}
+    refused = envbuild(folder, "prune", "--keep", "much")
+    assert (refused.returncode, refused.stdout) == (2, "")
