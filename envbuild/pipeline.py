@@ -13,7 +13,7 @@ from envbuild.assemble import Assembled, LayerCache, assemble, wheels_to_read
 from envbuild.base import check_base, resolve_base
 from envbuild.cache import prune, size_limit
 from envbuild.dockerfile import build_context
-from envbuild.errors import UsageError
+from envbuild.errors import RegistryError, UsageError
 from envbuild.files import data_folder, staged_folder, write_whole
 from envbuild.lock import (
     IndexSettings,
@@ -38,7 +38,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe, make_recipe
-from envbuild.registry import check_push, check_repository, pull, push
+from envbuild.registry import check_push, check_repository, environment_tag, find_environment, pull, push
 from envbuild.stamp import StampEntry, check_stampable, stamp
 
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
@@ -78,6 +78,8 @@ class Order:
     """Folders to take wheels from."""
     offline: bool = False
     """Whether folders are all that may be asked for wheels."""
+    remote_cache: bool = True
+    """Whether what the registry has of this environment is taken for what it says it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,14 +131,11 @@ def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
     base = _base(order, plan, report)
     run = _lock(order, plan, base.target, settings, report)
     recipe = make_recipe(plan.stack, run.lock, base)
-    layers = LayerCache(order.cache)
-    wheels = _fetch(order, wheels_to_read(recipe, layers), settings, report)
+    found = _existing(order, recipe, report)
+    assembled = found or _assembled(order, recipe, base, settings, report)
     run = _confirmed(run, order)
     pylock = pylock_text(run.lock, run.proof, dict(run.built))
     context = build_context(recipe, requirements_text(run.lock), pylock, data_folder("templates"))
-    report.step("assembling the image")
-    assembled = assemble(recipe, base, wheels, layers, report.progress)
-    _tell_overlaps(assembled, report)
     image = _push(order, assembled, recipe, report)
     layout = None if image else order.out
     with staged_folder(order.out) as folder:
@@ -239,6 +238,30 @@ def _fetch(
     return {wheel.sha256: path for wheel, path in fetch(wheels, order.cache, report=told, settings=settings)}
 
 
+def _existing(order: Order, recipe: Recipe, report: Reporter) -> Assembled | None:
+    """The image of this very environment in the registry that is pushed to; nothing has to be built then."""
+    if order.push is None or not order.remote_cache:
+        return None
+    try:
+        image = find_environment(order.push, recipe.environment, machine=recipe.target.machine)
+    except RegistryError as error:
+        report.note(f"the registry was not asked for the environment: {error.what}")
+        return None
+    if image is None:
+        return None
+    report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
+    return Assembled(image=image, overlaps=())
+
+
+def _assembled(order: Order, recipe: Recipe, base: Base, settings: IndexSettings, report: Reporter) -> Assembled:
+    layers = LayerCache(order.cache)
+    wheels = _fetch(order, wheels_to_read(recipe, layers), settings, report)
+    report.step("assembling the image")
+    assembled = assemble(recipe, base, wheels, layers, report.progress)
+    _tell_overlaps(assembled, report)
+    return assembled
+
+
 def _tell_overlaps(assembled: Assembled, report: Reporter) -> None:
     for overlap in assembled.overlaps[:10]:
         losers = ", ".join(overlap.losers)
@@ -253,7 +276,7 @@ def _push(order: Order, assembled: Assembled, recipe: Recipe, report: Reporter) 
     if order.push is None:
         return None
     report.step(f"pushing to {order.push}")
-    tags = (f"env-{recipe.environment.short}",)
+    tags = (environment_tag(recipe.environment),)
     result = push(assembled.image, order.push, tags=tags, report=report.progress)
     report.note(f"{result.uploaded / 1e6:.1f} MB sent, {result.existing / 1e6:.1f} MB were there")
     return result.reference

@@ -20,7 +20,7 @@ from envbuild.assemble.plan import LayerPlan, check_depth, plan_layers
 from envbuild.errors import BuildError
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
+from envbuild.oci.image import ENVIRONMENT, LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
 
 _CORES = os.cpu_count() or 1
@@ -76,7 +76,7 @@ def assemble(recipe: Recipe, base: Base, wheels: Mapping[Digest, Path], cache: L
     # The base's name is left out: the same base has different names in different places, and must give one digest.
     annotations = {
         "org.opencontainers.image.base.digest": str(recipe.base_digest),
-        "dev.envbuild.environment": str(recipe.environment),
+        ENVIRONMENT: str(recipe.environment),
     }
     everything = (*base.image.layers, *layers)
     image = Image(manifest_bytes(config, everything, annotations), config, everything)

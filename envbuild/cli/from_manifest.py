@@ -43,6 +43,9 @@ def run(
     build: locking.Build = False,
     find_links: locking.FindLinks = None,
     offline: locking.Offline = False,
+    no_remote_cache: Annotated[
+        bool, typer.Option("--no-remote-cache", help="Build even if the registry has this environment.")
+    ] = False,
     kind: records.From = None,
     python: records.Python = None,
     gpu: records.Gpu = None,
@@ -78,6 +81,7 @@ def run(
             build=build,
             find_links=tuple(find_links or ()),
             offline=offline,
+            remote_cache=not no_remote_cache,
         )
         plan = make_plan(order)
         _tell_plan(plan, progress)

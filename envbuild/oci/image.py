@@ -20,6 +20,8 @@ DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+ENVIRONMENT = "dev.envbuild.environment"
+"""The annotation of a manifest that names the environment of its image."""
 
 OCI_OF_DOCKER = {DOCKER_MANIFEST: MANIFEST, DOCKER_INDEX: INDEX, DOCKER_CONFIG: CONFIG, DOCKER_LAYER: LAYER_GZIP}
 """The OCI media type for the same bytes; the two families are never mixed in one manifest."""

@@ -519,3 +519,54 @@ def test_the_cache_is_held_to_its_limit_and_a_limit_that_is_no_size_is_refused_f
     assert not old.exists()
     refused = site.build("--out", "out2", ENVBUILD_CACHE_LIMIT="much")
     assert (refused.returncode, "ENVBUILD_CACHE_LIMIT" in refused.stderr) == (2, True)
+
+
+def whole_files(index) -> list[str]:
+    return [
+        it.path for it in index.requests if it.path.startswith("/files/") and it.range is None and it.method == "GET"
+    ]
+
+
+def test_an_empty_machine_builds_nothing_where_the_registry_has_the_environment(site, index):
+    with FakeRegistry() as registry:
+        first = json.loads(site.build("--push", f"{registry.host}/team/model:v1", "--json").stdout)
+        del index.requests[:], registry.requests[:]
+        done = site.build("--push", f"{registry.host}/team/model:v2", "--stamp", "model", "--json",
+                          ENVBUILD_CACHE=str(site.folder / "empty"))  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        again = json.loads(done.stdout)
+        assert again["image"] == first["image"]
+        assert "has the environment" in done.stderr
+        assert whole_files(index) == []
+        assert [it.path for it in registry.requests if it.method == "PUT"] == ["/v2/team/model/manifests/v2"]
+        assert again["stamped"]
+
+
+def test_without_the_remote_cache_everything_is_made_here(site, index):
+    with FakeRegistry() as registry:
+        first = json.loads(site.build("--push", f"{registry.host}/team/model", "--json").stdout)
+        del index.requests[:]
+        done = site.build("--push", f"{registry.host}/team/model", "--json", "--no-remote-cache",
+                          ENVBUILD_CACHE=str(site.folder / "empty"))  # fmt: skip
+        assert json.loads(done.stdout)["digest"] == first["digest"]
+        assert len(whole_files(index)) == 2
+
+
+def test_a_tag_that_names_another_image_is_not_taken_for_the_environment(site):
+    with FakeRegistry() as registry:
+        first = json.loads(site.build("--push", f"{registry.host}/team/model", "--json").stdout)
+        tag = f"env-{first['environment'].removeprefix('sha256:')[:12]}"
+        site.manifest.write_text(json.dumps(manifest_of(("tensorflow-cpu", "2.15.1"))))
+        other = json.loads(site.build("--push", f"{registry.host}/team/model", "--json").stdout)
+        registry.repositories["team/model"].tags[tag] = other["digest"]
+        site.manifest.write_text(json.dumps(manifest_of()))
+        again = json.loads(site.build("--push", f"{registry.host}/team/model", "--json").stdout)
+        assert again["digest"] == first["digest"] != other["digest"]
+
+
+def test_a_registry_that_does_not_answer_the_question_is_pushed_to_all_the_same(site):
+    with FakeRegistry() as registry:
+        registry.fail("HEAD", "manifests/env-", status=403)
+        done = site.build("--push", f"{registry.host}/team/model:v1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "was not asked for the environment" in done.stderr
