@@ -1,7 +1,7 @@
 """The order of the stages, on one screen; what is slow or remote is in the stages, what is printed is the caller's."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -33,13 +33,15 @@ from envbuild.lock import (
 )
 from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match import Stack, VariantChoice, load_profiles, match
+from envbuild.match import CudaChoice, Profiles, Stack, VariantChoice, load_profiles, match
 from envbuild.oci.digest import Digest
+from envbuild.oci.image import canonical_json
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe, make_recipe
 from envbuild.registry import check_push, check_repository, environment_tag, find_environment, pull, push
 from envbuild.stamp import StampEntry, check_stampable, stamp
+from envbuild.verify import prove_loading
 
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
@@ -78,6 +80,9 @@ class Order:
     """Folders to take wheels from."""
     offline: bool = False
     """Whether folders are all that may be asked for wheels."""
+    cuda_source: CudaChoice = "auto"
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """What is set by hand against the profiles."""
     remote_cache: bool = True
     """Whether what the registry has of this environment is taken for what it says it is."""
 
@@ -87,6 +92,7 @@ class Plan:
     """What will be built, decided without touching network or disk."""
 
     manifest: TrainingManifest
+    profiles: Profiles
     stack: Stack
     base: str
     """The base that was asked for, else the profile's."""
@@ -120,8 +126,9 @@ class Outcome:
 def make_plan(order: Order) -> Plan:
     """Read the manifest and decide the stack."""
     manifest = read_manifest(order.manifest, order.manifest_name)
-    stack = match(manifest, load_profiles(data_folder("profiles")), order.variant)
-    return Plan(manifest=manifest, stack=stack, base=order.base or stack.base)
+    profiles = load_profiles(data_folder("profiles"))
+    stack = match(manifest, profiles, order.variant, cuda_source=order.cuda_source, overrides=order.overrides)
+    return Plan(manifest=manifest, profiles=profiles, stack=stack, base=order.base or stack.base)
 
 
 def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
@@ -132,7 +139,7 @@ def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
     run = _lock(order, plan, base.target, settings, report)
     recipe = make_recipe(plan.stack, run.lock, base)
     found = _existing(order, recipe, report)
-    assembled = found or _assembled(order, recipe, base, settings, report)
+    assembled = found or _assembled(order, plan, recipe, base, settings, report)
     run = _confirmed(run, order)
     pylock = pylock_text(run.lock, run.proof, dict(run.built))
     context = build_context(recipe, requirements_text(run.lock), pylock, data_folder("templates"))
@@ -253,13 +260,33 @@ def _existing(order: Order, recipe: Recipe, report: Reporter) -> Assembled | Non
     return Assembled(image=image, overlaps=())
 
 
-def _assembled(order: Order, recipe: Recipe, base: Base, settings: IndexSettings, report: Reporter) -> Assembled:
+def _assembled(
+    order: Order, plan: Plan, recipe: Recipe, base: Base, settings: IndexSettings, report: Reporter
+) -> Assembled:
     layers = LayerCache(order.cache)
-    wheels = _fetch(order, wheels_to_read(recipe, layers), settings, report)
+    proof = Digest.of(canonical_json(["loader proof", str(recipe.environment)]))
+    unproved = plan.stack.cuda is not None and layers.noted(proof) is None
+    needed = recipe.wheels if unproved else wheels_to_read(recipe, layers)
+    wheels = _fetch(order, needed, settings, report)
+    if unproved:
+        _prove(order, plan, recipe, base, wheels, report)
+        layers.note(proof, "found")
     report.step("assembling the image")
     assembled = assemble(recipe, base, wheels, layers, report.progress)
     _tell_overlaps(assembled, report)
     return assembled
+
+
+def _prove(
+    order: Order, plan: Plan, recipe: Recipe, base: Base, wheels: Mapping[Digest, Path], report: Reporter
+) -> None:
+    """Fail before the image is made where the framework would not find its CUDA libraries in it."""
+    report.step("looking for CUDA's libraries as the loader does")
+    proof = prove_loading(plan.stack, recipe, base, wheels, plan.profiles, order.cache / "loading")
+    proof.require()
+    report.note(proof.summary)
+    for note in proof.notes:
+        report.note(str(note))
 
 
 def _tell_overlaps(assembled: Assembled, report: Reporter) -> None:
@@ -290,6 +317,8 @@ def _stamp(model: str, order: Order, outcome: Outcome, now: datetime) -> str:
         reference=str(outcome.image) if outcome.image else None,
         digest=outcome.digest,
         environment=outcome.recipe.environment,
+        overrides=outcome.plan.stack.overrides,
+        identity=outcome.proof.summary,
     )
     return stamp(model, entry, manifest=order.manifest, lock=outcome.pylock, now=now).record
 

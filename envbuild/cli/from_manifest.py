@@ -22,36 +22,43 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{12})[0-9a-f]{52}")
 """Cut for people; --json has it whole."""
 
 
+Base = Annotated[
+    str | None, typer.Option(help="An image reference, an OCI layout folder, or debian:SUITE.", metavar="REF")
+]
+Out = Annotated[Path, typer.Option(help="Where the build context and the OCI layout go.", metavar="DIR")]
+Push = Annotated[str | None, typer.Option(help="Push to this repository instead of writing a layout.", metavar="REPO")]
+StampOn = Annotated[
+    str | None, typer.Option(help="Write the digest on this model: gs://..., or a folder.", metavar="MODEL_URI")
+]
+NoRemoteCache = Annotated[
+    bool, typer.Option("--no-remote-cache", help="Build even if the registry has this environment.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, with reasons, and stop.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
 def run(
     manifest: records.Manifest,
-    variant: locking.Variant = locking.VariantName.AUTO,
-    base: Annotated[
-        str | None, typer.Option(help="An image reference, an OCI layout folder, or debian:SUITE.", metavar="REF")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where the build context and the OCI layout go.", metavar="DIR")] = Path(
-        "envbuild-out"
-    ),
-    push: Annotated[
-        str | None, typer.Option(help="Push to this repository instead of writing a layout.", metavar="REPO")
-    ] = None,
-    stamp: Annotated[
-        str | None, typer.Option(help="Write the digest on this model: gs://..., or a folder.", metavar="MODEL_URI")
-    ] = None,
-    resolver: locking.Resolver = locking.ResolverName.UV,
     *,
+    variant: locking.Variant = locking.VariantName.AUTO,
+    base: Base = None,
+    cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO,
+    set_: locking.Set = None,
+    out: Out = Path("envbuild-out"),
+    push: Push = None,
+    stamp: StampOn = None,
+    resolver: locking.Resolver = locking.ResolverName.UV,
     require_identical: locking.RequireIdentical = False,
     build: locking.Build = False,
     find_links: locking.FindLinks = None,
     offline: locking.Offline = False,
-    no_remote_cache: Annotated[
-        bool, typer.Option("--no-remote-cache", help="Build even if the registry has this environment.")
-    ] = False,
+    no_remote_cache: NoRemoteCache = False,
     kind: records.From = None,
     python: records.Python = None,
     gpu: records.Gpu = None,
     platform: records.Platform = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with reasons, and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Build the environment of a training run.
 
@@ -60,11 +67,12 @@ def run(
     """
     from envbuild.files import cache_folder
     from envbuild.manifest.formats import Given
-    from envbuild.pipeline import Order, make_plan
+    from envbuild.match import pairs_of
+    from envbuild.pipeline import Order
 
-    started = time.monotonic()
     _check_given({"--base": base, "--push": push, "--stamp": stamp})
     repository, given = _reference(push), Given(python=python, gpu=gpu, platform=platform)
+    overrides = pairs_of(set_ or ())
     with Progress() as progress:
         name, data = records.read_record(manifest, kind, given, progress)
         order = Order(
@@ -72,6 +80,8 @@ def run(
             manifest_name=name,
             variant=variant.value,
             base=base,
+            cuda_source=cuda_source.value,
+            overrides=overrides,
             resolver=resolver.value,
             out=out,
             push=repository,
@@ -83,12 +93,20 @@ def run(
             offline=offline,
             remote_cache=not no_remote_cache,
         )
-        plan = make_plan(order)
-        _tell_plan(plan, progress)
-        if dry_run:
-            _print_plan(plan, as_json=as_json)
-            return
-        outcome = _build(order, plan, progress)
+        _carry_out(order, progress, dry_run=dry_run, as_json=as_json)
+
+
+def _carry_out(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
+    """Plan and build; print the result, or just the plan."""
+    from envbuild.pipeline import make_plan
+
+    started = time.monotonic()
+    plan = make_plan(order)
+    _tell_plan(plan, progress)
+    if dry_run:
+        _print_plan(plan, as_json=as_json)
+        return
+    outcome = _build(order, plan, progress)
     if as_json:
         typer.echo(json.dumps(_result(outcome, time.monotonic() - started), indent=2))
     else:
@@ -143,7 +161,8 @@ def _tell_plan(plan: "Plan", progress: Progress) -> None:
     progress.step(f"{stack.distribution} {stack.version} on Python {stack.python}, {stack.variant}")
     for decision in stack.decisions:
         source = _DIGEST.sub(r"sha256:\1...", decision.source)
-        progress.note(f"{decision.what}: {decision.value} - {decision.reason} [{source}]")
+        tell = progress.warn if decision.warning else progress.note
+        tell(f"{decision.what}: {decision.value} - {decision.reason} [{source}]")
     for change in stack.changes:
         progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
 
@@ -170,6 +189,7 @@ def _result(outcome: "Outcome", seconds: float) -> dict[str, Any]:
             for layer in outcome.assembled.image.layers
         ],
         "identity": outcome.proof.to_dict(),
+        "overrides": dict(outcome.plan.stack.overrides),
         "added": list(outcome.added),
         "stamped": outcome.stamped,
         "seconds": round(seconds, 3),

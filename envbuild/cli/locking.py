@@ -28,7 +28,20 @@ class ResolverName(StrEnum):
     PIP_TOOLS = "pip-tools"
 
 
+class CudaSourceName(StrEnum):
+    """What --cuda-source takes."""
+
+    AUTO = "auto"
+    WHEELS = "wheels"
+    BASE = "base"
+
+
 Variant = Annotated[VariantName, typer.Option(help="auto: gpu if the run used GPUs.")]
+CudaSource = Annotated[CudaSourceName, typer.Option(help="Where CUDA comes from; auto: wheels where they serve.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override base, cuda, cudnn, driver_minimum or python.", metavar="KEY=VALUE"),
+]
 Resolver = Annotated[ResolverName, typer.Option(help="What does the locking.")]
 RequireIdentical = Annotated[
     bool, typer.Option("--require-identical", help="Fail unless every wheel is proven to be the run's.")

@@ -1,4 +1,4 @@
-"""`envbuild profiles`: what is known of the frameworks' releases, made anew from the index, checked, and shown."""
+"""`envbuild profiles`: what is known of the frameworks' releases: made anew from the index, checked, listed, shown."""
 
 import json
 import time
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envbuild.cli.console import Progress
+from envbuild.cli.locking import CudaSource, CudaSourceName, Set, VariantName
 from envbuild.errors import VerifyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
+    from envbuild.match.release import Shown
 
 app = typer.Typer(
     help="Show what is known of the frameworks' releases; make it anew from the package index, or check it against it.",
@@ -86,7 +88,7 @@ def check(frameworks: Chosen = None, folder: Folder = None) -> None:
 
 
 @app.command("list")
-def show(
+def list_(
     framework: Annotated[FrameworkName | None, typer.Argument(help="All when none is named.")] = None,
     folder: Folder = None,
     *,
@@ -103,6 +105,61 @@ def show(
         typer.echo(json.dumps([_object(release, wheel) for release, wheel in rows], indent=2))
     else:
         _print_table(wheel for _, wheel in rows)
+
+
+@app.command("show")
+def show(
+    release: Annotated[str, typer.Argument(help="NAME==VERSION, such as tensorflow==2.15.1.", metavar="RELEASE")],
+    python: Annotated[
+        str | None, typer.Option(help="3.11 or 3.11.7; the newest that serves by default.", metavar="VERSION")
+    ] = None,
+    variant: Annotated[VariantName, typer.Option(help="auto: gpu where there is a CUDA build.")] = VariantName.AUTO,
+    cuda_source: CudaSource = CudaSourceName.AUTO,
+    platform: Annotated[str, typer.Option(help="linux/amd64 or linux/arm64.", metavar="PLATFORM")] = "linux/amd64",
+    gpu: Annotated[
+        list[str] | None, typer.Option(help="A GPU that it has to run on, such as H100.", metavar="NAME")
+    ] = None,
+    set_: Set = None,
+    folder: Folder = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what an image of a release gets: each value with its reason and its source."""
+    from envbuild.files import data_folder
+    from envbuild.match import load_profiles, pairs_of
+    from envbuild.match.match import Asked
+    from envbuild.match.overrides import read_overrides
+    from envbuild.match.release import show_release
+
+    overrides = read_overrides(pairs_of(set_ or ()))
+    asked = Asked(variant=variant.value, cuda_source=cuda_source.value, overrides=overrides)
+    profiles = load_profiles(folder or data_folder("profiles"))
+    shown = show_release(release, profiles, asked, python=python, machine=platform, gpus=tuple(gpu or ()))
+    if as_json:
+        typer.echo(json.dumps(_shown(shown), indent=2))
+    else:
+        _print_shown(shown)
+
+
+def _shown(shown: "Shown") -> dict[str, Any]:
+    """The stack by key, with what is decided and why; not what differs from a run, as there was none."""
+    from dataclasses import asdict
+
+    stack = {key: value for key, value in asdict(shown.stack).items() if key not in {"changes", "gaps"}}
+    pairs = {key: dict(stack[key]) for key in ("variables", "overrides")}
+    wheel = {"keras": shown.wheel.keras, "compute_capabilities": list(shown.wheel.compute_capabilities)}
+    return stack | pairs | wheel | {"limits": list(shown.limits), "notes": list(shown.notes)}
+
+
+def _print_shown(shown: "Shown") -> None:
+    for it in shown.stack.decisions:
+        typer.echo(f"{it.what}: {it.value}\n  {'warning: ' if it.warning else ''}{it.reason}\n  [{it.source}]")
+    typer.echo("requirements:")
+    for requirement in shown.stack.requirements:
+        typer.echo(f"  {requirement}")
+    typer.echo(f"limits: {'; '.join(shown.limits)}")
+    for note in shown.notes:
+        typer.echo(f"note: {note}")
 
 
 def _names(frameworks: list[FrameworkName] | None) -> list[str]:

@@ -20,6 +20,9 @@ _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _LOWEST = {"x86_64": 5, "aarch64": 17}
 """The first glibc 2.N that wheels of a machine were made for."""
 
+_ASSUMED = "2.17"
+"""That of manylinux2014, which nearly every wheel of this decade runs on."""
+
 Rank = Mapping[Tag, int]
 Parsed = tuple[NormalizedName, Version, BuildTag, frozenset[Tag]]
 Named = TypeVar("Named")
@@ -28,9 +31,10 @@ Named = TypeVar("Named")
 def stack_target(stack: Stack, ran_on: Platform, glibc: str | None = None) -> Target:
     """What to lock for when no base says it: the run's Python and glibc, which its wheels were chosen for.
 
-    The framework's lowest glibc counts where the run's is lower, is not known, or was none; `glibc` replaces both.
+    The framework's lowest glibc counts where the run's is lower or was none, and at least 2.17 where it is not known;
+    `glibc` replaces all of them.
     """
-    own = Target(python=stack.python, machine=stack.machine, glibc=ran_on.libc_version or stack.glibc_minimum)
+    own = Target(python=stack.python, machine=stack.machine, glibc=ran_on.libc_version or _ASSUMED)
     lowest = replace(own, glibc=stack.glibc_minimum)
     if glibc is not None:
         asked = replace(own, glibc=glibc)
@@ -38,7 +42,7 @@ def stack_target(stack: Stack, ran_on: Platform, glibc: str | None = None) -> Ta
             what = f"the framework's wheel needs glibc {stack.glibc_minimum}"
             raise UsageError(what, where=f"--glibc {glibc}", todo="ask for that or a later one")
         return asked
-    known = ran_on.libc == "glibc" and re.fullmatch(r"2\.\d+", own.glibc)
+    known = ran_on.libc in {"glibc", None} and re.fullmatch(r"2\.\d+", own.glibc)
     return max(own, lowest, key=glibc_minor) if known else lowest
 
 

@@ -1,7 +1,22 @@
 """What a run needs: its manifest against the profiles, decided with a reason for each part."""
 
-from envbuild.match.match import VariantChoice, match
+from envbuild.match.cuda import CudaChoice
+from envbuild.match.match import match
+from envbuild.match.overrides import pairs_of
 from envbuild.match.profiles import Profiles, load_profiles
 from envbuild.match.stack import Decision, Gaps, PinChange, Stack, Variant
+from envbuild.match.variant import VariantChoice
 
-__all__ = ["Decision", "Gaps", "PinChange", "Profiles", "Stack", "Variant", "VariantChoice", "load_profiles", "match"]
+__all__ = [
+    "CudaChoice",
+    "Decision",
+    "Gaps",
+    "PinChange",
+    "Profiles",
+    "Stack",
+    "Variant",
+    "VariantChoice",
+    "load_profiles",
+    "match",
+    "pairs_of",
+]

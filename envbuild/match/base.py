@@ -2,37 +2,43 @@
 
 from packaging.version import Version
 
-from envbuild.errors import MatchError
-from envbuild.match.profiles import CudaBase, FrameworkWheel, Profiles, Suite
+from envbuild.match.cuda import CudaPlan
+from envbuild.match.facts import CudaBase, Suite
+from envbuild.match.overrides import Overrides
+from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.stack import Decision
 
 
-def decide_base(wheel: FrameworkWheel, python: str, profiles: Profiles) -> Decision:
-    """Python's own slim image of the run's exact Python, or an image with CUDA where the wheel needs it from there."""
-    if wheel.cuda and not wheel.cuda_requirements:
-        return _cuda_base(wheel, python, profiles)
+def decide_base(
+    wheel: FrameworkWheel, plan: CudaPlan, python: str, overrides: Overrides, profiles: Profiles
+) -> Decision:
+    """Python's own slim image of the run's exact Python, or the image with CUDA where CUDA comes from the base."""
+    if overrides.base:
+        has = f"it has to have Python {python}, glibc {wheel.glibc} or later"
+        cuda = f", and CUDA {plan.version}" if plan.source == "base" else ""
+        return Decision(what="base", value=overrides.base, reason=has + cuda, source=wheel.source)
+    if plan.base:
+        return _cuda_base(plan.base, python)
     suites = [it for it in profiles.suites if Version(it.glibc) >= Version(wheel.glibc)]
     suite = next((it for it in suites if _had(it, python)), None)
     name = profiles.python_image.format(python=python, suite=(suite or profiles.suites[0]).name)
     if suite is None:
         reason = f"no slim image of Python {python} is known on a suite with glibc {wheel.glibc}: give a base by --base"
         return Decision(what="base", value=name, reason=reason, source="profiles/cuda.toml: suite")
-    return Decision(what="base", value=name, reason=f"the run's Python; {suite.reason}", source=suite.source)
+    whose = "the run's Python" if python.count(".") > 1 else "the newest patch release of this Python"
+    return Decision(what="base", value=name, reason=f"{whose}; {suite.reason}", source=suite.source)
 
 
 def _had(suite: Suite, python: str) -> bool:
     """Whether this patch, or an earlier one of the same minor version, was released on the suite."""
     version = Version(python)
-    return any(Version(first) <= version and Version(first).release[:2] == version.release[:2] for first in suite.since)
+    minor, exact = version.release[:2], python.count(".") > 1
+    firsts = (Version(it) for it in suite.since)
+    return any(it.release[:2] == minor and (not exact or it <= version) for it in firsts)
 
 
-def _cuda_base(wheel: FrameworkWheel, python: str, profiles: Profiles) -> Decision:
-    minor = python.rpartition(".")[0]
-    rows = [it for it in profiles.bases if it.cuda == wheel.cuda and Version(it.glibc) >= Version(wheel.glibc)]
-    if not rows:
-        what = f"{wheel.pin} needs CUDA {wheel.cuda} from its base, and no image with it is known"
-        raise MatchError(what, where="profiles/cuda.toml: base", todo="use --variant cpu")
-    row = next((it for it in rows if it.python == minor), rows[0])
+def _cuda_base(row: CudaBase, python: str) -> Decision:
+    minor = ".".join(python.split(".")[:2])
     return Decision(what="base", value=row.image, reason=f"{row.reason}. {_how(row, minor)}", source=row.source)
 
 

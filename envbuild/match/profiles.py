@@ -8,6 +8,21 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from envbuild.match import facts
+from envbuild.match.facts import (
+    Capability,
+    Compiler,
+    CudaBase,
+    CudnnFloor,
+    Driver,
+    Foreign,
+    LibraryPath,
+    Limit,
+    Repair,
+    Suite,
+    Toolkit,
+    WheelSet,
+)
 from envbuild.match.table import Table, read_table
 from envbuild.oci.digest import Digest
 
@@ -113,107 +128,6 @@ class FrameworkProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CudaBase:
-    """An image that brings CUDA where the framework's wheels do not."""
-
-    cuda: str
-    """As build_info.py has it: `11.2`."""
-    image: str
-    glibc: str
-    python: str
-    """Minor version of the distribution's own Python, which the image does not hold yet."""
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repair:
-    """Requirements of an extra that cannot be installed as published and are left out."""
-
-    versions: tuple[str, ...]
-    pythons: tuple[str, ...]
-    drop: tuple[str, ...]
-    """Normalised names."""
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryPath:
-    """Releases that do not find their CUDA libraries by themselves."""
-
-    versions: tuple[str, ...]
-    folders: tuple[str, ...]
-    """Below site-packages: `nvidia/cublas/lib`."""
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
-    """The lowest driver of a major version of CUDA, or of a minor one before CUDA 11."""
-
-    cuda: str
-    minimum: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toolkit:
-    """The driver that a CUDA release came with: what compiles PTX for a GPU that the machine code does not fit."""
-
-    cuda: str
-    """`12.5.1`; `12.5` is the first release of 12.5."""
-    driver: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudnnFloor:
-    """The lowest cuDNN that a range of releases accepts at run time, where their wheels tell the major version only."""
-
-    framework: str
-    first: str
-    last: str
-    minimum: str
-    """`8.6`; any later minor version of the same major one is accepted too."""
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """A requirement that the wheels of a range of releases should have had."""
-
-    framework: str
-    first: str
-    last: str
-    requirement: str
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suite:
-    """A Debian release that Python's own slim images were made for."""
-
-    name: str
-    glibc: str
-    since: tuple[str, ...]
-    """For each minor version of Python the first patch that has such an image."""
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign:
-    """A distribution that a run may have, but that no index has for Linux."""
-
-    name: str
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
     """Everything that matching knows."""
 
@@ -232,24 +146,36 @@ class Profiles:
     toolkits: tuple[Toolkit, ...] = ()
     cudnn_floors: tuple[CudnnFloor, ...] = ()
     limits: tuple[Limit, ...] = ()
+    wheel_sets: tuple[WheelSet, ...] = ()
+    compilers: tuple[Compiler, ...] = ()
+    capabilities: tuple[Capability, ...] = ()
+    labelled: tuple[str, ...] = ()
+    """Normalised names of projects whose builds for CPU and CUDA differ by a local label: `+cpu`, `+cu118`."""
+    cuda_only: tuple[str, ...] = ()
+    """Shell patterns of the normalised names that only serve a GPU, besides NVIDIA's own."""
 
 
 def load_profiles(folder: Path) -> Profiles:
     """Read the profiles; MatchError names the file, and the line or key, that is not right."""
-    facts = read_table(folder / "cuda.toml")
+    table = read_table(folder / "cuda.toml")
     return Profiles(
         frameworks=tuple(load_framework(folder, name) for name in FRAMEWORKS),
-        bases=facts.each("base", _base),
-        repairs=facts.each("repair", _repair),
-        library_paths=facts.each("library_path", _library_path),
-        drivers=facts.each("driver", lambda row: Driver(**row.strings("cuda", "minimum", "source"))),
-        suites=facts.each("suite", _suite),
-        foreign=facts.each("foreign", lambda row: Foreign(**row.strings("name", "reason", "source"))),
-        nvidia_wheels=facts.texts("nvidia_wheels"),
-        python_image=facts.text("python_image"),
-        toolkits=tuple(it for rows in facts.each("toolkits", _toolkits) for it in rows),
-        cudnn_floors=facts.each("cudnn", _cudnn_floor),
-        limits=facts.each("limit", _limit),
+        bases=table.each("base", facts.read_base),
+        repairs=table.each("repair", facts.read_repair),
+        library_paths=table.each("library_path", facts.read_library_path),
+        drivers=table.each("driver", lambda row: Driver(**row.strings("cuda", "minimum", "source"))),
+        suites=table.each("suite", facts.read_suite),
+        foreign=table.each("foreign", lambda row: Foreign(**row.strings("name", "reason", "source"))),
+        nvidia_wheels=table.texts("nvidia_wheels"),
+        python_image=table.text("python_image"),
+        toolkits=tuple(it for rows in table.each("toolkits", facts.read_toolkits) for it in rows),
+        cudnn_floors=table.each("cudnn", facts.read_cudnn_floor),
+        limits=table.each("limit", facts.read_limit),
+        wheel_sets=table.each("wheel_set", facts.read_wheel_set),
+        compilers=table.each("compiler", facts.read_compiler),
+        capabilities=tuple(it for rows in table.each("capabilities", facts.read_capabilities) for it in rows),
+        labelled=table.texts("labelled"),
+        cuda_only=table.texts("cuda_only"),
     )
 
 
@@ -291,43 +217,3 @@ def _wheel(row: Table, version: str) -> FrameworkWheel:
         stands_for=row.maybe("stands_for"),
         parts=row.texts("parts", optional=True),
     )
-
-
-def _base(row: Table) -> CudaBase:
-    return CudaBase(**row.strings("cuda", "image", "glibc", "python", "reason", "source"))
-
-
-def _repair(row: Table) -> Repair:
-    return Repair(
-        versions=row.texts("versions"),
-        pythons=row.texts("pythons"),
-        drop=row.texts("drop"),
-        reason=row.text("reason"),
-        source=row.text("source"),
-    )
-
-
-def _library_path(row: Table) -> LibraryPath:
-    return LibraryPath(
-        versions=row.texts("versions"),
-        folders=row.texts("folders"),
-        reason=row.text("reason"),
-        source=row.text("source"),
-    )
-
-
-def _suite(row: Table) -> Suite:
-    return Suite(**row.strings("name", "glibc", "reason", "source"), since=row.texts("since"))
-
-
-def _toolkits(row: Table) -> tuple[Toolkit, ...]:
-    source, drivers = row.text("source"), row.inner("drivers")
-    return tuple(Toolkit(cuda=cuda, driver=drivers.text(cuda), source=source) for cuda in drivers.data)
-
-
-def _cudnn_floor(row: Table) -> CudnnFloor:
-    return CudnnFloor(**row.strings("framework", "first", "last", "minimum", "source"))
-
-
-def _limit(row: Table) -> Limit:
-    return Limit(**row.strings("framework", "first", "last", "requirement", "reason", "source"))

@@ -1,25 +1,42 @@
 """The facts of a manifest that decide, and the release that it names."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name, canonicalize_version
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import MatchError
+from envbuild.manifest.hardware import Gpu
 from envbuild.manifest.known import known_accelerator
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution
 from envbuild.match.profiles import FrameworkProfile, Profiles, Release
 
-REFRESH = "if the release exists, make the profiles anew: python -m envbuild.refresh > profiles/tensorflow.toml"
+CPU_LABEL = "cpu"
+_CUDA_LABEL = re.compile(r"cu(?:da)?(\d{2,3})(?:\.cudnn(\d)(\d*))?\Z")
+"""`cu118` of PyTorch, `cuda12.cudnn89` of jaxlib."""
 _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "x64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _LIKELIEST = "x86_64"
 """What is built for where the record does not say the run's machine."""
 _PYTHON_BUILD = re.compile(r"(^|_)py(\d|_|h)")
 """`py310h2b0b2b6_0`, `pyhd8ed1ab_0`, `nompi_py310hb7f3a3a_100`."""
+_PART_WHEELS = {"cuda": r"nvidia-cuda-runtime(-cu\d+)?", "cudnn": r"nvidia-cudnn-cu\d+"}
+_PART_CONDA = {"cuda": ("cudatoolkit", "cuda-cudart"), "cudnn": ("cudnn",)}
 _NEAR = 2
 _SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Had:
+    """The version of a part of CUDA that the run had, and what says so."""
+
+    version: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.version} ({self.source})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +57,16 @@ class Run:
     """Whether the record says the machine."""
     pins: tuple[tuple[str, str], ...]
     """Normalised names and versions, sorted."""
-    gpus: tuple[str, ...]
-    """Names of the GPUs that the run saw."""
+    label: str
+    """Local label of the build that the run had: `cpu`, `cu118`, `cuda12.cudnn89` of jaxlib; else empty."""
+    built: str | None
+    """The CUDA that the framework itself says it was built with."""
+    cuda: Had | None
+    """The CUDA that the run used, where its record says so."""
+    cudnn: Had | None
+    """The cuDNN that the run used, where its record says so."""
+    gpus: tuple[Gpu, ...]
+    """The GPUs that the run saw."""
     gpus_said: bool
     """Whether the record says if there were any."""
     build: str
@@ -50,35 +75,72 @@ class Run:
     """Whether the pins are all that was installed."""
     conda: tuple[tuple[str, str], ...]
     """Normalised names and versions of the Python packages that conda installed."""
+    moved: bool = False
+    """Whether the image is for another machine than the run's."""
+    asked: bool = False
+    """Whether there was no run, and a release is looked at as if there had been one."""
 
     @property
     def python_minor(self) -> str:
         """`3.11`."""
-        return self.python.rpartition(".")[0]
+        return ".".join(self.python.split(".")[:2])
+
+    @property
+    def labelled(self) -> str:
+        """The framework's own version with its label: `2.1.0+cu118`."""
+        return f"{self.release.version}+{self.label}" if self.label and self.profile.name == "torch" else self.plain
+
+    @property
+    def plain(self) -> str:
+        """The framework's version without a label."""
+        return str(self.release.version)
+
+    def version_of(self, name: str) -> str | None:
+        """The version of a distribution that the run had."""
+        return dict(self.pins).get(name)
 
     def __str__(self) -> str:
-        return f"{self.own} {self.release.version} on Python {self.python_minor} and {self.machine}"
+        return f"{self.own} {self.labelled} on Python {self.python_minor} and {self.machine}"
 
 
 def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
     """Take what decides from a manifest; MatchError where the run had no framework or one that no profile knows."""
     profile, own, version = _framework(manifest, profiles)
-    accelerator = known_accelerator(manifest)
+    accelerator, pins = known_accelerator(manifest), _pins(manifest)
     return Run(
         profile=profile,
-        release=_release(profile, own, version),
+        release=find_release(profile, own, version),
         own=own,
         python=_python(manifest),
-        machine=_machine(manifest),
+        machine=machine_of(manifest.platform.machine or _LIKELIEST),
         system=manifest.platform.system,
         machine_said=manifest.platform.machine is not None,
-        pins=_pins(manifest),
-        gpus=tuple(gpu.name for gpu in accelerator.gpus) if accelerator else (),
+        pins=pins,
+        label=read_label(profile, version, dict(pins)),
+        built=manifest.framework.cuda if manifest.framework else None,
+        cuda=_had(manifest, "cuda"),
+        cudnn=_had(manifest, "cudnn"),
+        gpus=accelerator.gpus if accelerator else (),
         gpus_said=accelerator is not None,
         build=next((it.origin.build or "" for it in manifest.distributions if canonicalize_name(it.name) == own), ""),
         complete=manifest.source.complete,
         conda=_conda_versions(manifest),
     )
+
+
+def refresh(framework: str) -> str:
+    """What to do when a release is not known."""
+    return f"if the release exists, make the profiles anew: envbuild profiles refresh {framework}"
+
+
+def label_cuda(label: str) -> tuple[str, str | None] | None:
+    """CUDA and cuDNN that a local label stands for: `cu118` is 11.8; None for any other label."""
+    found = _CUDA_LABEL.match(label)
+    if found is None:
+        return None
+    number, major, minor = found.groups()
+    cuda = number if len(number) == 2 else f"{number[:2]}.{number[2]}"
+    return cuda, ".".join(filter(None, (major, minor))) or None
 
 
 def near(profile: FrameworkProfile, version: Version) -> tuple[str, ...]:
@@ -95,7 +157,7 @@ def listing(first: str, lines: tuple[str, ...]) -> str:
 
 def _other(profile: FrameworkProfile, release: Release) -> str:
     pythons = {python: None for wheel in release.wheels for python in wheel.pythons}
-    return f"{profile.name} {release.version}: not the run's version (it has wheels for Python {', '.join(pythons)})"
+    return f"{profile.name} {release.version}: another version (it has wheels for Python {', '.join(pythons)})"
 
 
 def _framework(manifest: TrainingManifest, profiles: Profiles) -> tuple[FrameworkProfile, str, str]:
@@ -111,7 +173,7 @@ def _framework(manifest: TrainingManifest, profiles: Profiles) -> tuple[Framewor
     if profile is None or own not in profile.distributions | {it.name for it in profiles.foreign}:
         known = ", ".join(sorted(name for it in profiles.frameworks for name in it.distributions))
         what = f"no stack serves {own} {framework.version}: the profiles know {known}"
-        raise MatchError(what, where="framework.distribution", todo=f"train with one of these; {REFRESH}")
+        raise MatchError(what, where="framework.distribution", todo="train with one of these")
     installed = next((it.version for it in manifest.distributions if canonicalize_name(it.name) == own), None)
     if installed is not None and canonicalize_version(installed) != canonicalize_version(framework.version):
         what = f"the manifest contradicts itself: the framework is {own} {framework.version}, {installed} is installed"
@@ -159,21 +221,42 @@ def _found(manifest: TrainingManifest) -> str:
     return f"its distributions are {', '.join(names[:_SHOWN])}{rest}" if names else "it has no distributions at all"
 
 
-def _release(profile: FrameworkProfile, own: str, text: str) -> Release:
-    """Find the release, exact to the patch and to the `.post`."""
+def find_release(profile: FrameworkProfile, own: str, text: str) -> Release:
+    """Find the release, exact to the patch and to the `.post`; MatchError names those near it."""
     try:
         version = Version(text)
     except InvalidVersion:
         what = f"no stack serves {own}: {text!r} is no version that an index could have"
         raise MatchError(what, where="framework.version", todo="capture the run again") from None
-    found = next((it for it in profile.releases if it.version == version), None)
-    if found is not None:
+    label = version.local or ""
+    known = not label or (profile.name == "torch" and (label.split(".")[0] == CPU_LABEL or label_cuda(label)))
+    found = next((it for it in profile.releases if it.version == Version(version.public)), None)
+    if found is not None and known:
         return found
-    why = (
-        "its local label marks somebody's own build" if version.local else "no release of this version has Linux wheels"
-    )
+    why = "no release of this version has Linux wheels" if known else "its local label marks somebody's own build"
     what = listing(f"no stack serves {own} {text}: {why}", near(profile, version))
-    raise MatchError(what, where="framework.version", todo=REFRESH)
+    raise MatchError(what, where="framework.version", todo=refresh(profile.name))
+
+
+def read_label(profile: FrameworkProfile, version: str, pins: Mapping[str, str]) -> str:
+    """The local label that tells which build the run had: that of the framework, of JAX that of jaxlib."""
+    _, _, label = (pins.get("jaxlib", "") if profile.name == "jax" else version).partition("+")
+    return label
+
+
+def _had(manifest: TrainingManifest, part: str) -> Had | None:
+    """A part of CUDA: what was loaded before what only lay there, and before what packages say."""
+    components = manifest.native.components if manifest.native else ()
+    found = [it for it in components if it.name == part]
+    for component in sorted(found, key=lambda it: not it.loaded):
+        return Had(version=component.version, source=component.source)
+    for name, version in _pins(manifest):
+        if re.fullmatch(_PART_WHEELS[part], name):
+            return Had(version=version, source=f"distribution {name}")
+    for package in manifest.conda.packages if manifest.conda else ():
+        if package.name in _PART_CONDA[part]:
+            return Had(version=package.version, source=f"conda package {package.name}")
+    return None
 
 
 def _python(manifest: TrainingManifest) -> str:
@@ -185,9 +268,10 @@ def _python(manifest: TrainingManifest) -> str:
     return found[0]
 
 
-def _machine(manifest: TrainingManifest) -> str:
-    machine = manifest.platform.machine or _LIKELIEST
-    if machine.lower() in _MACHINES:
-        return _MACHINES[machine.lower()]
-    what = f"the framework has Linux wheels for x86_64 and aarch64; the run's machine is {machine}"
-    raise MatchError(what, where="platform.machine", todo="train on one of these machines")
+def machine_of(text: str) -> str:
+    """`x86_64` or `aarch64` by any of its names, with or without the system: `linux/arm64`; else MatchError."""
+    name = text.lower().removeprefix("linux/")
+    if name in _MACHINES:
+        return _MACHINES[name]
+    what = f"the frameworks have Linux wheels for x86_64 and aarch64, not for {text}"
+    raise MatchError(what, where="platform.machine", todo="train on, or ask for, one of these machines")

@@ -17,11 +17,13 @@ class Decision:
     reason: str
     source: str
     """The profile row, the manifest key or the option that it rests on."""
+    warning: bool = False
+    """Whether it is something to look at: the run breaks a rule, or somebody overrode one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinChange:
-    """A distribution that differs from the run because of the variant."""
+    """A distribution that differs from the run because of the variant, the machine, or where CUDA comes from."""
 
     name: str
     before: str | None
@@ -38,7 +40,7 @@ class Gaps:
     without: tuple[str, ...] = ()
     """Normalised names that are never added, as the variant excludes them."""
     versions: tuple[str, ...] = ()
-    """`numpy==1.26.4`: the version of what is added, where the run's conda had it."""
+    """Bounds of what is added: `numpy==1.26.4` where the run's conda had it, `numpy<2` where the framework needs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +58,16 @@ class Stack:
     machine: str
     """`x86_64` or `aarch64`."""
     cuda: str | None
+    """CUDA of the image, as exactly as it is known: `11.8`, `12.5.1`."""
     cudnn: str | None
+    """cuDNN of the image, as exactly as it is known: `8.9.4.25`; the major version alone where a base brings it."""
     cuda_source: CudaSource
     base: str
     """The base that the profile names; an option may replace it."""
     glibc_minimum: str
     """Lowest glibc that the framework's wheel accepts: `2.17`."""
+    driver_minimum: str | None = None
+    """Lowest NVIDIA driver on the host; None without CUDA."""
     requirements: tuple[str, ...]
     """PEP 508 requirements, sorted by normalised name."""
     gaps: Gaps | None = None
@@ -70,3 +76,5 @@ class Stack:
     """Environment variables that the image sets for this stack, sorted."""
     changes: tuple[PinChange, ...]
     decisions: tuple[Decision, ...]
+    overrides: tuple[tuple[str, str], ...] = ()
+    """What was set by hand against the profiles: `("cuda", "12.2")`; sorted."""

@@ -47,6 +47,10 @@ class StampEntry:
     """`host/repo@sha256:…` as the registry confirmed it; None for an image that lies in an OCI layout."""
     digest: Digest
     environment: Digest
+    overrides: tuple[tuple[str, str], ...] = ()
+    """What was set by hand against the profiles, sorted."""
+    identity: str | None = None
+    """How far the wheels are the run's own: `41 of 42 identical; ...`; None where nobody looked."""
 
     def __post_init__(self) -> None:
         for word in (self.role, self.variant):
@@ -125,6 +129,8 @@ def stamped(entry: StampEntry, manifest: bytes, lock: bytes) -> StampedImage:
         reference=entry.reference,
         digest=entry.digest,
         environment=entry.environment,
+        overrides=entry.overrides,
+        identity=entry.identity,
         manifest_sha256=Digest.of(manifest),
         lock_sha256=Digest.of(lock),
     )
@@ -237,6 +243,8 @@ def image_dict(image: StampedImage) -> dict[str, Any]:
         "reference": image.reference,
         "digest": str(image.digest),
         "environment": str(image.environment),
+        "overrides": dict(image.overrides),
+        "identity": image.identity,
         "manifest_sha256": image.manifest_sha256.hex,
         "lock_sha256": image.lock_sha256.hex,
     }
@@ -265,6 +273,8 @@ def _image(value: Mapping[str, Any]) -> StampedImage:
         reference=value["reference"],
         digest=Digest.parse(value["digest"]),
         environment=Digest.parse(value["environment"]),
+        overrides=tuple(sorted((str(key), str(set_to)) for key, set_to in value.get("overrides", {}).items())),
+        identity=value.get("identity"),
         manifest_sha256=Digest(value["manifest_sha256"]),
         lock_sha256=Digest(value["lock_sha256"]),
     )

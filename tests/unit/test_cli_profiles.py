@@ -239,3 +239,85 @@ def test_list_as_json_has_everything_that_is_known(served, profiles, kept):
 def test_an_unknown_framework_is_a_usage_error(profiles):
     done = profiles("list", "mxnet")
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_show_needs_no_network_and_has_every_value_with_reason_and_source(served, profiles):
+    served.requests.clear()
+    done = profiles(
+        "show",
+        "tensorflow==2.15.1",
+        "--python",
+        "3.11",
+        "--variant",
+        "gpu",
+        "--json",
+        index="http://127.0.0.1:9/simple",
+    )
+    assert (done.returncode, done.stderr, served.requests) == (0, "", [])
+    shown = json.loads(done.stdout)
+    values = {key: shown[key] for key in ("framework", "version", "python", "variant", "cuda", "cudnn", "cuda_source")}
+    assert list(values.values()) == ["tensorflow", "2.15.1", "3.11", "gpu", "12.2", "8.9.4.25", "wheels"]
+    assert (shown["driver_minimum"], shown["glibc_minimum"]) == ("525.60.13", "2.17")
+    assert shown["base"] == "docker.io/library/python:3.11-slim-bookworm"
+    assert all(it["reason"] and it["source"] for it in shown["decisions"])
+    assert shown["notes"] == [it for it in shown["notes"] if isinstance(it, str)] != []
+    assert {"numpy<2.0.0,>=1.23.5", "keras<2.16,>=2.15.0"} <= set(shown["limits"])
+
+
+def test_show_prints_reasons_sources_and_requirements(profiles):
+    done = profiles("show", "tensorflow==2.8.0", "--python", "3.8.10", "--gpu", "NVIDIA H100 PCIe")
+    assert done.returncode == 0
+    for part in (
+        "cuda: 11.8\n  the release was built with 11.2\n  [tensorflow-2.8.0-",
+        "driver: >=520.61.05\n  NVIDIA H100 PCIe has no machine code",
+        "variant: gpu\n  the release has a CUDA build",
+        "base: docker.io/library/python:3.8.10-slim-buster",
+        "\nrequirements:\n  nvidia-cublas-cu11==11.11.3.6\n",
+        "limits: ",
+        "note: XLA_FLAGS ",
+    ):
+        assert part in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("torch==2.11.0",), {"python": "3.14", "cuda": "13.0", "driver_minimum": "580.65.06"}),
+        (("torch==2.5.1+cpu",), {"variant": "cpu", "version": "2.5.1+cpu", "driver_minimum": None}),
+        (("torch==2.1.0+cu118",), {"variant": "gpu", "version": "2.1.0+cu118", "cuda": "11.8"}),
+        (("tensorflow==2.16.1", "--platform", "linux/arm64"), {"variant": "cpu", "machine": "aarch64"}),
+        (("tensorflow==2.13.1", "--platform", "linux/arm64"), {"requirements": ["tensorflow==2.13.1", "tensorflow-cpu-aws==2.13.1"]}),
+        (("jax==0.8.0",), {"cuda": "12", "cudnn": "9.8"}),
+        (("jax[cuda13]==0.8.0",), {"cuda": "13", "cudnn": "9.12.0.46"}),
+        (("tensorflow==2.8.0", "--cuda-source", "base", "--python", "3.8"), {"cuda_source": "base", "cudnn": "8.1.1.33"}),
+        (("tensorflow==2.16.1", "--set", "cuda=12.2", "--set", "cudnn=8.9.7.29"), {"overrides": {"cuda": "12.2", "cudnn": "8.9.7.29"}}),
+    ],
+)  # fmt: skip
+def test_show_answers_for_every_framework_platform_source_and_override(profiles, arguments, expected):
+    shown = json.loads(profiles("show", *arguments, "--json").stdout)
+    assert {key: shown[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "parts"),
+    [
+        (("tensorflow==2.15.7",), 11, ["tensorflow 2.15.1: another version", "tensorflow 2.16.1: another version"]),
+        (("torch==9.0",), 11, ["torch 2.15.0: another version", "envbuild profiles refresh torch"]),
+        (("mxnet==1.9",), 11, ["no profile knows mxnet", "tensorflow-cpu"]),
+        (("tensorflow",), 2, ["names no release"]),
+        (("tensorflow>=2.15",), 2, ["names no release"]),
+        (("tensorflow==2.15.*",), 2, ["names no release"]),
+        (("tensor flow",), 2, ["names no release"]),
+        (("tensorflow==2.15.1", "--python", "3.12"), 11, ["has wheels for Python 3.9, 3.10, 3.11, not for 3.12"]),
+        (("tensorflow==2.15.1", "--python", "py3"), 2, ["no version of Python"]),
+        (("tensorflow==2.15.1", "--platform", "linux/riscv64"), 11, ["not for linux/riscv64"]),
+        (("tensorflow==2.15.1", "--set", "cuda=12.4"), 11, ["cuda 12.4 cannot be had"]),
+        (("tensorflow==2.15.1", "--set", "numpy=1"), 2, ["nothing is decided by 'numpy'"]),
+        (("jax==0.4.20", "--variant", "gpu"), 11, ["cuda12-pip: the index has no jaxlib==0.4.20+cuda12.cudnn89"]),
+    ],
+)
+def test_show_refuses_with_the_reason(profiles, arguments, code, parts):
+    done = profiles("show", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert [part for part in parts if part not in done.stderr] == []
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 import shutil
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from packaging.version import Version
 
 from envbuild.errors import MatchError
 from envbuild.files import data_folder
-from envbuild.match.profiles import CudnnFloor, FrameworkWheel, Limit, Profiles, load_profiles
+from envbuild.match.facts import CudnnFloor, Limit
+from envbuild.match.profiles import FrameworkWheel, Profiles, load_profiles
 from envbuild.refresh.toml import to_toml
 
 FOLDER = data_folder("profiles")
@@ -234,6 +236,36 @@ def test_repairs_and_library_paths_name_releases_and_requirements_that_exist():
             assert set(path.folders) == {f"nvidia/{folder}/lib" for folder in folders - {"cuda_nvcc"}}
 
 
+def test_sets_of_wheels_bring_every_library_that_the_builds_open():
+    for it in PROFILES.wheel_sets:
+        served = [wheel for wheel in GPU_WHEELS if wheel.cuda in it.serves and not wheel.cuda_requirements]
+        assert {wheel.cuda for wheel in served} == set(it.serves)
+        opened = {library.removeprefix("lib").split(".")[0] for wheel in served for library in wheel.libraries}
+        folders = {folder.split("/")[1] for folder in it.folders}
+        assert {name.replace("cudart", "cuda_runtime").replace("cublasLt", "cublas") for name in opened} <= folders
+        names = [Requirement(text).name for text in (*it.requirements, it.cudnn[0])]
+        assert folders == {name[7:-5].replace("-", "_") for name in names} - {"cuda_nvcc"}
+        assert all(str(Requirement(text).specifier).startswith("==") for text in (*it.requirements, *it.cudnn))
+        versions = [Version(text.partition("==")[2]) for text in it.cudnn]
+        assert versions == sorted(versions)
+        floors = {
+            floor.minimum for floor in PROFILES.cudnn_floors if Version("2.5") <= Version(floor.first) < Version("2.14")
+        }
+        assert all(Version(floor) <= versions[0] for floor in floors)
+        own = row("tensorflow", "2.14.0").cuda_requirements
+        assert set(it.requirements) <= set(own), "TensorFlow itself pins them for the same CUDA"
+
+
+def test_gpus_are_known_by_one_capability_and_compilers_by_one_row():
+    words = [word for it in PROFILES.capabilities for word in it.words]
+    assert len(words) == len(set(words))
+    versions = {str(it.version) for it in TENSORFLOW.releases}
+    for it in PROFILES.compilers:
+        assert {it.first, it.last} <= versions
+    ranges = [(Version(it.first), Version(it.last)) for it in PROFILES.compilers]
+    assert all(before[1] < after[0] for before, after in pairwise(ranges))
+
+
 def test_suites_are_tried_from_the_newest_and_serve_every_python_of_the_releases():
     assert [it.name for it in PROFILES.suites] == ["bookworm", "bullseye", "buster", "stretch"]
     minors = {first.rpartition(".")[0] for suite in PROFILES.suites for first in suite.since}
@@ -316,6 +348,10 @@ def copied(tmp_path: Path) -> Path:
         ("cuda.toml", 'requirement = "numpy<2"', "requirement = []", "cuda.toml: limit[0].requirement"),
         ("cuda.toml", 'minimum = "7.6"', 'maximum = "7.6"', "cuda.toml: cudnn[0].minimum"),
         ("cuda.toml", 'glibc = "2.36"', 'glibc = ""', "cuda.toml: suite[0].glibc"),
+        ("cuda.toml", 'serves = ["11.2", "11.8"]', "serves = 11.2", "cuda.toml: wheel_set[0].serves"),
+        ("cuda.toml", 'folder = "nvidia/cuda_nvcc"', "folder = 1", "cuda.toml: compiler[0].folder"),
+        ("cuda.toml", '"7.0" = ["V100"]', '"7.0" = "V100"', "cuda.toml: capabilities[0].gpus.7.0"),
+        ("cuda.toml", 'labelled = ["torch"', 'labeled = ["torch"', "cuda.toml: labelled"),
     ],
 )
 def test_a_broken_profile_is_named_with_its_key_or_line(copied, file, before, after, where):

@@ -1,0 +1,80 @@
+"""Rules that the run's own pins break: the run is reproduced, not changed, and each one is told."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envbuild.match.cuda import applies, cudnn_floor
+from envbuild.match.facts import Limit, within
+from envbuild.match.profiles import FrameworkWheel, Profiles
+from envbuild.match.run import Run
+from envbuild.match.stack import Decision
+from envbuild.match.swap import is_version, name_of, serves
+
+_MAJOR = re.compile(r"nvidia-(cublas|cudnn|cuda-runtime)(?:-cu(\d+))?\Z")
+
+
+def broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:
+    """Each pin of the run that its framework does not allow."""
+    pins = dict(run.pins)
+    code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), wheel)
+    known = [(text, "its wheel requires it", code.source) for text in code.limits]
+    hand = [(it.requirement, it.reason, it.source) for it in hand_limits(wheel, profiles)]
+    for text, reason, source in known + hand:
+        requirement = Requirement(text)
+        version = pins.get(canonicalize_name(requirement.name))
+        if version and applies(text, run.python, run.machine) and not _allows(requirement, version):
+            said = f"{wheel.pin} needs {requirement.name}{requirement.specifier}: {reason}; the run had another one"
+            pin = f"{name_of(text)}=={version}"
+            yield Decision(what="limit", value=pin, reason=f"{said} and is reproduced", source=source, warning=True)
+
+
+def lost_label(run: Run, wheel: FrameworkWheel) -> Iterator[Decision]:
+    """A build for another CUDA than the index has: its label was lost, or it was no wheel."""
+    if run.built and wheel.cuda and not (is_version(run.built, wheel.cuda) or is_version(wheel.cuda, run.built)):
+        reason = (
+            f"the run's {run.own} was built with CUDA {run.built}, and the wheel of that version with {wheel.cuda}: "
+            "a tool that drops labels such as +cu118 recorded it, or another build was installed"
+        )
+        yield Decision(what="build", value=wheel.pin, reason=reason, source="manifest: framework.cuda", warning=True)
+
+
+def hand_limits(wheel: FrameworkWheel, profiles: Profiles) -> list[Limit]:
+    """What the wheels of the release should have required."""
+    if not wheel.distribution.startswith("tensorflow"):
+        return []
+    return [it for it in profiles.limits if within(it, "tensorflow", wheel.version)]
+
+
+def bad_wheels(requirements: Iterable[str], wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:
+    """A cuDNN that the framework would refuse, and wheels of two CUDA in one environment."""
+    pins = {name_of(it): it.partition("==")[2] for it in requirements}
+    majors = {found[2] or "13": name for name in pins if (found := _MAJOR.match(name))}
+    floor, own = cudnn_floor(wheel, profiles), f"{wheel.cuda}".split(".")[0]
+    cudnn = pins.get(f"nvidia-cudnn-cu{own}", "").removesuffix(".*")
+    if wheel.cuda and floor and _is_version(cudnn) and not serves(cudnn, floor.version):
+        reason = f"{wheel.pin} takes {floor.version} or a later one of the same major version; the run had another one"
+        pin = f"nvidia-cudnn-cu{own}=={cudnn}"
+        yield Decision(what="limit", value=pin, reason=f"{reason} and is reproduced", source=floor.source, warning=True)
+    if len(majors) > 1:
+        reason = (
+            "wheels of two major versions of CUDA are in one environment; those of cuDNN write the same file, "
+            "nvidia/cudnn/lib/libcudnn.so.N, and the later one in the lock wins"
+        )
+        value = ", ".join(majors[it] for it in sorted(majors))
+        source = "files of nvidia-cudnn-cu12 and nvidia-cudnn-cu13 on the package index"
+        yield Decision(what="cuda twice", value=value, reason=reason, source=source, warning=True)
+
+
+def _allows(requirement: Requirement, version: str) -> bool:
+    return not _is_version(version) or requirement.specifier.contains(version, prereleases=True)
+
+
+def _is_version(text: str) -> bool:
+    try:
+        return bool(Version(text).release)
+    except InvalidVersion:
+        return False

@@ -1,0 +1,325 @@
+"""Where CUDA comes from and which: the source, the versions, the driver, what is found, and what somebody overrides."""
+
+import shlex
+from dataclasses import replace
+
+import pytest
+from packaging.version import Version
+
+from envbuild.errors import MatchError, UsageError
+from envbuild.files import data_folder
+from envbuild.manifest.hardware import Component, Gpu, Native
+from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.packages import Conda, CondaPackage
+from envbuild.match.match import match
+from envbuild.match.overrides import KEYS, pairs_of
+from envbuild.match.profiles import Release, load_profiles
+from envbuild.match.stack import Decision, Stack
+from tests.unit.test_match_frameworks import changed, decided, names, ran
+
+PROFILES = load_profiles(data_folder("profiles"))
+FROM_CU11 = [it for it in PROFILES.frameworks[0].releases if Version("2.5") <= it.version < Version("2.14")]
+CU11 = {
+    "nvidia-cublas-cu11", "nvidia-cuda-cupti-cu11", "nvidia-cuda-nvcc-cu11", "nvidia-cuda-runtime-cu11",
+    "nvidia-cudnn-cu11", "nvidia-cufft-cu11", "nvidia-curand-cu11", "nvidia-cusolver-cu11", "nvidia-cusparse-cu11",
+}  # fmt: skip
+H100, B200, T4 = Gpu(name="NVIDIA H100 80GB HBM3"), Gpu(name="NVIDIA B200"), Gpu(name="Tesla T4")
+
+
+def tensorflow(version: str, *pins: tuple[str, str], python: str = "3.11.7", gpus=(), **had: str) -> TrainingManifest:
+    """A run that had loaded these versions of `cuda` and `cudnn`."""
+    run = ran("tensorflow", "tensorflow", version, *pins, python=python, gpus=gpus)
+    parts = [Component(name=name, version=it, source="file name", loaded=True) for name, it in had.items()]
+    return replace(run, native=Native(process="run", components=tuple(parts))) if parts else run
+
+
+def said(stack: Stack, what: str) -> Decision:
+    (found,) = [it for it in stack.decisions if it.what == what]
+    return found
+
+
+def warned(stack: Stack) -> list[tuple[str, str]]:
+    return [(it.what, it.value) for it in stack.decisions if it.warning]
+
+
+@pytest.mark.parametrize("release", FROM_CU11, ids=lambda it: str(it.version))
+def test_tensorflow_from_2_5_to_2_13_has_every_library_from_wheels_of_cuda_11_8(release: Release):
+    python = f"{release.wheels[0].pythons[-1]}.4"
+    stack = match(tensorflow(str(release.version), python=python), PROFILES, "gpu")
+    assert (stack.cuda, stack.cuda_source, stack.cudnn) == ("11.8", "wheels", "8.6.0.163")
+    assert set(names(stack)) == CU11 | {"tensorflow"}
+    assert "/library/python:" in stack.base
+    site = f"/opt/env/lib/python{python[:-2]}/site-packages/nvidia"
+    paths = dict(stack.variables)["LD_LIBRARY_PATH"].split(":")
+    folders = {it.removeprefix("nvidia-").removesuffix("-cu11").replace("-", "_") for it in CU11} - {"cuda_nvcc"}
+    assert sorted(paths) == sorted(f"{site}/{it}/lib" for it in folders)
+    assert dict(stack.variables)["XLA_FLAGS"] == f"--xla_gpu_cuda_data_dir={site}/cuda_nvcc"
+    assert shlex.split(dict(stack.variables)["XLA_FLAGS"]) == [dict(stack.variables)["XLA_FLAGS"]]
+    built = release.wheels[0].cuda
+    assert ("built with 11.2" in said(stack, "cuda").reason) == (built == "11.2")
+    assert f"a base with CUDA {built} can be had" in said(stack, "cuda source").reason
+
+
+@pytest.mark.parametrize(
+    ("had", "cudnn", "words"),
+    [
+        ({}, "8.6.0.163", ()),
+        ({"cuda": "11.8.89", "cudnn": "8.6.0"}, "8.6.0.163", ("had the same, 11.8.89", "had the same, 8.6.0")),
+        ({"cuda": "11.8", "cudnn": "8.7.0.84"}, "8.7.0.84", ("the same", "the same")),
+        ({"cuda": "11.8", "cudnn": "8.9.7"}, "8.9.2.26", ("the same", "the same")),
+        ({"cuda": "11.7", "cudnn": "8.1.0"}, "8.6.0.163", ("another one, 11.7 (file name)", "another one, 8.1.0")),
+    ],
+)
+def test_cudnn_is_the_nearest_to_the_runs_own_and_what_differs_is_said(had, cudnn, words):
+    stack = match(tensorflow("2.11.0", python="3.8.10", **had), PROFILES, "gpu")
+    assert (stack.cuda_source, stack.cudnn) == ("wheels", cudnn)
+    assert f"nvidia-cudnn-cu11=={cudnn}" in stack.requirements
+    for what, part in zip(("cuda", "cudnn"), words, strict=False):
+        assert part in said(stack, what).reason
+
+
+def test_cudnn_that_the_run_had_as_a_wheel_stays():
+    stack = match(tensorflow("2.12.1", ("nvidia-cudnn-cu11", "8.6.0.163"), ("numpy", "1.23.5")), PROFILES)
+    assert (stack.variant, stack.cudnn) == ("gpu", "8.6.0.163")
+    assert {it.name for it in stack.changes} == CU11 - {"nvidia-cudnn-cu11"}
+    newer = match(tensorflow("2.12.1", ("nvidia-cudnn-cu11", "8.9.6.50")), PROFILES)
+    assert (newer.cudnn, warned(newer)) == ("8.9.6.50", [])
+
+
+def test_a_base_that_is_nearer_to_the_run_and_can_have_its_python_is_the_default():
+    near = match(tensorflow("2.8.0", python="3.8.10", cuda="11.2.152", cudnn="8.1.0"), PROFILES, "gpu")
+    assert (near.cuda_source, near.cuda, near.cudnn) == ("base", "11.2", "8.1.1.33")
+    assert near.base == "docker.io/nvidia/cuda:11.2.2-cudnn8-runtime-ubuntu20.04"
+    assert "--cuda-source wheels" in said(near, "cuda source").reason
+    assert not {"LD_LIBRARY_PATH", "XLA_FLAGS"} & dict(near.variables).keys()
+    for python, cuda in (("3.9.5", "11.2.152"), ("3.8.10", "11.8.89"), ("3.8.10", "11.6")):
+        assert match(tensorflow("2.8.0", python=python, cuda=cuda), PROFILES, "gpu").cuda_source == "wheels"
+    wheel = tensorflow("2.8.0", ("nvidia-cublas-cu11", "11.10.3.66"), python="3.8.10", cuda="11.2")
+    assert match(wheel, PROFILES, "gpu").cuda_source == "wheels"
+
+
+def test_the_source_can_be_asked_for_and_there_is_only_ever_one():
+    pins = (("nvidia-cublas-cu11", "11.10.3.66"), ("nvidia-ml-py", "12.535.133"))
+    run = tensorflow("2.8.0", *pins, python="3.8.10", cuda="11.2")
+    wheels, base = (match(run, PROFILES, "gpu", cuda_source=it) for it in ("wheels", "base"))
+    assert (wheels.cuda_source, base.cuda_source) == ("wheels", "base")
+    assert changed(base) == [("nvidia-cublas-cu11==11.10.3.66", None)]
+    assert "one source" in base.changes[0].reason
+    assert "docker build -f Dockerfile.base" in said(base, "base").reason
+    with pytest.raises(MatchError, match="the index has no wheels of it"):
+        match(tensorflow("2.4.0", python="3.8.10"), PROFILES, "gpu", cuda_source="wheels")
+    with pytest.raises(MatchError, match="no image with it is known"):
+        match(tensorflow("2.15.1"), PROFILES, "gpu", cuda_source="base")
+    with pytest.raises(MatchError, match="the cpu variant has no CUDA"):
+        match(tensorflow("2.15.1"), PROFILES, "cpu", cuda_source="base")
+
+
+@pytest.mark.parametrize(("version", "python"), [("1.15.0", "3.7.9"), ("2.3.4", "3.8.10"), ("2.4.4", "3.8.10")])
+def test_before_2_5_there_are_neither_wheels_nor_a_known_base_so_a_base_has_to_be_named(version, python):
+    with pytest.raises(MatchError, match=r"needs CUDA 1\d\.\d from its base, and no image with it is known") as caught:
+        match(tensorflow(version, python=python), PROFILES, "gpu")
+    assert "--set base=" in caught.value.todo
+    named = match(tensorflow(version, python=python), PROFILES, "gpu", overrides={"base": "example.com/cuda:1"})
+    assert (named.cuda_source, named.base, named.changes) == ("base", "example.com/cuda:1", ())
+
+
+@pytest.mark.parametrize("component", [True, False])
+def test_what_the_run_had_is_read_from_conda_where_nothing_was_loaded(component):
+    conda = Conda(
+        packages=(CondaPackage(name="cudatoolkit", version="11.2.2"), CondaPackage(name="cudnn", version="8.8.0"))
+    )
+    run = replace(tensorflow("2.8.0", python="3.9.5", **({"cuda": "11.4"} if component else {})), conda=conda)
+    stack = match(run, PROFILES, "gpu")
+    assert stack.cudnn == "8.8.1.3"
+    assert ("11.4 (file name)" if component else "11.2.2 (conda package cudatoolkit)") in said(stack, "cuda").reason
+
+
+@pytest.mark.parametrize(
+    ("version", "python", "tensorrt", "paths", "xla"),
+    [
+        ("2.14.0", "3.10.1", True, False, True),
+        ("2.14.1", "3.11.7", False, False, True),
+        ("2.15.0", "3.11.7", False, False, True),
+        ("2.15.1", "3.11.7", False, False, True),
+        ("2.16.1", "3.12.1", False, True, True),
+        ("2.16.2", "3.12.1", False, False, True),
+        ("2.17.1", "3.12.1", False, False, False),
+        ("2.21.0", "3.13.1", False, True, False),
+    ],
+)
+def test_releases_that_are_broken_as_published_are_repaired(version, python, tensorrt, paths, xla):
+    stack = match(tensorflow(version, python=python), PROFILES, "gpu")
+    assert any(it.startswith("tensorrt") for it in names(stack)) == tensorrt
+    assert ("LD_LIBRARY_PATH" in dict(stack.variables), "XLA_FLAGS" in dict(stack.variables)) == (paths, xla)
+    if paths:
+        assert "nvidia/cusolver/lib" in dict(stack.variables)["LD_LIBRARY_PATH"]
+
+
+@pytest.mark.parametrize(
+    ("version", "python", "gpu", "driver"),
+    [
+        ("2.15.1", "3.11.7", T4, "525.60.13"),
+        ("2.15.1", "3.11.7", H100, "535.54.03"),
+        ("2.15.1", "3.11.7", Gpu(name="a card", compute_capability="9.0"), "535.54.03"),
+        ("2.15.1", "3.11.7", Gpu(name="a card"), "525.60.13"),
+        ("2.15.1", "3.11.7", Gpu(name="NVIDIA A10", compute_capability="8.6"), "525.60.13"),
+        ("2.16.2", "3.11.7", H100, "525.60.13"),
+        ("2.17.1", "3.11.7", B200, "545.23.06"),
+        ("2.18.0", "3.11.7", B200, "555.42.06"),
+        ("2.18.0", "3.11.7", Gpu(name="NVIDIA GeForce RTX 5090"), "555.42.06"),
+        ("2.8.0", "3.8.10", T4, "450.80.02"),
+        ("2.8.0", "3.8.10", H100, "520.61.05"),
+        ("2.12.0", "3.8.10", H100, "520.61.05"),
+    ],
+)
+def test_a_gpu_without_machine_code_needs_the_driver_of_the_toolkit(version, python, gpu, driver):
+    stack = match(tensorflow(version, python=python, gpus=(gpu,)), PROFILES)
+    assert (stack.driver_minimum, decided(stack, "driver")) == (driver, f">={driver}")
+    jit = driver not in {"450.80.02", "525.60.13"}
+    assert ("no machine code" in said(stack, "driver").reason) == jit
+    assert warned(stack) == []
+
+
+def test_a_gpu_older_than_the_build_is_told():
+    stack = match(tensorflow("2.17.0", gpus=(Gpu(name="Tesla M60"), T4)), PROFILES)
+    assert warned(stack) == [("gpu", "Tesla M60")]
+    assert "cannot use a GPU of 5.2" in said(stack, "gpu").reason
+
+
+def test_pins_that_break_a_rule_are_reproduced_and_told():
+    run = tensorflow(
+        "2.15.1", ("numpy", "2.0.2"), ("protobuf", "5.29.0"), ("keras", "2.15.0"), ("nvidia-cudnn-cu12", "9.1.0.70")
+    )
+    stack = match(run, PROFILES)
+    assert set(warned(stack)) == {
+        ("limit", "numpy==2.0.2"), ("limit", "protobuf==5.29.0"), ("limit", "nvidia-cudnn-cu12==9.1.0.70"),
+    }  # fmt: skip
+    assert {"numpy==2.0.2", "protobuf==5.29.0", "nvidia-cudnn-cu12==9.1.0.70"} <= set(stack.requirements)
+    assert all(it.before is None for it in stack.changes)
+    fitting = tensorflow("2.15.1", ("numpy", "1.26.4"), ("protobuf", "4.25.3"), ("nvidia-cudnn-cu12", "8.9.7.29"))
+    assert warned(match(fitting, PROFILES)) == []
+    by_hand = match(tensorflow("2.10.0", ("numpy", "2.0.2"), python="3.10.4"), PROFILES, "cpu")
+    assert warned(by_hand) == [("limit", "numpy==2.0.2")], "its wheel allows it by mistake"
+
+
+def test_wheels_of_two_cuda_in_one_environment_are_told():
+    run = tensorflow(
+        "2.18.0", ("nvidia-cudnn-cu12", "9.3.0.75"), ("nvidia-cudnn-cu13", "9.19.0.56"), ("torch", "2.11.0")
+    )
+    assert ("cuda twice", "nvidia-cudnn-cu12, nvidia-cudnn-cu13") in warned(match(run, PROFILES))
+
+
+@pytest.mark.parametrize(("built", "told"), [("11.8", True), ("12.2", False), ("12", False), ("12.2.0", False)])
+def test_a_build_for_another_cuda_whose_label_was_lost_is_told(built, told):
+    run = tensorflow("2.15.1", gpus=(T4,))
+    assert run.framework is not None
+    stack = match(replace(run, framework=replace(run.framework, cuda=built)), PROFILES)
+    assert warned(stack) == ([("build", "tensorflow==2.15.1")] if told else [])
+
+
+def test_what_is_added_to_a_record_with_gaps_keeps_the_limits_of_the_release():
+    run = tensorflow("2.8.0", ("keras", "2.8.0"), python="3.9.5")
+    stack = match(replace(run, source=replace(run.source, format="requirements", complete=False)), PROFILES, "cpu")
+    assert stack.gaps is not None
+    assert stack.gaps.versions == ("numpy<2", "protobuf<3.20")
+
+
+def test_an_override_is_loud_and_stays_with_the_stack():
+    given = {"cuda": "12.2", "driver_minimum": "550.54.14", "base": "example.com/base:1", "python": "3.11.9"}
+    stack = match(tensorflow("2.16.1"), PROFILES, "gpu", overrides=given)
+    assert stack.overrides == tuple(sorted(given.items()))
+    assert (stack.cuda, stack.driver_minimum, stack.base, stack.python) == tuple(given.values())
+    assert {"nvidia-cublas-cu12==12.2.5.6", "nvidia-cuda-nvcc-cu12==12.2.140"} <= set(stack.requirements)
+    assert "nvidia-cudnn-cu12==8.9.7.29" in stack.requirements, "cuDNN is no part of CUDA"
+    loud = {it.what: it for it in stack.decisions if it.warning}
+    assert set(loud) == {"cuda", "driver", "base", "python"}
+    assert all(it.reason.startswith("overridden: ") and "--set" in it.source for it in loud.values())
+    assert match(tensorflow("2.16.1"), PROFILES, "gpu", overrides={}).overrides == ()
+
+
+def test_an_override_replaces_what_the_run_had():
+    pins = (("nvidia-cublas-cu12", "12.3.4.1"), ("nvidia-cudnn-cu12", "8.9.7.29"), ("nvidia-nccl-cu12", "2.19.3"))
+    stack = match(tensorflow("2.16.1", *pins), PROFILES, overrides={"cuda": "12.2", "cudnn": "8.9.6.50"})
+    assert changed(stack)[:2] == [
+        ("nvidia-cublas-cu12==12.3.4.1", "nvidia-cublas-cu12==12.2.5.6"),
+        ("nvidia-cudnn-cu12==8.9.7.29", "nvidia-cudnn-cu12==8.9.6.50"),
+    ]
+    assert (stack.cudnn, stack.cuda) == ("8.9.6.50", "12.2")
+    assert "nvidia-nccl-cu12==2.19.3" in stack.requirements
+
+
+def test_an_override_of_the_built_cuda_pins_what_the_wheel_leaves_open():
+    stack = match(tensorflow("2.20.0"), PROFILES, "gpu", overrides={"cuda": "12.5.1"})
+    assert "nvidia-cublas-cu12==12.5.3.2" in stack.requirements
+    assert match(tensorflow("2.15.1"), PROFILES, "gpu", overrides={"cuda": "12.2"}).requirements == (
+        match(tensorflow("2.15.1"), PROFILES, "gpu").requirements
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "source", "cuda"),
+    [
+        ("2.8.0", {"cuda": "11.8"}, "wheels", "11.8"),
+        ("2.8.0", {"cuda": "11.2"}, "base", "11.2"),
+        ("2.8.0", {"cudnn": "8.7.0.84"}, "wheels", "11.8"),
+        ("2.8.0", {"cudnn": "8.7"}, "wheels", "11.8"),
+        ("2.8.0", {"base": "docker.io/nvidia/cuda:11.4.3-cudnn8-runtime-ubuntu20.04"}, "base", "11.4.3"),
+    ],
+)
+def test_an_override_can_choose_the_source(version, given, source, cuda):
+    stack = match(tensorflow(version, python="3.8.10"), PROFILES, "gpu", overrides=given)
+    assert (stack.cuda_source, stack.cuda) == (source, cuda)
+    if "cudnn" in given:
+        assert (
+            f"nvidia-cudnn-cu11=={given['cudnn']}{'' if given['cudnn'].count('.') == 3 else '.*'}" in stack.requirements
+        )
+
+
+@pytest.mark.parametrize(
+    ("version", "variant", "given", "reason"),
+    [
+        ("2.15.1", "gpu", {"cuda": "12.4"}, "no wheels of that CUDA are known for nvidia-cuda-nvcc-cu12; known are 12.2, 12.3"),
+        ("2.15.1", "gpu", {"cuda": "11.8"}, "built with 12.2, and opens libraries of that major version"),
+        ("2.8.0", "gpu", {"cuda": "11.4"}, "no wheels and no base of that CUDA are known for tensorflow==2.8.0; known are 11.2, 11.8"),
+        ("2.15.1", "gpu", {"cudnn": "8.8.1.3"}, "takes 8.9 or a later one of the same major version"),
+        ("2.15.1", "gpu", {"cudnn": "9.1.0.70"}, "takes 8.9 or a later one"),
+        ("2.8.0", "gpu", {"cuda": "11.2", "cudnn": "8.1.1.33"}, "cuDNN comes with the base"),
+        ("2.15.1", "cpu", {"cuda": "12.2"}, "the cpu variant has no CUDA"),
+        ("2.15.1", "cpu", {"driver_minimum": "535"}, "the cpu variant has no CUDA"),
+        ("2.15.1", "gpu", {"python": "3.12.1"}, "not for 3.12"),
+    ],
+)  # fmt: skip
+def test_an_override_that_cannot_be_had_is_refused_with_the_reason(version, variant, given, reason):
+    with pytest.raises(MatchError) as caught:
+        match(
+            tensorflow(version, python="3.8.10" if version == "2.8.0" else "3.11.7"), PROFILES, variant, overrides=given
+        )
+    assert reason in caught.value.what
+    assert caught.value.todo
+
+
+def test_a_base_with_cuda_that_is_named_is_the_one_source():
+    given = {"base": "docker.io/nvidia/cuda:12.2.2-cudnn8-runtime-ubuntu22.04"}
+    stack = match(tensorflow("2.15.1", ("nvidia-cudnn-cu12", "8.9.4.25")), PROFILES, "gpu", overrides=given)
+    assert (stack.cuda_source, stack.cuda, stack.requirements) == ("base", "12.2.2", ("tensorflow==2.15.1",))
+    assert changed(stack) == [("nvidia-cudnn-cu12==8.9.4.25", None)]
+    with pytest.raises(MatchError, match="one source"):
+        match(tensorflow("2.15.1"), PROFILES, "gpu", overrides=given, cuda_source="wheels")
+    for asked in ({"overrides": given}, {"cuda_source": "base"}):
+        with pytest.raises(MatchError, match=r"torch==2\.5\.1 takes its CUDA from wheels"):
+            match(ran("torch", "torch", "2.5.1"), PROFILES, "gpu", **asked)
+
+
+@pytest.mark.parametrize("given", [{"numpy": "1.26"}, {"cuda": "newest"}, {"cuda": ""}, {"python": "3.11.x"}])
+def test_an_override_that_cannot_be_meant_is_a_usage_error(given):
+    with pytest.raises(UsageError) as caught:
+        match(tensorflow("2.15.1"), PROFILES, "gpu", overrides=given)
+    assert "--set" in caught.value.where
+
+
+def test_pairs_are_read_as_the_command_line_has_them():
+    assert pairs_of(["cuda=12.2", "base=example.com/a:b=c"]) == {"cuda": "12.2", "base": "example.com/a:b=c"}
+    for wrong in (["cuda"], ["cuda="], ["cuda=1", "cuda=2"]):
+        with pytest.raises(UsageError) as caught:
+            pairs_of(wrong)
+        assert all(key in caught.value.todo for key in KEYS)

@@ -1,0 +1,323 @@
+"""Matching: every row of every framework, on every Python, for either variant, gives a stack or a reasoned refusal."""
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.errors import MatchError
+from envbuild.files import data_folder
+from envbuild.manifest.hardware import Accelerator, Gpu
+from envbuild.manifest.model import Framework, Platform, Python, TrainingManifest
+from envbuild.manifest.packages import Distribution, Origin
+from envbuild.match.match import match
+from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release, load_profiles
+from envbuild.match.stack import Stack
+
+PROFILES = load_profiles(data_folder("profiles"))
+TENSORFLOW, TORCH, JAX = PROFILES.frameworks
+VARIANTS: tuple[Literal["gpu", "cpu"], ...] = ("gpu", "cpu")
+RELEASES = [(profile, release) for profile in PROFILES.frameworks for release in profile.releases]
+
+
+def ran(
+    framework: str, distribution: str, version: str, *pins: tuple[str, str], python: str = "3.11.7",
+    machine: str = "x86_64", system: str = "Linux", gpus: tuple[Gpu, ...] = (),
+) -> TrainingManifest:  # fmt: skip
+    own = (distribution, version)
+    return TrainingManifest(
+        schema_version="1.1",
+        created="2026-01-01T00:00:00Z",
+        python=Python(version=python, implementation="cpython"),
+        platform=Platform(system=system, machine=machine),
+        distributions=tuple(
+            Distribution(name=name, version=it, origin=Origin(kind="index")) for name, it in (own, *pins)
+        ),
+        framework=Framework(name=framework, distribution=distribution, version=version),
+        accelerator=Accelerator(gpus=gpus) if gpus else None,
+    )
+
+
+def decided(stack: Stack, what: str) -> str:
+    (found,) = [it.value for it in stack.decisions if it.what == what]
+    return found
+
+
+def changed(stack: Stack) -> list[tuple[str | None, str | None]]:
+    return [(it.before, it.after) for it in stack.changes]
+
+
+def names(stack: Stack) -> list[str]:
+    return [canonicalize_name(Requirement(it).name) for it in stack.requirements]
+
+
+def is_nvidia(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in (*PROFILES.nvidia_wheels, *PROFILES.cuda_only))
+
+
+def runs(profile: FrameworkProfile, release: Release) -> Iterator[tuple[FrameworkWheel, TrainingManifest]]:
+    for wheel in release.wheels:
+        plugins = (
+            [(f"jax-{wheel.extra}-{it}", str(release.version)) for it in ("plugin", "pjrt")] if wheel.jaxlib else []
+        )
+        for python in wheel.pythons:
+            pins = plugins if wheel.extra else []
+            yield (
+                wheel,
+                ran(
+                    profile.name, wheel.distribution, wheel.version, *pins, python=f"{python}.9", machine=wheel.machine
+                ),
+            )
+
+
+@pytest.mark.parametrize(
+    ("profile", "release"), RELEASES, ids=[f"{profile.name}-{release.version}" for profile, release in RELEASES]
+)
+def test_every_row_gives_a_stack_or_a_reasoned_refusal_for_every_python_and_variant(profile, release):
+    served = 0
+    for wheel, run in runs(profile, release):
+        for variant in VARIANTS:
+            if served_by_rule(profile, release, wheel, run, variant):
+                check(match(run, PROFILES, variant), run, variant)
+                served += 1
+            else:
+                with pytest.raises(MatchError) as caught:
+                    match(run, PROFILES, variant)
+                assert all((caught.value.what, caught.value.where, caught.value.todo))
+    assert served
+
+
+def served_by_rule(
+    profile: FrameworkProfile, release: Release, wheel: FrameworkWheel, run: TrainingManifest, variant: str
+) -> bool:
+    """Which of the questions have an answer; the others are refused."""
+    minor = run.python.version.rpartition(".")[0]
+    if wheel.stands_for and not wheel.jaxlib:
+        code = next((it for it in release.wheels if it.pin == wheel.stands_for), None)
+        return variant == "cpu" and code is not None and minor in code.pythons
+    if variant == "cpu":
+        return minor in wheel.pythons
+    if profile.name == "tensorflow":
+        return wheel.machine == "x86_64" and release.version >= Version("2.5")
+    return any(it.cuda and it.machine == wheel.machine and minor in it.pythons for it in release.wheels)
+
+
+def check(stack: Stack, run: TrainingManifest, variant: str) -> None:
+    assert (stack.variant, stack.python, stack.machine) == (variant, run.python.version, run.platform.machine)
+    assert Version(stack.version).public == f"{run.framework.version}" if run.framework else False
+    assert names(stack) == sorted(set(names(stack)))
+    assert all(it.reason and it.source and it.value for it in stack.decisions)
+    assert f"{stack.distribution}=={stack.version}" in stack.requirements
+    if variant == "cpu":
+        nothing = (stack.cuda, stack.cudnn, stack.cuda_source, stack.variables, stack.driver_minimum)
+        assert nothing == (None, None, "none", (), None)
+        assert not any(is_nvidia(it) for it in names(stack))
+        assert "/library/python:" in stack.base
+    else:
+        assert all((stack.cuda, stack.cudnn, stack.driver_minimum))
+        assert (stack.cuda_source == "wheels") == any(is_nvidia(it) for it in names(stack))
+        assert (stack.cuda_source == "base") == ("nvidia/cuda" in stack.base)
+        majors = {it.rpartition("-cu")[2] for it in names(stack) if "-cu1" in it}
+        assert majors <= {f"{stack.cuda}".partition(".")[0]}
+
+
+@pytest.mark.parametrize(
+    ("version", "python", "cuda", "cudnn", "driver"),
+    [
+        ("1.13.1", "3.10.2", "11.7", "8.5.0.96", "450.80.02"),
+        ("2.0.1", "3.11.7", "11.7", "8.5.0.96", "450.80.02"),
+        ("2.4.1", "3.12.1", "12.1", "9.1.0.70", "525.60.13"),
+        ("2.10.0", "3.14.0", "12.8", "9.10.2.21", "525.60.13"),
+        ("2.11.0", "3.14.0", "13.0", "9.19.0.56", "580.65.06"),
+        ("2.15.0", "3.15.0", "13.2", "9.26.0.51", "580.65.06"),
+    ],
+)
+def test_torch_brings_its_cuda_as_wheels_and_with_2_11_the_driver_jumps(version, python, cuda, cudnn, driver):
+    stack = match(ran("torch", "torch", version, python=python), PROFILES, "gpu")
+    assert (stack.cuda, stack.cudnn, stack.driver_minimum, stack.cuda_source) == (cuda, cudnn, driver, "wheels")
+    assert (stack.version, stack.variables[0][0]) == (version, "NVIDIA_DRIVER_CAPABILITIES")
+    assert ("triton" in names(stack)) == (Version(version) >= Version("2.0"))
+
+
+def test_cuda_toolkit_of_torch_brings_its_own_wheels_in_turn():
+    stack = match(ran("torch", "torch", "2.15.0+cpu", python="3.15.0"), PROFILES, "gpu")
+    assert changed(stack)[0] == ("torch==2.15.0+cpu", "torch==2.15.0")
+    assert not any(it.startswith("cuda-bindings") for it in stack.requirements), "its marker excludes Python 3.15"
+    assert stack.gaps is not None
+    run = ran("torch", "torch", "2.15.0", ("cuda-toolkit", "13.2.2"), ("nvidia-cudnn-cu13", "9.26.0.51"))
+    whole = match(run, PROFILES)
+    assert (whole.variant, whole.gaps, whole.cudnn) == ("gpu", None, "9.26.0.51")
+    assert "nvidia-nccl-cu13==2.30.7" in whole.requirements
+
+
+@pytest.mark.parametrize(
+    ("version", "machine", "expected"),
+    [
+        ("2.5.1", "x86_64", "2.5.1+cpu"),
+        ("2.5.1+cu118", "x86_64", "2.5.1+cpu"),
+        ("2.5.1+cpu", "x86_64", "2.5.1+cpu"),
+        ("2.5.1+cpu.cxx11.abi", "x86_64", "2.5.1+cpu.cxx11.abi"),
+        ("2.5.1", "aarch64", "2.5.1"),
+        ("2.10.0", "aarch64", "2.10.0"),
+        ("2.11.0", "aarch64", "2.11.0+cpu"),
+        ("2.5.1+cpu", "aarch64", "2.5.1+cpu"),
+    ],
+)
+def test_torch_for_the_cpu_is_the_labelled_build_where_the_plain_one_has_cuda(version, machine, expected):
+    pins = (
+        ("nvidia-nccl-cu12", "2.21.5"),
+        ("triton", "3.1.0"),
+        ("torchvision", "0.20.1"),
+        ("torchaudio", "2.5.1+cu118"),
+    )
+    stack = match(ran("torch", "torch", version, *pins, python="3.12.1", machine=machine), PROFILES, "cpu")
+    plain = machine == "aarch64" and "+" not in expected
+    label = "" if plain or (machine, expected) == ("aarch64", "2.5.1+cpu") else "+cpu"
+    assert set(stack.requirements) == {f"torch=={expected}", f"torchvision==0.20.1{label}", f"torchaudio==2.5.1{label}"}
+    assert ("PyTorch's own index" in next(it.reason for it in stack.decisions if it.what == "framework")) == (not plain)
+
+
+def test_torch_of_another_cuda_keeps_its_label_and_its_own_wheels():
+    run = ran("torch", "torch", "2.1.0+cu118", ("torchvision", "0.16.0+cu118"), ("nvidia-cudnn-cu11", "8.7.0.84"))
+    stack = match(run, PROFILES)
+    assert (stack.variant, stack.version, stack.cuda, stack.cuda_source) == ("gpu", "2.1.0+cu118", "11.8", "wheels")
+    assert (stack.changes, stack.gaps, stack.driver_minimum) == ((), None, "450.80.02")
+    assert "torchvision==0.16.0+cu118" in stack.requirements
+
+
+@pytest.mark.parametrize(
+    ("version", "pins", "gpus", "variant", "reason"),
+    [
+        ("2.5.1", (("nvidia-cublas-cu12", "12.4.5.8"),), (), "gpu", "CUDA from wheels"),
+        ("2.5.1", (), (), "cpu", "no GPU"),
+        ("2.5.1", (), ("A100",), "gpu", "1 GPU(s)"),
+        ("2.5.1+cpu", (), ("A100",), "cpu", "no CUDA build"),
+        ("2.5.1+cu118", (), (), "gpu", "+cu118"),
+    ],
+)
+def test_the_variant_of_a_torch_run_follows_its_build_and_its_gpus(version, pins, gpus, variant, reason):
+    stack = match(ran("torch", "torch", version, *pins, gpus=tuple(Gpu(name=it) for it in gpus)), PROFILES)
+    assert stack.variant == variant
+    assert reason in next(it.reason for it in stack.decisions if it.what == "variant")
+
+
+@pytest.mark.parametrize(
+    ("pins", "extra", "cuda", "driver"),
+    [
+        ((("jax-cuda12-plugin", "0.8.0"),), "cuda12", "12", "525.60.13"),
+        ((("jax-cuda13-pjrt", "0.8.0"),), "cuda13", "13", "580.65.06"),
+        ((("nvidia-cuda-runtime", "13.0.48"),), "cuda13", "13", "580.65.06"),
+        ((), "cuda12", "12", "525.60.13"),
+    ],
+)
+def test_jax_gets_the_plug_in_that_the_run_had_else_the_one_for_most_drivers(pins, extra, cuda, driver):
+    stack = match(ran("jax", "jax", "0.8.0", ("jaxlib", "0.8.0"), *pins), PROFILES, "gpu")
+    assert (decided(stack, "extra"), stack.cuda, stack.driver_minimum) == (extra, cuda, driver)
+    assert {f"jax-{extra}-plugin==0.8.0", f"jax-{extra}-pjrt==0.8.0", "jaxlib==0.8.0"} <= set(stack.requirements)
+
+
+def test_jax_for_the_cpu_has_neither_plug_ins_nor_nvidia_wheels():
+    pins = (
+        ("jaxlib", "0.8.0"),
+        ("jax-cuda12-plugin", "0.8.0"),
+        ("jax-cuda12-pjrt", "0.8.0"),
+        ("nvidia-cudnn-cu12", "9.10"),
+    )
+    stack = match(ran("jax", "jax", "0.8.0", *pins), PROFILES, "cpu")
+    assert stack.requirements == ("jax==0.8.0", "jaxlib==0.8.0")
+    assert match(ran("jax", "jax", "0.8.0", *pins), PROFILES).variant == "gpu"
+    assert match(ran("jax", "jax", "0.8.0", *pins[:1]), PROFILES).variant == "cpu"
+
+
+def test_an_extra_of_jax_that_cannot_be_installed_is_said():
+    with pytest.raises(MatchError) as caught:
+        match(ran("jax", "jax", "0.4.20", ("jaxlib", "0.4.20")), PROFILES, "gpu")
+    assert "cuda12-pip: the index has no jaxlib==0.4.20+cuda12.cudnn89" in caught.value.what
+    stack = match(ran("jax", "jax", "0.7.1", ("jaxlib", "0.7.1")), PROFILES, "gpu")
+    reason = next(it.reason for it in stack.decisions if it.what == "extra")
+    assert "cuda13: the index has no jax-cuda13-plugin" in reason
+
+
+def test_jaxlib_with_a_label_is_a_build_for_cuda_and_loses_it_for_the_cpu():
+    pins = (("jaxlib", "0.4.20+cuda12.cudnn89"), ("nvidia-cudnn-cu12", "8.9.7.29"))
+    stack = match(ran("jax", "jax", "0.4.20", *pins), PROFILES)
+    assert (stack.variant, stack.cuda, stack.cudnn, stack.changes) == ("gpu", "12", "8.9", ())
+    cpu = match(ran("jax", "jax", "0.4.20", *pins), PROFILES, "cpu")
+    assert cpu.requirements == ("jax==0.4.20", "jaxlib==0.4.20")
+
+
+def test_a_run_with_several_frameworks_gets_what_its_own_one_needs():
+    pins = (("torch", "2.5.1"), ("jax", "0.4.35"), ("jaxlib", "0.4.34"), ("nvidia-cudnn-cu12", "9.3.0.75"))
+    gpu = match(ran("tensorflow", "tensorflow", "2.18.0", *pins), PROFILES, "gpu")
+    assert (gpu.framework, gpu.cuda, gpu.cudnn) == ("tensorflow", "12.5.1", "9.3.0.75")
+    assert {"torch==2.5.1", "jax==0.4.35"} <= set(gpu.requirements)
+    cpu = match(ran("tensorflow", "tensorflow", "2.18.0", *pins), PROFILES, "cpu")
+    assert set(cpu.requirements) == {"tensorflow-cpu==2.18.0", "torch==2.5.1+cpu", "jax==0.4.35", "jaxlib==0.4.34"}
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "parts"),
+    [
+        ("torch", "2.5.7", ["torch 2.5.7: no release", "torch 2.5.1: another", "torch 2.6.0: another"]),
+        ("torch", "2.5.1+rocm6.2", ["somebody's own build"]),
+        ("torch", "1.12.1", ["torch 1.13.0: another"]),
+        ("jax", "0.4.32", ["jax 0.4.31: another", "jax 0.4.33: another"]),
+        ("jax", "0.4.35+dev", ["somebody's own build"]),
+    ],
+)
+def test_a_release_that_is_not_known_names_those_near_it(framework, version, parts):
+    with pytest.raises(MatchError) as caught:
+        match(ran(framework, framework, version), PROFILES, "cpu")
+    assert [part for part in parts if part not in caught.value.what] == []
+    assert caught.value.todo.endswith(f"envbuild profiles refresh {framework}")
+
+
+def test_an_apple_laptop_gets_linux_for_arm64():
+    torch = match(ran("torch", "torch", "2.5.1", python="3.12.2", machine="arm64", system="Darwin"), PROFILES)
+    assert (torch.machine, torch.variant, torch.requirements) == ("aarch64", "cpu", ("torch==2.5.1",))
+    jax = match(ran("jax", "jax", "0.8.0", ("jaxlib", "0.8.0"), machine="arm64", system="Darwin"), PROFILES)
+    assert (jax.machine, jax.variant) == ("aarch64", "cpu")
+
+
+@pytest.mark.parametrize(("version", "label"), [("2.5.1", ""), ("2.11.0", "+cpu")])
+def test_another_machine_takes_the_builds_of_torch_that_it_has(version, label):
+    run = ran("torch", "torch", f"{version}+cpu", ("torchvision", "0.20.1+cpu"))
+    stack = match(run, PROFILES, machine="aarch64")
+    assert (stack.variant, stack.machine) == ("cpu", "aarch64")
+    assert stack.requirements == (f"torch=={version}{label}", f"torchvision==0.20.1{label}")
+    assert match(run, PROFILES, machine="x86_64").changes == ()
+
+
+def test_another_machine_changes_what_it_must_and_says_so():
+    run = ran("tensorflow", "tensorflow-cpu", "2.15.1", ("numpy", "1.26.4"))
+    stack = match(run, PROFILES, "cpu", machine="linux/arm64")
+    assert (stack.machine, decided(stack, "platform")) == ("aarch64", "Linux aarch64")
+    assert changed(stack) == [
+        ("tensorflow-cpu==2.15.1", "tensorflow==2.15.1"), (None, "tensorflow-cpu-aws==2.15.1"),
+    ]  # fmt: skip
+    assert "no wheel for Linux aarch64" in stack.changes[0].reason
+    assert match(run, PROFILES, "cpu", machine="x86_64").decisions == match(run, PROFILES, "cpu").decisions
+    with pytest.raises(MatchError, match=r"tensorflow==2\.18\.0 for aarch64: is a CPU build"):
+        match(ran("tensorflow", "tensorflow", "2.18.0"), PROFILES, "gpu", machine="aarch64")
+    with pytest.raises(MatchError, match="not for riscv64"):
+        match(run, PROFILES, "cpu", machine="riscv64")
+
+
+@pytest.mark.parametrize("profile", [TORCH, JAX], ids=lambda it: it.name)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_matching_a_stack_again_changes_nothing(profile, variant):
+    for release in profile.releases[5:]:
+        python = f"{release.wheels[0].pythons[-1]}.1"
+        own = (profile.name, str(release.version))
+        first = match(ran(profile.name, *own, python=python), PROFILES, variant)
+        exact = [
+            (name, it.partition("==")[2] or "99") for name, it in zip(names(first), first.requirements, strict=True)
+        ]
+        pins = [it for it in exact if it[0] != profile.name]
+        again = match(ran(profile.name, profile.name, first.version, *pins, python=python), PROFILES, variant)
+        assert (again.changes, names(again), again.variant) == ((), names(first), variant)
+        assert (again.base, again.variables, again.cuda) == (first.base, first.variables, first.cuda)
