@@ -16,6 +16,7 @@ from tests.fakes.index import Fault, closed_port, serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import BASE, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.unit.loading import library
 from tests.unit.locking import installed
 
 TENSORFLOW = make_wheel("tensorflow-cpu", "2.15.1", tags=["cp311-cp311-manylinux_2_17_x86_64"], purelib=False)
@@ -570,3 +571,37 @@ def test_a_registry_that_does_not_answer_the_question_is_pushed_to_all_the_same(
         done = site.build("--push", f"{registry.host}/team/model:v1", "--json")
     assert done.returncode == 0, done.stderr
     assert "was not asked for the environment" in done.stderr
+
+
+def test_what_is_set_by_hand_is_loud_and_goes_into_the_stamp(site):
+    base = f"base={site.folder / 'base'}"
+    done = site.run(site.manifest, "--set", base, "--out", "out", "--stamp", "model", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "warning: base" in done.stderr
+    result = json.loads(done.stdout)
+    record = json.loads((site.folder / "model" / result["stamped"]).read_bytes())
+    assert record["images"][0]["overrides"] == result["overrides"] == {"base": str(site.folder / "base")}
+    assert record["images"][0]["identity"] == "0 of 2 identical; 2 cannot be compared"
+    assert site.build("--set", "nothing=1").returncode == 2
+
+
+def test_an_image_whose_loader_would_not_find_cuda_is_not_made(site, index):
+    """A base without CUDA, where CUDA was to come from the base."""
+    opener = library(site.folder / "opener.so", flags=["-nostdlib"], source="int nothing;").read_bytes()
+    files = {"tensorflow/libtensorflow_framework.so.2": opener}
+    tags = ["cp311-cp311-manylinux_2_17_x86_64"]
+    index.add(make_wheel("tensorflow", "2.12.0", files, tags=tags, purelib=False))
+    gpu = {"name": "Tesla T4", "memory_bytes": 16 << 30, "compute_capability": "7.5"}
+    site.manifest.write_text(
+        json.dumps(
+            manifest_of(
+                ("tensorflow", "2.12.0"),
+                accelerator={"kind": "nvidia", "gpus": [gpu]},
+            )
+        )
+    )
+    done = site.build("--cuda-source", "base", "--out", "out", "--stamp", "model")
+    assert done.returncode == 16, done.stderr
+    assert "libcudart.so.11.0" in done.stderr
+    assert not (site.folder / "out").exists()
+    assert not (site.folder / "model/envbuild").exists()
