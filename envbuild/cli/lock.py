@@ -34,6 +34,8 @@ def run(
         Path, typer.Option(help="Where requirements.txt and pylock.toml go.", metavar="DIR", file_okay=False)
     ] = Path("envbuild-lock"),
     variant: locking.Variant = locking.VariantName.AUTO,
+    cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO,
+    set_: locking.Set = None,
     base: Annotated[
         str | None, typer.Option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
     ] = None,
@@ -65,7 +67,9 @@ def run(
     started = time.monotonic()
     given, cache = Given(python=python, gpu=gpu, platform=platform), cache_folder()
     with Progress() as progress:
-        had, stack = _decide(records.read_record(manifest, kind, given, progress), variant)
+        had, stack = _decide(records.read_record(manifest, kind, given, progress), variant, cuda_source, set_)
+        for decision in (it for it in stack.decisions if it.warning):
+            progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
         options = Options(
             cache=cache,
             resolver=resolver.value,
@@ -109,14 +113,20 @@ def _lock(
     return locked
 
 
-def _decide(record: tuple[str, bytes], variant: locking.VariantName) -> "tuple[TrainingManifest, Stack]":
+def _decide(
+    record: tuple[str, bytes],
+    variant: locking.VariantName,
+    cuda_source: locking.CudaSourceName,
+    overrides: list[str] | None,
+) -> "tuple[TrainingManifest, Stack]":
     from envbuild.files import data_folder
     from envbuild.manifest import read_manifest
-    from envbuild.match import load_profiles, match
+    from envbuild.match import load_profiles, match, pairs_of
 
     name, data = record
     manifest = read_manifest(data, name)
-    return manifest, match(manifest, load_profiles(data_folder("profiles")), variant.value)
+    profiles, set_by_hand = load_profiles(data_folder("profiles")), pairs_of(overrides or ())
+    return manifest, match(manifest, profiles, variant.value, cuda_source=cuda_source.value, overrides=set_by_hand)
 
 
 def _target(

@@ -77,8 +77,11 @@ OTHERS = (
 
 
 @pytest.fixture
-def room(tmp_path, registry, engine) -> Iterator[Path]:
+def room(tmp_path, registry, engine, cache) -> Iterator[Path]:
     """A folder for an image and its cache; it and what the services hold are removed, as each image has several GB."""
+    (tmp_path / "cache").mkdir()
+    (cache / "envbuild/bases").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "cache/bases").symlink_to(cache / "envbuild/bases")
     yield tmp_path
     for image in engine.client.images.list():
         engine.client.images.remove(image.id, force=True)
@@ -123,6 +126,7 @@ def built(case: Case, variant: str, room: Path, envbuild, registry) -> Any:
         "from-manifest", case.record, "--from", "pip-freeze", "--python", case.python, "--gpu", "NVIDIA L4",
         "--platform", "linux/amd64", "--variant", variant, "--base", f"debian:{case.suite}", "--json",
         "--out", room / "out", "--push", f"{registry.host}/gpu/{case.framework}",
+        env={"ENVBUILD_CACHE": str(room / "cache")},
     )  # fmt: skip
     result = json.loads(said.stdout)
     size = sum(layer["size"] for layer in result["layers"])
@@ -159,7 +163,7 @@ def compiled(dynamic: dict[str, Any], room: Path) -> str:
     tags = "--enable-new-dtags" if dynamic["runpath"] else "--disable-new-dtags"
     paths = dynamic["runpath"] or dynamic["rpath"]
     rpath = ["-Xlinker", "-rpath", "-Xlinker", paths] if paths else []
-    subprocess.run(["gcc", "-shared", "-fPIC", f"-Wl,{tags}", *rpath, "-o", probe, source, "-ldl"], check=True)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-nostdlib", f"-Wl,{tags}", *rpath, "-o", probe, source], check=True)
     return str(probe)
 
 
