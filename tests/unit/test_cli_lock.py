@@ -107,7 +107,8 @@ def written(folder: Path) -> dict[str, bytes]:
 def test_it_writes_two_files_prints_one_path_and_repeats_itself_to_the_byte(site):
     done = site.lock()
     assert (done.returncode, done.stdout) == (0, "envbuild-lock/pylock.toml\n"), done.stderr
-    assert "locking 2 distributions with uv\n  2 of 2 identical\n" in done.stderr
+    assert "locking 2 distributions with uv\n" in done.stderr
+    assert "  2 of 2 identical\n" in done.stderr
     assert "as in the run, tool 1.0 requires numbers; numbers is not there" in done.stderr
     first = written(site.out)
     assert first.keys() == {"pylock.toml", "requirements.txt"}
