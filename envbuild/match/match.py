@@ -43,16 +43,24 @@ def match(
     `overrides` are values by `base`, `cuda`, `cudnn`, `driver_minimum` or `python`; `machine` replaces the run's.
     """
     run = read_run(manifest, profiles)
-    decisions: tuple[Decision, ...] = ()
+    decisions = _tpu(manifest)
     if machine and machine_of(machine) != run.machine:
         reason = f"it was asked for; the run was on {run.machine}"
-        decisions = (
+        decisions += (
             Decision(what="platform", value=f"Linux {machine_of(machine)}", reason=reason, source="--platform"),
         )
         run = _moved(run, machine_of(machine))
     asked = Asked(variant=variant, cuda_source=cuda_source, overrides=read_overrides(overrides))
     stack = decide(run, profiles, asked)
     return replace(stack, decisions=(*decisions, *stack.decisions))
+
+
+def _tpu(manifest: TrainingManifest) -> tuple[Decision, ...]:
+    """What cannot be served is said: no profile knows what a TPU needs of its host."""
+    if manifest.accelerator is None or manifest.accelerator.kind != "tpu":
+        return ()
+    reason = "no image for TPUs is made; the run's wheels for it stay, and nothing else is prepared"
+    return (Decision(what="accelerator", value="TPU", reason=reason, source="manifest: accelerator", warning=True),)
 
 
 def _moved(run: Run, machine: str) -> Run:

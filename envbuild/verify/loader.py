@@ -151,5 +151,5 @@ def _two_sources(case: Case) -> Iterator[LoaderFinding]:
     for name in sorted(wheels.keys() & base.keys()):
         library = posixpath.basename(wheels[name])
         says = f"it comes from a wheel ({case.short('/' + wheels[name])}) and from the base (/{base[name]})"
-        todo = "give a base without CUDA by --base, or a framework whose CUDA comes from the base"
+        todo = "give a base without CUDA by --base, or take CUDA from the base by --cuda-source base"
         yield LoaderFinding(kind="twice", library=library, says=says, todo=todo)

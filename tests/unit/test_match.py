@@ -451,3 +451,14 @@ def test_matching_a_stack_again_changes_nothing(pins, release, variant):
     assert again.changes == ()
     assert names(again) == names(first)
     assert (again.base, again.variables, again.cuda_source) == (first.base, first.variables, first.cuda_source)
+
+
+def test_a_tpu_is_told_as_no_image_is_made_for_it():
+    run = replace(
+        manifest(framework=("tensorflow", "2.15.1")), accelerator=Accelerator(kind="tpu", source="/dev/accel*")
+    )
+    (told,) = [it for it in match(run, PROFILES).decisions if it.what == "accelerator"]
+    assert (told.value, told.warning) == ("TPU", True)
+    assert not [
+        it for it in match(manifest(framework=("tensorflow", "2.15.1")), PROFILES, "cpu").decisions if it.warning
+    ]
