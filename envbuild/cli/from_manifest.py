@@ -163,6 +163,8 @@ def _tell_plan(plan: "Plan", progress: Progress) -> None:
         source = _DIGEST.sub(r"sha256:\1...", decision.source)
         tell = progress.warn if decision.warning else progress.note
         tell(f"{decision.what}: {decision.value} - {decision.reason} [{source}]")
+    for line in plan.unserved:
+        progress.warn(f"{line}; it has to be built (--build) or given (--find-links DIR)")
     for change in stack.changes:
         progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
 

@@ -1,6 +1,7 @@
 """Requirements to exact wheels: resolvers behind one interface, what cannot be locked, files for people, downloads."""
 
 from envbuild.lock.download import fetch
+from envbuild.lock.faults import origin_fault
 from envbuild.lock.folder import copy_local, read_held, write_lock, write_wheelhouse
 from envbuild.lock.formats import pylock_text, read_pylock, requirements_text
 from envbuild.lock.identity import Identity, Proof
@@ -30,6 +31,7 @@ __all__ = [
     "lock",
     "lock_extras",
     "lock_run",
+    "origin_fault",
     "pylock_text",
     "read_held",
     "read_pylock",

@@ -605,3 +605,12 @@ def test_an_image_whose_loader_would_not_find_cuda_is_not_made(site, index):
     assert "libcudart.so.11.0" in done.stderr
     assert not (site.folder / "out").exists()
     assert not (site.folder / "model/envbuild").exists()
+
+
+def test_a_dry_run_tells_what_locking_will_not_find(site):
+    manifest = manifest_of()
+    manifest["distributions"][1]["origin"] = {"kind": "editable", "url": "file:///src/tool"}
+    site.manifest.write_text(json.dumps(manifest))
+    done = site.build("--dry-run")
+    assert done.returncode == 0
+    assert "warning: tool==1.0: is an editable install of file:///src/tool" in done.stderr

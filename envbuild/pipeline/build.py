@@ -1,10 +1,9 @@
 """The order of the stages, on one screen; what is slow or remote is in the stages, what is printed is the caller's."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -21,7 +20,6 @@ from envbuild.lock import (
     LockedRun,
     LockedWheel,
     Options,
-    Proof,
     Target,
     confirm,
     copy_local,
@@ -31,104 +29,18 @@ from envbuild.lock import (
     read_settings,
     requirements_text,
 )
-from envbuild.manifest import read_manifest
-from envbuild.manifest.model import TrainingManifest
-from envbuild.match import CudaChoice, Profiles, Stack, VariantChoice, load_profiles, match
+from envbuild.match import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
+from envbuild.pipeline.order import Order, Outcome, Plan, Reporter
 from envbuild.recipe import Base, Recipe, make_recipe
 from envbuild.registry import check_push, check_repository, environment_tag, find_environment, pull, push
 from envbuild.stamp import StampEntry, check_stampable, stamp
 from envbuild.verify import prove_loading
 
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reporter:
-    """Where the stages tell what they do."""
-
-    step: Callable[[str], None]
-    note: Callable[[str], None]
-    warn: Callable[[str], None]
-    progress: Callable[[str, int, int], None]
-    compared: Callable[[int, int], object]
-    """How many wheels were compared with the run's, of how many."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What is wanted."""
-
-    manifest: bytes
-    manifest_name: str
-    """Where the manifest came from, for messages."""
-    variant: VariantChoice
-    base: str | None
-    resolver: Literal["uv", "pip-tools"]
-    out: Path
-    push: Reference | None
-    stamp: str | None
-    cache: Path
-    require_identical: bool = False
-    """Whether a wheel that is not proven to be the run's ends the build."""
-    build: bool = False
-    """Whether what no index has as a wheel may be built, which runs its projects' own code."""
-    find_links: tuple[Path, ...] = ()
-    """Folders to take wheels from."""
-    offline: bool = False
-    """Whether folders are all that may be asked for wheels."""
-    cuda_source: CudaChoice = "auto"
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    """What is set by hand against the profiles."""
-    remote_cache: bool = True
-    """Whether what the registry has of this environment is taken for what it says it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What will be built, decided without touching network or disk."""
-
-    manifest: TrainingManifest
-    profiles: Profiles
-    stack: Stack
-    base: str
-    """The base that was asked for, else the profile's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What was built, and where it is now."""
-
-    plan: Plan
-    recipe: Recipe
-    assembled: Assembled
-    image: Reference | None
-    """By digest, confirmed by the registry; None when the image was not pushed."""
-    layout: Path | None
-    pylock: bytes
-    """The lock as it is stamped and written into the context."""
-    proof: Proof
-    """How far the wheels are the very files that the run had."""
-    added: tuple[str, ...] = ()
-    """`numpy==1.26.4`: what the run's record does not have and its distributions require."""
-    stamped: str | None = None
-    """The record's name beside the model."""
-
-    @property
-    def digest(self) -> Digest:
-        """The image's digest."""
-        return self.assembled.image.digest
-
-
-def make_plan(order: Order) -> Plan:
-    """Read the manifest and decide the stack."""
-    manifest = read_manifest(order.manifest, order.manifest_name)
-    profiles = load_profiles(data_folder("profiles"))
-    stack = match(manifest, profiles, order.variant, cuda_source=order.cuda_source, overrides=order.overrides)
-    return Plan(manifest=manifest, profiles=profiles, stack=stack, base=order.base or stack.base)
 
 
 def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:

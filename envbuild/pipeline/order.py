@@ -1,0 +1,95 @@
+"""What is wanted, what was decided, and what came of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from envbuild.assemble import Assembled
+from envbuild.lock import (
+    Proof,
+)
+from envbuild.manifest.model import TrainingManifest
+from envbuild.match import CudaChoice, Profiles, Stack, VariantChoice
+from envbuild.oci.digest import Digest
+from envbuild.oci.reference import Reference
+from envbuild.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporter:
+    """Where the stages tell what they do."""
+
+    step: Callable[[str], None]
+    note: Callable[[str], None]
+    warn: Callable[[str], None]
+    progress: Callable[[str, int, int], None]
+    compared: Callable[[int, int], object]
+    """How many wheels were compared with the run's, of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is wanted."""
+
+    manifest: bytes
+    manifest_name: str
+    """Where the manifest came from, for messages."""
+    variant: VariantChoice
+    base: str | None
+    resolver: Literal["uv", "pip-tools"]
+    out: Path
+    push: Reference | None
+    stamp: str | None
+    cache: Path
+    require_identical: bool = False
+    """Whether a wheel that is not proven to be the run's ends the build."""
+    build: bool = False
+    """Whether what no index has as a wheel may be built, which runs its projects' own code."""
+    find_links: tuple[Path, ...] = ()
+    """Folders to take wheels from."""
+    offline: bool = False
+    """Whether folders are all that may be asked for wheels."""
+    cuda_source: CudaChoice = "auto"
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """What is set by hand against the profiles."""
+    remote_cache: bool = True
+    """Whether what the registry has of this environment is taken for what it says it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will be built, decided without touching network or disk."""
+
+    manifest: TrainingManifest
+    profiles: Profiles
+    stack: Stack
+    base: str
+    """The base that was asked for, else the profile's."""
+    unserved: tuple[str, ...] = ()
+    """`mylib==1.0: is an editable install of /src`: what no index can have, and locking will want built or given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was built, and where it is now."""
+
+    plan: Plan
+    recipe: Recipe
+    assembled: Assembled
+    image: Reference | None
+    """By digest, confirmed by the registry; None when the image was not pushed."""
+    layout: Path | None
+    pylock: bytes
+    """The lock as it is stamped and written into the context."""
+    proof: Proof
+    """How far the wheels are the very files that the run had."""
+    added: tuple[str, ...] = ()
+    """`numpy==1.26.4`: what the run's record does not have and its distributions require."""
+    stamped: str | None = None
+    """The record's name beside the model."""
+
+    @property
+    def digest(self) -> Digest:
+        """The image's digest."""
+        return self.assembled.image.digest
