@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import platformdirs
+
+from envbuild.errors import BuildError
 
 
 @contextmanager
@@ -27,11 +30,27 @@ def written_aside(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 def written_whole(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` when the block ends well and vanishes when it does not.
 
-    The temporary file lies beside its target, so that the last step is one rename on one file system.
+    The temporary file lies beside its target, so that the last step is one rename on one file system. A file that is
+    there already keeps its mode; BuildError where something else is.
     """
+    mode = _mode_of(path, mode)
     with written_aside(path.parent) as (file, temporary):
         yield file
         settle(file, temporary, path, mode=mode)
+
+
+def _mode_of(path: Path, otherwise: int) -> int:
+    """Return the mode of the file at `path`, `otherwise` where there is none.
+
+    BuildError for a device, a pipe or a folder: renaming over one such as /dev/null would replace it.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return otherwise
+    if not stat.S_ISREG(mode):
+        raise BuildError("this is not a regular file", where=str(path), todo="give the path of a file, new or old")
+    return stat.S_IMODE(mode)
 
 
 def settle(file: BinaryIO, temporary: Path, path: Path, *, mode: int = 0o644) -> None:
@@ -63,11 +82,13 @@ def staged_folder(folder: Path) -> Iterator[Path]:
         if not folder.exists():
             staged.rename(folder)
             return
-        for path in sorted(staged.rglob("*"), key=lambda path: (path.name == "index.json", path)):
-            if path.is_file():
-                target = folder / path.relative_to(staged)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(target)
+        paths = sorted(staged.rglob("*"), key=lambda path: (path.name == "index.json", path))
+        places = [(path, folder / path.relative_to(staged)) for path in paths if path.is_file()]
+        for _, target in places:
+            _mode_of(target, 0)
+        for path, target in places:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
 
 
 def data_folder(name: str) -> Path:

@@ -12,7 +12,8 @@ import time
 from typing import Iterator, NamedTuple
 
 from envbuild.capture.reading import NO_PROGRAM, TIMEOUT, Facts, decoded, output_of
-from envbuild.capture.redact import scrub, scrub_line
+from envbuild.capture.redact import scrub_line
+from envbuild.capture.redact_code import scrub_patch
 
 LARGEST_PATCH = 1 << 20
 """Bytes."""
@@ -142,7 +143,7 @@ def _diff_facts(checkout: Checkout, patch: bool, where: tuple[str, ...]) -> Fact
     except NO_PROGRAM:
         return {}
     facts: Facts = {"diff_sha256": digest.hexdigest() if size else None}
-    return dict(facts, patch=scrub(decoded(head)) or None) if patch else facts
+    return dict(facts, patch=scrub_patch(decoded(head)) or None) if patch else facts
 
 
 def _output(command: list[str], environment: dict[str, str]) -> Iterator[bytes]:

@@ -82,8 +82,8 @@ def _without_lists(data: bytes) -> Facts:
 
 
 def _without_token(url: str) -> str:
-    """Cut the token of a private channel's address: https://host/t/TOKEN/channel."""
-    return re.sub(r"(?<=[^/])/t/[^/]+(?=/)", "", scrub_line(url))
+    """Cut the token of a private channel: https://host/t/TOKEN/channel, or without the host, t/TOKEN/channel."""
+    return re.sub(r"(?<=[^/])/t/[^/]+(?=/)|^/?t/[^/]+(?:/|$)", "", scrub_line(url))
 
 
 def _channel(url: str, subdir: str) -> str | None:
@@ -105,7 +105,7 @@ def _asked_channels(prefix: str) -> list[str]:
     history = read_text(os.path.join(prefix, "conda-meta", "history")) or ""
     commands = re.findall("^# cmd: (.*)$", history, re.MULTILINE)
     words = (re.findall(r"(?<=\s)(?:-c|--channel)[ =](\S+)", command) for command in commands)
-    return list(dict.fromkeys(_without_token(word) for channels in words for word in channels))
+    return list(dict.fromkeys(filter(None, (_without_token(word) for channels in words for word in channels))))
 
 
 def conda_owners() -> dict[str, Facts]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Iterable
 
 from envbuild.capture.data import data_facts
 from envbuild.capture.reading import Facts
 from envbuild.capture.redact import scrub_line
 from envbuild.capture.tree import tree_facts
+from envbuild.capture.variables import VARIABLE
 
 
 def contract_facts(requires: Iterable[str], data: Iterable[str], preprocessing: Iterable[str]) -> Facts | None:
@@ -30,7 +30,7 @@ def required_names(requires: Iterable[str]) -> list[str]:
     """Return the names of variables, sorted; of `NAME=value` the name alone."""
     names = [text.partition("=")[0] for text in requires]
     for number, name in enumerate(names, 1):
-        if not re.fullmatch(r"[^\s\x00-\x1f\x7f-\x9f]+", name):
+        if not VARIABLE.fullmatch(name):
             # Not what it is, since that may be a value that was meant to stay secret.
             raise ValueError("requires: number %d cannot name a variable" % number)
     return sorted(set(names))

@@ -180,7 +180,7 @@ def _npy_array(name: str, content: bytes) -> Encoded:
         raise ValueError("golden sample: %s lies in Fortran order: save numpy.ascontiguousarray of it" % name)
     data, width = content[start + length :], int(kind.group(3))
     _check_size(name, len(data))
-    if not content.startswith(b"\x93NUMPY") or _product(shape) * width != len(data):
+    if not content.startswith(b"\x93NUMPY") or min(shape, default=0) < 0 or _product(shape) * width != len(data):
         raise ValueError("golden sample: %s is no array that NumPy saved" % name)
     dtype = KINDS[kind.group(2)] + (str(8 * width) if kind.group(2) != "b" else "")
     return dtype, shape, _swapped(data, width // 2 if kind.group(2) == "c" else width, kind.group(1))
@@ -190,7 +190,7 @@ def _product(shape: list[int]) -> int:
     """Return how many elements there are; math.prod is younger than Python 3.7."""
     count = 1
     for length in shape:
-        count *= max(length, 0)
+        count *= length
     return count
 
 

@@ -29,12 +29,26 @@ def load_modules(names: Iterable[str]) -> list[str]:
 
 def _load(name: str) -> str | None:
     try:
-        with _stdout_aside():
+        with _folder_kept(), _stdout_aside():
             importlib.import_module(name)
     except (Exception, SystemExit) as error:
         reason = " ".join(scrub("%s: %s" % (type(error).__name__, error)).split())
         return "%s could not be loaded: %s" % (name, reason)
     return None
+
+
+@contextmanager
+def _folder_kept() -> Iterator[None]:
+    """Come back to the working folder, which the paths of all options are relative to."""
+    try:
+        folder = os.getcwd()
+    except OSError:
+        folder = None
+    try:
+        yield
+    finally:
+        if folder is not None and os.path.isdir(folder):
+            os.chdir(folder)
 
 
 @contextmanager

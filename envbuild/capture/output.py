@@ -9,12 +9,21 @@ from typing import Any
 
 from envbuild.capture.gcs import CloudStorage, Unread, split_uri
 from envbuild.capture.reading import Facts, write_whole
+from envbuild.capture.redact import scrub_line
 
 
 def check_out(out: Any) -> None:
-    """ValueError for a `gs://` without an object, before anything is done."""
-    if _is_object(out) and re.fullmatch("gs://[^/]+/.*[^/]", out) is None:
+    """ValueError for what can be neither a file nor an object of Cloud Storage, before anything is done."""
+    path = None if out is None else os.fspath(out)
+    scheme = re.match("[A-Za-z][A-Za-z0-9+.-]*(?=://)", path or "")
+    if scheme and scheme.group() != "gs":
+        raise ValueError("out: a manifest goes to a file or to gs://BUCKET/OBJECT, not to %s://" % scheme.group())
+    if scheme and re.fullmatch("gs://[^/]+/.*[^/]", str(path)) is None:
         raise ValueError("out: give the object's name as well: gs://BUCKET/FOLDER/manifest.json")
+    if path == "":
+        raise ValueError("out: is empty; give the path of a file")
+    if path is not None and os.path.isdir(path):
+        raise ValueError("out: %s is a folder; give the path of a file" % scrub_line(path))
 
 
 def write_out(out: Any, text: str) -> None:

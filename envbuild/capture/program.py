@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -49,6 +50,17 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def run_alone() -> None:
+    """Run as a program, and end without waiting for threads that a module of --load left."""
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError):  # closed, or full, which was told
+            continue
+    os._exit(code)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Record this Python environment as a training manifest (JSON).",
@@ -69,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _record(out: str | None, given: Facts, command: list[str] | None) -> None:
     only_environment = given.pop("environment_only")
+    if out is None and sys.stdout is None:
+        raise OSError("standard output is closed; give --out FILE")
     options = settled(given, command)
     manifest = _environment_only(out, **options) if only_environment else capture(out=out, process="fresh", **options)
     if out is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -77,6 +78,7 @@ def manifest_text(manifest: Facts) -> str:
 
 def write_whole(out: str, text: str) -> None:
     """Write a file whole or not at all; OSError if `out` is not a regular file or cannot be written."""
+    mode = stat.S_IMODE(os.stat(out).st_mode) if os.path.exists(out) else 0o644
     # Renaming over a device such as /dev/null would replace it.
     if os.path.exists(out) and not os.path.isfile(out):
         raise OSError("%s is not a regular file" % out)
@@ -87,7 +89,7 @@ def write_whole(out: str, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, out)
     except BaseException:
         os.unlink(temporary)

@@ -14,6 +14,7 @@ from envbuild.capture.disagreements import find_disagreements
 from envbuild.capture.distributions import find_distributions
 from envbuild.capture.entry import entry_facts
 from envbuild.capture.frameworks import find_frameworks
+from envbuild.capture.gaps import told_gaps
 from envbuild.capture.golden import golden_facts
 from envbuild.capture.host import host_facts
 from envbuild.capture.integrity import installation_facts
@@ -79,7 +80,8 @@ def environment_facts(
     notes = load_modules(load)
     distributions = find_distributions(patch)
     installation = installation_facts(distributions, deep)
-    frameworks = find_frameworks(distributions)
+    frameworks, code = find_frameworks(distributions), code_facts(patch)
+    notes += told_gaps(installation, code, distributions.values(), patch)
     source: Facts = {"format": "capture", "tool": TOOL, "unknown": _unknown(process, command), "notes": notes}
     return {
         "schema_version": SCHEMA_VERSION,
@@ -97,7 +99,7 @@ def environment_facts(
         "native": native_facts(distributions, process),
         "numerics": numerics_facts() if process == "run" else None,
         "variables": recorded_variables(variables),
-        "code": code_facts(patch),
+        "code": code,
         "entry": entry_facts(command, process),
         "host": host_facts(),
     }

@@ -70,13 +70,25 @@ NO_SCHEME = re.compile(
 PIECE = re.compile(r"(?:[^?&;\\]|\\(?![nrt]))+")
 """Of a word: a parameter of a URL, a line in JSON."""
 
+TYPE = (
+    r"(?:typing\.|t\.)?(?:str|bytes|string|String|Any|Text|SecretStr|Final|(?:Optional|Union|Annotated|Final|ClassVar"
+    r"|[Ll]ist|[Dd]ict|[Tt]uple)\[[\w., |\[]{1,64}\]{0,4})(?:[ ]?\|[ ]?None)?"
+)
+"""What a program says that a secret is."""
+OPEN = r"""(?P<open>(?P<quote>\\*["'])(?:(?P=quote){2})?)?"""
 NAMED = re.compile(
     r"""(?<![\w.-])(?:(?<=\\)(?:u00[0-9a-f]{2}|[nrtbf]))?"""
-    r"""(?:(?P<name>[\w.-]+)(?:\\*["'])?\]?[ \t]{0,8}(?:(?:=>|:=|==|[=:])\s{0,8}|>)"""
+    r"""(?:(?P<name>[\w.-]+)(?:\\*["'])?\]?[ \t]{0,8}"""
+    r"""(?:(?:=>|:=|==|:[ \t]{0,8}""" + TYPE + r"""[ \t]{0,8}=(?!=)|[=:])\s{0,8}|>)"""
     r"""|(?P<flag>-{1,2}[A-Za-z][\w.-]*)(?:\\*["']\s{0,8},\s{0,8}|[ \t]{1,8})(?=[^\s-])"""
-    r"""|(?P<word>passw(?:or)?d)[ \t]{1,8}(?=[^\s-]))(?P<open>\\*["'])?"""
+    r"""|(?P<word>passw(?:or)?d)[ \t]{1,8}(?=[^\s-]))""" + OPEN
 )
-"""`name=value`, `"name": "value"`, `--name value`, and netrc's `password value`."""
+"""`name=value`, `"name": "value"`, `name: str = "value"`, `--name value`, and netrc's `password value`."""
+ITEM = re.compile(
+    r"""(?<![A-Za-z0-9])(?:name|key)(?:\\*["'])?\s{0,8}[:=]\s{0,8}(?:\\*["'])?(?P<name>[\w.-]{1,200})(?:\\*["'])?"""
+    r"""(?:[\s,+-]|\\[nrt]){1,99}(?:\\*["'])?value(?:\\*["'])?\s{0,8}[:=]\s{0,8}""" + OPEN
+)
+"""`{"name": "NAME", "value": "value"}`, as Kubernetes has variables."""
 BARE_VALUE = re.compile(
     r"""(?:[^\s"'`,;&\\]|\\(?!["'])|["'`](?![\s,;:)\]}]|\Z)|[,;&](?!\s|\Z|[\w.-]{1,64}["']?\s{0,8}[=:]))*"""
 )
@@ -86,7 +98,7 @@ WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9
 HINT = re.compile(r"(?i)pass|pwd?|secret|cred|auth|otp|jwt|sig|key|token|pat(?![a-z])|sas|cookie|bearer|basic")
 """What every name of a secret has, found fast, as most texts have none."""
 CERTAIN = re.compile(
-    r"passw|passphrase|passcode|secret|credential|authtoken|(?:^|_)(?:creds?|pass|pwd?|auth|authorization|bearer|otp|totp|jwt|sig)$"
+    r"passw|passphrase|passcode|secret|credential|authtoken|(?:^|_)(?:creds?|pass|pwd?|auth|authorization|bearer|otp|totp|jwt|sig)$|(?:^|_)(?:cookies?|pat|sas)$"
     r"|(?:api|access|private|account|auth|shared|signing|encryption|master|storage|subscription|licen[cs]e|ssh|service"
     r"|deploy|session|admin|app|client|consumer|kaggle|wandb)_?keys?(?:_id|_?\d+)?$"
 )
@@ -98,9 +110,10 @@ DESCRIBING = re.compile(
 TOKEN = re.compile(r"token(?!i[sz])")
 OF_TEXT = re.compile(
     r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|special|stop|start|end|max|min|num|n|vocab|image|input|output|prompt)_tokens?"
-    r"|tokens?_(?:ids?|len|budget|dim|index|embed\w*|level|class\w*|labels?|mask|pos\w*|dropout)$|(?:^|_)tokens$"
+    r"|tokens?_(?:ids?|len|budget|dim|index|embed\w*|level|class\w*|labels?|mask|pos\w*|dropout)$"
 )
 """The tokens of language models."""
+MANY = re.compile(r"(?:^|_)tokens$")
 PERHAPS = re.compile(r"(?:^|_)(?:keys?|signature|pat|sas|pass|pwd|auth)(?:_|$)")
 HARMLESS = re.compile(r"(?i)\d{0,2}|true|false|yes|no|on|off|none|null|\[redacted\]?")
 NUMBER = re.compile(r"(?i)[-+]?\d{1,12}(?:\.\d{0,12})?(?:e[-+]?\d{1,4})?")
@@ -108,11 +121,19 @@ CALL = re.compile(r"[A-Za-z_][\w.]*[(\[]")
 RANDOM = re.compile(
     r"[0-9a-fA-F]{20,}|(?=[^0-9]*[0-9])(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])[\w+/=%-]{16,}|(?=[a-zA-Z]*[0-9])[a-zA-Z0-9]{24,}"
 )
+OF_CODE = re.compile(TYPE + r"""\)?:?|(?:[A-Za-z_][\w.]*)?(?:[(\[{]{1,3}|[(\[{]{0,3}["']\[redacted\]?["']?)""")
+"""A value of a program that is not the secret itself: a type, or a call of nothing."""
 FLAG = re.compile(r"-{1,2}[A-Za-z][\w.-]*")
 SWITCH = re.compile(r"-{1,2}(?:use|no|with|without|enable|disable|require|skip)[-_]")
 ASSIGNMENT = re.compile(r"([\w.-]+)(=|:\s{0,8})(.+)", re.DOTALL)
 TAKES_PASSWORD = {"sshpass", "mysql", "mysqldump", "mariadb", "login", "htpasswd"}
 """Programs whose `-p` is a password; elsewhere it is a port, a path or a process."""
+JOINS_PASSWORD = re.compile(r"(?<![\w.-])(?:sshpass|mysql|mysqldump|mysqladmin|mariadb)(?![\w.-])")
+JOINED_PASSWORD = re.compile(r"""(?<![\w-])-p[^\s"'\\-][^\s"'\\]*""")
+LOGIN = re.compile(
+    r"""(?<![\w-])((?:-u|--user|--proxy-user)(?:\\*["']\s{0,8},\s{0,8}|[ \t=]\s{0,8}|(?<=-u))(?:\\*["'])?"""
+    r"""[^\s:/"'\\@=]{1,64}:)(?!\d+(?!\S))[^\s"'\\]+"""
+)
 WITH_PASSWORD = re.compile(r"(://)[^/\s:]*:[^/]*@")
 """What the manifest's reader takes for an address with a password, and refuses."""
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -137,7 +158,7 @@ def scrub_command(words: Sequence[str]) -> list[str]:
 
 def hides_secret(name: str, value: str, sure: bool = False) -> bool:
     """Tell by its name whether a value is a secret; `sure` counts names such as `key`, which often are harmless."""
-    plain = "_".join(part for part in WORDS.split(name[-SAMPLE:]) if part).lower()
+    plain = plain_name(name)
     value = value.strip("\"'")
     if HARMLESS.fullmatch(value) or DESCRIBING.search(plain) or (plain in ("pwd", "oldpwd") and value[:1] == "/"):
         return False
@@ -145,10 +166,15 @@ def hides_secret(name: str, value: str, sure: bool = False) -> bool:
         return True
     if NUMBER.fullmatch(value):
         return False
-    if TOKEN.search(plain) and not OF_TEXT.search(plain):
+    if TOKEN.search(plain) and not OF_TEXT.search(plain) and not MANY.search(plain):
         return not CALL.match(value)
     named = TOKEN.search(plain) or PERHAPS.search(plain)
     return bool(named) and (sure or name.isupper() or bool(RANDOM.fullmatch(value)))
+
+
+def plain_name(name: str) -> str:
+    """Return the words of a name in lower case, joined by `_`: `apiKey` and `API-KEY` are `api_key`."""
+    return "_".join(part for part in WORDS.split(name[-SAMPLE:]) if part).lower()
 
 
 def _scrub(text: str, layers: int) -> str:
@@ -157,10 +183,13 @@ def _scrub(text: str, layers: int) -> str:
     # Before the forms are looked for, as a form that is broken by %2F would be cut in half.
     if "%" in text and layers:
         text = re.sub(r"\S+", lambda match: _without_encoded(match.group(), layers), text)
+    if "-u" in text or "-p" in text:
+        text = "\n".join(map(_without_login, text.split("\n")))
     text = CONDA.sub(r"\1" + REDACTED, SHAPES.sub(REDACTED, text))
     if HINT.search(text):
         # A header goes on to the end of its line; what it would take along loses its name.
-        text = SCHEME.sub(_without_credentials, HEADER.sub(r"\1" + REDACTED, _without_named(text)))
+        text = _without_named(_without_named(text, ITEM), NAMED)
+        text = SCHEME.sub(_without_credentials, HEADER.sub(r"\1" + REDACTED, text))
     return text
 
 
@@ -169,6 +198,12 @@ def _without_encoded(word: str, layers: int) -> str:
     clean = _scrub(decoded, layers - 1) if decoded != word else decoded
     # A line must stay one, but punctuation reads better as it is.
     return word if clean == decoded else quote(clean, safe="!\"#$%&'()*+,-./:;<=>?@[]^_`{|}~")
+
+
+def _without_login(line: str) -> str:
+    """Cut the password of `curl -u user:password`, and of `mysql -ppassword`."""
+    line = LOGIN.sub(r"\1" + REDACTED, line)
+    return JOINED_PASSWORD.sub("-p" + REDACTED, line) if JOINS_PASSWORD.search(line) else line
 
 
 def _without_credentials(match: re.Match[str]) -> str:
@@ -219,18 +254,18 @@ def _user_end(word: str, start: int, last: int) -> int:
     return word.rfind("@", end, slash if slash >= 0 else len(word)) if word[end : end + 1] in ("?", "#") else -1
 
 
-def _without_named(text: str) -> str:
+def _without_named(text: str, pattern: re.Pattern[str]) -> str:
     parts, done = [], 0
-    for start, stop in _named_values(text):
+    for start, stop in _named_values(text, pattern):
         parts += [text[done:start], REDACTED]
         done = stop
     return "".join(parts) + text[done:]
 
 
-def _named_values(text: str) -> Iterator[tuple[int, int]]:
+def _named_values(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, int]]:
     """Find where the values are whose names make them secrets."""
     stop = 0
-    for match in NAMED.finditer(text):
+    for match in pattern.finditer(text):
         if match.start() >= stop and _is_named_secret(text, match):
             stop = _value_end(text, match.end(), match.group("open"))
             if stop > match.end():
@@ -238,7 +273,7 @@ def _named_values(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_named_secret(text: str, match: re.Match[str]) -> bool:
-    start, name = match.end(), match.group("name") or match.group("flag")
+    start, name = match.end(), next(filter(None, map(match.groupdict().get, ("name", "flag"))), None)
     if name and not HINT.search(name):
         return False
     sample = text[start : start + SAMPLE]
@@ -246,6 +281,8 @@ def _is_named_secret(text: str, match: re.Match[str]) -> bool:
     if not name:
         sure = "login" in text[max(0, match.start() - SAMPLE) : start]
         return not HARMLESS.fullmatch(value) and (sure or not re.fullmatch(r"[a-z]{1,12}\W?", value))
+    if not match.group("open") and OF_CODE.fullmatch(value):
+        return False
     return hides_secret(name, value, text[max(0, match.start() - 1) : match.start()] in ("?", "&"))
 
 
@@ -254,6 +291,9 @@ def _value_end(text: str, start: int, opening: str | None) -> int:
     if not opening:
         match = BARE_VALUE.match(text, start)
         return start + len(match.group().rstrip(")]}")) if match else start
+    if opening.count(opening[-1]) == 3:
+        end = text.find(opening, start, start + LONGEST_QUOTED)
+        return end if end >= 0 else min(len(text), start + LONGEST_QUOTED)
     depth = len(opening) - 1
     for quoted in QUOTE.finditer(text, start, start + LONGEST_QUOTED):
         more = len(quoted.group(1)) - depth
@@ -271,6 +311,8 @@ def _scrub_word(before: str, word: str, takes_password: bool) -> str:
         return REDACTED
     if before in ("-u", "--user", "--proxy-user") and re.fullmatch(r"[^\s:/]+:(?!\d+$).+", word):
         return word.partition(":")[0] + ":" + REDACTED
+    if takes_password and JOINED_PASSWORD.fullmatch(word):
+        return "-p" + REDACTED
     if (before == "-p" and takes_password) or (before == "login" and RANDOM.fullmatch(word)):
         return REDACTED
     return scrub(word)

@@ -13,7 +13,7 @@ One file, standard library only, Python 3.7 and later: `python capture.py --out 
 Imported by a training program it offers `capture()`, `keras_callback()` and `golden_sample()`.
 """
 '''
-_END = '\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
+_END = '\n\nif __name__ == "__main__":\n    run_alone()\n'
 
 
 def script() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from typing import Any, Callable, Dict
 
 from envbuild.capture.reading import Facts
@@ -51,6 +52,9 @@ def _checked(settings: Any) -> Facts:
 
 
 def _loaded(path: str) -> Any:
+    # Opening a pipe would wait for whoever writes into it.
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("is not a regular file")
     with open(path, "rb") as file:
         data = file.read(LARGEST_SETTINGS + 1)
     if len(data) > LARGEST_SETTINGS:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Iterable
 
 from envbuild.capture.redact import REDACTED, hides_secret, scrub
 
+VARIABLE = re.compile(r"[^\s=\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
+"""What can name one; the environment also takes bytes that are no text."""
 VARIABLES = """
     PYTHONHASHSEED PYTHONPATH PYTHONHOME PYTHONOPTIMIZE PYTHONNOUSERSITE PYTHONSAFEPATH PYTHONUTF8 PYTHON_GIL
     LD_LIBRARY_PATH LD_PRELOAD GLIBC_TUNABLES LANG LC_ALL TZ
@@ -69,7 +72,7 @@ VARIABLES = """
 
 def recorded_variables(names: Iterable[str]) -> dict[str, str]:
     """Read the variables on the allow-list and those in `names`; of what names a secret, not the value."""
-    wanted = sorted({*VARIABLES.split(), *names}.intersection(os.environ))
+    wanted = sorted(filter(VARIABLE.fullmatch, {*VARIABLES.split(), *names}.intersection(os.environ)))
     return {name: _value(name, os.environ[name]) for name in wanted}
 
 

@@ -1,11 +1,15 @@
 """`envbuild capture`: the manifest of a Python environment."""
 
+import os
+import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from envbuild.cli.printed import check_stdout
 from envbuild.errors import UsageError
 
 COMMAND = "envbuild.command"
@@ -71,10 +75,12 @@ def run(
     """
     from envbuild.capture import script
 
+    check_stdout(wanted=out is None)
     if as_script:
+        _check_alone(ctx)
         typer.echo(script(), nl=False)
         return
-    if out is not None and Path(out).is_dir():
+    if out and Path(out).is_dir():
         raise typer.BadParameter(f"{out} is a folder", param_hint="--out")
     given = {
         "variable": variable or [], "requires": requires or [], "data": data or [], "load": load or [],
@@ -82,17 +88,27 @@ def run(
         "patch": patch, "deep": deep,
     }  # fmt: skip
     typer.echo(_captured(given, ctx.meta.get(COMMAND), out, python, image), nl=False)
+    _end()
+
+
+def _check_alone(ctx: typer.Context) -> None:
+    """Refuse what --script would ignore."""
+    others = [f"--{name}" for name, value in ctx.params.items() if value and name != "as_script"]
+    if others or COMMAND in ctx.meta:
+        what = f"--script prints the file alone, and {', '.join(others) or 'a command'} would be ignored"
+        raise UsageError(what, where="envbuild capture", todo="print the file, and give it the options when it runs")
 
 
 def _captured(
     given: dict[str, Any], command: list[str] | None, out: str | None, python: str | None, image: str | None
 ) -> str:
     """Capture in one of the three ways; return what belongs on stdout."""
-    from envbuild.capture.options import settled
+    from envbuild.capture.options import check_given, settled
     from envbuild.capture.record import capture
     from envbuild.cli.elsewhere import captured_elsewhere
 
     try:
+        check_given({"python": python, "image": image})
         options = settled(given, command)
         if image is None and python is None:
             manifest = capture(out=out, process="fresh", **options)
@@ -103,3 +119,12 @@ def _captured(
     from envbuild.capture.reading import manifest_text
 
     return manifest_text(manifest) if out is None else f"{out}\n"
+
+
+def _end() -> None:
+    """End here where a module that --load imported left threads, for which the interpreter would wait for ever."""
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(0)

@@ -7,6 +7,8 @@ import typer
 
 from envbuild.cli import records
 from envbuild.cli.console import Progress
+from envbuild.cli.printed import check_stdout
+from envbuild.errors import UsageError
 
 
 def run(
@@ -19,7 +21,7 @@ def run(
     platform: records.Platform = None,
     model: Annotated[str | None, typer.Option(help="Where the trained model lies.", metavar="URI")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the manifest here, not to stdout.", metavar="FILE", dir_okay=False)
+        str | None, typer.Option(help="Write the manifest here, also gs://..., not to stdout.", metavar="FILE")
     ] = None,
 ) -> None:
     """Make a manifest of another tool's record.
@@ -28,14 +30,28 @@ def run(
     pylock.toml, uv.lock, environment.yml, MLflow model folders, and the folder `files` of a W&B run. What
     such a record does not say is told, and stays unknown unless an option says it.
     """
-    from envbuild.files import write_whole
+    from envbuild.capture.output import write_out
     from envbuild.manifest.formats import Given
 
+    _check(out)
     given = Given(python=python, gpu=gpu, platform=platform, model=model)
     with Progress() as progress:
-        _, data = records.read_record(record, kind, given, progress)
+        name, data = records.read_record(record, kind, given, progress)
     if out is None:
         typer.echo(data, nl=False)
-    else:
-        write_whole(out, data)
-        typer.echo(str(out))
+        return
+    if name == out or (Path(out).exists() and Path(name).exists() and Path(out).samefile(name)):
+        raise UsageError("this is the record itself", where=f"--out {out}", todo="give the manifest a file of its own")
+    write_out(out, data.decode())
+    typer.echo(out)
+
+
+def _check(out: str | None) -> None:
+    """Refuse where the manifest cannot go, before anything is read."""
+    from envbuild.capture.output import check_out
+
+    check_stdout(wanted=out is None)
+    try:
+        check_out(out)
+    except ValueError as error:
+        raise UsageError(str(error), where="envbuild convert", todo="see envbuild convert --help") from error

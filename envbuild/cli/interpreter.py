@@ -17,6 +17,8 @@ from envbuild.manifest import read_manifest
 _TODO = "give the path of the interpreter that trained the model, such as ./venv/bin/python"
 _OWN = ("PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__")
 """Variables that tell envbuild's interpreter where it lies, and would tell another the same."""
+OLDEST = (3, 7)
+"""What the one file runs on."""
 USAGE = 2
 """The exit code of the one file for arguments that cannot be meant."""
 _VERSION = "import sys; print('Python %d.%d' % sys.version_info[:2])"
@@ -24,6 +26,11 @@ _VERSION = "import sys; print('Python %d.%d' % sys.version_info[:2])"
 
 def other_environment(python: str, script: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Run the one file by `python`; UsageError if that is no Python, ManifestError if it fails or writes nonsense."""
+    version = _version(python)
+    if version is not None and version < OLDEST:
+        # It would print a fault of syntax above whatever we say.
+        what = "this is Python {}.{}, and capture needs 3.7 or later".format(*version)
+        raise UsageError(what, where=f"--python {python}", todo=_TODO)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
         # Its folder becomes the first of sys.path, where only this name lies.
         path, out = Path(folder, "envbuild_capture.py"), Path(folder, "out", "manifest.json")
@@ -33,7 +40,7 @@ def other_environment(python: str, script: str, arguments: Sequence[str]) -> dic
             # Whole or not there at all, so a crash while the interpreter ends costs nothing.
             data = out.read_bytes()
         except OSError as error:
-            raise _failed(python, code) from error
+            raise _failed(python, version, code) from error
     read_manifest(data, f"--python {python}")
     environment: dict[str, Any] = json.loads(data)
     return environment
@@ -67,24 +74,22 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _failed(python: str, code: int) -> EnvbuildError:
-    where, version = f"--python {python}", _version(python)
+def _failed(python: str, version: tuple[int, int] | None, code: int) -> EnvbuildError:
+    where = f"--python {python}"
     if version is None and code == 0:
         return UsageError("this program captured nothing: it is no Python", where=where, todo=_TODO)
-    if version is not None and version < (3, 7):
-        found = "{}.{}".format(*version)
-        return UsageError(f"this is Python {found}, and capture needs 3.7 or later", where=where, todo=_TODO)
     if version is not None and code == USAGE:
         return UsageError(
             "capture cannot do what the options say; its own words are above",
             where=where,
             todo="see envbuild capture --help",
         )
+    known = f"Python {version[0]}.{version[1]}" if version else "this program, which does not say that it is a Python,"
     how = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
     return ManifestError(
-        f"the interpreter could not capture its environment ({how})",
+        f"{known} could not capture its environment ({how})",
         where=where,
-        todo="its own message is above; it has to be Python 3.7 or later",
+        todo="see its own message above, if it gave one, and whether it runs: PYTHON -c pass",
     )
 
 

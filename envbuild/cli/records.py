@@ -1,5 +1,6 @@
 """What commands that read a record share: its options, where it lies, and what is told about it."""
 
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envbuild.cli.console import Progress
-from envbuild.errors import ManifestError
+from envbuild.errors import ManifestError, UsageError
 
 if TYPE_CHECKING:
     from envbuild.manifest.formats import Given, Record
@@ -69,6 +70,7 @@ def read_record(name: str, kind: FormatName | None, given: "Given", progress: Pr
     found = kind.value if kind else detect(record)
     manifest = convert(record, found, given, datetime.now(UTC))
     if found == "capture":
+        _tell_gaps(manifest, progress)
         same = manifest == read_manifest(record.data, record.name)
         return record.name, record.data if same else manifest_bytes(manifest)
     sure = "" if kind else "; if it is something else, say so by --from"
@@ -79,8 +81,13 @@ def read_record(name: str, kind: FormatName | None, given: "Given", progress: Pr
 
 def open_record(name: str) -> "Record":
     """Open a record: a path, a folder that holds one, - for stdin, or gs://; never more than a manifest may have."""
+    from envbuild.capture.redact import scrub_line
     from envbuild.manifest.formats import Record
 
+    scheme = re.match("[A-Za-z][A-Za-z0-9+.-]*(?=://)", name)
+    if not name or (scheme and scheme.group() != "gs"):
+        where = scrub_line(name) or "an empty name"
+        raise UsageError("no record can be read from there", where=where, todo="give a path, - for stdin, or gs://")
     if name == "-":
         return Record(name="stdin", data=_stdin())
     if name.startswith("gs://"):
@@ -161,8 +168,16 @@ def _tell(manifest: "TrainingManifest", progress: Progress) -> None:
     source = manifest.source
     whole = "everything that was installed" if source.complete else "not everything that was installed"
     progress.note(f"{len(manifest.distributions)} distributions, {whole}; Python {manifest.python.version}")
-    for note in source.notes:
-        progress.warn(note)
+    _tell_gaps(manifest, progress)
     unknown = [f"{name} ({_OPTIONS[name]} says it)" if name in _OPTIONS else name for name in source.unknown]
     if unknown:
         progress.note(f"the record does not say: {', '.join(unknown)}")
+
+
+def _tell_gaps(manifest: "TrainingManifest", progress: Progress) -> None:
+    """Warn of what whoever recorded the run could not keep."""
+    for note in manifest.source.notes:
+        progress.warn(note)
+    if manifest.installation.unreadable:
+        what = "distributions of the run whose name or version no index can have are left out"
+        progress.warn(f"{what}: {', '.join(manifest.installation.unreadable)}")

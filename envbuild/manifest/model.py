@@ -244,7 +244,7 @@ class TrainingManifest:
     schema_version: SchemaVersion
     """Major and minor version of this schema."""
     created: Timestamp
-    """When the facts were taken: RFC 3339, UTC."""
+    """When the facts were taken: RFC 3339, UTC; of a record that does not say it, when it was converted."""
     source: Source = Source(format="capture")
     """What recorded the facts."""
     python: Python

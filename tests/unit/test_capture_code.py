@@ -1,6 +1,7 @@
 """What capture says of a git checkout, whatever state it is in, and that nothing in it runs."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from envbuild.capture import checkout as checkout_module
 from envbuild.capture.checkout import checkout_facts
 from envbuild.capture.code import code_facts
+from tests.unit.capturing import Environment
 
 SECRET = "ghp_hunter2SuperSecretValue99hunter2Supe"
 ALONE = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
@@ -337,3 +339,27 @@ def test_a_diff_that_fails_or_does_not_end_has_no_digest(repo, tmp_path, monkeyp
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     monkeypatch.setattr(checkout_module, "TIMEOUT", 0.5)
     assert facts_of(repo, patch=True) == {"commit": head(repo), "dirty": True, "untracked": 0}
+
+
+def test_a_patch_that_is_too_large_is_missed_aloud(tmp_path):
+    env = Environment(tmp_path)
+    (env.folder / "data.txt").write_text("1\n")
+    env.git("init", "-q")
+    env.git("add", ".")
+    env.git("commit", "-qm", "x")
+    assert env.run("--patch").stderr == ""
+    (env.folder / "data.txt").write_text("two\n" * 300_000)
+    done = env.run("--patch")
+    manifest = json.loads(done.stdout)
+    assert ("patch" in manifest["code"], manifest["code"]["dirty"]) == (False, True)
+    (note,) = manifest["source"]["notes"]
+    assert note.startswith("the uncommitted changes of the code are not recorded: ")
+    assert done.stderr == f"warning: {note}\n"
+    assert env.run().stderr == ""
+
+
+def test_a_patch_loses_what_a_program_says_of_secrets(repo):
+    (repo / "train.py").write_text('def f(user: str, password: str = "hunter22"):\n    pass\n')
+    patch = facts_of(repo, patch=True)["patch"]
+    assert '+def f(user: str, password: str = "[redacted]"):\n' in patch
+    assert "hunter22" not in patch

@@ -9,6 +9,7 @@ import pytest
 
 from envbuild.capture.contract import contract_facts
 from envbuild.capture.data import data_facts
+from envbuild.capture.variables import recorded_variables
 from envbuild.manifest.model import Data, RequiredVariable
 from tests.fakes.gcs import FakeGcs
 
@@ -245,3 +246,9 @@ def test_all_parts_are_in_the_contract(tmp_path):
 def test_code_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="preprocessing: there is no file or folder typo"):
         contract_facts((), (), ["typo"])
+
+
+def test_a_name_that_is_no_text_is_not_recorded(monkeypatch):
+    monkeypatch.setitem(os.environ, "A\udcff", "1")
+    monkeypatch.setenv("B", "1")
+    assert recorded_variables(["A\udcff", "B"]).keys() & {"A\udcff", "B"} == {"B"}

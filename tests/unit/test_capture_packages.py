@@ -351,6 +351,17 @@ def test_metadata_that_names_no_distribution_is_told(env):
     assert manifest["installation"]["unreadable"] == expected
 
 
+def test_versions_that_no_index_can_have_are_told_on_stderr(real):
+    real.install("good")
+    real.install("pytz", "2004d")
+    real.install("mylib", "1.0-SNAPSHOT-x")
+    names = "mylib-1.0-SNAPSHOT-x.dist-info, pytz-2004d.dist-info"
+    done = real.run()
+    what = "no index can have what these metadata folders name, so they count as no distribution"
+    assert done.stderr == f"warning: {what}: {names}\n"
+    assert ", ".join(json.loads(done.stdout)["installation"]["unreadable"]) == names
+
+
 # Which distributions there are
 
 
@@ -608,11 +619,13 @@ def python_files(env: Environment, name: str) -> dict[str, str]:
 def test_every_package_of_conda_is_recorded(env):
     conda_package(env, "x", python_files(env, "x"))
     conda_package(env, "cudatoolkit", {"lib/libcudart.so": ""}, version="11.8.0", channel="conda-forge", build="h1_0")
+    conda_package(env, "bare", {}, channel=f"t/{SECRET}/own", url=None)
     conda_package(env, "local", {}, channel="<unknown>", url="file:///srv/local.conda", sha256=None)
     (env.prefix / "conda-meta" / "history").write_text(
         f"==> 2026-11-02 09:30:00 <==\n# cmd: /opt/conda/bin/conda create -n train -c https://conda.example.com/t/{SECRET}/team"
         " --channel=conda-forge python=3.11 x\n# conda version: 24.1\n+conda-forge::x-1.0-py311_0\n"
-        "# update specs: ['x']\n==> 2026-11-03 09:30:00 <==\n# cmd: conda install -c conda-forge --channel other y\n"
+        "# update specs: ['x']\n==> 2026-11-03 09:30:00 <==\n# cmd: conda install -c conda-forge --channel other"
+        f" --channel=t/{SECRET}/zz -c t/{SECRET} y\n"
     )
     for name, text in {
         "broken.json": "{",
@@ -626,6 +639,7 @@ def test_every_package_of_conda_is_recorded(env):
     manifest = env.capture()
     assert manifest["conda"] == {
         "packages": [
+            {**common, "name": "bare", "version": "1.0", "build": "py311_0", "channel": "own"},
             {**common, "name": "cudatoolkit", "version": "11.8.0", "build": "h1_0", "channel": "conda-forge",
              "url": url + "cudatoolkit-1.0-py311_0.conda"},
             {"name": "local", "version": "1.0", "build": "py311_0", "subdir": "linux-64", "channel": "<unknown>",
@@ -633,7 +647,7 @@ def test_every_package_of_conda_is_recorded(env):
             {**common, "name": "x", "version": "1.0", "build": "py311_0", "channel": "team/sub",
              "url": url + "x-1.0-py311_0.conda"},
         ],
-        "channels": ["https://conda.example.com/team", "conda-forge", "other"],
+        "channels": ["https://conda.example.com/team", "conda-forge", "other", "zz"],
     }  # fmt: skip
     (item,) = manifest["distributions"]
     assert item["origin"] == {

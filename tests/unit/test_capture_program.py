@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from envbuild.capture.callback import is_chief, keras_callback
 from envbuild.capture.output import tell_disagreements
 from envbuild.cli import app
 from envbuild.cli.interpreter import other_environment
+from envbuild.manifest import read_manifest
 from tests.fakes.gcs import FakeGcs
 from tests.unit.capturing import Environment, script_path
 
@@ -62,7 +64,23 @@ WRONG = [
     ["--out", "gs://bucket"],
     ["--out", "gs://bucket/"],
     ["--out", "gs:///x"],
+    ["--out", "s3://bucket/x"],
+    ["--out", "http://example.com/x"],
+    ["--out", ""],
+    ["--model", ""],
+    ["--config", ""],
+    ["--golden", ""],
+    ["--command", ""],
+    ["--variable", ""],
+    ["--variable", "A=B"],
+    ["--variable", "A\udcff"],
+    ["--requires", "A=B"],
+    ["--data", ""],
+    ["--data", "="],
+    ["--data", "A="],
+    ["--preprocessing", ""],
     ["--config", "/no/such/file.toml"],
+    ["--config", "/dev/null"],
     ["--golden", "/no/such/file.npz"],
 ]
 
@@ -77,11 +95,78 @@ def test_arguments_that_cannot_be_meant_are_one_line_and_exit_code_2(env, argume
     assert ours.stderr.startswith("error: ")
 
 
-@pytest.mark.parametrize("arguments", [["--bogus"], ["word"], ["--variabl", "X"], ["--out"], ["--data"]])
+def test_a_value_that_was_given_as_a_name_is_not_repeated(env):
+    for option in ("--variable", "--requires"):
+        done = env.run(option, "DB_PASSWORD=hunter2", check=False)
+        assert (done.returncode, "give the name alone" in done.stderr, "hunter2" in done.stderr) == (2, True, False)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--out", "x"], ["--image", "x"], ["--python", "x"], ["--model", "x"], ["--patch"], ["--", "x"]]
+)
+def test_what_the_printed_file_would_ignore_is_refused(arguments):
+    done = envbuild("--script", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "would be ignored" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--python", "--image"])
+def test_an_empty_name_of_another_place_is_refused(option):
+    done = envbuild(option, "")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{option[2:]}: is empty" in done.stderr
+
+
+def test_a_pipe_is_not_waited_for(env):
+    os.mkfifo(env.folder / "pipe")
+    for option in ("--config", "--golden", "--out"):
+        assert env.run(option, "pipe", check=False).returncode in (1, 2)
+        assert envbuild(option, env.folder / "pipe").returncode in (2, 13)
+    assert stat.S_ISFIFO((env.folder / "pipe").lstat().st_mode)
+
+
+def test_a_manifest_that_is_there_keeps_its_mode(env):
+    path = env.folder / "m.json"
+    env.run("--out", "m.json")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    path.chmod(0o600)
+    env.run("--out", "m.json")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def closed(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program whose stdout the shell has closed."""
+    words = ["sh", "-c", 'exec "$@" >&-', "sh", *map(str, command)]
+    return subprocess.run(words, stderr=-1, text=True, check=False, timeout=60, cwd=folder)
+
+
+def test_a_closed_stdout_is_an_error_where_the_manifest_would_go_there(env):
+    (env.folder / "freeze.txt").write_text("idna==3.20\n")
+    ours = [sys.executable, "-m", "envbuild"]
+    convert = [*ours, "convert", "freeze.txt", "--python", "3.11.7"]
+    for command in ([*ours, "capture"], [*ours, "capture", "--script"], [*ours, "schema"], convert):
+        done = closed(*command, folder=env.folder)
+        assert (done.returncode, done.stderr.splitlines()[0]) == (
+            13,
+            "error: standard output is closed, and the result goes there",
+        )
+    alone = [env.prefix / "bin/python", script_path()]
+    done = closed(*alone, folder=env.folder)
+    assert done.returncode == 1
+    assert re.fullmatch("capture: .*standard output is closed.*\n", done.stderr)
+    for number, command in enumerate(([*ours, "capture"], convert, alone)):
+        done = closed(*command, "--out", f"{number}.json", folder=env.folder)
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+        read_manifest((env.folder / f"{number}.json").read_bytes(), "written")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--bogus"], ["word"], ["--out", "."], ["--variabl", "X"], ["--out"], ["--data"]]
+)
 def test_unknown_options_and_words_without_an_option_are_usage_errors(env, arguments):
     for done in (env.run(*arguments, check=False), envbuild(*arguments)):
         assert (done.returncode, done.stdout) == (2, "")
-        assert re.search("(?i)error: ", done.stderr)
+        assert re.search("(?i)error: |^capture: ", done.stderr)
         assert "Traceback" not in done.stderr
 
 
@@ -138,6 +223,26 @@ def test_a_module_that_cannot_be_loaded_is_told_and_recorded(env, source, reason
     sentence = f"broken could not be loaded: {reason}"
     assert done.stderr == f"warning: {sentence}\n"
     assert json.loads(done.stdout)["source"]["notes"] == [sentence]
+
+
+STAYS = "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+
+
+def test_threads_that_a_module_leaves_are_not_waited_for(env, tmp_path):
+    (env.site / "stays.py").write_text(STAYS)
+    assert env.capture("--load", "stays")["schema_version"]
+    python = env.prefix / "bin/python"
+    for place in (["--python", python], []):
+        done = envbuild("--load", "stays", *place, PYTHONPATH=str(env.site))
+        assert (done.returncode, json.loads(done.stdout)["schema_version"]) == (0, "1.1")
+
+
+def test_paths_mean_the_same_whatever_folder_a_module_goes_to(env, tmp_path):
+    (env.site / "goes.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n")
+    (env.folder / "clean.py").write_text("")
+    env.run("--load", "goes", "--preprocessing", "clean.py", "--out", "q.json")
+    assert (env.folder / "q.json").exists()
+    assert not (tmp_path / "q.json").exists()
 
 
 def test_what_disagrees_is_told_block_by_block_without_driving_the_terminal(capsys):
@@ -316,6 +421,7 @@ def test_an_interpreter_that_is_killed_is_told(env):
     done = envbuild("--python", env.prefix / "bin/python")
     assert (done.returncode, done.stdout) == (10, "")
     assert "(ended by SIGSEGV)" in done.stderr
+    assert "3.7 or later" not in done.stderr
 
 
 def test_where_the_manifest_goes_is_checked_before_another_interpreter_is_started(env, tmp_path):
@@ -345,11 +451,23 @@ def test_the_other_interpreter_gets_the_environment_of_the_shell(env, monkeypatc
     assert "'VIRTUAL_ENV'" in capfd.readouterr().err
 
 
+def test_of_a_python_that_is_too_old_only_that_is_said(tmp_path):
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\n[ "$1" = -c ] && echo "Python 3.6" || { echo SyntaxError >&2; exit 1; }\n')
+    program.chmod(0o755)
+    done = envbuild("--python", program)
+    assert (done.returncode, "SyntaxError" in done.stderr) == (2, False)
+
+
 @pytest.mark.parametrize(
     ("source", "code", "said"),
     [
         ("exit 0", 2, "it is no Python"),
-        ('[ "$1" = -c ] && echo "Python 2.7" || exit 1', 2, "this is Python 2.7, and capture needs 3.7 or later"),
+        (
+            '[ "$1" = -c ] && echo "Python 2.7" || kill -SEGV $$',
+            2,
+            "this is Python 2.7, and capture needs 3.7 or later",
+        ),
         ('[ "$1" = -c ] && echo "Python 3.6" || exit 1', 2, "this is Python 3.6, and capture needs 3.7 or later"),
         ('[ "$1" = -c ] && echo "Python 3.9" || exit 1', 10, "exit code 1"),
         ("exit 1", 10, "exit code 1"),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from envbuild.capture.contract import contract_facts
 from envbuild.capture.redact import hides_secret, scrub, scrub_command, scrub_line
+from envbuild.capture.redact_code import scrub_patch
 from envbuild.capture.settings import read_settings
 from envbuild.manifest import read_manifest
 from tests.fakes.metadata import VALUES, MetadataServer
@@ -303,6 +304,12 @@ def test_texts_without_names_of_secrets_stay_as_they_are(text):
         ("--tokens 512 --password 12345", "--tokens 512 --password ■"),
         ("--pass 1234 --auth user", "--pass ■ --auth ■"),
         ("--tokenizer $", "--tokenizer $"),
+        ("--cookie $", "--cookie ■"),
+        ("--pat $ --sas $", "--pat ■ --sas ■"),
+        ("mysql -u root -p$", "mysql -u root -p■"),
+        ("ssh -p2222 host", "ssh -p2222 host"),
+        ('{"name":"DB_PASSWORD","value":"$"}', '{"name":"DB_PASSWORD","value":"■"}'),
+        ('[{"name":"STEPS","value":"90"}]', '[{"name":"STEPS","value":"90"}]'),
         ("--env=TOKEN=$", "--env=TOKEN=■"),
         ("--header X-Api-Key:$", "--header X-Api-Key:■"),
         ("", ""),
@@ -347,15 +354,101 @@ def test_names_tell_what_a_value_is(name, value, hidden):
     assert hides_secret(name, value) is hidden
 
 
+CODE = (
+    r"""
+password: str = "$"
+api_key: str="$"
+def f(user: str, password: str = "$", port: int = 1) -> None:
+token: Optional[str] = "$"
+token: str | None = '$'
+secret = os.getenv("X", "$")
+x = os.environ.get("DB_PASSWORD", "$")
+os.environ.setdefault("API_KEY", "$")
+os.environ.setdefault(⏎    "API_KEY",⏎    "$",⏎)
+config.setdefault("password", "$")
+setattr(o, "api_key", "$")
+flags.DEFINE_string("password", "$", "for the database")
+requests.get(url, auth=("user", "$"))
+auth_header = "$"
+tokens = {"a": "$"}
+passwords = ["one", "$"]
+passwords = [⏎    "one",⏎    "$",⏎]
+password = "one" + "$"
+password = getpass() or "$"
+token = (⏎    "$"⏎)
+password = \⏎    "$"
+password =⏎    "$"
+"password":⏎    "$"
+password: |⏎  one⏎⏎  $⏎  more
+password: >-⏎  one $
+password=<3>$<3>
+password = <3>one⏎$⏎<3>
+password = b'$'
+key = 1 if password == "$" else 2
+ENV API_KEY $
+ENV PASSWORD $
+RUN curl -u user:$ https://example.com
+RUN curl -uuser:$ https://example.com
+RUN mysql -p$ -u root
+{"name":"DB_PASSWORD","value":"$"}
+""".replace("<3>", '"' * 3)
+    .strip()
+    .split("\n")
+)
+
+
+@pytest.mark.parametrize("code", CODE)
+@pytest.mark.parametrize("side", ["+", "-", " "])
+@settings(max_examples=5)
+@given(core(string.ascii_lowercase, 10, 20))
+def test_no_secret_of_a_program_is_kept_in_a_patch(code, side, hidden):
+    lines = [side + line for line in code.replace("$", hidden).split("⏎")]
+    between = "" if side == " " else "{})]}}'\n".format("-" if side == "+" else "+")
+    text = "@@ -1 +1 @@\n" + between.join(line + "\n" for line in lines) + '@@\n+x = "kept"\n'
+    clean = scrub_patch(text)
+    assert hidden not in clean
+    assert clean.endswith('\n+x = "kept"\n')
+    assert between or scrub_patch(clean) == clean
+
+
+KEPT = r"""
+password: str = "■"
+def f(user: str, password: str = "■") -> str:
+def f(password: str) -> str:
+secret_santa = compute()
+token = (
+special_tokens = ["<pad>", "<eos>"]
+max_tokens = {"small": "512"}
+password_file = "/run/secrets/x"
+x = "a", "don't", 'b'
+# don't set "this", and "that"
+ENV MODE fast
+docker run -u 1000:1000 --user 1:1 x
+ssh -p2222 host
+""".strip().split("\n")
+
+
+def test_a_variable_as_kubernetes_has_it_is_cut():
+    text = f"- name: DB_PASSWORD\n+  value: {SECRET}\n"
+    assert scrub(text) == text.replace(SECRET, "[redacted]")
+    assert SECRET not in scrub(json.dumps({"env": json.dumps([{"name": "DB_PASSWORD", "value": SECRET}])}))
+
+
+@pytest.mark.parametrize("line", KEPT)
+def test_what_is_no_secret_stays_in_a_patch(line):
+    line = line.replace("■", "[redacted]")
+    assert scrub_patch(f"+{line}\n") == f"+{line}\n"
+
+
 ENDLESS = [
     "a", "aB", "@", '"', "[", "(((", "://a:x", "key=", "key=[", "_token", "sk-a-", "eyJaaaaaaaa-", "-----BEGIN X-----",
-    'password="\n', "https://a/t/", "%2525", "bearer x", 'def f(token: str = "x"): # https://example.com/a@b -p password\n',
+    'password="\n', '"""', "'\\", "-u a:", "mysql -p", "name: x,", "token=[", "+password = (\n", "password: Optional[", "https://a/t/", "%2525", "bearer x", 'def f(token: str = "x"): # https://example.com/a@b -p password\n',
 ]  # fmt: skip
 LIMITED = """
 import resource, sys
-from envbuild.capture.redact import scrub
+from envbuild.capture.redact_code import scrub_patch
 resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
-print(len(scrub(sys.argv[1] * (400_000 // len(sys.argv[1])) + "=password=x@h%41")))
+print(len(scrub_patch(sys.argv[1] * (400_000 // len(sys.argv[1])) + "=password=x@h%41")))
 """
 
 
@@ -384,9 +477,10 @@ def planted(env: Environment, texts: dict[str, tuple[str, str]], server: Metadat
     plant_variables(env, whole, shaped, server)
     (env.folder / shaped[0]).mkdir()
     hidden = [core for _, core in texts.values()]
-    config = {"data": [f"X{number}={url}" for number, url in enumerate(urls)], "requires": shaped, "model": "model"}
+    places = [f"X{number}={url}" for number, url in enumerate(urls)]
+    config = {"data": places, "requires": [*shaped, f"NAME={hidden[0]}"], "model": "model"}
     (env.folder / "config.json").write_text(json.dumps(config))
-    options = ["--config", "config.json", "--patch", "--preprocessing", shaped[0], "--requires", f"NAME={hidden[0]}"]
+    options = ["--config", "config.json", "--patch", "--preprocessing", shaped[0]]
     options += [f"--variable={name}" for name in env.variables if name.startswith("ASKED_")] + [
         "--variable",
         "MY_API_KEY",

@@ -88,7 +88,7 @@ def test_the_version_goes_to_stdout():
 def test_usage_errors_exit_with_2_and_leave_stdout_empty(arguments):
     done = envbuild(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Error" in done.stderr
+    assert "error" in done.stderr.lower()
 
 
 def test_an_error_says_what_where_and_what_to_do_on_stderr_without_driving_the_terminal():

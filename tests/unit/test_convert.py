@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,51 @@ def test_the_manifest_is_written_whole_or_not_at_all(desk):
     assert {path.name for path in desk.folder.iterdir()} == {"freeze.txt", "m.json"}
 
 
+@pytest.mark.parametrize(
+    ("out", "code", "says"),
+    [
+        ("freeze.txt", 2, "this is the record itself"),
+        ("./link", 2, "this is the record itself"),
+        ("s3://bucket/x", 2, "not to s3://"),
+        (".", 2, "is a folder"),
+        ("", 2, "is empty"),
+        ("pipe", 13, "not a regular file"),
+    ],
+)
+def test_where_no_manifest_can_go_nothing_changes(desk, out, code, says):
+    desk.write("freeze.txt", FREEZE)
+    (desk.folder / "link").symlink_to("freeze.txt")
+    os.mkfifo(desk.folder / "pipe")
+    assert says in desk.run("freeze.txt", "--python", "3.11.7", "--out", out, code=code).stderr
+    assert {path.name for path in desk.folder.iterdir()} == {"freeze.txt", "link", "pipe"}
+    assert (desk.folder / "freeze.txt").read_text() == FREEZE
+    assert (desk.folder / "pipe").is_fifo()
+
+
+def test_a_manifest_goes_to_a_bucket_and_keeps_the_mode_of_a_file(desk):
+    desk.write("freeze.txt", FREEZE)
+    desk.write("m.json", "").chmod(0o600)
+    desk.run("freeze.txt", "--python", "3.11.7", "--out", "m.json")
+    assert stat.S_IMODE((desk.folder / "m.json").stat().st_mode) == 0o600
+    with FakeGcs() as gcs:
+        gcs.create_bucket("runs")
+        uri = "gs://runs/m.json"
+        done = desk.run("freeze.txt", "--python", "3.11.7", "--out", uri, STORAGE_EMULATOR_HOST=gcs.url)
+        assert done.stdout == f"{uri}\n"
+        assert len(read_manifest(gcs.data("runs", "m.json"), uri).distributions) == 2
+
+
+def test_what_a_capture_could_not_keep_is_told(desk):
+    desk.write("freeze.txt", FREEZE)
+    manifest = json.loads(desk.run("freeze.txt", "--python", "3.11.7").stdout)
+    manifest["source"] = {"format": "capture", "notes": ["x could not be loaded"]}
+    manifest["installation"] = {"unreadable": ["pytz-2004d.dist-info"]}
+    desk.write("m.json", json.dumps(manifest))
+    said = desk.run("m.json").stderr
+    assert "warning: x could not be loaded" in said
+    assert "whose name or version no index can have are left out: pytz-2004d.dist-info" in said
+
+
 def test_a_manifest_keeps_its_bytes(desk):
     desk.write("freeze.txt", FREEZE)
     text = json.dumps(json.loads(desk.run("freeze.txt", "--python", "3.11.7").stdout), indent=7)
@@ -127,6 +173,8 @@ def test_includes_stay_in_the_folder_of_the_record(desk):
     ("arguments", "code", "says"),
     [
         (["missing.txt"], 10, "No such file"),
+        ([""], 2, "an empty name"),
+        (["s3://b/x"], 2, "s3://b/x"),
         (["freeze.txt"], 10, "--python 3.10.12"),
         (["freeze.txt", "--python", "3.11"], 2, "no exact Python version"),
         (["freeze.txt", "--python", "3.11.7", "--platform", "x"], 2, "linux/arm64"),

@@ -155,6 +155,14 @@ def test_a_list_says_the_platform_too():
     assert "canary" not in repr(manifest)
 
 
+def test_the_token_of_a_channel_without_its_host_is_cut():
+    listed = [LIST[0], LIST[1] | {"channel": "t/canary02abc/chan"}]
+    manifest = read("list.json", json.dumps(listed))
+    assert manifest.conda
+    assert [it.channel for it in manifest.conda.packages] == ["conda-forge", "chan"]
+    assert "canary02" not in repr(manifest)
+
+
 EXPLICIT = f"""\
 # This file may be used to create an environment using:
 # $ conda create --name <env> --file <this file>

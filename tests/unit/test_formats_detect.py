@@ -95,6 +95,14 @@ def test_what_powershell_writes_is_known_too():
     assert detect(record_of("stdin", SAMPLES["conda-list"].encode("utf-16"))) == "conda-list"
 
 
+@pytest.mark.parametrize("name", ["wandb-metadata.json", "inspect.json"])
+def test_a_report_that_breaks_off_is_no_manifest(name):
+    text = SAMPLES["pip-inspect"] if name == "inspect.json" else SAMPLES["wandb"]
+    said = refusal(name, text[:-20], {"requirements.txt": LISTED})
+    assert "the record is not JSON" in said
+    assert "have the tool write it again" in said
+
+
 def test_what_one_says_is_believed():
     assert read("requirements.txt", "idna==3.20\npip==26\n", kind="pip-freeze", python="3.11.7").source.complete
     said = refusal("requirements.txt", "idna==3.20\n", kind="uv-lock", python="3.11.7")

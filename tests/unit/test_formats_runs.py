@@ -199,6 +199,7 @@ def installed(name: str, version: str, **facts) -> dict:
     return {"metadata": {"name": name, "version": version, "description": "x" * 50}, "installer": "pip", **facts}
 
 
+ELSEWHERE = {"url": "https://example.com/a-1.tar.gz", "archive_info": {}}
 INSPECT = {
     "version": "1",
     "pip_version": "26.3",
@@ -257,6 +258,12 @@ def test_pip_inspect_says_almost_everything():
         (INSPECT | {"installed": [{"metadata": {"name": "x"}}]}, "installed[0]: metadata has no name and version"),
         (INSPECT | {"installed": [5]}, "installed[0]"),
         (INSPECT | {"installed": [installed("a", "1"), installed("A", "2")]}, "a is 2, and 1 at installed[0]"),
+        (
+            INSPECT | {"installed": [installed("a", "1"), installed("a", "1", direct_url=ELSEWHERE)]},
+            "a is 1 from https://example.com/a-1.tar.gz, and 1 at installed[0]",
+        ),
+        (INSPECT | {"version": "9"}, "version '9' of what pip inspect prints"),
+        (INSPECT | {"version": "2.1"}, "version '2.1' of what pip inspect prints"),
         (INSPECT | {"installed": [installed("a", "not a version")]}, "is no version"),
         (INSPECT | {"environment": []}, "--python"),
     ],
@@ -274,6 +281,7 @@ def test_reports_of_pip_that_are_broken_are_refused(report, says):
         ({"python": "3.10"}, "no exact Python version"),
         ({"platform": "amiga"}, "linux/amd64"),
         ({"gpu": " "}, "names no GPU"),
+        ({"model": ""}, "names no model"),
     ],
 )
 def test_options_that_contradict_the_record_are_refused(given, says):

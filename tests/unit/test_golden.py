@@ -151,6 +151,7 @@ def test_types_and_byte_orders_of_npy_files(tmp_path, content, dtype, data):
         (npy("<f4", (2, 2), bytes(16), fortran=True), "ascontiguousarray"),
         (npy("<f4", (5,), bytes(16)), "no array that NumPy saved"),
         (npy("<f4", (-1, -4), bytes(16)), "no array that NumPy saved"),
+        (npy("<f4", (-1,), b""), "no array that NumPy saved"),
         (npy("<f4", ("x",), bytes(16)), "no array that NumPy saved"),
         (npy("<f4", 4, bytes(16)), "no array that NumPy saved"),
         (npy("<f4", (1 << 70,), bytes(16)), "no array that NumPy saved"),

@@ -104,7 +104,7 @@ def test_no_line_of_it_names_a_module_of_the_package_as_code():
 
 def test_it_is_the_same_every_time():
     assert script() == script()
-    assert script().endswith("sys.exit(main())\n")
+    assert script().endswith("    run_alone()\n")
 
 
 def test_it_runs_alone_without_the_environment_and_without_site():

@@ -78,8 +78,8 @@ def found_in(installed: Installed, record: Record, given: Given, faults: Faults)
 
 
 def channel(text: str | None) -> str | None:
-    """Return a channel's name; of an address the last part alone, as the rest may hold a token."""
-    if not text or "://" not in text:
+    """Return a channel's name; of an address or `t/TOKEN/name` the last part alone, as the rest may hold a token."""
+    if not text or not ("://" in text or text.lstrip("/").startswith("t/")):
         return clean(text) or None if text else None
     return clean(text).rstrip("/").rpartition("/")[2] or None
 

@@ -25,6 +25,8 @@ FORMATS: dict[Format, str] = {
 _FREEZE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(===?[^\s;,*]+| @ \S+)|-e \S.*|# Editable .*|## .*|")
 _PIP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\]\s*)?([=<>!~@;(,].*)?|-.*|#.*|\S+://.*|\.{0,2}/.*|")
 """A line that a requirements file could have."""
+_INSPECT = re.compile(r"""\s*\{\s*"(version|pip_version|installed)"\s*:""")
+"""How the report of `pip inspect` begins, and no manifest."""
 
 
 def detect(record: Record) -> Format:
@@ -51,7 +53,10 @@ def _of_object(record: Record, text: str) -> Format:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        return "capture"  # whose reader says where it breaks off
+        # Each reader says where its own record breaks off.
+        if record.file == wandb.MAIN:
+            return "wandb"
+        return "pip-inspect" if _INSPECT.match(text) else "capture"
     if not isinstance(values, dict) or "schema_version" in values:
         return "capture"
     if record.file == wandb.MAIN:

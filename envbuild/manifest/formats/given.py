@@ -42,6 +42,8 @@ class Given:
             raise UsageError("this is no exact Python version", where=f"--python {self.python}", todo="as in 3.10.12")
         if self.gpu is not None and (not self.gpu.strip() or not self.gpu.isprintable()):
             raise UsageError("this names no GPU", where="--gpu", todo='give none, or a name such as "Tesla T4"')
+        if self.model is not None and not self.model.strip():
+            raise UsageError("this names no model", where="--model", todo="give gs://... or a path, or leave it out")
         if self.platform is not None and self.platform not in PLATFORMS:
             todo = f"give one of {', '.join(PLATFORMS)}"
             raise UsageError("this platform is not known", where=f"--platform {self.platform}", todo=todo)

@@ -154,4 +154,5 @@ def _same(distribution: Distribution) -> tuple[str | None, str | None]:
 
 
 def _told(distribution: Distribution) -> str:
-    return distribution.version or distribution.origin.url or "of unknown version"
+    version, url = distribution.version, distribution.origin.url
+    return f"{version} from {url}" if version and url else version or url or "of unknown version"

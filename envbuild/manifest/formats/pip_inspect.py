@@ -7,6 +7,8 @@ from typing import Any
 
 from packaging.direct_url import DirectUrl, DirectUrlValidationError
 
+from envbuild.errors import ManifestError
+from envbuild.manifest.fields import shown
 from envbuild.manifest.formats.found import Found
 from envbuild.manifest.formats.given import Given, exact_python, known_platform
 from envbuild.manifest.formats.pins import Pins, origin_of, sha256_of
@@ -23,6 +25,7 @@ _AGAIN = "write it again: pip inspect > inspect.json"
 def read_inspect(record: Record, given: Given) -> Found:
     """Read the JSON report that `pip inspect` prints; ManifestError."""
     report, faults = json_of(record, text_of(record)), Faults(record.name)
+    _check_version(report, record.name)
     environment = report.get("environment") if isinstance(report, dict) else None
     python = exact_python(text_at(environment, "python_full_version"), given, record.name)
     implementation = text_at(environment, "implementation_name") or "cpython"
@@ -44,6 +47,14 @@ def read_inspect(record: Record, given: Given) -> Found:
         complete=True,
         tool=f"pip {pip}" if pip else "pip",
     )
+
+
+def _check_version(report: Any, where: str) -> None:
+    """ManifestError for a later major version of the report, which means other things by the same keys."""
+    said = report.get("version", "1") if isinstance(report, dict) else "1"
+    if str(said).partition(".")[0] != "1":
+        what = f"this is version {shown(str(said))} of what pip inspect prints, and this envbuild reads version 1"
+        raise ManifestError(what, where=where, todo="use a newer envbuild, or an older pip")
 
 
 def _items(report: Any, faults: Faults) -> list[Any]:

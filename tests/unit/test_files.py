@@ -1,0 +1,50 @@
+"""Files that appear whole or not at all, and what they may take the place of."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import BuildError
+from envbuild.files import staged_folder, write_whole
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_file_can_be_read_by_all_and_one_that_is_there_keeps_its_mode(tmp_path):
+    path = tmp_path / "a" / "file"
+    write_whole(path, b"1")
+    assert (path.read_bytes(), mode(path)) == (b"1", 0o644)
+    path.chmod(0o600)
+    write_whole(path, b"2")
+    assert (path.read_bytes(), mode(path)) == (b"2", 0o600)
+
+
+def test_what_is_no_file_is_left_alone(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "null").symlink_to("/dev/null")
+    for name in ("pipe", "folder", "null"):
+        with pytest.raises(BuildError, match="not a regular file") as caught:
+            write_whole(tmp_path / name, b"1")
+        assert caught.value.where.endswith(name)
+    assert stat.S_ISFIFO((tmp_path / "pipe").lstat().st_mode)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "null", "pipe"]
+
+
+def test_a_folder_with_a_pipe_in_the_place_of_a_file_gets_none_of_the_files(tmp_path):
+    (tmp_path / "out").mkdir()
+    os.mkfifo(tmp_path / "out" / "b")
+
+    def stage() -> None:
+        with staged_folder(tmp_path / "out") as staged:
+            for name in ("a", "b"):
+                (staged / name).write_text("1")
+
+    with pytest.raises(BuildError, match="not a regular file"):
+        stage()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "b"]
+    assert stat.S_ISFIFO((tmp_path / "out" / "b").lstat().st_mode)
