@@ -101,7 +101,7 @@ def test_the_loader_finds_every_cuda_library_that_the_framework_opens(case, room
     names = opened(case, dynamic)
     probe, place = compiled(dynamic, room), f"{case.site}/{Path(case.opener).parent}/envbuild-probe.so"
     said = in_image(engine, result["image"], FIND, case.framework, place, *names, volumes={probe: place})
-    assert said["version"] == case.version
+    assert said["version"].partition("+")[0] == case.version
     assert len(names) > 6
     assert {name: path for name, path in said["found"].items() if not path.startswith("/opt/env/")} == {}
 
