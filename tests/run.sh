@@ -48,9 +48,9 @@ if [[ $status -eq 0 ]]; then
   stage imports "$bin/lint-imports"
   stage unit limited 900 "$bin/pytest" -q -n 2 --basetemp "$work/unit" tests/unit
   if [[ $parts == test ]]; then
-    selected="real and not slow"
-    [[ ${1:-all} != long ]] || selected="slow"
-    stage e2e limited 1620 "$bin/pytest" -q -m "$selected" --durations=15 --basetemp "$work/e2e" tests/e2e
+    selected="real and not slow" most=1620
+    [[ ${1:-all} != long ]] || selected="slow" most=7200
+    stage e2e limited "$most" "$bin/pytest" -q -m "$selected" --durations=15 --basetemp "$work/e2e" tests/e2e
   fi
 fi
 
