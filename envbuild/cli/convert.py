@@ -18,7 +18,7 @@ def run(
     kind: records.From = None,
     python: records.Python = None,
     gpu: records.Gpu = None,
-    platform: records.Platform = None,
+    ran_on: records.RanOn = None,
     model: Annotated[str | None, typer.Option(help="Where the trained model lies.", metavar="URI")] = None,
     out: Annotated[
         str | None, typer.Option(help="Write the manifest here, also gs://..., not to stdout.", metavar="FILE")
@@ -34,7 +34,7 @@ def run(
     from envbuild.manifest.formats import Given
 
     _check(out)
-    given = Given(python=python, gpu=gpu, platform=platform, model=model)
+    given = Given(python=python, gpu=gpu, platform=ran_on, model=model)
     with Progress() as progress:
         name, data = records.read_record(record, kind, given, progress)
     if out is None:

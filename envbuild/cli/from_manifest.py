@@ -44,6 +44,7 @@ def run(
     base: Base = None,
     cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO,
     set_: locking.Set = None,
+    platform: locking.Platform = None,
     out: Out = Path("envbuild-out"),
     push: Push = None,
     stamp: StampOn = None,
@@ -56,7 +57,7 @@ def run(
     kind: records.From = None,
     python: records.Python = None,
     gpu: records.Gpu = None,
-    platform: records.Platform = None,
+    ran_on: records.RanOn = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +72,7 @@ def run(
     from envbuild.pipeline import Order
 
     _check_given({"--base": base, "--push": push, "--stamp": stamp})
-    repository, given = _reference(push), Given(python=python, gpu=gpu, platform=platform)
+    repository, given = _reference(push), Given(python=python, gpu=gpu, platform=ran_on)
     overrides = pairs_of(set_ or ())
     with Progress() as progress:
         name, data = records.read_record(manifest, kind, given, progress)
@@ -82,6 +83,7 @@ def run(
             base=base,
             cuda_source=cuda_source.value,
             overrides=overrides,
+            platform=platform,
             resolver=resolver.value,
             out=out,
             push=repository,

@@ -28,20 +28,23 @@ Extra = Annotated[
 Glibc = Annotated[str | None, typer.Option(help="Lock for this glibc; by default the run's own.", metavar="2.N")]
 
 
+Out = Annotated[Path, typer.Option(help="Where requirements.txt and pylock.toml go.", metavar="DIR", file_okay=False)]
+Base = Annotated[
+    str | None, typer.Option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
+]
+
+
 def run(
     manifest: records.Manifest,
-    out: Annotated[
-        Path, typer.Option(help="Where requirements.txt and pylock.toml go.", metavar="DIR", file_okay=False)
-    ] = Path("envbuild-lock"),
+    *,
+    out: Out = Path("envbuild-lock"),
     variant: locking.Variant = locking.VariantName.AUTO,
     cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO,
     set_: locking.Set = None,
-    base: Annotated[
-        str | None, typer.Option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
-    ] = None,
+    platform: locking.Platform = None,
+    base: Base = None,
     glibc: Glibc = None,
     resolver: locking.Resolver = locking.ResolverName.UV,
-    *,
     require_identical: locking.RequireIdentical = False,
     build: locking.Build = False,
     find_links: locking.FindLinks = None,
@@ -52,7 +55,7 @@ def run(
     kind: records.From = None,
     python: records.Python = None,
     gpu: records.Gpu = None,
-    platform: records.Platform = None,
+    ran_on: records.RanOn = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Lock a run's environment, and say how far the wheels are the very files that the run had.
@@ -65,9 +68,10 @@ def run(
     from envbuild.manifest.formats import Given
 
     started = time.monotonic()
-    given, cache = Given(python=python, gpu=gpu, platform=platform), cache_folder()
+    given, cache = Given(python=python, gpu=gpu, platform=ran_on), cache_folder()
     with Progress() as progress:
-        had, stack = _decide(records.read_record(manifest, kind, given, progress), variant, cuda_source, set_)
+        record = records.read_record(manifest, kind, given, progress)
+        had, stack = _decide(record, variant, cuda_source, set_, platform)
         for decision in (it for it in stack.decisions if it.warning):
             progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
         options = Options(
@@ -118,6 +122,7 @@ def _decide(
     variant: locking.VariantName,
     cuda_source: locking.CudaSourceName,
     overrides: list[str] | None,
+    platform: str | None,
 ) -> "tuple[TrainingManifest, Stack]":
     from envbuild.files import data_folder
     from envbuild.manifest import read_manifest
@@ -126,7 +131,14 @@ def _decide(
     name, data = record
     manifest = read_manifest(data, name)
     profiles, set_by_hand = load_profiles(data_folder("profiles")), pairs_of(overrides or ())
-    return manifest, match(manifest, profiles, variant.value, cuda_source=cuda_source.value, overrides=set_by_hand)
+    return manifest, match(
+        manifest,
+        profiles,
+        variant.value,
+        cuda_source=cuda_source.value,
+        overrides=set_by_hand,
+        machine=platform,
+    )
 
 
 def _target(

@@ -42,6 +42,12 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override base, cuda, cudnn, driver_minimum or python.", metavar="KEY=VALUE"),
 ]
+Platform = Annotated[
+    str | None,
+    typer.Option(
+        help="What to build for: linux/amd64 or linux/arm64; by default what the run had.", metavar="PLATFORM"
+    ),
+]
 Resolver = Annotated[ResolverName, typer.Option(help="What does the locking.")]
 RequireIdentical = Annotated[
     bool, typer.Option("--require-identical", help="Fail unless every wheel is proven to be the run's.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from envbuild.manifest.formats import Given, Record
     from envbuild.manifest.model import TrainingManifest
 
-_OPTIONS = {"accelerator": "--gpu", "platform.system": "--platform", "platform.machine": "--platform"}
+_OPTIONS = {"accelerator": "--gpu", "platform.system": "--ran-on", "platform.machine": "--ran-on"}
 """The option that gives a fact."""
 
 
@@ -52,7 +52,7 @@ Gpu = Annotated[
         help='The run\'s GPU, such as "Tesla T4", or none, where the record does not say.', metavar="NAME|none"
     ),
 ]
-Platform = Annotated[
+RanOn = Annotated[
     str | None,
     typer.Option(help="Where it ran, such as linux/amd64, where the record does not say.", metavar="OS/MACHINE"),
 ]

@@ -144,7 +144,7 @@ def _extra(run: Run, wheel: FrameworkWheel) -> Decision:
 def _assumed(run: Run) -> Iterator[Decision]:
     """What the record does not say, and is taken for what it most likely was."""
     if not run.machine_said or run.system is None:
-        reason = "the run's record does not say; most runs are there, and --platform says otherwise"
+        reason = "the run's record does not say; most runs are there, and --ran-on says otherwise"
         source = "manifest: source.unknown"
         yield Decision(what="platform", value=f"Linux {run.machine}", reason=reason, source=source)
     if not run.complete:

@@ -53,6 +53,8 @@ class Order:
     cuda_source: CudaChoice = "auto"
     overrides: Mapping[str, str] = field(default_factory=dict)
     """What is set by hand against the profiles."""
+    platform: str | None = None
+    """`linux/arm64`; None for the run's own."""
     remote_cache: bool = True
     """Whether what the registry has of this environment is taken for what it says it is."""
 

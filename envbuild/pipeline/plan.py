@@ -16,7 +16,14 @@ def make_plan(order: Order) -> Plan:
     """Read the manifest and decide the stack."""
     manifest = read_manifest(order.manifest, order.manifest_name)
     profiles = load_profiles(data_folder("profiles"))
-    stack = match(manifest, profiles, order.variant, cuda_source=order.cuda_source, overrides=order.overrides)
+    stack = match(
+        manifest,
+        profiles,
+        order.variant,
+        cuda_source=order.cuda_source,
+        overrides=order.overrides,
+        machine=order.platform,
+    )
     kept = {canonicalize_name(Requirement(it).name) for it in stack.requirements}
     faults = [
         fault

@@ -85,7 +85,7 @@ def test_a_freeze_gives_the_plan_of_a_capture_and_its_lock_gives_the_freeze_agai
     trained, envbuild, converted, tmp_path
 ):
     version = said(trained, "-c", "import platform; print(platform.python_version())").strip()
-    options = ("--python", version, "--platform", "linux/amd64", "--gpu", "none")
+    options = ("--python", version, "--ran-on", "linux/amd64", "--gpu", "none")
     manifest, freeze = tmp_path / "manifest.json", tmp_path / "requirements.txt"
     envbuild("capture", "--python", trained, "--out", manifest)
     freeze.write_text(said(trained, "-m", "pip", "freeze", "--all"))
@@ -146,14 +146,14 @@ beside = {{ path = "../beside", editable = true }}
     return main
 
 
-WHERE = ("--python", "3.11.7", "--platform", "linux/amd64")
+WHERE = ("--python", "3.11.7", "--ran-on", "linux/amd64")
 
 
 def test_a_project_of_uv_is_the_same_in_each_of_uv_s_formats(project, converted):
     lock = converted(project / "uv.lock", *WHERE)
     assert pins(lock) == {"six": "1.16.0", "idna": "3.6", "iniconfig": "2.0.0", "repository": "1.2", "beside": "1.2"}
     assert "docs, more" in "".join(lock["source"]["notes"])
-    assert pins(converted(project / "uv.lock", "--python", "3.12.1", "--platform", "windows/amd64")) == {
+    assert pins(converted(project / "uv.lock", "--python", "3.12.1", "--ran-on", "windows/amd64")) == {
         "six": "1.16.0", "idna": "3.7", "iniconfig": "2.0.0", "repository": "1.2", "beside": "1.2", "colorama": "0.4.6",
     }  # fmt: skip
     pylock = converted(said(UV, "export", "-q", "--format", "pylock.toml", cwd=project), *WHERE)

@@ -124,7 +124,7 @@ def test_the_cpu_variant_has_no_file_of_nvidia(case, room, envbuild, registry, e
 def built(case: Case, variant: str, room: Path, envbuild, registry) -> Any:
     said = envbuild(
         "from-manifest", case.record, "--from", "pip-freeze", "--python", case.python, "--gpu", "NVIDIA L4",
-        "--platform", "linux/amd64", "--variant", variant, "--base", f"debian:{case.suite}", "--json",
+        "--ran-on", "linux/amd64", "--variant", variant, "--base", f"debian:{case.suite}", "--json",
         "--out", room / "out", "--push", f"{registry.host}/gpu/{case.framework}",
         env={"ENVBUILD_CACHE": str(room / "cache")},
     )  # fmt: skip

@@ -52,7 +52,7 @@ def desk(tmp_path):
 
 def test_stdout_is_the_manifest_and_stderr_says_what_is_not_in_it(desk):
     desk.write("freeze.txt", FREEZE)
-    done = desk.run("freeze.txt", "--python", "3.11.7", "--platform", "linux/amd64")
+    done = desk.run("freeze.txt", "--python", "3.11.7", "--ran-on", "linux/amd64")
     manifest = read_manifest(done.stdout.encode(), "stdout")
     assert [it.name for it in manifest.distributions] == ["idna", "six"]
     assert "freeze.txt is read as pip-freeze" in done.stderr
@@ -177,7 +177,7 @@ def test_includes_stay_in_the_folder_of_the_record(desk):
         (["s3://b/x"], 2, "s3://b/x"),
         (["freeze.txt"], 10, "--python 3.10.12"),
         (["freeze.txt", "--python", "3.11"], 2, "no exact Python version"),
-        (["freeze.txt", "--python", "3.11.7", "--platform", "x"], 2, "linux/arm64"),
+        (["freeze.txt", "--python", "3.11.7", "--ran-on", "x"], 2, "linux/arm64"),
         (["freeze.txt", "--python", "3.11.7", "--gpu", ""], 2, "names no GPU"),
         (["freeze.txt", "--from", "poetry"], 2, "poetry"),
         (["freeze.txt", "--from", "pylock", "--python", "3.11.7"], 10, "not TOML"),
@@ -229,7 +229,7 @@ def test_a_record_that_is_whole_gets_nothing_added(site):
     options = [
         "--python",
         "3.11.7",
-        "--platform",
+        "--ran-on",
         "linux/amd64",
         "--base",
         site.folder / "base",
@@ -252,8 +252,8 @@ def test_a_record_that_is_whole_gets_nothing_added(site):
     [
         (["--python", "3.10.1"], 2, "the record says Python 3.11.7"),
         (["--gpu", "Tesla T4"], 2, "the record says none"),
-        (["--platform", "linux/arm64"], 2, "the record says Linux x86_64"),
-        (["--python", "3.11.7", "--gpu", "none", "--platform", "linux/amd64"], 0, "tensorflow-cpu"),
+        (["--ran-on", "linux/arm64"], 2, "the record says Linux x86_64"),
+        (["--python", "3.11.7", "--gpu", "none", "--ran-on", "linux/amd64"], 0, "tensorflow-cpu"),
     ],
 )
 def test_options_never_contradict_a_captured_manifest(site, options, code, says):

@@ -158,7 +158,7 @@ def test_many_faults_are_told_in_part():
         ("-r base.txt\n", "line 1 of base.txt: nope>1"),
         ("-c base.txt\nnope\n", "line 2: nope is no exact version"),
         ("a==1; " + "(" * 3000, "line 1: this is no requirement"),
-        ("a==1; platform_machine == 'x86_64'\n", "--platform linux/amd64"),
+        ("a==1; platform_machine == 'x86_64'\n", "--ran-on linux/amd64"),
         ("# nothing\n", "names no distribution"),
         ("a==" + "1" * 5000, "line 1: this is no requirement"),
     ],

@@ -614,3 +614,22 @@ def test_a_dry_run_tells_what_locking_will_not_find(site):
     done = site.build("--dry-run")
     assert done.returncode == 0
     assert "warning: tool==1.0: is an editable install of file:///src/tool" in done.stderr
+
+
+def test_another_platform_takes_the_wheels_of_that_machine(site, index):
+    arm = make_wheel("tensorflow", "2.16.1", tags=["cp311-cp311-manylinux_2_17_aarch64"], purelib=False)
+    index.add(arm)
+    site.manifest.write_text(json.dumps(manifest_of(("tensorflow-cpu", "2.16.1"), ("tool", "1.0"))))
+    done = site.run(site.manifest, "--platform", "linux/arm64", "--dry-run", "--json")
+    stack = json.loads(done.stdout)["stack"]
+    assert (stack["machine"], stack["requirements"]) == ("aarch64", ["tensorflow==2.16.1", "tool==1.0"])
+    wrong = site.build("--platform", "linux/arm64", "--out", "out")
+    assert (wrong.returncode, (site.folder / "out").exists()) == (13, False)
+    tree = {path.replace("x86_64", "aarch64"): what for path, what in BASE.items()}
+    write_layout(image_of_trees(tree, architecture="arm64"), site.folder / "arm", name="arm", machine="aarch64")
+    built = site.run(
+        site.manifest, "--platform", "linux/arm64", "--base", site.folder / "arm", "--out", "out", "--json"
+    )
+    assert built.returncode == 0, built.stderr
+    assert arm.sha256 in (site.folder / "out/context/requirements.txt").read_text()
+    assert "--platform=linux/arm64" in (site.folder / "out/context/Dockerfile").read_text()

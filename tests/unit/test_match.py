@@ -343,7 +343,7 @@ def test_a_platform_that_the_record_does_not_say_is_linux_amd64_and_told():
     assert stack.machine == "x86_64"
     [platform] = [it for it in stack.decisions if it.what == "platform"]
     assert platform.value == "Linux x86_64"
-    assert "--platform" in platform.reason
+    assert "--ran-on" in platform.reason
     said = record(
         manifest(framework=("tensorflow-cpu", "2.15.1")), platform=Platform(system="Linux", machine="aarch64")
     )

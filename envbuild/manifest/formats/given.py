@@ -18,7 +18,7 @@ PLATFORMS = {
     "darwin/arm64": ("Darwin", "arm64"),
     "windows/amd64": ("Windows", "AMD64"),
 }
-"""What --platform takes: as containers name it, and as `platform.system()` and `platform.machine()` do."""
+"""What --ran-on takes: as containers name it, and as `platform.system()` and `platform.machine()` do."""
 _PYTHON: Rule = get_args(PythonVersion)[1]
 _SAME_MACHINE = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64"}
 _TODO = "leave the option out; it is for what the record does not say"
@@ -46,7 +46,7 @@ class Given:
             raise UsageError("this names no model", where="--model", todo="give gs://... or a path, or leave it out")
         if self.platform is not None and self.platform not in PLATFORMS:
             todo = f"give one of {', '.join(PLATFORMS)}"
-            raise UsageError("this platform is not known", where=f"--platform {self.platform}", todo=todo)
+            raise UsageError("this platform is not known", where=f"--ran-on {self.platform}", todo=todo)
 
     @property
     def accelerator(self) -> Accelerator | None:
@@ -81,7 +81,7 @@ def known_platform(said: Platform, given: Given) -> Platform:
     system, machine = PLATFORMS[given.platform]
     if said.system not in {None, system} or (said.machine and _plain(said.machine) != _plain(machine)):
         told = " ".join(it for it in (said.system, said.machine) if it)
-        raise UsageError(f"the record says {told}", where=f"--platform {given.platform}", todo=_TODO)
+        raise UsageError(f"the record says {told}", where=f"--ran-on {given.platform}", todo=_TODO)
     return replace(said, system=system, machine=said.machine or machine)
 
 

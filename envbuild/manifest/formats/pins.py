@@ -22,7 +22,7 @@ from envbuild.manifest.formats.surroundings import Surroundings
 from envbuild.manifest.packages import Distribution, Origin
 
 INSTALLED = "write down what was installed: `pip freeze --all` in the run's environment"
-PLATFORM = "say where it ran: --platform linux/amd64"
+PLATFORM = "say where it ran: --ran-on linux/amd64"
 _VCS = re.compile(r"(git|hg|svn|bzr)\+(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _CONDA_BUILT = re.compile(r"file://.*/(feedstock_root|croot|conda-bld|conda-build|build_artifacts)/")

@@ -53,7 +53,7 @@ def _check_target(pylock: Pylock, pins: Pins) -> None:
         pins.faults.add(what, "give the Python that the run had")
     answers = [run.holds(it) for it in pylock.environments or ()]
     if answers and not any(it is not False for it in answers):
-        pins.faults.add("environments: the lock is for none like the run's", "give the --platform that the run had")
+        pins.faults.add("environments: the lock is for none like the run's", "say where the run was: --ran-on")
 
 
 def _take(package: Package, place: str, pylock: Pylock, pins: Pins) -> None:
