@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.test_end_to_end import bases
+
 pytestmark = pytest.mark.real
 
 ZLIB_NG = """
@@ -96,3 +98,18 @@ def test_zlib_ng_in_the_place_of_zlib(usual, manifest, tmp_path, empty_layers):
     result = json.loads(done.stdout)
     assert not any(layer["reused"] for layer in result["layers"][1:])
     assert result["digest"] == usual
+
+
+def test_a_wheelhouse_and_a_base_on_a_machine_without_a_network_and_with_empty_caches(
+    usual, manifest, envbuild, cache, tmp_path
+):
+    house, [base] = tmp_path / "house", bases(cache, "bookworm")
+    envbuild("lock", manifest, "--base", base, "--out", tmp_path / "lock", "--download", house)
+    arguments = ["from-manifest", manifest, "--base", base, "--out", tmp_path / "out", "--find-links", house]
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-m", "envbuild", *arguments, "--offline", "--json"],
+        env=os.environ | {"ENVBUILD_CACHE": str(tmp_path / "cache")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["digest"] == usual
+    assert {it.name for it in (tmp_path / "out/context/wheels").iterdir()} == {it.name for it in house.iterdir()}
