@@ -9,8 +9,11 @@ import typer
 
 from envbuild.cli import locking, records
 from envbuild.cli.console import Progress
+from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from envbuild.lock import LockedRun, Options, Target
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match import Stack
@@ -68,6 +71,7 @@ def run(
     from envbuild.manifest.formats import Given
 
     started = time.monotonic()
+    _check_requirements(extra or ())
     given, cache = Given(python=python, gpu=gpu, platform=ran_on), cache_folder()
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
@@ -91,6 +95,17 @@ def run(
             locked.proof.require_identical()
         write_lock(out, locked)
     typer.echo(json.dumps(_result(locked, out, started), indent=2) if as_json else str(out / "pylock.toml"))
+
+
+def _check_requirements(texts: "Iterable[str]") -> None:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for text in texts:
+        try:
+            Requirement(text)
+        except InvalidRequirement as error:
+            todo = "give a name, with a version where it matters: --extra 'fastapi>=0.115'"
+            raise UsageError(f"this is no requirement: {error}", where=f"--extra {text}", todo=todo) from error
 
 
 def _lock(

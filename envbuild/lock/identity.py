@@ -159,8 +159,8 @@ def _compare(wheel: LockedWheel, facts: WheelFacts | None, had: Distribution) ->
     if len(allowed) == 1:
         return ("identical", "") if wheel.sha256.hex in allowed else ("different build", "")
     if had.content_sha256 is None:
-        several = "the record allows several files, of which this is one"
-        return "unknown", several if wheel.sha256.hex in allowed else "the manifest has no digest of its RECORD"
+        several = "is one of several files that the record allows"
+        return "unknown", several if wheel.sha256.hex in allowed else "has no digest of its RECORD in the manifest"
     if facts is None or facts.content is None:
         return "unknown", (facts.doubt if facts else "") or "has a RECORD that cannot be read in place"
     return ("identical", "") if facts.content == had.content_sha256 else ("different build", "")

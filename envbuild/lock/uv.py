@@ -43,23 +43,31 @@ class UvResolver:
 
         `local` looks only in folders of this machine, and in no index.
         """
-        platform = uv_platform(target)
+        platforms = uv_platforms(target)
         with asking(requirements, target, self.settings, self.cache, gaps, local=local) as question:
-            done = _compile(question, platform)
+            done = first = _compile(question, platforms[0])
+            if done.returncode and platforms[1:]:
+                # What uv takes for a later glibc is held to the target's below.
+                done = _compile(question, platforms[1])
             if done.returncode:
-                raise failure(question, done.stderr)
+                raise failure(question, first.stderr)
             offers = [_chosen(package, target) for package in _packages(done.stdout)]
             files, sizes = [file for file, _ in offers], [size for _, size in offers]
             return complete(question, files, sizes, _yanked(done.stderr))
 
 
-def uv_platform(target: Target) -> str:
-    """The name that uv has for the target: the newest level that its glibc reaches; UsageError when it reaches none."""
+def uv_platforms(target: Target) -> tuple[str, ...]:
+    """The names that uv has for the target: the newest level that its glibc reaches, and the next if it is between.
+
+    UsageError when it reaches none.
+    """
     ranked_tags(target)
-    reached = [level for level in _LEVELS if level <= glibc_minor(target)]
+    minor = glibc_minor(target)
+    reached = [level for level in _LEVELS if level <= minor]
     if not reached:
         raise UsageError(f"glibc {target.glibc} is older than any wheel's", todo="take a base with glibc 2.17 or later")
-    return f"{target.machine}-manylinux_2_{reached[-1]}"
+    above = [level for level in _LEVELS if level > minor and reached[-1] != minor]
+    return tuple(f"{target.machine}-manylinux_2_{level}" for level in (reached[-1], *above[:1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +90,7 @@ def resolve_tree(question: Question, tree: Tree) -> dict[str, str]:
     options = ["--constraint", "constraints.txt", "--override", "overrides.txt", "--no-annotate", "-o", "pins.txt"]
     options += [option for name in tree.upgraded for option in ("--upgrade-package", name)]
     texts = {name: "".join(f"{it}\n" for it in lines) for name, lines in files.items()} | {"pins.txt": pins}
-    done = _run(question, uv_platform(question.target), options, texts)
+    done = _run(question, uv_platforms(question.target)[-1], options, texts)
     if done.returncode:
         raise failure(question, done.stderr)
     found = (line.partition("==") for line in done.stdout.splitlines() if "==" in line and not line.startswith("#"))

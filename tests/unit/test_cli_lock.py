@@ -242,3 +242,14 @@ def test_nothing_is_left_where_the_lock_fails(site):
 @pytest.mark.parametrize(("path", "code"), [("manifest.json", 2), ("manifest.json/x", 2)])
 def test_an_output_that_is_no_folder_is_refused(site, path, code):
     site.refused("--out", path, code=code)
+
+
+def test_offline_without_a_folder_says_which_option_is_missing(site):
+    done = site.lock("--offline")
+    assert done.returncode == 12
+    assert "--find-links DIR" in done.stderr
+
+
+def test_an_extra_that_is_no_requirement_is_a_fault_of_the_command_line(site):
+    done = site.lock("--extra", "!!bad")
+    assert (done.returncode, "--extra !!bad" in done.stderr) == (2, True)

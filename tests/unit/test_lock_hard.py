@@ -12,6 +12,7 @@ from envbuild.lock import (
     IndexSettings,
     Options,
     PipToolsResolver,
+    Target,
     UvResolver,
     fetch,
     lock,
@@ -80,6 +81,18 @@ def test_a_deleted_release_is_refused_and_the_nearest_are_named(index: FakeIndex
     index.add(*[make_wheel("gone", version) for version in ("1.0", "1.1", "1.2", "1.4", "1.5", "2.0")])
     said = refusal("gone==1.3")
     assert "the index does not have this version, or has it no more; the nearest there: 1.1, 1.2, 1.4, 1.5\n" in said
+
+
+def test_a_glibc_between_the_levels_that_uv_knows_gets_the_wheels_of_its_own_level(index: FakeIndex):
+    wheels = {
+        level: make_wheel("native", "1.0", tags=[f"cp311-cp311-manylinux_2_{level}_x86_64"]) for level in (27, 28)
+    }
+    index.add(*wheels.values())
+    between = Target(python="3.11.2", machine="x86_64", glibc="2.27")
+    assert [it.filename for it in resolve("native==1.0", target=between).wheels] == [wheels[27].filename]
+    index.pages["native"] = [it for it in index.pages["native"] if "2_28" in it]
+    with pytest.raises(LockError, match="native"):
+        resolve("native==1.0", target=between)
 
 
 @pytest.mark.parametrize("pin", ["Zope.Some_Thing==1.0", "zope-some-thing==1.0.0", "ZOPE_SOME.THING==v1.0"])
@@ -374,7 +387,7 @@ def test_offline_not_even_the_pages_of_uv_s_own_settings_are_asked(index: FakeIn
     config.parent.mkdir(parents=True)
     config.write_text(f'find-links = ["{index.root}/simple/pure/"]\n')
     assert resolve("pure==1.0").wheels
-    with pytest.raises(LockError, match="no index has a project of this name"):
+    with pytest.raises(LockError, match="there is nowhere to look"):
         UvResolver(settings=read_settings(offline=True)).resolve(("pure==1.0",), TARGET)
 
 

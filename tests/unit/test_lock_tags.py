@@ -8,7 +8,7 @@ from packaging.tags import sys_tags
 from envbuild.errors import UsageError
 from envbuild.lock.model import Target
 from envbuild.lock.tags import best_wheel, parsed_wheel, ranked_tags
-from envbuild.lock.uv import uv_platform
+from envbuild.lock.uv import uv_platforms
 
 BOOKWORM = Target(python="3.11.2", machine="x86_64", glibc="2.36")
 BULLSEYE = Target(python="3.9.2", machine="aarch64", glibc="2.31")
@@ -63,7 +63,7 @@ def test_other_files_are_no_wheels():
 )
 def test_uv_gets_the_newest_level_that_the_base_reaches(glibc, level):
     target = Target(python="3.11.2", machine="aarch64", glibc=glibc)
-    assert uv_platform(target) == f"aarch64-manylinux_{level}"
+    assert uv_platforms(target)[0] == f"aarch64-manylinux_{level}"
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_uv_gets_the_newest_level_that_the_base_reaches(glibc, level):
 )
 def test_a_target_that_nobody_makes_wheels_for_is_refused(machine, glibc):
     with pytest.raises(UsageError):
-        uv_platform(Target(python="3.11.2", machine=machine, glibc=glibc))
+        uv_platforms(Target(python="3.11.2", machine=machine, glibc=glibc))
