@@ -86,11 +86,6 @@ def parsed_requirements(texts: Iterable[str]) -> tuple[Requirement, ...]:
 
 def failure(question: Question, said: str) -> LockError:
     """What a resolver that gave up means: every distribution that has no wheel, else the resolver's own words."""
-    if question.settings.offline and not question.settings.find_links:
-        todo = "give the folder that has the wheels: --find-links DIR (`envbuild lock --download DIR` makes one)"
-        return LockError(
-            "there is nowhere to look: no index may be asked, and no folder is given", where="--offline", todo=todo
-        )
     pages = in_parallel(lambda requirement: question.files(requirement.name), question.requirements)
     pairs = zip(question.requirements, pages, strict=True)
     faults = [diagnose(requirement, files, question.target) for requirement, files in pairs]

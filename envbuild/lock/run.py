@@ -87,6 +87,7 @@ def lock_run(
     UnlockableError, a LockError, names everything that stands against it.
     """
     settings = options.settings or read_settings()
+    _check_places(settings)
     locked, settings, built = _locked(requirements, target, distributions, options, settings, gaps)
     resolver = _resolver(options, settings)
     changes: tuple[Change, ...] = ()
@@ -108,6 +109,13 @@ def lock_run(
         built=tuple((source.name, str(source)) for source in built),
         remarks=proven.remarks,
     )
+
+
+def _check_places(settings: IndexSettings) -> None:
+    if settings.offline and not settings.find_links:
+        what = "there is nowhere to look: no index may be asked, and no folder is given"
+        todo = "give the folder that has the wheels: --find-links DIR (`envbuild lock --download DIR` makes one)"
+        raise LockError(what, where="--offline", todo=todo)
 
 
 def lock_extras(locked: Lock, extras: tuple[str, ...], options: Options) -> tuple[Lock, tuple[str, ...]]:

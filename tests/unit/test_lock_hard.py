@@ -387,7 +387,7 @@ def test_offline_not_even_the_pages_of_uv_s_own_settings_are_asked(index: FakeIn
     config.parent.mkdir(parents=True)
     config.write_text(f'find-links = ["{index.root}/simple/pure/"]\n')
     assert resolve("pure==1.0").wheels
-    with pytest.raises(LockError, match="there is nowhere to look"):
+    with pytest.raises(LockError, match="no index has a project of this name"):
         UvResolver(settings=read_settings(offline=True)).resolve(("pure==1.0",), TARGET)
 
 
