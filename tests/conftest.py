@@ -3,8 +3,13 @@
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.environ import cleaned
+
+# How fast this machine is at the moment decides no test.
+settings.register_profile("envbuild", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("envbuild")
 
 
 @pytest.fixture(autouse=True)
