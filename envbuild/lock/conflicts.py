@@ -23,6 +23,13 @@ class Conflict:
     """What it requires, normalised."""
     version: str | None
     """What the lock has of it; None when it has none."""
+    of_run: bool = True
+    """Whether the run had it so; else it came with what was chosen for the image."""
+
+    @property
+    def told(self) -> str:
+        """The conflict, and whose it is."""
+        return f"as in the run, {self}" if self.of_run else f"not so in the run: {self}"
 
     def __str__(self) -> str:
         has = f"{self.name} {self.version} is there" if self.version else f"{self.name} is not there"

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from packaging.utils import canonicalize_name
+
 from envbuild.errors import LockError
 from envbuild.lock.build import Sdist, Source, build_wheel, commit_of
 from envbuild.lock.conflicts import Conflict, find_conflicts
@@ -18,6 +20,7 @@ from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.pip_tools import PipToolsResolver
 from envbuild.lock.resolving import Question, asking, locked_wheel
 from envbuild.lock.settings import IndexSettings, read_settings
+from envbuild.lock.tags import same_version
 from envbuild.lock.uv import UvResolver
 from envbuild.lock.web import make_client
 from envbuild.manifest.packages import Distribution
@@ -71,7 +74,7 @@ class LockedRun:
         yanked = (f"{name} was withdrawn from its index ({why or 'no reason given'})" for name, why in self.lock.yanked)
         built = (f"{name} was built here from {source}" for name, source in self.built)
         added = [f"added: {', '.join(self.added)}"] if self.added else []
-        conflicts = (f"as in the run, {conflict}" for conflict in self.conflicts)
+        conflicts = (conflict.told for conflict in self.conflicts)
         return [self.proof.summary, *map(str, self.changes), *added, *self.remarks, *yanked, *built, *conflicts]
 
 
@@ -105,7 +108,7 @@ def lock_run(
         proof=proven.proof,
         changes=changes,
         added=added,
-        conflicts=conflicts,
+        conflicts=tuple(_attributed(it, distributions) for it in conflicts),
         built=tuple((source.name, str(source)) for source in built),
         remarks=proven.remarks,
     )
@@ -155,6 +158,13 @@ def refuse_changed(before: Lock, after: Lock, where: str) -> None:
         raise LockError(
             "\n".join(["files are not what they were when they were locked:", *lines]), where=where, todo=todo
         )
+
+
+def _attributed(conflict: Conflict, distributions: Iterable[Distribution]) -> Conflict:
+    had = {str(canonicalize_name(it.name)): it.version for it in distributions}
+    version = had.get(conflict.name)
+    same = version is None if conflict.version is None else same_version(version, conflict.version)
+    return replace(conflict, of_run=same)
 
 
 def _resolver(options: Options, settings: IndexSettings) -> Resolver:

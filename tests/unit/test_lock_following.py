@@ -4,6 +4,7 @@ import pytest
 
 from envbuild.errors import LockError, UsageError
 from envbuild.lock import Lock, lock_extras, lock_run
+from envbuild.manifest.packages import Distribution, Origin
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import make_wheel
 from tests.unit.locking import TARGET, forget_settings, options
@@ -143,13 +144,22 @@ def test_extras_for_an_inconsistent_run_leave_it_as_it_is(tmp_path):
 
 
 def test_a_run_that_pip_would_call_inconsistent_is_locked_as_it_was_and_told(tmp_path):
-    run = locked(tmp_path, "web==1.1", "transport==1.5", "router==1.0")
+    wanted = ("web==1.1", "transport==1.5", "router==1.0")
+    had = [Distribution(name=pin[:-5], version=pin[-3:], origin=Origin(kind="index")) for pin in wanted]
+    run = lock_run(wanted, TARGET, had, options(tmp_path))
     assert pins(run.lock) == ["router==1.0", "transport==1.5", "web==1.1"]
     assert run.notes()[1:] == [
         "as in the run, web 1.1 requires transport<3,>=2; transport 1.5 is there",
         "as in the run, web 1.1 requires cert; cert is not there",
         "as in the run, web 1.1 requires idn>=1; idn is not there",
     ]
+
+
+def test_a_conflict_that_the_run_did_not_have_is_not_told_as_its_own(tmp_path):
+    had = [Distribution(name="web", version="1.1", origin=Origin(kind="index"))]
+    run = lock_run(("web==1.1", "transport==1.5"), TARGET, had, options(tmp_path))
+    assert "not so in the run: web 1.1 requires transport<3,>=2; transport 1.5 is there" in run.notes()
+    assert "as in the run, web 1.1 requires cert; cert is not there" in run.notes()
 
 
 def test_unreadable_requirements_count_for_nothing(tmp_path, index: FakeIndex):
