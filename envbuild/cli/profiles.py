@@ -113,11 +113,14 @@ def show(
     python: Annotated[
         str | None, typer.Option(help="3.11 or 3.11.7; the newest that serves by default.", metavar="VERSION")
     ] = None,
-    variant: Annotated[VariantName, typer.Option(help="auto: gpu where there is a CUDA build.")] = VariantName.AUTO,
+    variant: Annotated[
+        VariantName, typer.Option(help="auto: gpu where the named distribution has a CUDA build.")
+    ] = VariantName.AUTO,
     cuda_source: CudaSource = CudaSourceName.AUTO,
     platform: Annotated[str, typer.Option(help="linux/amd64 or linux/arm64.", metavar="PLATFORM")] = "linux/amd64",
     gpu: Annotated[
-        list[str] | None, typer.Option(help="A GPU that it has to run on, such as H100.", metavar="NAME")
+        list[str] | None,
+        typer.Option(help="A GPU that it has to run on, such as H100; none for the CPU.", metavar="NAME"),
     ] = None,
     set_: Set = None,
     folder: Folder = None,

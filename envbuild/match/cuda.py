@@ -13,11 +13,12 @@ from envbuild.match.overrides import Overrides
 from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.run import Had, Run, label_cuda
 from envbuild.match.stack import CudaSource, Decision
-from envbuild.match.swap import is_version, name_of, serves, swap_cuda, swap_cudnn
+from envbuild.match.swap import is_toolkit, is_version, name_of, serves, swap_cuda, swap_cudnn
 from envbuild.match.variant import CUDA_WHEEL
 
 CudaChoice = Literal["auto", "wheels", "base"]
 _CUDA_IMAGE = re.compile(r"nvidia/cuda:(\d+\.\d+(?:\.\d+)?)")
+_CUDNN_TAG = re.compile(r"-cudnn(\d+)-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +115,10 @@ def decide_cuda(question: Question, plan: CudaPlan) -> tuple[Decision, ...]:
     if brings_cuda(run, wheel):
         built = f"what the label of {run.own} {run.label} says"
     floor = cudnn_floor(wheel, question.profiles)
+    tag_differs = plan.source == "base" and floor is not None and not serves(plan.cudnn or floor.version, floor.version)
     least = f"the release takes {floor.version} or a later one of the same major version" if floor else "of the build"
-    open_ = [it for it in plan.requirements if "==" not in it and not run.version_of(name_of(it))]
+    toolkit = [it for it in plan.requirements if is_toolkit(name_of(it))]
+    open_ = [it for it in toolkit if "==" not in it and not run.version_of(name_of(it))]
     newest = "; its wheels are not pinned, so the newest of the index is installed" if open_ else ""
     return (
         Decision(
@@ -127,8 +130,9 @@ def decide_cuda(question: Question, plan: CudaPlan) -> tuple[Decision, ...]:
         Decision(
             what="cudnn",
             value=plan.cudnn or "as its build brings it",
-            reason=least + _differs(run.cudnn, plan.cudnn),
+            reason=least + ("; the base has another one" if tag_differs else "") + _differs(run.cudnn, plan.cudnn),
             source=floor.source if floor else wheel.source,
+            warning=tag_differs,
         ),
         Decision(what="cuda source", value=plan.source, reason=plan.reason + plan.instead, source=plan.origin),
     )
@@ -258,6 +262,7 @@ def _from_base(question: Question, base: CudaBase | None) -> CudaPlan:
         raise overrides.refused("cudnn", "cuDNN comes with the base", "set the base, or --cuda-source wheels")
     named = _CUDA_IMAGE.search(overrides.base)
     brought = named[1] if named else wheel.cuda
+    said = _CUDNN_TAG.search(overrides.base) if named else None
     reason = "the base brings CUDA, so that no wheel does"
     if question.run.cuda and base and question.asked == "auto" and _set(question):
         reason = (
@@ -266,7 +271,7 @@ def _from_base(question: Question, base: CudaBase | None) -> CudaPlan:
     return CudaPlan(
         source="base",
         version=base.cuda if base and not overrides.base else overrides.cuda or brought,
-        cudnn=(base.cudnn if base and not overrides.base else None) or wheel.cudnn,
+        cudnn=(base.cudnn if base and not overrides.base else said[1] if said else None) or wheel.cudnn,
         base=base,
         reason=reason,
         origin=base.source if base else "--set base",
@@ -278,7 +283,8 @@ def _refusal(question: Question, asked: CudaChoice) -> MatchError:
     if overrides.cuda:
         known = {it.cuda for it in profiles.wheel_sets if wheel.cuda in it.serves}
         known |= {it.cuda for it in profiles.bases if it.cuda == wheel.cuda}
-        why = f"no wheels and no base of that CUDA are known for {wheel.pin}; known are {', '.join(sorted(known))}"
+        names = ", ".join(sorted(known)) or "none"
+        why = f"no wheels and no base of that CUDA are known for {wheel.pin}; known are {names}"
         return overrides.refused("cuda", why)
     if asked == "wheels":
         what = f"{wheel.pin} needs CUDA {wheel.cuda}, and the index has no wheels of it"

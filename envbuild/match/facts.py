@@ -152,6 +152,23 @@ class Capability:
     source: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """GPUs that not every CUDA serves: neither one before `first_cuda` nor one after `last_cuda`."""
+
+    lowest: str
+    """The lowest compute capability of them: `10.0`."""
+    highest: str
+    """The highest one, as far as it is told: `9.0`."""
+    first_cuda: str | None
+    """`12.8`; None where every CUDA of the profiles had them."""
+    last_cuda: str | None
+    """`12`; None where no CUDA dropped them."""
+    driver: str | None
+    """The first driver that knows them; None where every driver of the profiles does."""
+    source: str
+
+
 def within(row: "CudnnFloor | Limit | Compiler", framework: str, version: str) -> bool:
     """Whether a row is about this release."""
     release = Version(version)
@@ -219,6 +236,14 @@ def read_wheel_set(row: Table) -> WheelSet:
 def read_compiler(row: Table) -> Compiler:
     """A place of the compiler."""
     return Compiler(**row.strings("framework", "first", "last", "folder", "reason", "source"))
+
+
+def read_generation(row: Table) -> Generation:
+    """A generation."""
+    texts = row.strings("lowest", "highest", "source")
+    return Generation(
+        **texts, first_cuda=row.maybe("first_cuda"), last_cuda=row.maybe("last_cuda"), driver=row.maybe("driver")
+    )
 
 
 def read_capabilities(row: Table) -> tuple[Capability, ...]:

@@ -13,6 +13,7 @@ from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.run import Run
 from envbuild.match.stack import Decision
 from envbuild.match.swap import is_version, name_of, serves
+from envbuild.match.variant import JAX_PLUGIN
 
 _MAJOR = re.compile(r"nvidia-(cublas|cudnn|cuda-runtime)(?:-cu(\d+))?\Z")
 
@@ -52,7 +53,7 @@ def hand_limits(wheel: FrameworkWheel, profiles: Profiles) -> list[Limit]:
 def bad_wheels(requirements: Iterable[str], wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:
     """A cuDNN that the framework would refuse, and wheels of two CUDA in one environment."""
     pins = {name_of(it): it.partition("==")[2] for it in requirements}
-    majors = {found[2] or "13": name for name in pins if (found := _MAJOR.match(name))}
+    majors = {major: name for name in pins if (major := _major(name))}
     floor, own = cudnn_floor(wheel, profiles), f"{wheel.cuda}".split(".")[0]
     cudnn = pins.get(f"nvidia-cudnn-cu{own}", "").removesuffix(".*")
     if wheel.cuda and floor and _is_version(cudnn) and not serves(cudnn, floor.version):
@@ -64,9 +65,19 @@ def bad_wheels(requirements: Iterable[str], wheel: FrameworkWheel, profiles: Pro
             "wheels of two major versions of CUDA are in one environment; those of cuDNN write the same file, "
             "nvidia/cudnn/lib/libcudnn.so.N, and the later one in the lock wins"
         )
+        drivers = [it.minimum for it in profiles.drivers if it.cuda == max(majors, key=int)]
+        reason += "".join(f"; the higher one takes driver {it} or later" for it in drivers)
         value = ", ".join(majors[it] for it in sorted(majors))
         source = "files of nvidia-cudnn-cu12 and nvidia-cudnn-cu13 on the package index"
         yield Decision(what="cuda twice", value=value, reason=reason, source=source, warning=True)
+
+
+def _major(name: str) -> str | None:
+    """The major version of CUDA that a distribution is for."""
+    if plugin := JAX_PLUGIN.match(name):
+        return plugin[1]
+    found = _MAJOR.match(name)
+    return (found[2] or "13") if found else None
 
 
 def _allows(requirement: Requirement, version: str) -> bool:

@@ -7,6 +7,7 @@ from packaging.requirements import Requirement
 
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match.base import decide_base
+from envbuild.match.beside import mixed_labels, other_cuda
 from envbuild.match.cuda import CudaChoice, Question, decide_cuda, plan_cuda
 from envbuild.match.driver import decide_driver
 from envbuild.match.limits import bad_wheels, broken_limits, hand_limits, lost_label
@@ -43,7 +44,7 @@ def match(
     `overrides` are values by `base`, `cuda`, `cudnn`, `driver_minimum` or `python`; `machine` replaces the run's.
     """
     run = read_run(manifest, profiles)
-    decisions = _tpu(manifest)
+    decisions = _accelerator(manifest)
     if machine and machine_of(machine) != run.machine:
         reason = f"it was asked for; the run was on {run.machine}"
         decisions += (
@@ -55,12 +56,16 @@ def match(
     return replace(stack, decisions=(*decisions, *stack.decisions))
 
 
-def _tpu(manifest: TrainingManifest) -> tuple[Decision, ...]:
-    """What cannot be served is said: no profile knows what a TPU needs of its host."""
-    if manifest.accelerator is None or manifest.accelerator.kind != "tpu":
-        return ()
-    reason = "no image for TPUs is made; the run's wheels for it stay, and nothing else is prepared"
-    return (Decision(what="accelerator", value="TPU", reason=reason, source="manifest: accelerator", warning=True),)
+def _accelerator(manifest: TrainingManifest) -> tuple[Decision, ...]:
+    """What cannot be served is said, as no profile knows what a TPU needs of its host; and what contradicts itself."""
+    accelerator, source = manifest.accelerator, "manifest: accelerator"
+    if accelerator and accelerator.kind == "tpu":
+        reason = "no image for TPUs is made; the run's wheels for it stay, and nothing else is prepared"
+        return (Decision(what="accelerator", value="TPU", reason=reason, source=source, warning=True),)
+    if accelerator and accelerator.kind == "none" and accelerator.gpus:
+        reason = f"the record says that there was none, and lists {len(accelerator.gpus)} GPU(s), which are passed over"
+        return (Decision(what="accelerator", value="none", reason=reason, source=source, warning=True),)
+    return ()
 
 
 def _moved(run: Run, machine: str) -> Run:
@@ -85,6 +90,8 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
         *lost_label(run, wheel),
         *broken_limits(run, wheel, profiles),
         *bad_wheels(pins.requirements, wheel, profiles),
+        *mixed_labels(pins.requirements, profiles),
+        *other_cuda(run, wheel, pins.requirements, profiles),
     )
     decisions = (*_facts(run, wheel), *_assumed(run), kind, *decide_cuda(question, plan), *driver)
     return Stack(
@@ -137,6 +144,8 @@ def _extra(run: Run, wheel: FrameworkWheel) -> Decision:
     major = f"{wheel.cuda}".split(".")[0]
     had = any(name.startswith(f"jax-cuda{major}-") for name, _ in run.pins)
     reason = "the run's own plug-in" if had else "the run had no plug-in that says another one"
+    if run.asked:
+        reason = "it was asked for" if had else "none was asked for, and this one runs on the oldest drivers"
     notes = "".join(f"; {it}" for it in run.release.notes)
     return Decision(what="extra", value=f"{wheel.extra}", reason=reason + notes, source=wheel.source)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from envbuild.errors import MatchError, UsageError
 from envbuild.match.stack import Decision
+from envbuild.oci.reference import Reference
 
 KEYS = ("base", "cuda", "cudnn", "driver_minimum", "python")
 _DECIDED = {"driver_minimum": "driver"}
@@ -41,7 +42,17 @@ def read_overrides(given: Mapping[str, str] | None) -> Overrides:
         if not value or (key != "base" and not _NUMBERS.match(value)):
             expected = "an image" if key == "base" else "numbers with dots, such as 12.2"
             raise UsageError(f"{key} must be {expected}", where=f"--set {key}={value}", todo="correct the value")
+        if key == "base" and not value.startswith(("oci:", "/", ".")):
+            _read_image(value)
     return Overrides(**(given or {}))
+
+
+def _read_image(text: str) -> None:
+    try:
+        Reference.parse(text.removeprefix("docker://"))
+    except ValueError as error:
+        what, todo = f"base names no image: {error}", "give it as IMAGE:TAG, or IMAGE@sha256:..."
+        raise UsageError(what, where=f"--set base={text}", todo=todo) from None
 
 
 def pairs_of(texts: Iterable[str]) -> dict[str, str]:

@@ -112,7 +112,8 @@ def _other_build(chosen: Chosen, name: str, version: str) -> tuple[str | None, s
         cpu = f"{name}=={public}" + (f"+{CPU_LABEL}" if _plain_is_cuda(chosen) else "")
         return cpu, "the cpu variant has its build for the CPU, which on x86_64 is on PyTorch's own index only"
     if chosen.wheel.cuda and chosen.wheel.distribution == "torch" and label.startswith(CPU_LABEL):
-        return f"{name}=={public}", "the gpu variant has its build for CUDA"
+        _, plus, own = chosen.wheel.version.partition("+")
+        return f"{name}=={public}{plus}{own}", "the gpu variant has its build for CUDA, the same one as of torch"
     return None, None
 
 

@@ -16,6 +16,7 @@ from envbuild.match.facts import (
     CudnnFloor,
     Driver,
     Foreign,
+    Generation,
     LibraryPath,
     Limit,
     Repair,
@@ -149,6 +150,7 @@ class Profiles:
     wheel_sets: tuple[WheelSet, ...] = ()
     compilers: tuple[Compiler, ...] = ()
     capabilities: tuple[Capability, ...] = ()
+    generations: tuple[Generation, ...] = ()
     labelled: tuple[str, ...] = ()
     """Normalised names of projects whose builds for CPU and CUDA differ by a local label: `+cpu`, `+cu118`."""
     cuda_only: tuple[str, ...] = ()
@@ -174,6 +176,7 @@ def load_profiles(folder: Path) -> Profiles:
         wheel_sets=table.each("wheel_set", facts.read_wheel_set),
         compilers=table.each("compiler", facts.read_compiler),
         capabilities=tuple(it for rows in table.each("capabilities", facts.read_capabilities) for it in rows),
+        generations=table.each("generation", facts.read_generation),
         labelled=table.texts("labelled"),
         cuda_only=table.texts("cuda_only"),
     )

@@ -45,19 +45,22 @@ def show_release(
 ) -> Shown:
     """Decide for `NAME==VERSION` as for a run that had nothing else.
 
-    The newest Python that there is a stack for where none is given, and the variant with CUDA where there is one.
+    The newest Python that there is a stack for where none is given, and the variant with CUDA where the distribution
+    has one; `none` for the GPUs means the other.
     UsageError for a text that names no release, MatchError as `match`.
     """
     if python is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
         raise UsageError(f"{python!r} is no version of Python", where="--python", todo="give it as 3.11 or 3.11.7")
-    run = _run(text, profiles, machine_of(machine), gpus)
-    kind = _variant(asked, own_builds(run))
+    named = _named(gpus)
+    run = _run(text, profiles, machine_of(machine), named)
+    kind = _variant(asked, run, without=bool(gpus) and not named)
     asked = replace(asked, variant="gpu" if kind.value == "gpu" else "cpu")
-    minors = {minor: None for it in run.release.wheels if it.machine == run.machine for minor in it.pythons}
-    newest = sorted(minors, key=Version, reverse=True)
-    stack = _first(run, profiles, asked, [python] if python else newest)
+    chosen = python or asked.overrides.python
+    stack = _first(run, profiles, asked, [chosen] if chosen else _pythons(run))
     wheel = choose_wheel(replace(run, python=stack.python), stack.variant)
     decisions = tuple(kind if it.what == "variant" else it for it in stack.decisions)
+    if not chosen:
+        decisions = tuple(_newest(it) if it.what == "python" else it for it in decisions)
     hand = [it.requirement for it in hand_limits(wheel, profiles)]
     return Shown(
         stack=replace(stack, decisions=decisions),
@@ -67,15 +70,46 @@ def show_release(
     )
 
 
-def _variant(asked: Asked, builds: tuple[FrameworkWheel, ...]) -> Decision:
+def _named(gpus: tuple[str, ...]) -> tuple[str, ...]:
+    """The GPUs by name, which `none` among them denies; UsageError for a name that is empty, or for both at once."""
+    none = [it for it in gpus if it.strip().lower() == "none"]
+    if not all(it.strip() for it in gpus) or (none and len(gpus) > 1):
+        what = "--gpu takes the name of a GPU, or none alone"
+        raise UsageError(what, where=f"--gpu {', '.join(map(repr, gpus))}", todo='give --gpu H100, or --gpu "Tesla T4"')
+    return () if none else gpus
+
+
+def _pythons(run: Run) -> list[str]:
+    """Those of the release on the machine, the newest first; of any machine where it has none there."""
+    wheels = run.release.wheels
+    here = [it for it in wheels if it.machine == run.machine] or wheels
+    return sorted({minor for it in here for minor in it.pythons}, key=Version, reverse=True)
+
+
+def _newest(python: Decision) -> Decision:
+    wheels = python.reason.partition("; ")[2]
+    return replace(python, reason=f"the newest that there is a stack for, as none was asked for; {wheels}")
+
+
+def _variant(asked: Asked, run: Run, *, without: bool) -> Decision:
     """What was asked for, else the one with CUDA."""
     if asked.variant != "auto":
         return Decision(what="variant", value=asked.variant, reason="it was asked for", source="--variant")
+    if without:
+        return Decision(what="variant", value="cpu", reason="there is no GPU to run on", source="--gpu none")
+    builds = own_builds(run)
     cuda = next((it for it in builds if it.cuda), None)
-    if cuda:
+    if cuda and cuda.distribution == run.own:
         return Decision(what="variant", value="gpu", reason="the release has a CUDA build", source=cuda.source)
+    if cuda:
+        reason = f"{run.own} has no wheel of this version, and {cuda.pin} has the same code for CUDA"
+        return Decision(what="variant", value="gpu", reason=reason, source=cuda.source)
     source = builds[0].source if builds else "profiles"
-    return Decision(what="variant", value="cpu", reason="the release has no CUDA build", source=source)
+    other = next((it for it in run.release.wheels if it.cuda and it.machine == run.machine), None)
+    by = f"; {other.pin} is one, by --variant gpu" if other else ""
+    return Decision(
+        what="variant", value="cpu", reason=f"{run.own} has no CUDA build of this version{by}", source=source
+    )
 
 
 def _run(text: str, profiles: Profiles, machine: str, gpus: tuple[str, ...]) -> Run:

@@ -79,6 +79,8 @@ class Run:
     """Whether the image is for another machine than the run's."""
     asked: bool = False
     """Whether there was no run, and a release is looked at as if there had been one."""
+    driver: str | None = None
+    """NVIDIA's driver of the run's host, where the record says it."""
 
     @property
     def python_minor(self) -> str:
@@ -120,11 +122,12 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
         built=manifest.framework.cuda if manifest.framework else None,
         cuda=_had(manifest, "cuda"),
         cudnn=_had(manifest, "cudnn"),
-        gpus=accelerator.gpus if accelerator else (),
+        gpus=accelerator.gpus if accelerator and accelerator.kind != "none" else (),
         gpus_said=accelerator is not None,
         build=next((it.origin.build or "" for it in manifest.distributions if canonicalize_name(it.name) == own), ""),
         complete=manifest.source.complete,
         conda=_conda_versions(manifest),
+        driver=accelerator.driver if accelerator else None,
     )
 
 

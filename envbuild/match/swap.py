@@ -27,7 +27,7 @@ def swap_cuda(
 ) -> tuple[str, ...]:
     """The requirements with another CUDA Toolkit of the same major version; MatchError where no row has its pins."""
     asked, built = overrides.cuda, f"{wheel.cuda}"
-    parts = [it for it in requirements if _TOOLKIT.match(name_of(it))]
+    parts = [it for it in requirements if is_toolkit(name_of(it))]
     if is_version(built, asked) and all("==" in it for it in parts):
         return requirements
     if Version(asked).major != Version(built).major:
@@ -40,7 +40,21 @@ def swap_cuda(
         known = ", ".join(sorted(_complete(profiles, parts, wheel.machine), key=Version))
         why = f"no wheels of that CUDA are known for {', '.join(lost) or wheel.pin}; known are {known or 'none'}"
         raise overrides.refused("cuda", why)
+    broken = _outside(parts, pins)
+    if broken:
+        raise overrides.refused("cuda", f"{wheel.pin} requires {', '.join(broken)}")
     return tuple(pins[name_of(it)] if it in parts else it for it in requirements)
+
+
+def is_toolkit(name: str) -> bool:
+    """Whether a distribution is a part of the CUDA Toolkit."""
+    return _TOOLKIT.match(name) is not None
+
+
+def _outside(parts: list[str], pins: dict[str, str]) -> list[str]:
+    """Ranges that the pins are not in; an exact requirement is what an override is there to replace."""
+    ranges = (it for it in parts if "==" not in it)
+    return [it for it in ranges if not Requirement(it).specifier.contains(pins[name_of(it)].partition("==")[2])]
 
 
 def swap_cudnn(
@@ -77,8 +91,9 @@ def _pins(profiles: Profiles, cuda: str, machine: str) -> Iterator[str]:
 
 
 def _complete(profiles: Profiles, parts: list[str], machine: str) -> set[str]:
-    """Every CUDA that all these parts are known of."""
+    """Every CUDA that all these parts are known of, in versions that they allow."""
     wheels = (it for profile in profiles.frameworks for release in profile.releases for it in release.wheels)
     cudas = {it.cuda for it in wheels if it.cuda and "." in it.cuda}
     names = {name_of(it) for it in parts}
-    return {it for it in cudas if names and names <= {name_of(pin) for pin in _pins(profiles, it, machine)}}
+    by_cuda = {cuda: {name_of(it): it for it in _pins(profiles, cuda, machine)} for cuda in cudas}
+    return {cuda for cuda, pins in by_cuda.items() if names and names <= pins.keys() and not _outside(parts, pins)}

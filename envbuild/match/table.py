@@ -76,7 +76,9 @@ def read_table(path: Path) -> Table:
         data = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise MatchError(
-            f"a profile cannot be read: {error.strerror}", where=str(path), todo="install envbuild again"
+            f"a profile cannot be read: {error.strerror}",
+            where=str(path),
+            todo="give a folder that has it by --profiles; where none was given, install envbuild again",
         ) from error
     except ValueError as error:
         raise MatchError(

@@ -106,9 +106,14 @@ def _bare(wheel: FrameworkWheel, *, version: str, stands_for: str | None = None)
 
 
 def own_builds(run: Run) -> tuple[FrameworkWheel, ...]:
-    """The builds that the run's own version can be, on its machine."""
-    own = [it for it in candidates(run) if (it.distribution, it.machine) == (run.own, run.machine)]
-    return tuple(it for it in own if it.version == run.labelled)
+    """The builds that the run's own version can be, on its machine.
+
+    After tensorflow-gpu ended, its version can only have meant the build for CUDA that tensorflow became.
+    """
+    here = [it for it in candidates(run) if it.machine == run.machine and it.version == run.labelled]
+    own = tuple(it for it in here if it.distribution == run.own)
+    ended = run.own == "tensorflow-gpu" and not own
+    return tuple(it for it in here if it.distribution == "tensorflow") if ended else own
 
 
 def _rank(run: Run, wheel: FrameworkWheel) -> tuple[int, ...]:

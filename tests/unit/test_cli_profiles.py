@@ -299,6 +299,31 @@ def test_show_answers_for_every_framework_platform_source_and_override(profiles,
 
 
 @pytest.mark.parametrize(
+    ("arguments", "what", "value", "reason"),
+    [
+        (("tensorflow-gpu==2.12.0",), "framework", "tensorflow==2.12.0", "the same version as what was asked for"),
+        (("tensorflow-gpu==2.12.0",), "variant", "gpu", "tensorflow-gpu has no wheel of this version"),
+        (("tensorflow==2.0.0",), "variant", "cpu", "tensorflow-gpu==2.0.0 is one, by --variant gpu"),
+        (("tensorflow==1.15.2",), "variant", "cpu", "tensorflow-gpu==1.15.2 is one, by --variant gpu"),
+        (("tensorflow==2.15.1", "--gpu", "none"), "variant", "cpu", "there is no GPU"),
+        (("tensorflow==2.15.1", "--gpu", "foo"), "gpu", "foo", "nothing is checked for it"),
+        (("torch==2.11.0", "--gpu", "V100"), "gpu", "V100", "CUDA 13 has no support"),
+        (("tensorflow==2.15.1",), "python", "3.11", "the newest that there is a stack for"),
+        (("tensorflow==2.15.1", "--python", "3.11"), "python", "3.11", "what was asked for"),
+        (("jax==0.8.0",), "extra", "cuda12", "none was asked for"),
+        (("jax[cuda13]==0.8.0",), "extra", "cuda13", "it was asked for"),
+    ],
+)  # fmt: skip
+def test_show_says_why_in_words_of_what_was_asked(profiles, arguments, what, value, reason):
+    shown = json.loads(profiles("show", *arguments, "--json").stdout)
+    (found,) = [it for it in shown["decisions"] if it["what"] == what]
+    assert found["value"] == value
+    assert reason in found["reason"]
+    assert found["warning"] == (what == "gpu")
+    assert " run" not in found["reason"].replace("runs on", "").replace("to run on", "")
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "parts"),
     [
         (("tensorflow==2.15.7",), 11, ["tensorflow 2.15.1: another version", "tensorflow 2.16.1: another version"]),
@@ -313,6 +338,20 @@ def test_show_answers_for_every_framework_platform_source_and_override(profiles,
         (("tensorflow==2.15.1", "--platform", "linux/riscv64"), 11, ["not for linux/riscv64"]),
         (("tensorflow==2.15.1", "--set", "cuda=12.4"), 11, ["cuda 12.4 cannot be had"]),
         (("tensorflow==2.15.1", "--set", "numpy=1"), 2, ["nothing is decided by 'numpy'"]),
+        (
+            ("tensorflow==2.8.0", "--platform", "linux/arm64"),
+            11,
+            [
+                "on Python 3.10 and aarch64",
+                "tensorflow-cpu==2.8.0 for x86_64: the machine is aarch64",
+                "where: ",
+                "do: ",
+            ],
+        ),
+        (("tensorflow==2.15.1", "--gpu", ""), 2, ["--gpu takes the name of a GPU"]),
+        (("tensorflow==2.15.1", "--gpu", "none", "--gpu", "T4"), 2, ["--gpu takes the name of a GPU"]),
+        (("tensorflow==2.15.1", "--set", "base=bad ref"), 2, ["base names no image"]),
+        (("tensorflow==2.15.1", "--profiles", "/nonexistent"), 11, ["/nonexistent/cuda.toml", "by --profiles"]),
         (("jax==0.4.20", "--variant", "gpu"), 11, ["cuda12-pip: the index has no jaxlib==0.4.20+cuda12.cudnn89"]),
     ],
 )

@@ -208,6 +208,15 @@ def test_auto_takes_what_the_run_could_use(run, variant, reason):
     assert reason in why
 
 
+def test_tensorflow_gpu_after_its_end_is_tensorflow():
+    run = manifest(framework=("tensorflow-gpu", "2.12.0"))
+    stack = match(run, PROFILES)
+    assert (stack.variant, stack.distribution) == ("gpu", "tensorflow")
+    assert changes(stack)[0] == ("tensorflow-gpu==2.12.0", "tensorflow==2.12.0")
+    arm = match(run, PROFILES, machine="aarch64")
+    assert (arm.variant, arm.distribution) == ("cpu", "tensorflow")
+
+
 def test_tensorflow_gpu_stays_in_the_gpu_variant():
     stack = match(manifest(framework=("tensorflow-gpu", "2.8.0"), python="3.8.10"), PROFILES, "gpu")
     assert stack.distribution == "tensorflow-gpu"

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from envbuild.errors import MatchError, UsageError
 from envbuild.files import data_folder
-from envbuild.manifest.hardware import Component, Gpu, Native
+from envbuild.manifest.hardware import Accelerator, Component, Gpu, Native
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Conda, CondaPackage
 from envbuild.match.match import match
@@ -164,9 +164,6 @@ def test_releases_that_are_broken_as_published_are_repaired(version, python, ten
         ("2.15.1", "3.11.7", Gpu(name="a card"), "525.60.13"),
         ("2.15.1", "3.11.7", Gpu(name="NVIDIA A10", compute_capability="8.6"), "525.60.13"),
         ("2.16.2", "3.11.7", H100, "525.60.13"),
-        ("2.17.1", "3.11.7", B200, "545.23.06"),
-        ("2.18.0", "3.11.7", B200, "555.42.06"),
-        ("2.18.0", "3.11.7", Gpu(name="NVIDIA GeForce RTX 5090"), "555.42.06"),
         ("2.8.0", "3.8.10", T4, "450.80.02"),
         ("2.8.0", "3.8.10", H100, "520.61.05"),
         ("2.12.0", "3.8.10", H100, "520.61.05"),
@@ -184,6 +181,48 @@ def test_a_gpu_older_than_the_build_is_told():
     stack = match(tensorflow("2.17.0", gpus=(Gpu(name="Tesla M60"), T4)), PROFILES)
     assert warned(stack) == [("gpu", "Tesla M60")]
     assert "cannot use a GPU of 5.2" in said(stack, "gpu").reason
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "gpu", "driver", "reason"),
+    [
+        ("tensorflow", "2.17.1", B200, "570.26", "the first CUDA for GPUs of 10.0 is 12.8: the libraries of CUDA 12.3"),
+        ("tensorflow", "2.18.0", Gpu(name="NVIDIA GeForce RTX 5090"), "570.26", "GPUs of 12.0 is 12.8"),
+        ("torch", "2.5.1", B200, "570.26", "the libraries of CUDA 12.4"),
+        ("torch", "2.8.0", B200, "570.26", None),
+        ("jax", "0.8.0", B200, "570.26", None),
+        ("torch", "2.11.0", B200, "580.65.06", None),
+        ("torch", "2.11.0", Gpu(name="Tesla V100-SXM2-16GB"), "580.65.06", "CUDA 13 has no support for GPUs of 7.0"),
+        ("torch", "2.11.0", Gpu(name="Tesla K80"), "580.65.06", "CUDA 13 has no support for GPUs of 3.7"),
+        ("torch", "2.11.0", T4, "580.65.06", None),
+        ("torch", "2.5.1", Gpu(name="Tesla V100-SXM2-16GB"), "525.60.13", None),
+    ],
+)
+def test_a_gpu_that_the_cuda_was_not_made_for_is_told_and_a_new_one_needs_its_first_driver(
+    framework, version, gpu, driver, reason
+):
+    stack = match(ran(framework, framework, version, gpus=(gpu,)), PROFILES, "gpu")
+    assert stack.driver_minimum == driver
+    assert warned(stack) == ([("gpu", gpu.name)] if reason else [])
+    assert reason is None or reason in said(stack, "gpu").reason
+
+
+@pytest.mark.parametrize(
+    ("driver", "told"), [("520.61.05", True), ("525.60.13", False), ("550.54", False), ("unknown", False)]
+)
+def test_a_driver_of_the_run_that_is_older_than_the_image_needs_is_told(driver, told):
+    run = replace(tensorflow("2.15.1"), accelerator=Accelerator(driver=driver, gpus=(T4,)))
+    stack = match(run, PROFILES)
+    assert warned(stack) == ([("driver of the run", driver)] if told else [])
+    assert not told or "needs 525.60.13 or later" in said(stack, "driver of the run").reason
+    assert warned(match(run, PROFILES, "cpu")) == []
+
+
+def test_gpus_of_a_record_that_says_there_were_none_are_passed_over_and_told():
+    run = replace(tensorflow("2.15.1"), accelerator=Accelerator(kind="none", gpus=(T4,)))
+    stack = match(run, PROFILES)
+    assert (stack.variant, warned(stack)) == ("cpu", [("accelerator", "none")])
+    assert warned(match(replace(run, accelerator=Accelerator(kind="none")), PROFILES)) == []
 
 
 def test_pins_that_break_a_rule_are_reproduced_and_told():
@@ -207,6 +246,35 @@ def test_wheels_of_two_cuda_in_one_environment_are_told():
         "2.18.0", ("nvidia-cudnn-cu12", "9.3.0.75"), ("nvidia-cudnn-cu13", "9.19.0.56"), ("torch", "2.11.0")
     )
     assert ("cuda twice", "nvidia-cudnn-cu12, nvidia-cudnn-cu13") in warned(match(run, PROFILES))
+
+
+def test_plug_ins_of_two_cuda_in_one_run_are_told_with_the_higher_driver():
+    pins = [(f"jax-cuda{major}-{part}", "0.8.0") for major in (12, 13) for part in ("pjrt", "plugin")]
+    stack = match(ran("jax", "jax", "0.8.0", ("jaxlib", "0.8.0"), *pins), PROFILES)
+    assert [it[0] for it in warned(stack)] == ["cuda twice"]
+    assert "jax-cuda13-plugin" in said(stack, "cuda twice").value
+    assert "the higher one takes driver 580.65.06 or later" in said(stack, "cuda twice").reason
+    assert warned(match(ran("jax", "jax", "0.8.0", ("jaxlib", "0.8.0"), *pins[:2]), PROFILES)) == []
+
+
+def test_another_framework_whose_own_cuda_is_not_in_the_image_is_told():
+    stack = match(tensorflow("2.18.0", ("torch", "2.5.1"), gpus=(T4,)), PROFILES)
+    assert warned(stack) == [("cuda of another", "torch==2.5.1")]
+    reason = said(stack, "cuda of another").reason
+    assert "nvidia-cudnn-cu12==9.1.0.70" in reason
+    assert "nvidia-nccl-cu12" not in reason, "both ask for the same one"
+    assert "the CUDA of tensorflow==2.18.0" in reason
+    assert warned(match(tensorflow("2.18.0", ("torch", "2.5.1")), PROFILES, "cpu")) == []
+    assert warned(match(ran("torch", "torch", "2.5.1", ("tensorflow", "2.18.0")), PROFILES, "gpu")) == []
+
+
+def test_what_another_framework_lacks_is_told_where_nothing_is_added():
+    run = tensorflow("2.18.0", ("torch", "2.11.0"), gpus=(T4,))
+    assert "cuda-toolkit" in said(match(run, PROFILES), "cuda of another").reason
+    gaps = replace(run, source=replace(run.source, format="requirements", complete=False))
+    assert warned(match(gaps, PROFILES)) == [("cuda twice", "torch==2.11.0")]
+    jax = match(ran("jax", "jax", "0.8.0", ("jaxlib", "0.8.0"), ("torch", "2.5.1")), PROFILES, "gpu")
+    assert "nvidia-cudnn-cu12==9.1.0.70" in said(jax, "cuda of another").reason, "a range is locked to the newest"
 
 
 @pytest.mark.parametrize(("built", "told"), [("11.8", True), ("12.2", False), ("12", False), ("12.2.0", False)])
@@ -251,6 +319,8 @@ def test_an_override_replaces_what_the_run_had():
 def test_an_override_of_the_built_cuda_pins_what_the_wheel_leaves_open():
     stack = match(tensorflow("2.20.0"), PROFILES, "gpu", overrides={"cuda": "12.5.1"})
     assert "nvidia-cublas-cu12==12.5.3.2" in stack.requirements
+    assert "not pinned" in said(match(tensorflow("2.20.0"), PROFILES, "gpu"), "cuda").reason
+    assert "not pinned" not in said(stack, "cuda").reason
     assert match(tensorflow("2.15.1"), PROFILES, "gpu", overrides={"cuda": "12.2"}).requirements == (
         match(tensorflow("2.15.1"), PROFILES, "gpu").requirements
     )
@@ -298,6 +368,25 @@ def test_an_override_that_cannot_be_had_is_refused_with_the_reason(version, vari
     assert caught.value.todo
 
 
+def test_an_override_outside_of_what_the_framework_requires_is_refused_by_the_requirement():
+    run = ran("jax", "jax", "0.6.0", ("jaxlib", "0.6.0"))
+    with pytest.raises(MatchError, match=r"jax==0\.6\.0 requires nvidia-cuda-nvcc-cu12>=12\.6\.85\n"):
+        match(run, PROFILES, "gpu", overrides={"cuda": "12.2"})
+    with pytest.raises(MatchError, match="known are none"):
+        match(run, PROFILES, "gpu", overrides={"cuda": "12.6"})
+    with pytest.raises(MatchError, match="known are none"):
+        match(tensorflow("2.4.1", python="3.8.10"), PROFILES, "gpu", overrides={"cuda": "11.2"})
+
+
+@pytest.mark.parametrize(("tag", "cudnn", "told"), [("cudnn8", "8", False), ("cudnn9", "9", True)])
+def test_a_base_whose_name_says_another_cudnn_is_told(tag, cudnn, told):
+    given = {"base": f"docker.io/nvidia/cuda:12.3.2-{tag}-runtime-ubuntu22.04"}
+    stack = match(tensorflow("2.16.1"), PROFILES, "gpu", overrides=given)
+    assert stack.cudnn == cudnn
+    assert [it[0] for it in warned(stack)] == (["cudnn", "base"] if told else ["base"])
+    assert ("the base has another one" in said(stack, "cudnn").reason) == told
+
+
 def test_a_base_with_cuda_that_is_named_is_the_one_source():
     given = {"base": "docker.io/nvidia/cuda:12.2.2-cudnn8-runtime-ubuntu22.04"}
     stack = match(tensorflow("2.15.1", ("nvidia-cudnn-cu12", "8.9.4.25")), PROFILES, "gpu", overrides=given)
@@ -310,11 +399,18 @@ def test_a_base_with_cuda_that_is_named_is_the_one_source():
             match(ran("torch", "torch", "2.5.1"), PROFILES, "gpu", **asked)
 
 
-@pytest.mark.parametrize("given", [{"numpy": "1.26"}, {"cuda": "newest"}, {"cuda": ""}, {"python": "3.11.x"}])
+@pytest.mark.parametrize(
+    "given", [{"numpy": "1.26"}, {"cuda": "newest"}, {"cuda": ""}, {"python": "3.11.x"}, {"base": "bad ref with space"}]
+)
 def test_an_override_that_cannot_be_meant_is_a_usage_error(given):
     with pytest.raises(UsageError) as caught:
         match(tensorflow("2.15.1"), PROFILES, "gpu", overrides=given)
     assert "--set" in caught.value.where
+
+
+@pytest.mark.parametrize("base", ["debian:bookworm", "docker://debian:12", "oci:My Base", "./My Base", "/srv/Base"])
+def test_a_base_need_not_be_a_registry_s(base):
+    assert match(tensorflow("2.15.1"), PROFILES, "cpu", overrides={"base": base}).base == base
 
 
 def test_pairs_are_read_as_the_command_line_has_them():

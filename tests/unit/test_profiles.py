@@ -351,6 +351,7 @@ def copied(tmp_path: Path) -> Path:
         ("cuda.toml", 'serves = ["11.2", "11.8"]', "serves = 11.2", "cuda.toml: wheel_set[0].serves"),
         ("cuda.toml", 'folder = "nvidia/cuda_nvcc"', "folder = 1", "cuda.toml: compiler[0].folder"),
         ("cuda.toml", '"7.0" = ["V100"]', '"7.0" = "V100"', "cuda.toml: capabilities[0].gpus.7.0"),
+        ("cuda.toml", 'lowest = "3.0"', "lowest = 3.0", "cuda.toml: generation[0].lowest"),
         ("cuda.toml", 'labelled = ["torch"', 'labeled = ["torch"', "cuda.toml: labelled"),
     ],
 )
