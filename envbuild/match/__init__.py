@@ -5,6 +5,7 @@ from envbuild.match.match import match
 from envbuild.match.overrides import pairs_of
 from envbuild.match.profiles import Profiles, load_profiles
 from envbuild.match.stack import Decision, Gaps, PinChange, Stack, Variant
+from envbuild.match.swap import name_of
 from envbuild.match.variant import VariantChoice
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "VariantChoice",
     "load_profiles",
     "match",
+    "name_of",
     "pairs_of",
 ]

@@ -5,9 +5,6 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from envbuild.assemble import Assembled, LayerCache, assemble, wheels_to_read
 from envbuild.base import check_base, resolve_base
 from envbuild.cache import prune, size_limit
@@ -29,7 +26,7 @@ from envbuild.lock import (
     read_settings,
     requirements_text,
 )
-from envbuild.match import Stack
+from envbuild.match import Stack, name_of
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.layout import write_layout
@@ -141,7 +138,7 @@ def _confirmed(run: LockedRun, order: Order) -> LockedRun:
 
 def _added(stack: Stack, locked: Lock) -> tuple[str, ...]:
     """What is locked besides the requirements."""
-    names = {canonicalize_name(Requirement(it).name) for it in stack.requirements}
+    names = {name_of(it) for it in stack.requirements}
     return tuple(f"{it.name}=={it.version}" for it in locked.wheels if it.name not in names)
 
 

@@ -1,6 +1,5 @@
 """The decision before any work: what an order leads to."""
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.files import data_folder
@@ -8,7 +7,7 @@ from envbuild.lock import (
     origin_fault,
 )
 from envbuild.manifest import read_manifest
-from envbuild.match import load_profiles, match
+from envbuild.match import load_profiles, match, name_of
 from envbuild.pipeline.order import Order, Plan
 
 
@@ -24,7 +23,7 @@ def make_plan(order: Order) -> Plan:
         overrides=order.overrides,
         machine=order.platform,
     )
-    kept = {canonicalize_name(Requirement(it).name) for it in stack.requirements}
+    kept = {name_of(it) for it in stack.requirements}
     faults = [
         fault
         for it in manifest.distributions
