@@ -10,6 +10,7 @@ from envbuild.oci.image import Image, canonical_json
 
 LAYER_FORMAT = 1
 """Raised whenever the same recipe would give other bytes."""
+PYTHON_LABEL = "dev.envbuild.python"
 PREFIX = "/opt/env"
 USER = "65532:65532"
 """The conventional non-root user of minimal images; it owns nothing in the image."""
@@ -26,11 +27,24 @@ class Base:
     """Python, machine and glibc that lie in the base."""
     python_path: str
     """The interpreter, all links followed: `/usr/bin/python3.11`."""
+    asked: str = ""
+    """Where it was asked for in a registry, without a digest: `docker.io/library/python:3.11-slim`; empty elsewhere."""
+    mirror_of: str = ""
+    """What it was copied from, where that is known; no byte of an image depends on it."""
+    distribution: str = ""
+    """As its os-release says it: `Debian GNU/Linux 12 (bookworm)`."""
+    interpreter: str = ""
+    """A digest of the interpreter's own files: bases that have it in common have the very same interpreter."""
 
     @property
     def digest(self) -> Digest:
-        """The digest of the base's manifest."""
-        return self.image.digest
+        """The digest of the base's manifest, where it lies in a registry as that has it."""
+        return self.image.found_as or self.image.digest
+
+    def to_dict(self) -> dict[str, str]:
+        """What a lock keeps of the base: name, digest and, for a mirror, what it was copied from."""
+        said = {"name": self.asked or self.name, "digest": str(self.digest), "mirror_of": self.mirror_of}
+        return {key: text for key, text in said.items() if text}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +58,8 @@ class Recipe:
     wheels: tuple[LockedWheel, ...]
     variables: tuple[tuple[str, str], ...]
     labels: tuple[tuple[str, str], ...]
+    base_asked: str = ""
+    """The base's name in the image's annotations; empty where that is left out."""
     layer_format: int = LAYER_FORMAT
     prefix: str = PREFIX
     user: str = USER
@@ -54,8 +70,9 @@ class Recipe:
         return Digest.of(canonical_json(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything that decides the bytes; neither the base's name nor a wheel's address is part of it."""
-        return {
+        """Everything that decides the bytes: of the base's name only what the image says, and no wheel's address."""
+        named = {"base_name": self.base_asked} if self.base_asked else {}
+        return named | {
             "layer_format": self.layer_format,
             "base": str(self.base_digest),
             "python": {"path": self.python_path, "version": self.target.python},
@@ -73,13 +90,14 @@ def make_recipe(stack: Stack, lock: Lock, base: Base) -> Recipe:
     labels = {
         "dev.envbuild.framework": f"{stack.distribution}=={stack.version}",
         "dev.envbuild.variant": stack.variant,
-        "dev.envbuild.python": lock.target.python,
+        PYTHON_LABEL: lock.target.python,
     }
     if stack.cuda:
         labels["dev.envbuild.cuda"] = stack.cuda
     return Recipe(
         base_name=base.name,
         base_digest=base.digest,
+        base_asked=base.asked,
         python_path=base.python_path,
         target=lock.target,
         wheels=lock.wheels,

@@ -1,6 +1,20 @@
 """Recipe -> Image, from wheels and a base, without a daemon."""
 
 from envbuild.assemble.cache import LayerCache
-from envbuild.assemble.image import Assembled, assemble, wheels_to_read
+from envbuild.assemble.image import Assembled, assemble, cache_keys, wheels_to_read
+from envbuild.assemble.layer import LayerResult
+from envbuild.assemble.rebase import Rebased, named_base, rebase
+from envbuild.assemble.source import WheelFiles
 
-__all__ = ["Assembled", "LayerCache", "assemble", "wheels_to_read"]
+__all__ = [
+    "Assembled",
+    "LayerCache",
+    "LayerResult",
+    "Rebased",
+    "WheelFiles",
+    "assemble",
+    "cache_keys",
+    "named_base",
+    "rebase",
+    "wheels_to_read",
+]

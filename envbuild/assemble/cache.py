@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from envbuild.assemble.layer import LayerResult
 from envbuild.files import settle, write_whole, written_aside
@@ -21,11 +21,36 @@ class CachedLayer:
     reused: bool
 
 
-class LayerCache:
-    """A folder of layers, safe for concurrent runs: every file appears whole, under a name that its content decides."""
+class Shared(Protocol):
+    """What others have made and say of it, by the same keys."""
 
-    def __init__(self, folder: Path) -> None:
+    def layer(self, key: Digest) -> LayerResult | None:
+        """The layer for a key, whose bytes they have."""
+
+    def get(self, key: Digest) -> Any | None:
+        """What they noted for a key."""
+
+    def put(self, key: Digest, value: Any) -> None:
+        """Let them have a note."""
+
+
+class LayerCache:
+    """A folder of layers, safe for concurrent runs: every file appears whole, under a name that its content decides.
+
+    Behind it there may be what others share: their notes are taken as ours, and of their layers all but the bytes.
+    """
+
+    def __init__(self, folder: Path, shared: Shared | None = None) -> None:
         self._keys, self._blobs, self._notes = folder / "layers", folder / "blobs", folder / "notes"
+        self._shared = shared
+
+    def elsewhere(self, key: Digest) -> LayerResult | None:
+        """The layer for a key that others have."""
+        return self._shared.layer(key) if self._shared else None
+
+    def knows(self, key: Digest) -> bool:
+        """Whether a layer need not be made to have its digest."""
+        return self.get(key) is not None or self.elsewhere(key) is not None
 
     def get(self, key: Digest) -> CachedLayer | None:
         """Return the layer for a key; None when it, or its bytes, are not there or not as long as they were."""
@@ -53,10 +78,18 @@ class LayerCache:
         try:
             return json.loads((self._notes / f"{key.hex}.json").read_bytes())
         except (OSError, ValueError):
-            return None
+            value = self._shared.get(key) if self._shared else None
+        if value is not None:
+            self._keep(key, value)
+        return value
 
     def note(self, key: Digest, value: Any) -> None:
         """Keep a small value that a key decides."""
+        self._keep(key, value)
+        if self._shared:
+            self._shared.put(key, value)
+
+    def _keep(self, key: Digest, value: Any) -> None:
         write_whole(self._notes / f"{key.hex}.json", canonical_json(value))
 
     def _path(self, digest: Digest) -> Path:

@@ -1,18 +1,22 @@
 """The image config and the environment's own files."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from envbuild.assemble.install import InstalledFile
 from envbuild.assemble.layer import LayerFile, Link
 from envbuild.errors import BaseError
-from envbuild.oci.image import Layer, canonical_json
+from envbuild.oci.image import ENVIRONMENT, Layer, canonical_json
 from envbuild.recipe import Base, Recipe
 
 CREATED = "1980-01-01T00:00:00Z"
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+BASE_NAME = "org.opencontainers.image.base.name"
+BASE_DIGEST = "org.opencontainers.image.base.digest"
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+OURS = "envbuild: "
+"""How the history begins of layers that hold the environment, and of no base's."""
 
 
 def environment_files(recipe: Recipe) -> tuple[list[LayerFile], list[Link]]:
@@ -36,18 +40,34 @@ def environment_files(recipe: Recipe) -> tuple[list[LayerFile], list[Link]]:
     return [file], links
 
 
+def annotations(recipe: Recipe) -> dict[str, str]:
+    """What the manifest says of the image: its environment and its base (OCI image-spec, annotations.md).
+
+    A base that lies in no registry is named by its digest only: it has different names in different places, and has to
+    give one image.
+    """
+    named = {BASE_NAME: recipe.base_asked} if recipe.base_asked else {}
+    return named | {BASE_DIGEST: str(recipe.base_digest), ENVIRONMENT: str(recipe.environment)}
+
+
 def config_bytes(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> bytes:
     """Serialise the config: the base's, with the environment's variables, labels, user and layers (config.md)."""
-    try:
-        config: dict[str, Any] = json.loads(base.image.config)
-        inner: dict[str, Any] = dict(config.get("config") or {})
-        history: list[dict[str, Any]] = list(config.get("history") or [])
-    except (ValueError, TypeError, AttributeError) as error:
-        raise BaseError("the base's config is not valid JSON", where=base.name) from error
+    inner = inner_config(base)
     inner["Env"] = _variables(inner.get("Env") or [], recipe)
     inner["Labels"] = dict(inner.get("Labels") or {}) | dict(recipe.labels)
     inner["User"] = recipe.user
-    ours = [{"created": CREATED, "created_by": f"envbuild: {layer.created_by}"} for layer in layers]
+    return whole_config(base, inner, layers)
+
+
+def inner_config(base: Base) -> dict[str, Any]:
+    """What the base's config says of running it; BaseError when it cannot be read."""
+    return dict(_parsed(base)["config"])
+
+
+def whole_config(base: Base, inner: Mapping[str, Any], layers: Sequence[Layer]) -> bytes:
+    """Serialise a config for the base with layers on top, whose `created_by` gets OURS before it."""
+    config = _parsed(base)
+    ours = [{"created": CREATED, "created_by": f"{OURS}{layer.created_by}"} for layer in layers]
     return canonical_json(
         {
             "architecture": config["architecture"],
@@ -59,9 +79,17 @@ def config_bytes(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> bytes:
                 "type": "layers",
                 "diff_ids": [str(layer.diff_id) for layer in (*base.image.layers, *layers)],
             },
-            "history": _base_history(history, len(base.image.layers)) + ours,
+            "history": _base_history(config["history"], len(base.image.layers)) + ours,
         }
     )
+
+
+def _parsed(base: Base) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads(base.image.config)
+        return config | {"config": dict(config.get("config") or {}), "history": list(config.get("history") or [])}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BaseError("the base's config is not valid JSON", where=base.name) from error
 
 
 def _base_history(history: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
@@ -73,6 +101,6 @@ def _base_history(history: list[dict[str, Any]], layers: int) -> list[dict[str, 
 
 def _variables(base: Sequence[str], recipe: Recipe) -> list[str]:
     variables = dict(entry.partition("=")[::2] for entry in base)
-    path = variables.get("PATH") or _DEFAULT_PATH
+    path = variables.get("PATH") or DEFAULT_PATH
     ours = {"PATH": f"{recipe.prefix}/bin:{path}", "VIRTUAL_ENV": recipe.prefix, **dict(recipe.variables)}
     return [f"{name}={value}" for name, value in (variables | ours).items()]

@@ -1,6 +1,6 @@
 """Requirements to exact wheels: resolvers behind one interface, what cannot be locked, files for people, downloads."""
 
-from envbuild.lock.download import fetch
+from envbuild.lock.download import Arrivals, fetch
 from envbuild.lock.faults import origin_fault
 from envbuild.lock.folder import copy_local, read_held, write_lock, write_wheelhouse
 from envbuild.lock.formats import pylock_text, read_pylock, requirements_text
@@ -14,6 +14,7 @@ from envbuild.lock.tags import stack_target
 from envbuild.lock.uv import UvResolver
 
 __all__ = [
+    "Arrivals",
     "Identity",
     "IndexSettings",
     "Lock",

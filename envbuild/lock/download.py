@@ -3,11 +3,12 @@
 import hashlib
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import TracebackType
+from typing import Any, BinaryIO, Self
 
 import httpx
 
@@ -18,6 +19,7 @@ from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings, bare_url, read_settings
 from envbuild.lock.web import make_client, retried
 from envbuild.oci.digest import Digest
+from envbuild.waiting import as_completed
 
 Report = Callable[[int, int, str], None]
 """Called with bytes done, bytes of all wheels, and the name of the file at hand; by one thread at a time."""
@@ -52,25 +54,85 @@ def fetch(
     What is in the cache is verified again and not downloaded. Leaving the loop early, by an error or Ctrl-C too, stops
     the other downloads and leaves no partial file. Several processes may share a cache.
     """
-    absent = [wheel for wheel in wheels if not wheel_path(cache, wheel.sha256).exists()]
-    settings = settings or (read_settings() if absent else IndexSettings(default=None))
-    with make_client(settings) as client:
-        job = _Job(client=client, cache=cache, report=report, total=sum(wheel.size for wheel in wheels))
-        yield from _fetch(job, wheels)
+    with Arrivals(cache, report=report, settings=settings) as arrivals:
+        expected = {future: wheel for wheel, future in arrivals.start(wheels).items()}
+        for future in as_completed(expected):
+            yield expected[future], future.result()
+
+
+class Arrivals:
+    """Wheels on their way into the cache, several at once: whoever needs one waits for that one only.
+
+    Leaving the block stops what is still on its way, and leaves no partial file.
+    """
+
+    def __init__(self, cache: Path, *, report: Report = _say_nothing, settings: IndexSettings | None = None) -> None:
+        self._job = _Job(cache=cache, report=report, settings=settings)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="download")
+        self._futures: dict[LockedWheel, Future[Path]] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._pool.shutdown()
+        self._job.close()
+
+    def start(self, wheels: Iterable[LockedWheel]) -> dict[LockedWheel, Future[Path]]:
+        """Begin to fetch what was not begun before, in this order."""
+        with self._lock:
+            return {wheel: self._begun(wheel) for wheel in wheels}
+
+    def path(self, wheel: LockedWheel) -> Path:
+        """Wait for a wheel's verified file; LockError when it cannot be had."""
+        return self.start([wheel])[wheel].result()
+
+    def stop(self) -> None:
+        """Let all downloads end now; who waits for one gets an exception."""
+        self._job.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begun(self, wheel: LockedWheel) -> Future[Path]:
+        if wheel not in self._futures:
+            self._job.expect(wheel)
+            self._futures[wheel] = self._pool.submit(_one, self._job, wheel)
+        return self._futures[wheel]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    """What the threads of one call share."""
+    """What the threads share."""
 
-    client: httpx.Client
     cache: Path
     report: Report
-    total: int
+    settings: IndexSettings | None
+    total: int = 0
     done: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     stopped: threading.Event = field(default_factory=threading.Event)
     sockets: list[socket.socket] = field(default_factory=list)
+    _client: httpx.Client | None = None
+
+    def client(self) -> httpx.Client:
+        """The client of all threads, made when something has to be downloaded."""
+        with self.lock:
+            if self._client is None:
+                self._client = make_client(self.settings or read_settings())
+            return self._client
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._client is not None:
+            self._client.close()
+
+    def expect(self, wheel: LockedWheel) -> None:
+        """Count a wheel among those that are to come."""
+        with self.lock:
+            self.total += wheel.size
 
     def advance(self, count: int, text: str) -> None:
         """Say that bytes came; a stopped job stops its threads here."""
@@ -100,19 +162,6 @@ class _Job:
         """Wait before another try."""
         if self.stopped.wait(seconds):
             raise _Stopped
-
-
-def _fetch(job: _Job, wheels: Sequence[LockedWheel]) -> Iterator[tuple[LockedWheel, Path]]:
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="download")
-    pending: dict[Future[Path], LockedWheel] = {pool.submit(_one, job, wheel): wheel for wheel in wheels}
-    try:
-        while pending:
-            ready, _ = wait(pending, return_when=FIRST_COMPLETED)
-            for future in ready:
-                yield pending.pop(future), future.result()
-    finally:
-        job.stop()
-        pool.shutdown(cancel_futures=True)
 
 
 def _one(job: _Job, wheel: LockedWheel) -> Path:
@@ -167,7 +216,7 @@ class _Transfer:
             return
         asked = {"Range": f"bytes={self._size}-"} if self._size else {}
         job, url = self._job, self._wheel.url
-        with job.client.stream("GET", url, headers=asked, extensions={"trace": job.trace}) as answer:
+        with job.client().stream("GET", url, headers=asked, extensions={"trace": job.trace}) as answer:
             answer.raise_for_status()
             if answer.status_code != httpx.codes.PARTIAL_CONTENT:
                 self._restart()

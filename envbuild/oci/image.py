@@ -6,6 +6,7 @@ Bytes come first: a manifest and a config are serialised once, and those bytes a
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from envbuild.oci.digest import Digest
@@ -70,6 +71,10 @@ class Layer:
     """The layer's one line in the image's history."""
     reused: bool = False
     """True when the bytes were not made in this run (base layers and cached layers)."""
+    origin: str = ""
+    """`registry/repository` that has the blob already, from where the same registry can mount it; empty for none."""
+    path: Path | None = None
+    """The file of our own cache that holds exactly these bytes, if one does; outputs share it instead of copying."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,79 +1,79 @@
 """The order of the stages, on one screen; what is slow or remote is in the stages, what is printed is the caller's."""
 
-from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from envbuild.assemble import Assembled, LayerCache, assemble, wheels_to_read
 from envbuild.base import check_base, resolve_base
 from envbuild.cache import prune, size_limit
 from envbuild.dockerfile import build_context
-from envbuild.errors import RegistryError, UsageError
+from envbuild.errors import UsageError
 from envbuild.files import data_folder, staged_folder, write_whole
 from envbuild.lock import (
     IndexSettings,
     Lock,
     LockedRun,
-    LockedWheel,
     Options,
     Target,
-    confirm,
     copy_local,
-    fetch,
     lock_run,
     pylock_text,
     read_settings,
     requirements_text,
 )
 from envbuild.match import Stack, name_of
-from envbuild.oci.digest import Digest
-from envbuild.oci.image import canonical_json
 from envbuild.oci.layout import write_layout
-from envbuild.oci.reference import Reference
+from envbuild.pipeline.making import Making
 from envbuild.pipeline.order import Order, Outcome, Plan, Reporter
-from envbuild.recipe import Base, Recipe, make_recipe
-from envbuild.registry import check_push, check_repository, environment_tag, find_environment, pull, push
+from envbuild.recipe import Base, make_recipe
+from envbuild.registry import SharedCache, check_push, check_repository, pull
 from envbuild.stamp import StampEntry, check_stampable, stamp
-from envbuild.verify import prove_loading
 
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
 def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
-    """Carry the plan out: lock, fetch, assemble, then push or write; the stamp comes last, or not at all."""
+    """Carry the plan out: lock, make and push (or write) the image; the stamp comes last, or not at all."""
     _check_destinations(order)
     settings = read_settings(order.find_links, offline=order.offline)
-    base = _base(order, plan, report)
-    run = _lock(order, plan, base.target, settings, report)
-    recipe = make_recipe(plan.stack, run.lock, base)
-    found = _existing(order, recipe, report)
-    assembled = found or _assembled(order, plan, recipe, base, settings, report)
-    run = _confirmed(run, order)
-    pylock = pylock_text(run.lock, run.proof, dict(run.built))
+    with ExitStack() as stack:
+        shared = _shared(order, stack)
+        base = _base(order, plan, report)
+        run = _lock(order, plan, base.target, settings, report)
+        recipe = make_recipe(plan.stack, run.lock, base)
+        making = Making(order=order, plan=plan, recipe=recipe, base=base, run=run, shared=shared, report=report)
+        made = making.existing() or making.made(settings)
+    pylock = pylock_text(made.run.lock, made.run.proof, dict(made.run.built))
     context = build_context(recipe, requirements_text(run.lock), pylock, data_folder("templates"))
-    image = _push(order, assembled, recipe, report)
-    layout = None if image else order.out
+    layout = None if made.image else order.out
     with staged_folder(order.out) as folder:
         for name, data in context.items():
             write_whole(folder / "context" / name, data)
         copy_local(run.lock, folder / "context")
         if layout:
             report.step(f"writing the OCI layout {layout}")
-            write_layout(assembled.image, folder, name="latest", machine=base.target.machine)
+            write_layout(made.assembled.image, folder, name="latest", machine=base.target.machine)
     outcome = Outcome(
         plan=plan,
         recipe=recipe,
-        assembled=assembled,
-        image=image,
+        assembled=made.assembled,
+        image=made.image,
         layout=layout,
         pylock=pylock,
-        proof=run.proof,
+        proof=made.run.proof,
         added=_added(plan.stack, run.lock),
     )
     outcome = replace(outcome, stamped=_stamp(order.stamp, order, outcome, now)) if order.stamp else outcome
     _keep_small(order.cache, report)
     return outcome
+
+
+def _shared(order: Order, stack: ExitStack) -> SharedCache | None:
+    """What the repository that is pushed to has of layers."""
+    if order.push is None or not order.remote_cache:
+        return None
+    return stack.enter_context(SharedCache(order.push))
 
 
 def _check_destinations(order: Order) -> None:
@@ -128,94 +128,10 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
     return run
 
 
-def _confirmed(run: LockedRun, order: Order) -> LockedRun:
-    """Hold what the index showed against what it then served; the proof may lose by it."""
-    confirmed = confirm(run, order.cache)
-    if order.require_identical:
-        confirmed.proof.require_identical()
-    return confirmed
-
-
 def _added(stack: Stack, locked: Lock) -> tuple[str, ...]:
     """What is locked besides the requirements."""
     names = {name_of(it) for it in stack.requirements}
     return tuple(f"{it.name}=={it.version}" for it in locked.wheels if it.name not in names)
-
-
-def _fetch(
-    order: Order, wheels: Sequence[LockedWheel], settings: IndexSettings, report: Reporter
-) -> dict[Digest, Path]:
-    if wheels:
-        report.step(f"fetching {len(wheels)} wheels")
-
-    def told(done: int, total: int, _text: str) -> None:
-        report.progress("fetching", done, total)
-
-    return {wheel.sha256: path for wheel, path in fetch(wheels, order.cache, report=told, settings=settings)}
-
-
-def _existing(order: Order, recipe: Recipe, report: Reporter) -> Assembled | None:
-    """The image of this very environment in the registry that is pushed to; nothing has to be built then."""
-    if order.push is None or not order.remote_cache:
-        return None
-    try:
-        image = find_environment(order.push, recipe.environment, machine=recipe.target.machine)
-    except RegistryError as error:
-        report.note(f"the registry was not asked for the environment: {error.what}")
-        return None
-    if image is None:
-        return None
-    report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
-    return Assembled(image=image, overlaps=())
-
-
-def _assembled(
-    order: Order, plan: Plan, recipe: Recipe, base: Base, settings: IndexSettings, report: Reporter
-) -> Assembled:
-    layers = LayerCache(order.cache)
-    proof = Digest.of(canonical_json(["loader proof", str(recipe.environment)]))
-    unproved = plan.stack.cuda is not None and layers.noted(proof) is None
-    needed = recipe.wheels if unproved else wheels_to_read(recipe, layers)
-    wheels = _fetch(order, needed, settings, report)
-    if unproved:
-        _prove(order, plan, recipe, base, wheels, report)
-        layers.note(proof, "found")
-    report.step("assembling the image")
-    assembled = assemble(recipe, base, wheels, layers, report.progress)
-    _tell_overlaps(assembled, report)
-    return assembled
-
-
-def _prove(
-    order: Order, plan: Plan, recipe: Recipe, base: Base, wheels: Mapping[Digest, Path], report: Reporter
-) -> None:
-    """Fail before the image is made where the framework would not find its CUDA libraries in it."""
-    report.step("looking for CUDA's libraries as the loader does")
-    proof = prove_loading(plan.stack, recipe, base, wheels, plan.profiles, order.cache / "loading")
-    proof.require()
-    report.note(proof.summary)
-    for note in proof.notes:
-        report.note(str(note))
-
-
-def _tell_overlaps(assembled: Assembled, report: Reporter) -> None:
-    for overlap in assembled.overlaps[:10]:
-        losers = ", ".join(overlap.losers)
-        report.warn(
-            f"{overlap.path} is in {losers} and in {overlap.winner.name}, which comes later in the lock and wins"
-        )
-    if len(assembled.overlaps) > 10:
-        report.warn(f"{len(assembled.overlaps) - 10} more paths are in several packages")
-
-
-def _push(order: Order, assembled: Assembled, recipe: Recipe, report: Reporter) -> Reference | None:
-    if order.push is None:
-        return None
-    report.step(f"pushing to {order.push}")
-    tags = (environment_tag(recipe.environment),)
-    result = push(assembled.image, order.push, tags=tags, report=report.progress)
-    report.note(f"{result.uploaded / 1e6:.1f} MB sent, {result.existing / 1e6:.1f} MB were there")
-    return result.reference
 
 
 def _stamp(model: str, order: Order, outcome: Outcome, now: datetime) -> str:

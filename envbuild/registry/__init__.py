@@ -2,20 +2,26 @@
 
 from envbuild.registry.artifact_registry import check_repository
 from envbuild.registry.client import Manifest, Registry
+from envbuild.registry.copy import Copied, copy_image
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.lookup import environment_tag, find_environment
 from envbuild.registry.pull import pull
-from envbuild.registry.push import PushResult, check_push, push
+from envbuild.registry.push import PushResult, Upload, check_push, push
 from envbuild.registry.retry import Retry
+from envbuild.registry.shared import SharedCache
 
 __all__ = [
+    "Copied",
     "Credentials",
     "Manifest",
     "PushResult",
     "Registry",
     "Retry",
+    "SharedCache",
+    "Upload",
     "check_push",
     "check_repository",
+    "copy_image",
     "environment_tag",
     "find_environment",
     "pull",

@@ -25,7 +25,7 @@ from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import printable
 from envbuild.registry.retry import Retry
 
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 _LAYERS = frozenset({LAYER_GZIP, LAYER_TAR, LAYER_ZSTD})
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -40,18 +40,19 @@ def pull(
     """
     # Layers are opened long after this returns, so nobody could close a pool: keep no idle connection.
     registry = Registry(reference.registry, credentials=credentials, retry=retry, keep_alive=False)
-    architecture = _ARCHITECTURES.get(machine, machine)
+    architecture = ARCHITECTURES.get(machine, machine)
     try:
-        value, data = _manifest(registry, reference, reference.target)
+        value, data = read_manifest(registry, reference, reference.target)
         if "manifests" in value:
-            value, data = _manifest(registry, reference, _chosen(value, architecture, reference))
+            value, data = read_manifest(registry, reference, chosen(value, architecture, reference))
         return _image(registry, reference, value, data, architecture)
     except _WRONG as error:
         what = f"{reference} has a manifest or config that cannot be read ({type(error).__name__})"
         raise RegistryError(what, where=str(reference), todo="name an image with an OCI or Docker manifest") from error
 
 
-def _manifest(registry: Registry, reference: Reference, target: str) -> tuple[dict[str, Any], bytes]:
+def read_manifest(registry: Registry, reference: Reference, target: str) -> tuple[dict[str, Any], bytes]:
+    """Get a manifest or index, parsed and as it is, held to its digest; RegistryError when there is none to be read."""
     try:
         found = registry.manifest(reference.repository, target)
     except RegistryError as error:
@@ -77,8 +78,8 @@ def _check(found: Manifest, reference: Reference, target: str) -> None:
         raise RegistryError(what, where=f"{reference.name}@{asked}", todo="check the registry, and any proxy before it")
 
 
-def _chosen(index: Mapping[str, Any], architecture: str, reference: Reference) -> str:
-    """The digest of the index's manifest for linux on the architecture."""
+def chosen(index: Mapping[str, Any], architecture: str, reference: Reference) -> str:
+    """Return the digest of the index's manifest for linux on the architecture."""
     offered = []
     for entry in index["manifests"]:
         platform = entry.get("platform") or {}
@@ -126,7 +127,7 @@ def _layers(
         descriptor = _oci(Descriptor.from_dict(value), reference)
         # The registry knows the blob by its digest alone, so the renamed descriptor opens it as well.
         opener = partial(registry.open_blob, reference.repository, descriptor)
-        layers.append(Layer(descriptor, diff_id, opener, created_by=line, reused=True))
+        layers.append(Layer(descriptor, diff_id, opener, created_by=line, reused=True, origin=reference.name))
     return tuple(layers)
 
 

@@ -2,19 +2,22 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from io import BytesIO
+from types import TracebackType
+from typing import Self
 
 from envbuild.errors import RegistryError, UsageError
-from envbuild.oci.image import CONFIG, MANIFEST, Descriptor, Image, Opener
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import CONFIG, MANIFEST, Descriptor, Image, Layer
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import printable
 from envbuild.registry.retry import Retry
+from envbuild.waiting import as_completed
 
 PARALLEL = 4
 """Blobs at once; go-containerregistry's number."""
@@ -35,12 +38,6 @@ class PushResult:
     """Bytes of blobs that were there before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Blob:
-    descriptor: Descriptor
-    open: Opener
-
-
 def push(
     image: Image,
     reference: Reference,
@@ -55,21 +52,93 @@ def push(
     Raises RegistryError, BuildError when a layer's bytes are not what its descriptor says, and UsageError.
     After any error no tag points to the image, and all other uploads have been cut.
     """
-    named = _tags(reference, tags, image)
-    blobs = _blobs(image)
-    with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
-        sent = 0
+    with Upload(reference, report=report, credentials=credentials, retry=retry) as upload:
+        return upload.finish(image, tags)
+
+
+class Upload:
+    """An image on its way to a registry, whose layers may go before the image is whole.
+
+    Leaving the block by an error, or by Ctrl-C, cuts all requests; then no tag points to the image.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        *,
+        report: Report = lambda _name, _done, _size: None,
+        credentials: Credentials | None = None,
+        retry: Retry | None = None,
+    ) -> None:
+        self._reference, self._report, self._lock = reference, report, threading.Lock()
+        self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
+        self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
+        self._sent: dict[Digest, Future[int]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._registry.stop()
+        self._pool.shutdown(cancel_futures=True)
+        self._registry.close()
+
+    def offer(self, layer: Layer) -> None:
+        """Begin to send a layer that the image will have; raises what an earlier one failed of."""
+        for future in self._sent.values():
+            if future.done():
+                future.result()
+        if layer.descriptor.digest not in self._sent:
+            self._sent[layer.descriptor.digest] = self._pool.submit(self._send, layer)
+
+    def finish(self, image: Image, tags: Sequence[str] = ()) -> PushResult:
+        """Send what is missing, the config last, then the manifest; have it confirmed, and tag it. Errors as `push`."""
+        named = _tags(self._reference, tags, image)
+        registry, repository = self._registry, self._reference.repository
         media_type = str(json.loads(image.manifest).get("mediaType") or MANIFEST)
-        if not registry.has_manifest(reference.repository, image.digest):
-            sent = _send(registry, reference.repository, blobs, report)
-            registry.put_manifest(reference.repository, str(image.digest), image.manifest, media_type)
-        _confirm(registry, reference, image)
+        blobs = {layer.descriptor.digest: layer for layer in (*image.layers, _config(image))}
+        sent = 0
+        if not registry.has_manifest(repository, image.digest):
+            sent = self._send_all(image)
+            registry.put_manifest(repository, str(image.digest), image.manifest, media_type)
+        _confirm(registry, self._reference, image)
         for tag in named:
             # A tag that is right already is left alone: repositories with immutable tags refuse even the same again.
-            if registry.manifest_digest(reference.repository, tag) != str(image.digest):
-                registry.put_manifest(reference.repository, tag, image.manifest, media_type)
-    total = sum(blob.descriptor.size for blob in blobs)
-    return PushResult(reference=reference.at(image.digest), uploaded=sent, existing=total - sent)
+            if registry.manifest_digest(repository, tag) != str(image.digest):
+                registry.put_manifest(repository, tag, image.manifest, media_type)
+        total = sum(blob.descriptor.size for blob in blobs.values())
+        return PushResult(reference=self._reference.at(image.digest), uploaded=sent, existing=total - sent)
+
+    def _send_all(self, image: Image) -> int:
+        """Send the layers, the largest first, so that no big one is left to the end alone; return their bytes."""
+        for layer in sorted(image.layers, key=lambda it: (-it.descriptor.size, it.descriptor.digest)):
+            self.offer(layer)
+        return sum(future.result() for future in as_completed(self._sent.values())) + self._send(_config(image))
+
+    def _send(self, layer: Layer) -> int:
+        descriptor, registry, repository = layer.descriptor, self._registry, self._reference.repository
+        host, _, source = layer.origin.partition("/")
+        mountable = host == self._reference.registry and source != repository
+        if registry.has_blob(repository, descriptor.digest) or (
+            mountable and registry.mount(repository, descriptor.digest, source=source)
+        ):
+            self._told(descriptor, descriptor.size)
+            return 0
+        registry.put_blob(repository, descriptor, layer.open, progress=lambda done: self._told(descriptor, done))
+        return descriptor.size
+
+    def _told(self, descriptor: Descriptor, done: int) -> None:
+        with self._lock:
+            self._report(str(descriptor.digest), done, descriptor.size)
+
+
+def _config(image: Image) -> Layer:
+    """The config, as a blob like the others."""
+    descriptor = Descriptor(CONFIG, image.config_digest, len(image.config))
+    return Layer(descriptor, image.config_digest, lambda: BytesIO(image.config))
 
 
 def check_push(reference: Reference, *, credentials: Credentials | None = None, retry: Retry | None = None) -> None:
@@ -88,47 +157,6 @@ def _tags(reference: Reference, tags: Sequence[str], image: Image) -> list[str]:
         except ValueError as error:
             raise UsageError(str(error), where=str(reference)) from error
     return list(named)
-
-
-def _blobs(image: Image) -> list[_Blob]:
-    """Each blob once: the largest layers first, so that no big one is left to the end alone; the config last."""
-    layers = {layer.descriptor.digest: _Blob(descriptor=layer.descriptor, open=layer.open) for layer in image.layers}
-    ordered = sorted(layers.values(), key=lambda blob: (-blob.descriptor.size, blob.descriptor.digest))
-    config = Descriptor(CONFIG, image.config_digest, len(image.config))
-    return [*ordered, _Blob(descriptor=config, open=lambda: BytesIO(image.config))]
-
-
-def _send(registry: Registry, repository: str, blobs: Sequence[_Blob], report: Report) -> int:
-    """Send the blobs that are not there; return their bytes."""
-    lock = threading.Lock()
-
-    def told(name: str, done: int, size: int) -> None:
-        with lock:
-            report(name, done, size)
-
-    *layers, config = (partial(_send_one, registry, repository, blob, told) for blob in blobs)
-    return _all(registry, layers) + config()
-
-
-def _send_one(registry: Registry, repository: str, blob: _Blob, report: Report) -> int:
-    name, size = str(blob.descriptor.digest), blob.descriptor.size
-    if registry.has_blob(repository, blob.descriptor.digest):
-        report(name, size, size)
-        return 0
-    registry.put_blob(repository, blob.descriptor, blob.open, progress=lambda done: report(name, done, size))
-    return size
-
-
-def _all(registry: Registry, jobs: Iterable[Callable[[], int]]) -> int:
-    """Run the jobs at the same time; the first failure, or Ctrl-C, cuts the others off."""
-    pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
-    try:
-        return sum(done.result() for done in as_completed([pool.submit(job) for job in jobs]))
-    except BaseException:
-        registry.stop()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _confirm(registry: Registry, reference: Reference, image: Image) -> None:

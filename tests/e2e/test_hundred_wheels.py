@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 import pytest
 
-from envbuild.assemble import Assembled, LayerCache, assemble
+from envbuild.assemble import Assembled, LayerCache, WheelFiles, assemble
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.uv import UvResolver
@@ -62,7 +62,7 @@ def assembled(lock: Lock, wheels: Mapping[Digest, Path], prefix: Path, folder: P
         labels=(),
         prefix=str(prefix),
     )
-    return assemble(recipe, base, wheels, LayerCache(folder), lambda *_: None)
+    return assemble(recipe, base, WheelFiles(wheels), LayerCache(folder), lambda *_: None)
 
 
 def pip_install(wheels: Mapping[LockedWheel, Path], python: Path, folder: Path) -> None:

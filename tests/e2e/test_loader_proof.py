@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.assemble import LayerCache, assemble
+from envbuild.assemble import LayerCache, WheelFiles, assemble
 from envbuild.base import resolve_base
 from envbuild.files import data_folder
 from envbuild.lock import UvResolver, fetch
@@ -110,7 +110,7 @@ def test_every_library_of_real_wheels_loads_what_we_say_in_a_real_container(base
     lock = UvResolver().resolve(SMALL, base.target)
     wheels, stack = wheels_of(lock, cache), stack_of("2.15.1", {})
     recipe = make_recipe(stack, lock, base)
-    image = assemble(recipe, base, wheels, LayerCache(folder), lambda *_: None).image
+    image = assemble(recipe, base, WheelFiles(wheels), LayerCache(folder), lambda *_: None).image
     pushed = push(image, Reference.parse(f"{registry.host}/e2e/loading:latest")).reference
     engine.pull(str(pushed))
     with ExitStack() as opened:

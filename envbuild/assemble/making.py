@@ -1,0 +1,115 @@
+"""Layers: found in the cache or with others, else made, several at a time."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from envbuild.assemble.cache import LayerCache
+from envbuild.assemble.layer import LayerFile, LayerResult, Link, write_layer
+from envbuild.assemble.source import OpenWheels, Wheels
+from envbuild.errors import BuildError
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer
+from envbuild.recipe import Recipe
+from envbuild.waiting import as_completed
+
+_CORES = os.cpu_count() or 1
+_AT_ONCE = 4
+"""Layers that are written at a time: each has parts of itself in memory, and is worked on by all cores."""
+
+
+Made = Callable[[Layer], None]
+"""Told a layer that had to be made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerOrder:
+    """A layer that is wanted."""
+
+    label: str
+    """What the image's history says."""
+    key: Digest
+    """Everything that decides the bytes."""
+    files: Callable[[OpenWheels], Sequence[LayerFile]]
+    links: Sequence[Link] = ()
+    weight: int = 0
+    """Bytes of the wheels in it, for the progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maker:
+    """Makes layers while its block lasts; a layer that only others have is made when somebody needs its bytes."""
+
+    recipe: Recipe
+    cache: LayerCache
+    wheels: Wheels
+    opened: OpenWheels
+    pool: Executor
+    """Works on the parts of all layers."""
+    results: dict[Digest, LayerResult] = field(default_factory=dict)
+    """What came of each key."""
+
+    @classmethod
+    @contextmanager
+    def working(cls, recipe: Recipe, cache: LayerCache, wheels: Wheels) -> Iterator[Self]:
+        """Yield one whose threads and files end with the block."""
+        with ExitStack() as stack:
+            opened = OpenWheels(stack, recipe, wheels)
+            pool = stack.enter_context(ThreadPoolExecutor(_CORES, thread_name_prefix="assemble"))
+            yield cls(recipe=recipe, cache=cache, wheels=wheels, opened=opened, pool=pool)
+
+    def layers(self, orders: Sequence[LayerOrder], report: Callable[[int], None], made: Made) -> list[Layer]:
+        """Find or make the layers, in the order given; `made` is told each one that had to be made, at once."""
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="layer") as several:
+            futures = {several.submit(self.layer, order): order for order in orders}
+            try:
+                for future in as_completed(futures):
+                    layer = future.result()
+                    if not layer.reused:
+                        made(layer)
+                    report(futures[future].weight)
+            except BaseException:
+                several.shutdown(wait=False, cancel_futures=True)
+                self.wheels.stop()
+                raise
+        return [future.result() for future in futures]
+
+    def layer(self, order: LayerOrder) -> Layer:
+        """Find or make one layer."""
+        cached, known = self.cache.get(order.key), None
+        if cached is None:
+            known = self.cache.elsewhere(order.key)
+        if known is not None:
+            self.results[order.key] = known
+            return _layer(order, known, partial(self._remade, order, known), reused=True)
+        found = cached or self.cache.make(order.key, partial(self.write, order))
+        self.results[order.key] = found.result
+        return _layer(order, found.result, partial(_open, found.path), reused=found.reused)
+
+    def write(self, order: LayerOrder, sink: BinaryIO) -> LayerResult:
+        """Write the bytes of a layer."""
+        return write_layer(sink, self.recipe.prefix, order.files(self.opened), self.pool, order.links)
+
+    def _remade(self, order: LayerOrder, expected: LayerResult) -> BinaryIO:
+        """Open a layer that the image counts on and nobody has any more: make it, and see that it is the one."""
+        with Maker.working(self.recipe, self.cache, self.wheels) as again:
+            found = again.cache.get(order.key) or again.cache.make(order.key, partial(again.write, order))
+        if found.result != expected:
+            what = f"the registry has another layer under {order.key} than these wheels give: {expected.digest}"
+            todo = "build with --no-remote-cache, and find out who pushed it"
+            raise BuildError(what, where=order.label, todo=todo)
+        return _open(found.path)
+
+
+def _layer(order: LayerOrder, result: LayerResult, opener: Callable[[], BinaryIO], *, reused: bool) -> Layer:
+    descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
+    return Layer(descriptor, result.diff_id, opener, order.label, reused)
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")

@@ -1,0 +1,73 @@
+"""Where the assembler gets wheels from, and how it opens them."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from envbuild.assemble.archive import WheelArchive, check_locked
+from envbuild.assemble.install import InstalledFile, Scheme, installed_files
+from envbuild.errors import BuildError
+from envbuild.lock.model import LockedWheel
+from envbuild.oci.digest import Digest
+from envbuild.recipe import Recipe
+
+
+class Wheels(Protocol):
+    """Wheels by what is locked; one may still be on its way."""
+
+    def path(self, wheel: LockedWheel) -> Path:
+        """The verified file, as soon as it is there."""
+
+    def stop(self) -> None:
+        """Let nobody wait any more: the image is not wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelFiles:
+    """Wheels that are all here, by their sha256."""
+
+    paths: Mapping[Digest, Path]
+
+    def path(self, wheel: LockedWheel) -> Path:
+        """The file; BuildError where it is not here."""
+        found = self.paths.get(wheel.sha256)
+        if found is None:
+            what = "a layer has left the cache since this run looked for it"
+            raise BuildError(what, where=wheel.filename, todo="run again, while nobody prunes the cache")
+        return found
+
+    def stop(self) -> None:
+        """Do nothing, as nobody waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWheel:
+    """A wheel and where its files go."""
+
+    archive: WheelArchive
+    files: Sequence[InstalledFile]
+
+
+class OpenWheels:
+    """Wheels, each opened when it is first asked for, from several threads; closed with the stack."""
+
+    def __init__(self, stack: ExitStack, recipe: Recipe, wheels: Wheels) -> None:
+        self._stack, self._wheels = stack, wheels
+        self._scheme = Scheme(prefix=recipe.prefix, python_minor=recipe.target.python_minor)
+        self._found: dict[LockedWheel, OpenWheel] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, wheel: LockedWheel) -> OpenWheel:
+        path = self._wheels.path(wheel)  # without the lock: others need not wait for this one
+        with self._lock:
+            if wheel not in self._found:
+                self._found[wheel] = self._open(wheel, path)
+            return self._found[wheel]
+
+    def _open(self, wheel: LockedWheel, path: Path) -> OpenWheel:
+        check_locked(path, wheel.filename, wheel.size)
+        archive = self._stack.enter_context(WheelArchive(path, wheel.filename))
+        return OpenWheel(archive, installed_files(archive, self._scheme))

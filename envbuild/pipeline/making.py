@@ -1,0 +1,162 @@
+"""From the recipe to the image: wheels arrive, layers are made, and layers are sent, all at the same time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from envbuild.assemble import Assembled, LayerCache, assemble, cache_keys, wheels_to_read
+from envbuild.errors import RegistryError
+from envbuild.lock import Arrivals, IndexSettings, LockedRun, LockedWheel, confirm
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Layer, canonical_json
+from envbuild.oci.reference import Reference
+from envbuild.pipeline.order import Order, Plan, Reporter
+from envbuild.recipe import Base, Recipe
+from envbuild.registry import SharedCache, Upload, environment_tag, find_environment, push
+from envbuild.verify import prove_loading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """The image, and where it is."""
+
+    assembled: Assembled
+    image: Reference | None
+    """By digest, confirmed by the registry; None when the image was not pushed."""
+    run: LockedRun
+    """The lock, held against the files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Making:
+    """What is made, from what."""
+
+    order: Order
+    plan: Plan
+    recipe: Recipe
+    base: Base
+    run: LockedRun
+    shared: SharedCache | None
+    report: Reporter
+
+    def existing(self) -> Made | None:
+        """The image of this very environment in the registry that is pushed to; nothing has to be made then."""
+        order, recipe = self.order, self.recipe
+        if order.push is None or not order.remote_cache:
+            return None
+        try:
+            image = find_environment(order.push, recipe.environment, machine=recipe.target.machine)
+        except RegistryError as error:
+            self.report.note(f"the registry was not asked for the environment: {error.what}")
+            return None
+        if image is None:
+            return None
+        self.report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
+        run = self._confirmed()
+        pushed = push(image, order.push, tags=self._tags)
+        return Made(assembled=Assembled(image=image, overlaps=(), results={}), image=pushed.reference, run=run)
+
+    def made(self, settings: IndexSettings) -> Made:
+        """Make the image, and push it where that is wanted; no tag is set before everything was checked."""
+        cache = LayerCache(self.order.cache, self.shared)
+        self._look_up()
+        needed = self._needed(cache)
+        with Arrivals(self.order.cache, report=self._fetched, settings=settings) as arrivals, self._upload() as upload:
+            self._announce(needed)
+            arrivals.start(needed)
+            offer = upload.offer if upload else _ignore
+            if needed:
+                for layer in self.base.image.layers:
+                    offer(layer)
+            assembled = assemble(self.recipe, self.base, arrivals, cache, self.report.progress, offer)
+            self._prove(cache, arrivals)
+            _tell_overlaps(assembled, self.report)
+            run = self._confirmed()
+            image = self._finish(upload, assembled) if upload else None
+        return Made(assembled=assembled, image=image, run=run)
+
+    @property
+    def _tags(self) -> tuple[str, ...]:
+        return (environment_tag(self.recipe.environment),)
+
+    @property
+    def _proof(self) -> Digest:
+        """What is noted when CUDA's libraries were found."""
+        return Digest.of(canonical_json(["loader proof", str(self.recipe.environment)]))
+
+    def _look_up(self) -> None:
+        if self.shared:
+            keys = cache_keys(self.recipe)
+            self.shared.look_up(keys.layers, (*keys.notes, self._proof))
+
+    def _needed(self, cache: LayerCache) -> tuple[LockedWheel, ...]:
+        needed = wheels_to_read(self.recipe, cache)
+        return needed if self._proved(cache) else tuple(dict.fromkeys((*needed, *self.recipe.wheels)))
+
+    def _proved(self, cache: LayerCache) -> bool:
+        return self.plan.stack.cuda is None or cache.noted(self._proof) is not None
+
+    @contextmanager
+    def _upload(self) -> Iterator[Upload | None]:
+        if self.order.push is None:
+            yield None
+            return
+        with Upload(self.order.push, report=self.report.progress) as upload:
+            yield upload
+
+    def _announce(self, needed: tuple[LockedWheel, ...]) -> None:
+        pushing = f", and pushing to {self.order.push}" if self.order.push else ""
+        self.report.step(f"assembling the image{pushing}")
+        if needed:
+            size = sum(wheel.size for wheel in needed)
+            self.report.note(f"{len(needed)} of {len(self.recipe.wheels)} wheels are needed, {size / 1e6:.1f} MB")
+        else:
+            self.report.note("no wheel has to be read: every layer was made before")
+
+    def _fetched(self, done: int, total: int, _text: str) -> None:
+        self.report.progress("fetching", done, total)
+
+    def _prove(self, cache: LayerCache, arrivals: Arrivals) -> None:
+        """Fail before the image has a name where the framework would not find its CUDA libraries in it."""
+        if self._proved(cache):
+            return
+        self.report.step("looking for CUDA's libraries as the loader does")
+        wheels = {wheel.sha256: arrivals.path(wheel) for wheel in self.recipe.wheels}
+        found = prove_loading(
+            self.plan.stack, self.recipe, self.base, wheels, self.plan.profiles, self.order.cache / "loading"
+        )
+        found.require()
+        self.report.note(found.summary)
+        for note in found.notes:
+            self.report.note(str(note))
+        cache.note(self._proof, "found")
+
+    def _confirmed(self) -> LockedRun:
+        """Hold what the index showed against what it then served; the proof may lose by it."""
+        confirmed = confirm(self.run, self.order.cache)
+        if self.order.require_identical:
+            confirmed.proof.require_identical()
+        return confirmed
+
+    def _finish(self, upload: Upload, assembled: Assembled) -> Reference:
+        result = upload.finish(assembled.image, self._tags)
+        self.report.note(f"{result.uploaded / 1e6:.1f} MB sent, {result.existing / 1e6:.1f} MB were there")
+        if self.shared:
+            self.shared.publish(assembled.results)
+            if self.shared.trouble:
+                self.report.note(f"the registry does not serve as a cache of layers: {self.shared.trouble}")
+        return result.reference
+
+
+def _ignore(_: Layer) -> None:
+    """Send nothing."""
+
+
+def _tell_overlaps(assembled: Assembled, report: Reporter) -> None:
+    for overlap in assembled.overlaps[:10]:
+        losers = ", ".join(overlap.losers)
+        report.warn(
+            f"{overlap.path} is in {losers} and in {overlap.winner.name}, which comes later in the lock and wins"
+        )
+    if len(assembled.overlaps) > 10:
+        report.warn(f"{len(assembled.overlaps) - 10} more paths are in several packages")

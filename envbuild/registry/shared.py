@@ -1,0 +1,155 @@
+"""The registry as a cache that everybody who may push shares: layers and small facts, each under the tag of its key.
+
+A layer is published as an OCI artifact of one layer (image-spec, manifest.md, "Guidelines for Artifact Usage"), so that
+the registry keeps the blob as long as the tag is there; a fact is an artifact with nothing but annotations. Whether
+either is true rests on who may push to the repository.
+"""
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from types import TracebackType
+from typing import Any, Self
+
+from envbuild.assemble import LayerResult
+from envbuild.errors import RegistryError
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_GZIP, MANIFEST, Descriptor, canonical_json
+from envbuild.oci.reference import Reference
+from envbuild.registry.client import Registry
+from envbuild.registry.credentials import Credentials
+from envbuild.registry.retry import Retry
+
+LAYER = "application/vnd.envbuild.layer.v1"
+FACT = "application/vnd.envbuild.fact.v1"
+_KEY, _DIFF_ID, _VALUE = "dev.envbuild.key", "dev.envbuild.diff-id", "dev.envbuild.value"
+_EMPTY = b"{}"
+_NOTHING = Descriptor("application/vnd.oci.empty.v1+json", Digest.of(_EMPTY), len(_EMPTY))
+"""The blob of an artifact that needs none (manifest.md, "Guidance for an Empty Descriptor")."""
+_PARALLEL = 8
+_FACT_LIMIT = 1 << 20
+"""Bytes; the limit of a manifest is 4 MiB, and a fact that is larger is no small one."""
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+
+
+class SharedCache:
+    """What one repository has under keys. It may fail or refuse: then there is nothing, and `trouble` says why."""
+
+    def __init__(
+        self, reference: Reference, *, credentials: Credentials | None = None, retry: Retry | None = None
+    ) -> None:
+        self._registry = Registry(reference.registry, credentials=credentials, retry=retry or Retry(tries=2))
+        self._repository = reference.repository
+        self._known: dict[str, Mapping[str, Any] | None] = {}
+        self._ready, self._lock = False, threading.Lock()
+        self.trouble = ""
+        """What the registry refused last."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._registry.stop()
+        self._registry.close()
+
+    def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest] = ()) -> None:
+        """Ask for many keys at once, so that asking for each afterwards costs nothing."""
+        tags = [*map(_layer_tag, layers), *map(_fact_tag, facts)]
+        self._in_parallel([tag for tag in tags if tag not in self._known], self._artifact)
+
+    def layer(self, key: Digest) -> LayerResult | None:
+        """The layer that somebody made for a key; None where the repository has none."""
+        value = self._artifact(_layer_tag(key))
+        try:
+            descriptor = Descriptor.from_dict(value["layers"][0]) if value else None
+            if value is None or descriptor is None or not _is_for(value, key) or descriptor.media_type != LAYER_GZIP:
+                return None
+            return LayerResult(descriptor.digest, descriptor.size, Digest.parse(value["annotations"][_DIFF_ID]))
+        except _WRONG:
+            return None
+
+    def get(self, key: Digest) -> Any | None:
+        """The fact under a key; None where the repository has none."""
+        value = self._artifact(_fact_tag(key))
+        try:
+            return json.loads(value["annotations"][_VALUE]) if value and _is_for(value, key) else None
+        except _WRONG:
+            return None
+
+    def put(self, key: Digest, value: Any) -> None:
+        """Publish a fact; one that is large is not."""
+        text = canonical_json(value).decode()
+        if len(text) <= _FACT_LIMIT:
+            self._publish(_fact_tag(key), FACT, _NOTHING, {_KEY: str(key), _VALUE: text})
+
+    def publish(self, made: Mapping[Digest, LayerResult]) -> None:
+        """Publish layers by their keys; their blobs must be in the repository by now."""
+        new = {_layer_tag(key): (key, result) for key, result in made.items() if self.layer(key) != result}
+
+        def one(tag: str) -> None:
+            key, result = new[tag]
+            descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
+            self._publish(tag, LAYER, descriptor, {_KEY: str(key), _DIFF_ID: str(result.diff_id)})
+
+        self._in_parallel(new, one)
+
+    def _in_parallel(self, tags: Iterable[str], work: Any) -> None:
+        with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="shared") as pool:
+            list(pool.map(work, tags))
+
+    def _artifact(self, tag: str) -> Mapping[str, Any] | None:
+        """The manifest under a tag, asked for once."""
+        if tag not in self._known:
+            self._known[tag] = self._asked(tag)
+        return self._known[tag]
+
+    def _asked(self, tag: str) -> Mapping[str, Any] | None:
+        try:
+            value = json.loads(self._registry.manifest(self._repository, tag).data)
+        except RegistryError as error:
+            if error.status != 404:
+                self.trouble = error.what
+            return None
+        except _WRONG:
+            return None
+        return value if isinstance(value, dict) else None
+
+    def _prepare(self) -> None:
+        """Have the blob there that every artifact has as its config."""
+        with self._lock:
+            if not self._ready and not self._registry.has_blob(self._repository, _NOTHING.digest):
+                self._registry.put_blob(self._repository, _NOTHING, lambda: BytesIO(_EMPTY))
+            self._ready = True
+
+    def _publish(self, tag: str, kind: str, layer: Descriptor, annotations: Mapping[str, str]) -> None:
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "artifactType": kind,
+            "config": _NOTHING.to_dict(),
+            "layers": [layer.to_dict()],
+            "annotations": dict(annotations),
+        }
+        try:
+            self._prepare()
+            self._registry.put_manifest(self._repository, tag, canonical_json(manifest), MANIFEST)
+            self._known[tag] = manifest
+        except RegistryError as error:
+            self.trouble = error.what
+
+
+def _layer_tag(key: Digest) -> str:
+    return f"layer-{key.hex}"
+
+
+def _fact_tag(key: Digest) -> str:
+    return f"fact-{key.hex}"
+
+
+def _is_for(value: Mapping[str, Any], key: Digest) -> bool:
+    return bool(value["annotations"][_KEY] == str(key))
