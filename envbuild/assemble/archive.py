@@ -2,7 +2,8 @@
 
 The central directory says where each entry's own compressed bytes lie. Those bytes are used as they are, so everything
 that could make two readers see two different files is refused: names that escape or repeat, links, local headers that
-disagree with the directory, overlapping entries, encryption and methods other than stored and deflate.
+disagree with the directory, bytes that belong to no entry or to two, encryption and methods other than stored and
+deflate. Names that differ in case or in Unicode's normal form only are different files, as on every Linux file system.
 """
 
 import mmap
@@ -16,15 +17,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from envbuild.assemble.bounds import (
+    FULL,
+    UNICODE_PATH,
+    ZIP64,
+    Extent,
+    UnboundedError,
+    check_extents,
+    descriptors,
+    extra_fields,
+    read_end,
+)
 from envbuild.errors import WheelError
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _LOCAL_SIGNATURE = b"PK\x03\x04"
-_ZIP64_EXTRA = 1
-_FULL = 0xFFFFFFFF
 _UTF8, _DESCRIPTOR, _ENCRYPTED = 0x800, 0x8, 0x1
-_LIMIT = 64 << 30
-"""More than any real wheel unpacks to; deflate itself cannot expand more than 1032 times."""
+_LIMIT, _UNSUSPICIOUS, _EXPANSION = 64 << 30, 1 << 30, 200
+"""No real wheel unpacks to more bytes than the first, nor, above the second, to so many times its own; deflate itself
+cannot expand more than 1032 times."""
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 512
+"""Bytes of a file's name and of its path: what Linux takes (NAME_MAX, PATH_MAX), less what engines put before it."""
 _RELEASED = 64 << 10
 """Bytes: less is not worth a system call."""
 _SMALL = 64 << 20
@@ -64,6 +77,8 @@ class WheelArchive:
             self._file.close()
             raise
         self._by_name = {member.name: member for member in self.members}
+        self.true: set[str] = set()
+        """Names of the members that somebody has read and found to be what RECORD says."""
 
     def __enter__(self) -> Self:
         return self
@@ -117,18 +132,26 @@ def refusal(filename: str, why: str) -> WheelError:
 
 def _read_members(path: Path, data: mmap.mmap, filename: str) -> tuple[Member, ...]:
     try:
+        end = read_end(data)
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
+        found = [_entry(info, data, filename) for info in infos]
+        check_extents([extent for _, extent in found], data, end)
+    except UnboundedError as error:
+        raise refusal(filename, str(error)) from error
     except (zipfile.BadZipFile, NotImplementedError, UnicodeError, OverflowError, struct.error) as error:
         raise refusal(filename, f"is not a readable zip archive: {error}") from error
-    members = tuple(_member(info, data, filename) for info in infos if _checked_name(info, filename))
-    _check_together(members, filename)
-    return members
+    _check_together([member for member, _ in found], len(data), filename)
+    return tuple(member for member, _ in found if not _is_folder(member))
 
 
-def _checked_name(info: zipfile.ZipInfo, filename: str) -> bool:
-    """Refuse names that escape; False for directories, which carry nothing."""
-    name = info.orig_filename
+def _is_folder(member: Member) -> bool:
+    """Whether the entry only names a folder, and so carries nothing."""
+    return member.name.endswith("/")
+
+
+def check_name(name: str, filename: str) -> None:
+    """Refuse a path that escapes, that means something else in a layer, or that no file can have."""
     parts = name.removesuffix("/").split("/")
     if name.startswith("/") or "\\" in name or ":" in parts[0] or not all(char.isprintable() for char in name):
         raise refusal(filename, f"path {name[:200]!r} is absolute or has forbidden characters")
@@ -136,30 +159,41 @@ def _checked_name(info: zipfile.ZipInfo, filename: str) -> bool:
         raise refusal(filename, f"path {name[:200]!r} leaves its folder")
     if any(part.startswith(".wh.") for part in parts):
         raise refusal(filename, f"path {name[:200]!r} means a deletion in an image layer (OCI whiteout)")
-    return not name.endswith("/")
+    if len(name.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
+        raise refusal(filename, f"path {name[:200]!r} is longer than a file system takes")
 
 
-def _member(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -> Member:
+def _entry(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -> tuple[Member, Extent]:
+    check_name(info.orig_filename, filename)
+    executable = _check_kind(info, filename)
+    offset, streamed = _check_local_header(info, data, filename)
+    deflated = info.compress_type == zipfile.ZIP_DEFLATED
+    member = Member(info.orig_filename, executable, info.CRC, info.file_size, deflated, offset, info.compress_size)
+    after = descriptors(info.CRC, info.compress_size, info.file_size) if streamed else ()
+    return member, Extent(member.name, info.header_offset, offset + info.compress_size, after)
+
+
+def _check_kind(info: zipfile.ZipInfo, filename: str) -> bool:
+    """Refuse what is no plain file or folder; tell whether it may be executed."""
     name, mode = info.orig_filename, info.external_attr >> 16
-    kind = stat.S_IFMT(mode)
-    if kind not in (0, stat.S_IFREG):
+    kind, folder = stat.S_IFMT(mode), name.endswith("/")
+    if kind not in (0, stat.S_IFDIR if folder else stat.S_IFREG):
         raise refusal(filename, f"{name} is a link or device, not a file")
+    if folder and info.file_size:
+        raise refusal(filename, f"{name} is a folder with content")
     if info.flag_bits & _ENCRYPTED:
         raise refusal(filename, f"{name} is encrypted")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise refusal(
             filename, f"{name} uses compression method {info.compress_type}; only stored and deflate are allowed"
         )
-    deflated = info.compress_type == zipfile.ZIP_DEFLATED
-    if not deflated and info.compress_size != info.file_size:
+    if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
         raise refusal(filename, f"{name} is stored, but its two sizes differ")
-    offset = _check_local_header(info, data, filename)
-    executable = kind == stat.S_IFREG and bool(mode & 0o111)
-    return Member(name, executable, info.CRC, info.file_size, deflated, offset, info.compress_size)
+    return kind == stat.S_IFREG and bool(mode & 0o111)
 
 
-def _check_local_header(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -> int:
-    """Compare an entry's local header with the directory and return where its data starts."""
+def _check_local_header(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -> tuple[int, bool]:
+    """Compare an entry's local header with the directory; where its data starts, and if a descriptor follows it."""
     name, start = info.orig_filename, info.header_offset
     raw = data[start : start + _LOCAL_HEADER.size]
     if len(raw) < _LOCAL_HEADER.size or raw[:4] != _LOCAL_SIGNATURE:
@@ -167,50 +201,64 @@ def _check_local_header(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -
     fields: tuple[int, ...] = _LOCAL_HEADER.unpack(raw)[2:]
     flags, method, _, _, crc32, packed, size, name_length, extra_length = fields
     names_at = start + _LOCAL_HEADER.size
-    encoding = "utf-8" if flags & _UTF8 else "cp437"
-    local_name = data[names_at : names_at + name_length].decode(encoding, "replace")
     extra = data[names_at + name_length : names_at + name_length + extra_length]
-    if local_name != name or method != info.compress_type or (flags ^ info.flag_bits) & ~_UTF8 & 0x2041:
+    same_name = _same_name(data[names_at : names_at + name_length], flags, info, extra)
+    if not same_name or method != info.compress_type or (flags ^ info.flag_bits) & _ENCRYPTED:
         raise refusal(filename, f"{name}: local header and directory disagree on name or method")
-    if _FULL in (packed, size):
-        packed, size = _zip64_sizes(extra, packed, size)
-    streamed = bool(flags & _DESCRIPTOR) and (crc32, packed, size) == (0, 0, 0)
-    if not streamed and (crc32, packed, size) != (info.CRC, info.compress_size, info.file_size):
+    told = {(crc32, *sizes) for sizes in _sizes(packed, size, extra)}
+    streamed = bool(flags & _DESCRIPTOR)
+    if streamed and told == {(0, 0, 0)}:
+        told = set()  # they follow behind the data
+    if not told <= {(info.CRC, info.compress_size, info.file_size)}:
         raise refusal(filename, f"{name}: local header and directory disagree on size or CRC")
-    return names_at + name_length + extra_length
+    return names_at + name_length + extra_length, streamed
 
 
-def _zip64_sizes(extra: bytes, packed: int, size: int) -> tuple[int, int]:
-    """Read the two sizes of a ZIP64 extra field (APPNOTE 4.5.3); unchanged where there is none."""
-    position = 0
-    while position + 4 <= len(extra):
-        kind, length = struct.unpack_from("<HH", extra, position)
-        if kind == _ZIP64_EXTRA and length >= 16 and position + 20 <= len(extra):
-            size64, packed64 = struct.unpack_from("<QQ", extra, position + 4)
-            return packed64, size64
-        position += 4 + length
-    return packed, size
+def _same_name(local: bytes, flags: int, info: zipfile.ZipInfo, extra: bytes) -> bool:
+    """Whether all four places that may name an entry give it one name."""
+    name = info.orig_filename
+    if (flags ^ info.flag_bits) & _UTF8 and not name.isascii():
+        return False
+    try:
+        encoded = name.encode("utf-8" if flags & _UTF8 else "cp437")
+    except UnicodeEncodeError:
+        return False
+    others = [
+        content[5:]  # behind a version and the CRC of the name
+        for place in (extra, info.extra)
+        for kind, content in extra_fields(place)
+        if kind == UNICODE_PATH
+    ]
+    return local == encoded and all(other == name.encode() for other in others)
 
 
-def _check_together(members: tuple[Member, ...], filename: str) -> None:
+def _sizes(packed: int, size: int, extra: bytes) -> set[tuple[int, int]]:
+    """All that a local header says of its sizes: in its two fields, and in ZIP64's (APPNOTE 4.5.3)."""
+    wide = [
+        struct.unpack_from("<QQ", content)[::-1]
+        for kind, content in extra_fields(extra)
+        if kind == ZIP64 and len(content) >= 16
+    ]
+    # One of the two fields may be narrow beside a ZIP64 field, which then must repeat it.
+    told = {(packed if packed != FULL else big, size if size != FULL else bigger) for big, bigger in wide}
+    return {*wide, *told} or {(packed, size)}
+
+
+def _check_together(members: list[Member], length: int, filename: str) -> None:
     names: set[str] = set()
-    for member in members:
-        if member.name in names:
-            raise refusal(filename, f"{member.name} is in the archive twice")
-        names.add(member.name)
-    folders = {parent for name in names for parent in _parents(name)}
-    if both := sorted(names & folders):
+    for name in (member.name for member in members if not _is_folder(member)):
+        if name in names:
+            raise refusal(filename, f"{name} is in the archive twice")
+        names.add(name)
+    if both := sorted(names & {parent for member in members for parent in parents(member.name)}):
         raise refusal(filename, f"{both[0]} is a file and a folder")
-    position = 0
-    for member in sorted(members, key=lambda member: member.offset):
-        if member.offset < position:
-            raise refusal(filename, f"{member.name} overlaps another entry")
-        position = member.offset + member.length
-    if sum(member.size for member in members) > _LIMIT:
-        raise refusal(filename, f"would unpack to more than {_LIMIT} bytes")
+    size = sum(member.size for member in members)
+    if size > min(_LIMIT, max(_UNSUSPICIOUS, _EXPANSION * length)):
+        raise refusal(filename, f"is a bomb: {length} bytes would unpack to {size}")
 
 
-def _parents(name: str) -> list[str]:
+def parents(name: str) -> list[str]:
+    """List the folders that a path lies in; that of a folder, `a/b/`, is one of them."""
     parts = name.split("/")[:-1]
     return ["/".join(parts[: index + 1]) for index in range(len(parts))]
 

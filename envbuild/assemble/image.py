@@ -1,6 +1,6 @@
 """The assembler: layers in parallel, then config and manifest."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,8 @@ class Assembled:
     overlaps: tuple[Overlap, ...]
     results: Mapping[Digest, LayerResult]
     """Our layers by their keys."""
+    true: Mapping[Digest, Collection[str]]
+    """By a wheel's sha256 the members that were read and found to be what its RECORD says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ def assemble(
     config = config_bytes(recipe, base, layers)
     everything = (*base.image.layers, *layers)
     image = Image(manifest_bytes(config, everything, annotations(recipe)), config, everything)
-    return Assembled(image=image, overlaps=tuple(overlaps), results=maker.results)
+    return Assembled(image=image, overlaps=tuple(overlaps), results=maker.results, true=maker.opened.true())
 
 
 def _overlaps(recipe: Recipe, cache: LayerCache, opened: OpenWheels) -> Sequence[Overlap]:

@@ -52,6 +52,9 @@ def inflate(data: memoryview) -> Iterator[tuple[memoryview, bytes]]:
             rest = inflater.unconsumed_tail
             yield taken, piece
             taken = nothing
+    # A few bits at the end may stand for more bytes than one piece takes: all input is in, not all output is out.
+    while not inflater.eof and (piece := _next(inflater, b"")):
+        yield nothing, piece
     if not inflater.eof or inflater.unused_data:
         raise DamagedStreamError("does not end where the archive says")
 

@@ -6,19 +6,22 @@ import hashlib
 import io
 import posixpath
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from email.parser import BytesParser
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from email.message import Message
+from email.parser import BytesHeaderParser
 from email.policy import compat32
 
 from packaging.utils import InvalidName, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from envbuild.assemble.archive import Member, WheelArchive
+from envbuild.assemble.archive import Member, WheelArchive, check_name, parents
 from envbuild.assemble.scripts import read_entry_points, script, script_names, with_interpreter
 
 _WRAPPER_SUFFIX = re.compile(r"(\.exe|-script\.py|\.pya)\Z", re.IGNORECASE)
-_OWN = ("bin/python", "bin/python3", "pyvenv.cfg")
+_OWN = re.compile(r"bin|lib|lib64(/.*)?|(pyvenv\.cfg|bin/python(3(\.\d+)?)?)(/.*)?")
+"""What the environment itself is made of, and what would lie below its files and links."""
+_SHA256 = re.compile(r"sha256=[A-Za-z0-9_-]{43}")
 INSTALLER = b"envbuild\n"
 _LARGEST_SCRIPT = 1 << 20
 """Larger files in a scripts folder are programs such as uv or ruff, which have no interpreter line."""
@@ -33,6 +36,8 @@ class InstalledFile:
     executable: bool
     source: Member | bytes
     """The wheel's own compressed bytes, or content that installing made."""
+    recorded: str = ""
+    """What the wheel's RECORD says of its bytes, `sha256=...`; empty where it says nothing or they are not used."""
 
     @property
     def mode(self) -> int:
@@ -81,14 +86,15 @@ def installed_files(archive: WheelArchive, scheme: Scheme) -> list[InstalledFile
             continue
         if file.path in files:
             raise archive.refuse(f"{member.name} would be installed to {file.path}, where another of its files is")
-        files[file.path] = file
         known = None if isinstance(file.source, bytes) else rows.get(member.name)
+        files[file.path] = replace(file, recorded=known[0]) if known else file
         record[file.path] = known or _hashed(file.source if isinstance(file.source, bytes) else archive.read(member))
     for file in _generated(archive, info, entry_points, scheme):
         files[file.path] = file
         record[file.path] = _hashed(file.source) if isinstance(file.source, bytes) else ("", "")
     path = f"{scheme.site_packages}/{info}/RECORD"
     files[path] = InstalledFile(path, executable=False, source=_record_bytes(record, path, scheme.site_packages))
+    _check_paths(archive, files.keys())
     return sorted(files.values(), key=lambda file: file.path)
 
 
@@ -102,17 +108,28 @@ def _identity(archive: WheelArchive) -> tuple[str, str]:
     infos = [folder for folder in folders if folder.endswith(".dist-info")]
     if len(infos) != 1:
         raise archive.refuse(f"has {len(infos)} .dist-info folders where one is needed")
-    found_name, _, found_version = infos[0].removesuffix(".dist-info").partition("-")
-    if canonicalize_name(found_name) != name or not _same_version(found_version, version):
+    if not _same_release(*infos[0].removesuffix(".dist-info").partition("-")[::2], name, version):
         raise archive.refuse(f"its folder {infos[0]} belongs to another release")
-    wheel = archive.find(f"{infos[0]}/WHEEL")
-    if wheel is None:
-        raise archive.refuse("has no WHEEL file")
-    headers = BytesParser(policy=compat32).parsebytes(archive.read(wheel))
-    major = str(headers.get("Wheel-Version", "")).strip().split(".")[0]
-    if major != "1":
-        raise archive.refuse(f"its Wheel-Version {headers.get('Wheel-Version')} is not one that is known (1.x)")
+    written = str(_headers(archive, infos[0], "WHEEL").get("Wheel-Version", "")).strip()
+    if written.split(".")[0] != "1":
+        raise archive.refuse(f"its Wheel-Version {written[:20]!r} is not one that is known (1.x)")
+    metadata = _headers(archive, infos[0], "METADATA")
+    stated = (str(metadata.get("Name", "")).strip(), str(metadata.get("Version", "")).strip())
+    if not _same_release(*stated, name, version):
+        raise archive.refuse(f"its METADATA is that of another release, {' '.join(stated)[:200]!r}")
     return name, infos[0]
+
+
+def _headers(archive: WheelArchive, info: str, name: str) -> Message:
+    """Read the headers of a metadata file; what follows them is no business of an installer."""
+    member = archive.find(f"{info}/{name}")
+    if member is None:
+        raise archive.refuse(f"has no {name} file")
+    return BytesHeaderParser(policy=compat32).parsebytes(archive.read(member))
+
+
+def _same_release(found_name: str, found_version: str, name: str, version: Version) -> bool:
+    return canonicalize_name(found_name) == name and _same_version(found_version, version)
 
 
 def _same_version(text: str, version: Version) -> bool:
@@ -141,7 +158,17 @@ def _record(archive: WheelArchive, name: str) -> dict[str, tuple[str, str]]:
         rows = list(csv.reader(io.StringIO(archive.read(member).decode(), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
         raise archive.refuse(f"its RECORD cannot be read: {error}") from error
-    return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3 and row[1] and row[2]}
+    found: dict[str, tuple[str, str]] = {}
+    for path, digest, size in (row for row in rows if len(row) == 3):
+        known = archive.find(path)
+        if known is not None and size not in ("", str(known.size)):
+            raise archive.refuse(f"{path} has {known.size} bytes where its RECORD says {size[:20]!r}")
+        if found.get(path, (digest, size)) != (digest, size):
+            raise archive.refuse(f"its RECORD says two things of {path}")
+        # Another hash than sha256 is allowed and never seen; what stands here is written into the new RECORD.
+        if known is not None and size and _SHA256.fullmatch(digest):
+            found[path] = (digest, size)
+    return found
 
 
 def _placed(
@@ -158,7 +185,7 @@ def _placed(
     if key == "scripts":
         return _script(archive, member, path, scheme, entry_points)
     target = _through_lib64(f"{folder}/{path}".lstrip("/"))
-    if target in _OWN:
+    if _OWN.fullmatch(target):
         raise archive.refuse(f"{member.name} would replace the environment's own {target}")
     return InstalledFile(target, member.executable, member)
 
@@ -175,7 +202,7 @@ def _script(
     if _WRAPPER_SUFFIX.sub("", name) in entry_points:
         return None  # setuptools wrote it for an entry point; pip, too, makes its own instead
     target = f"bin/{path}"
-    if target in _OWN or re.fullmatch(r"bin/python3\.\d+", target):
+    if _OWN.fullmatch(target):
         raise archive.refuse(f"{member.name} would replace the environment's interpreter")
     if member.size < _LARGEST_SCRIPT:
         content = archive.read(member)
@@ -194,7 +221,7 @@ def _generated(
             content = script(name, reference, scheme.interpreter, scheme.python_minor)
         except ValueError as error:
             raise archive.refuse(str(error)) from error
-        if f"bin/{name}" in _OWN or re.fullmatch(r"python3\.\d+", name):
+        if _OWN.fullmatch(f"bin/{name}"):
             raise archive.refuse(f"entry point {name} would replace the environment's interpreter")
         yield InstalledFile(f"bin/{name}", executable=True, source=content)
     folder = f"{scheme.site_packages}/{info}"
@@ -202,9 +229,21 @@ def _generated(
     yield InstalledFile(f"{folder}/REQUESTED", executable=False, source=b"")
 
 
+def _check_paths(archive: WheelArchive, paths: Collection[str]) -> None:
+    """Hold what will be written to the same rules as what was read: entry points name files too."""
+    for path in paths:
+        check_name(path, archive.filename)
+    if both := sorted({parent for path in paths for parent in parents(path)}.intersection(paths)):
+        raise archive.refuse(f"{both[0]} would be installed as a file and as a folder")
+
+
 def _hashed(content: bytes) -> tuple[str, str]:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-    return f"sha256={digest}", str(len(content))
+    return record_hash(hashlib.sha256(content).digest()), str(len(content))
+
+
+def record_hash(digest: bytes) -> str:
+    """Write a SHA-256 digest as RECORD has it (binary distribution format, "The .dist-info directory")."""
+    return f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
 
 def _record_bytes(rows: dict[str, tuple[str, str]], own_path: str, site_packages: str) -> bytes:

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from typing import BinaryIO
 
 from envbuild.assemble.archive import Member, WheelArchive
 from envbuild.assemble.inflate import DamagedStreamError, crc32, inflate
-from envbuild.assemble.install import InstalledFile
+from envbuild.assemble.install import InstalledFile, record_hash
 from envbuild.assemble.parallel import in_order
 from envbuild.assemble.stream import HashedStream
 from envbuild.oci import gzip, tar
@@ -148,7 +149,7 @@ def _pieces(item: _Item) -> Iterator[Piece]:
         if source:
             yield gzip.start() + b"".join(gzip.stored(source)) + gzip.end(zlib.crc32(source), len(source)), source
     elif content.archive is not None:
-        yield from _spliced(content.archive, source)
+        yield from _spliced(content.archive, source, content.file.recorded)
 
 
 def _header(item: _Item, entry: tar.Entry) -> Piece:
@@ -156,14 +157,14 @@ def _header(item: _Item, entry: tar.Entry) -> Piece:
     return gzip.member(data), data
 
 
-def _spliced(archive: WheelArchive, member: Member) -> Iterator[Piece]:
+def _spliced(archive: WheelArchive, member: Member, recorded: str) -> Iterator[Piece]:
     """Pass a member's own bytes on, checking on the way that they are what the archive says."""
     if not member.size:
         archive.read(member)  # an empty file still has to be one
         return
     yield gzip.start(), b""
     pieces = _inflated if member.deflated else _framed
-    yield from _checked(archive, member, pieces(archive, member))
+    yield from _checked(archive, member, pieces(archive, member), recorded)
     yield gzip.end(member.crc32, member.size), b""
 
 
@@ -186,13 +187,18 @@ def _framed(archive: WheelArchive, member: Member) -> Iterator[Piece]:
         archive.release(member, offset + len(part))
 
 
-def _checked(archive: WheelArchive, member: Member, pieces: Iterable[Piece]) -> Iterator[Piece]:
+def _checked(archive: WheelArchive, member: Member, pieces: Iterable[Piece], recorded: str) -> Iterator[Piece]:
+    """Refuse what is not as the directory says; note what is as RECORD says, which no installer asks for."""
     checksum = size = 0
+    hasher = sha256()
     for blob, piece in pieces:
         size += len(piece)
         if size > member.size:
             break
         checksum = crc32(piece, checksum)
+        hasher.update(piece)
         yield blob, piece
     if (checksum, size) != (member.crc32, member.size):
         raise archive.refuse(f"{member.name} has another size or CRC than the archive says")
+    if record_hash(hasher.digest()) == recorded:
+        archive.true.add(member.name)

@@ -67,6 +67,10 @@ class OpenWheels:
                 self._found[wheel] = self._open(wheel, path)
             return self._found[wheel]
 
+    def true(self) -> dict[Digest, frozenset[str]]:
+        """The members of each wheel that were read and found to be what its RECORD says."""
+        return {wheel.sha256: frozenset(found.archive.true) for wheel, found in self._found.items()}
+
     def _open(self, wheel: LockedWheel, path: Path) -> OpenWheel:
         check_locked(path, wheel.filename, wheel.size)
         archive = self._stack.enter_context(WheelArchive(path, wheel.filename))

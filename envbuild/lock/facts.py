@@ -12,7 +12,7 @@ import re
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,11 +78,27 @@ class WheelFacts:
     """Requires-Dist of its METADATA, as written."""
 
 
+def read_metadata(client: httpx.Client, wheel: WheelFile) -> str:
+    """METADATA of a wheel, read in place; empty where that cannot be done."""
+    path = local_path(wheel.url)
+    try:
+        with ExitStack() as stack:
+            file: BinaryIO | RemoteFile = path.open("rb") if path else RemoteFile(client, wheel.url)
+            stack.enter_context(cast("io.IOBase", file))
+            archive = stack.enter_context(zipfile.ZipFile(cast("BinaryIO", file)))
+            member = _members(archive).get("METADATA")
+            return _text(archive, member) if member else ""
+    except (*_NOT_A_WHEEL, UnreadableError, OSError, ValueError):
+        return ""
+
+
 class FactReader:
     """Reads facts and keeps them in the cache by the wheel's digest, apart from those that only an index claims."""
 
-    def __init__(self, client: httpx.Client, cache: Path | None) -> None:
-        self._client, self._cache = client, cache
+    def __init__(
+        self, client: httpx.Client, cache: Path | None, true: Mapping[Digest, Collection[str]] | None = None
+    ) -> None:
+        self._client, self._cache, self._true = client, cache, true or {}
 
     def facts(self, wheel: WheelFile) -> WheelFacts | None:
         """The facts of a wheel; None where its server sends no ranges. LockError when it is no wheel."""
@@ -92,7 +108,8 @@ class FactReader:
         if known is not None:
             return known
         try:
-            found = _facts_of(wheel, file, self._client)
+            true = self._true.get(wheel.sha256, ()) if wheel.sha256 else ()
+            found = _facts_of(wheel, file, self._client, true)
         except UnreadableError:
             return None
         if kept:
@@ -156,7 +173,7 @@ def _read(path: Path) -> WheelFacts | None:
         return None
 
 
-def _facts_of(wheel: WheelFile, path: Path | None, client: httpx.Client) -> WheelFacts:
+def _facts_of(wheel: WheelFile, path: Path | None, client: httpx.Client, true: Collection[str]) -> WheelFacts:
     try:
         with ExitStack() as stack:
             file: BinaryIO | RemoteFile = path.open("rb") if path else RemoteFile(client, wheel.url)
@@ -166,7 +183,7 @@ def _facts_of(wheel: WheelFile, path: Path | None, client: httpx.Client) -> Whee
             if isinstance(file, RemoteFile):
                 _prefetch(file, members.values())
             texts = {name: _text(archive, member) for name, member in members.items()}
-            doubt = _doubt(archive, texts.get("RECORD", ""), whole=path is not None)
+            doubt = _doubt(archive, texts.get("RECORD", ""), whole=path is not None, true=true)
             size = file.seek(0, io.SEEK_END)
     except (*_NOT_A_WHEEL, OSError, ValueError) as error:
         raise damaged(wheel.filename, wheel.url, error) from error
@@ -174,7 +191,7 @@ def _facts_of(wheel: WheelFile, path: Path | None, client: httpx.Client) -> Whee
     return WheelFacts(size=size, content=content, doubt=doubt, requires=_requirements(texts.get("METADATA", "")))
 
 
-def _doubt(archive: zipfile.ZipFile, record: str, *, whole: bool) -> str:
+def _doubt(archive: zipfile.ZipFile, record: str, *, whole: bool, true: Collection[str]) -> str:
     """Why RECORD proves nothing, as installers do not check it; the files themselves are hashed where all are here."""
     rows = {row[0]: row[1] for row in csv.reader(record.splitlines()) if len(row) > 1 and row[1]}
     members = [it for it in archive.infolist() if not it.is_dir() and not _UNLISTED.fullmatch(it.filename)]
@@ -182,7 +199,8 @@ def _doubt(archive: zipfile.ZipFile, record: str, *, whole: bool) -> str:
         return "has files that its RECORD does not list"
     if len({it.filename for it in members}) < len(members):
         return "has files twice"
-    if whole and not all(_is_as_recorded(archive, it, rows[it.filename]) for it in members):
+    unread = [it for it in members if it.filename not in true]
+    if whole and not all(_is_as_recorded(archive, it, rows[it.filename]) for it in unread):
         return "has files that are not what its RECORD says"
     return ""
 

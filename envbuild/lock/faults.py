@@ -9,6 +9,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import LockError
+from envbuild.lock.elsewhere import foreign_wheels
 from envbuild.lock.index import IndexFile, local_path
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.lock.tags import best_wheel, parsed_wheel
@@ -39,6 +40,8 @@ class Fault:
     todo: str
     sdist: IndexFile | None = None
     """The source distribution that a wheel of it could be built from."""
+    foreign: tuple[IndexFile, ...] = ()
+    """A wheel of it and one of the newest release, where all wheels of its project are for one other system."""
 
     @property
     def name(self) -> str:
@@ -71,7 +74,8 @@ def diagnose(requirement: Requirement, files: Sequence[IndexFile], target: Targe
         return None
     sdist = _sdist(requirement, files, target)
     todo = _LET_BUILD if sdist else reason[1]
-    return Fault(requirement=str(requirement), why=reason[0], todo=todo, sdist=sdist)
+    foreign = () if requirement.url else foreign_wheels(_named(requirement, files), files)
+    return Fault(requirement=str(requirement), why=reason[0], todo=todo, sdist=sdist, foreign=foreign)
 
 
 def check_origins(distributions: Iterable[Distribution]) -> None:

@@ -18,8 +18,14 @@ _CHUNK = 1 << 20
 
 
 def read_held(folder: Path) -> Lock | None:
-    """The lock that lies in a folder; None when there is none. LockError when it is somebody else's."""
+    """The lock that lies in a folder; None when there is none.
+
+    LockError when it is somebody else's, UsageError where none can be written.
+    """
     path = folder / PYLOCK
+    for taken in (it for it in (path, folder / REQUIREMENTS) if it.is_dir()):
+        todo = "give another folder by --out, or remove this one"
+        raise UsageError("a folder has the name of a file that is written", where=str(taken), todo=todo)
     try:
         with path.open("rb") as file:
             data = file.read(_LIMIT)

@@ -1,6 +1,6 @@
 """A run's lock from end to end: pins, builds, upgrades and extras, and how the result compares with the run."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 from envbuild.errors import LockError
 from envbuild.lock.build import Sdist, Source, build_wheel, commit_of
 from envbuild.lock.conflicts import Conflict, find_conflicts
+from envbuild.lock.elsewhere import why_left_out
 from envbuild.lock.facts import Counted, FactReader
 from envbuild.lock.faults import Fault, UnlockableError
 from envbuild.lock.following import Change, explain_changes, extra_pins, upgraded_pins
@@ -25,6 +26,8 @@ from envbuild.lock.uv import UvResolver
 from envbuild.lock.web import make_client
 from envbuild.manifest.packages import Distribution
 from envbuild.match.stack import Gaps
+from envbuild.match.swap import name_of
+from envbuild.oci.digest import Digest
 
 
 def _say_nothing(*_: object) -> None:
@@ -47,6 +50,8 @@ class Options:
     """Names that an upgrade never moves: the framework's."""
     extras: tuple[str, ...] = ()
     """Requirements to add under the lock."""
+    system: str | None = None
+    """The run's operating system (`platform.system()`); what is for another one than Linux alone is left out."""
     say: Callable[[str], object] = _say_nothing
     counted: Counted = _say_nothing
     """Progress in wheels read, while the lock is compared with the run."""
@@ -68,6 +73,8 @@ class LockedRun:
     """What was built, by name, and from what."""
     remarks: tuple[str, ...] = ()
     """Which wheels were taken because they are the run's own."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """What of the run is of no use on Linux, by name, and why."""
 
     def notes(self) -> list[str]:
         """All of it in sentences, the comparison with the run first."""
@@ -75,7 +82,8 @@ class LockedRun:
         built = (f"{name} was built here from {source}" for name, source in self.built)
         added = [f"added: {', '.join(self.added)}"] if self.added else []
         conflicts = (conflict.told for conflict in self.conflicts)
-        return [self.proof.summary, *map(str, self.changes), *added, *self.remarks, *yanked, *built, *conflicts]
+        left = [f"{name} is left out: {why}" for name, why in self.left_out]
+        return [self.proof.summary, *left, *map(str, self.changes), *added, *self.remarks, *yanked, *built, *conflicts]
 
 
 def lock_run(
@@ -91,7 +99,8 @@ def lock_run(
     """
     settings = options.settings or read_settings()
     _check_places(settings)
-    locked, settings, built = _locked(requirements, target, distributions, options, settings, gaps)
+    found = _locked(requirements, target, distributions, options, settings, gaps)
+    locked, settings = found.lock, found.settings
     resolver = _resolver(options, settings)
     changes: tuple[Change, ...] = ()
     added: tuple[str, ...] = ()
@@ -109,8 +118,9 @@ def lock_run(
         changes=changes,
         added=added,
         conflicts=tuple(_attributed(it, distributions) for it in conflicts),
-        built=tuple((source.name, str(source)) for source in built),
+        built=tuple((source.name, str(source)) for source in found.built),
         remarks=proven.remarks,
+        left_out=found.left_out,
     )
 
 
@@ -131,13 +141,14 @@ def lock_extras(locked: Lock, extras: tuple[str, ...], options: Options) -> tupl
         return _extended(locked, extras, _resolver(options, settings), question)
 
 
-def confirm(run: LockedRun, cache: Path) -> LockedRun:
+def confirm(run: LockedRun, cache: Path, true: Mapping[Digest, Collection[str]] | None = None) -> LockedRun:
     """Hold what an index showed of wheels against the files that were fetched since; LockError where it lied.
 
-    What was called identical stays so only where every file of the wheel is what its RECORD says.
+    What was called identical stays so only where every file of the wheel is what its RECORD says; `true` are those
+    that somebody has held against it already, by the wheel's sha256.
     """
     with make_client(IndexSettings(default=None)) as client:
-        reader = FactReader(client, cache)
+        reader = FactReader(client, cache, true)
         facts = reader.all_facts(run.lock.wheels)
         false = reader.false_claims(run.lock.wheels)
     if false:
@@ -172,6 +183,16 @@ def _resolver(options: Options, settings: IndexSettings) -> Resolver:
     return kind(settings=settings, cache=options.cache)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A lock, where its wheels were found in the end, and what it took."""
+
+    lock: Lock
+    settings: IndexSettings
+    built: tuple[Source, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+
+
 def _locked(
     requirements: tuple[str, ...],
     target: Target,
@@ -179,13 +200,13 @@ def _locked(
     options: Options,
     settings: IndexSettings,
     gaps: Gaps | None,
-) -> tuple[Lock, IndexSettings, tuple[Source, ...]]:
-    """Lock; where that fails for want of wheels that may be built, build them and lock again with their folders."""
+) -> _Found:
+    """Lock; where that fails, leave out what is for other systems, build what may be built, and lock again."""
 
-    def attempt(settings: IndexSettings) -> Lock:
+    def attempt(settings: IndexSettings, without: Collection[str] = ()) -> Lock:
         with asking((), target, settings, options.cache) as question:
             return lock(
-                requirements,
+                tuple(it for it in requirements if name_of(it) not in without),
                 target,
                 _resolver(options, settings),
                 distributions,
@@ -194,18 +215,31 @@ def _locked(
             )
 
     try:
-        return attempt(settings), settings, ()
+        return _Found(lock=attempt(settings), settings=settings)
     except UnlockableError as error:
-        sources = _sources(error.faults, distributions, settings) if options.build else None
+        left_out = _left_out(error.faults, options, settings)
+        faults = [it for it in error.faults if it.name not in left_out]
+        sources = _sources(faults, distributions, settings) if options.build or not faults else None
         if sources is None:
-            raise
+            raise UnlockableError(faults, target, where=error.where) from error
     outcomes = [build_wheel(source, target, settings, options.cache, options.say) for source in sources]
-    faults = [it for it in outcomes if isinstance(it, Fault)]
-    if faults:
-        raise UnlockableError(faults, target)
+    failed = [it for it in outcomes if isinstance(it, Fault)]
+    if failed:
+        raise UnlockableError(failed, target)
     folders = [str(it.parent) for it in outcomes if isinstance(it, Path)]
     settings = replace(settings, find_links=(*folders, *settings.find_links))
-    return attempt(settings), settings, sources
+    left = tuple(left_out.items())
+    return _Found(lock=attempt(settings, left_out), settings=settings, built=sources, left_out=left)
+
+
+def _left_out(faults: Iterable[Fault], options: Options, settings: IndexSettings) -> dict[str, str]:
+    """What a run on another system had that is for that system alone, by name, and why."""
+    system = options.system
+    if system in {None, "Linux"}:
+        return {}
+    with make_client(settings) as client:
+        found = {fault.name: why_left_out(fault, f"{system}", client) for fault in faults}
+    return {name: why for name, why in found.items() if why}
 
 
 def _sources(

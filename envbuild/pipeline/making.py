@@ -1,6 +1,6 @@
 """From the recipe to the image: wheels arrive, layers are made, and layers are sent, all at the same time."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -52,9 +52,9 @@ class Making:
         if image is None:
             return None
         self.report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
-        run = self._confirmed()
+        run = self._confirmed({})
         pushed = push(image, order.push, tags=self._tags)
-        return Made(assembled=Assembled(image=image, overlaps=(), results={}), image=pushed.reference, run=run)
+        return Made(assembled=Assembled(image=image, overlaps=(), results={}, true={}), image=pushed.reference, run=run)
 
     def made(self, settings: IndexSettings) -> Made:
         """Make the image, and push it where that is wanted; no tag is set before everything was checked."""
@@ -71,7 +71,7 @@ class Making:
             assembled = assemble(self.recipe, self.base, arrivals, cache, self.report.progress, offer)
             self._prove(cache, arrivals)
             _tell_overlaps(assembled, self.report)
-            run = self._confirmed()
+            run = self._confirmed(assembled.true)
             image = self._finish(upload, assembled) if upload else None
         return Made(assembled=assembled, image=image, run=run)
 
@@ -131,9 +131,9 @@ class Making:
             self.report.note(str(note))
         cache.note(self._proof, "found")
 
-    def _confirmed(self) -> LockedRun:
+    def _confirmed(self, true: Mapping[Digest, Collection[str]]) -> LockedRun:
         """Hold what the index showed against what it then served; the proof may lose by it."""
-        confirmed = confirm(self.run, self.order.cache)
+        confirmed = confirm(self.run, self.order.cache, true)
         if self.order.require_identical:
             confirmed.proof.require_identical()
         return confirmed

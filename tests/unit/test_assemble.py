@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble import LayerCache, WheelFiles, assemble, image, wheels_to_read
+from envbuild.assemble import LayerCache, WheelFiles, assemble, image, making, wheels_to_read
 from envbuild.errors import BuildError, WheelError
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
@@ -254,6 +254,22 @@ def test_layers_of_the_cache_need_no_wheel(tmp_path):
     assert [it.path.rpartition("/")[2] for it in again.overlaps] == ["shared.py"]
 
 
+def test_members_that_are_what_record_says_are_noted_and_others_are_not(tmp_path):
+    honest = make_wheel("honest", "1", {"honest.py": "a", "big.bin": random.Random(1).randbytes(5 << 20)})
+    lines = archived(honest, "honest-1.dist-info/RECORD").decode().replace("honest-1", "forged-1")
+    forged = make_wheel("forged", "1", {"honest.py": "b", "big.bin": "other"}, record=lines)
+    with pytest.raises(WheelError, match="where its RECORD says"):
+        built(tmp_path, forged)
+    same_size = make_wheel("forged", "1", {"honest.py": "b", "big.bin": bytes(5 << 20)}, record=lines)
+    true = built(tmp_path, honest, same_size).true
+    assert true[Digest.of(honest.data)] >= {"honest.py", "big.bin", "honest-1.dist-info/METADATA"}
+    assert not true[Digest.of(same_size.data)] & {"honest.py", "big.bin"}
+
+
+def archived(wheel: FakeWheel, name: str) -> bytes:
+    return zipfile.ZipFile(io.BytesIO(wheel.data)).read(name)
+
+
 def test_one_changed_wheel_leaves_the_files_of_other_layers_unread(tmp_path):
     cache = LayerCache(tmp_path / "cache")
     large = [make_wheel(name, "1", {f"{name}.bin": random.Random(1).randbytes(5 << 20)}) for name in ("aaa", "bbb")]
@@ -290,7 +306,7 @@ def test_the_number_of_cores_decides_no_byte(tmp_path, monkeypatch):
     ]
     images = []
     for cores in (1, 2, 8):
-        monkeypatch.setattr(image, "_CORES", cores)
+        monkeypatch.setattr(making, "_CORES", cores)
         (tmp_path / str(cores)).mkdir()
         images.append(built(tmp_path / str(cores), *wheels).image)
     assert len({it.digest for it in images}) == 1
@@ -380,7 +396,7 @@ def test_hostile_names_are_refused(case, tmp_path):
     name, why = HOSTILE[case]
     with pytest.raises(WheelError, match=why):
         built(tmp_path, make_wheel("hostile", "1", extra=[(name, b"x", 0o644)]))
-    assert not list((tmp_path / "cache").rglob("*.json"))
+    assert {path.stem for path in (tmp_path / "cache").rglob("*.json")} <= {image._environment(recipe()).key.hex}
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

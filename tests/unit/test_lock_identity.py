@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -284,6 +285,19 @@ def test_a_file_that_is_not_what_its_record_says_is_no_proof_once_it_is_here(ind
     with pytest.raises(VerifyError):
         found.proof.require_identical()
     assert proven(tmp_path, installed(honest)).proof == found.proof
+
+
+def test_what_was_held_against_record_is_not_hashed_again_and_all_else_is(index: FakeIndex, tmp_path):
+    honest = make_wheel("other", "3.0")
+    forged = make_wheel("other", "3.0", {"other.py": "import evil\n"}, record=record_of(honest))
+    index.add(forged)
+    run = proven(tmp_path, installed(honest))
+    list(fetch(run.lock.wheels, tmp_path / "cache"))
+    believed = {run.lock.wheels[0].sha256: {"other.py"}}
+    assert confirm(run, tmp_path / "cache", believed).proof.summary == "1 of 1 identical"
+    shutil.rmtree(tmp_path / "cache/facts")
+    found = confirm(run, tmp_path / "cache", {run.lock.wheels[0].sha256: {"other-3.0.dist-info/METADATA"}})
+    assert outcome(found, "other") == ("unknown", "has files that are not what its RECORD says")
 
 
 @pytest.mark.parametrize("algorithm", ["sha384", "sha512", "md5"])
