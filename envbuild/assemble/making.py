@@ -86,10 +86,10 @@ class Maker:
             known = self.cache.elsewhere(order.key)
         if known is not None:
             self.results[order.key] = known
-            return _layer(order, known, partial(self._remade, order, known), reused=True)
+            return _layer(order, known, partial(self._remade, order, known), "registry")
         found = cached or self.cache.make(order.key, partial(self.write, order))
         self.results[order.key] = found.result
-        return _layer(order, found.result, partial(_open, found.path), reused=found.reused)
+        return _layer(order, found.result, partial(_open, found.path), "cache" if found.reused else "")
 
     def write(self, order: LayerOrder, sink: BinaryIO) -> LayerResult:
         """Write the bytes of a layer."""
@@ -106,9 +106,9 @@ class Maker:
         return _open(found.path)
 
 
-def _layer(order: LayerOrder, result: LayerResult, opener: Callable[[], BinaryIO], *, reused: bool) -> Layer:
+def _layer(order: LayerOrder, result: LayerResult, opener: Callable[[], BinaryIO], found: str) -> Layer:
     descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
-    return Layer(descriptor, result.diff_id, opener, order.label, reused)
+    return Layer(descriptor, result.diff_id, opener, order.label, reused=bool(found), found=found)
 
 
 def _open(path: Path) -> BinaryIO:

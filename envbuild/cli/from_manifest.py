@@ -11,6 +11,7 @@ import typer
 
 from envbuild.cli import locking, records
 from envbuild.cli.console import Progress
+from envbuild.cli.summary import layer_state, summary
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def _carry_out(order: "Order", progress: Progress, *, dry_run: bool, as_json: bo
         _print_plan(plan, as_json=as_json)
         return
     outcome = _build(order, plan, progress)
+    for line in summary(outcome, time.monotonic() - started):
+        progress.note(line)
     if as_json:
         typer.echo(json.dumps(_result(outcome, time.monotonic() - started), indent=2))
     else:
@@ -189,7 +192,12 @@ def _result(outcome: "Outcome", seconds: float) -> dict[str, Any]:
         "image": str(outcome.image) if outcome.image else None,
         "layout": str(outcome.layout) if outcome.layout else None,
         "layers": [
-            {"digest": str(layer.descriptor.digest), "size": layer.descriptor.size, "reused": layer.reused}
+            {
+                "digest": str(layer.descriptor.digest),
+                "size": layer.descriptor.size,
+                "reused": layer.reused,
+                "found": layer_state(layer),
+            }
             for layer in outcome.assembled.image.layers
         ],
         "identity": outcome.proof.to_dict(),

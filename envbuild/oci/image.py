@@ -71,6 +71,8 @@ class Layer:
     """The layer's one line in the image's history."""
     reused: bool = False
     """True when the bytes were not made in this run (base layers and cached layers)."""
+    found: str = ""
+    """Where the layer was found that was not made in this run, for people: `base`, `cache`, `registry`."""
     origin: str = ""
     """`registry/repository` that has the blob already, from where the same registry can mount it; empty for none."""
     path: Path | None = None

@@ -46,7 +46,7 @@ def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
         made = making.existing() or making.made(settings)
     pylock = pylock_text(made.run.lock, made.run.proof, dict(made.run.built))
     context = build_context(recipe, requirements_text(run.lock), pylock, data_folder("templates"))
-    layout = None if made.image else order.out
+    layout = None if made.pushed else order.out
     with staged_folder(order.out) as folder:
         for name, data in context.items():
             write_whole(folder / "context" / name, data)
@@ -58,7 +58,7 @@ def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
         plan=plan,
         recipe=recipe,
         assembled=made.assembled,
-        image=made.image,
+        pushed=made.pushed,
         layout=layout,
         pylock=pylock,
         proof=made.run.proof,

@@ -9,11 +9,13 @@ from envbuild.errors import RegistryError
 from envbuild.lock import Arrivals, IndexSettings, LockedRun, LockedWheel, confirm
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Layer, canonical_json
-from envbuild.oci.reference import Reference
 from envbuild.pipeline.order import Order, Plan, Reporter
 from envbuild.recipe import Base, Recipe
-from envbuild.registry import SharedCache, Upload, environment_tag, find_environment, push
+from envbuild.registry import PushResult, SharedCache, Upload, environment_tag, find_environment, push
 from envbuild.verify import prove_loading
+
+_NAME = 60
+"""Letters of a layer's name beside a bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +23,8 @@ class Made:
     """The image, and where it is."""
 
     assembled: Assembled
-    image: Reference | None
-    """By digest, confirmed by the registry; None when the image was not pushed."""
+    pushed: PushResult | None
+    """None when the image was not pushed."""
     run: LockedRun
     """The lock, held against the files."""
 
@@ -54,7 +56,7 @@ class Making:
         self.report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
         run = self._confirmed({})
         pushed = push(image, order.push, tags=self._tags)
-        return Made(assembled=Assembled(image=image, overlaps=(), results={}, true={}), image=pushed.reference, run=run)
+        return Made(assembled=Assembled(image=image, overlaps=(), results={}, true={}), pushed=pushed, run=run)
 
     def made(self, settings: IndexSettings) -> Made:
         """Make the image, and push it where that is wanted; no tag is set before everything was checked."""
@@ -72,8 +74,8 @@ class Making:
             self._prove(cache, arrivals)
             _tell_overlaps(assembled, self.report)
             run = self._confirmed(assembled.true)
-            image = self._finish(upload, assembled) if upload else None
-        return Made(assembled=assembled, image=image, run=run)
+            pushed = self._finish(upload, assembled) if upload else None
+        return Made(assembled=assembled, pushed=pushed, run=run)
 
     @property
     def _tags(self) -> tuple[str, ...]:
@@ -101,7 +103,7 @@ class Making:
         if self.order.push is None:
             yield None
             return
-        with Upload(self.order.push, report=self.report.progress) as upload:
+        with Upload(self.order.push, report=self._sent) as upload:
             yield upload
 
     def _announce(self, needed: tuple[LockedWheel, ...]) -> None:
@@ -112,6 +114,9 @@ class Making:
             self.report.note(f"{len(needed)} of {len(self.recipe.wheels)} wheels are needed, {size / 1e6:.1f} MB")
         else:
             self.report.note("no wheel has to be read: every layer was made before")
+
+    def _sent(self, name: str, done: int, total: int) -> None:
+        self.report.progress(f"pushing {name[:_NAME]}", done, total)
 
     def _fetched(self, done: int, total: int, _text: str) -> None:
         self.report.progress("fetching", done, total)
@@ -138,14 +143,13 @@ class Making:
             confirmed.proof.require_identical()
         return confirmed
 
-    def _finish(self, upload: Upload, assembled: Assembled) -> Reference:
+    def _finish(self, upload: Upload, assembled: Assembled) -> PushResult:
         result = upload.finish(assembled.image, self._tags)
-        self.report.note(f"{result.uploaded / 1e6:.1f} MB sent, {result.existing / 1e6:.1f} MB were there")
         if self.shared:
             self.shared.publish(assembled.results)
             if self.shared.trouble:
                 self.report.note(f"the registry does not serve as a cache of layers: {self.shared.trouble}")
-        return result.reference
+        return result
 
 
 def _ignore(_: Layer) -> None:

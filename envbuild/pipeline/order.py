@@ -14,6 +14,7 @@ from envbuild.match import CudaChoice, Profiles, Stack, VariantChoice
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
+from envbuild.registry import PushResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,8 @@ class Outcome:
     plan: Plan
     recipe: Recipe
     assembled: Assembled
-    image: Reference | None
-    """By digest, confirmed by the registry; None when the image was not pushed."""
+    pushed: PushResult | None
+    """What the push did; None when the image was not pushed."""
     layout: Path | None
     pylock: bytes
     """The lock as it is stamped and written into the context."""
@@ -90,6 +91,11 @@ class Outcome:
     """`numpy==1.26.4`: what the run's record does not have and its distributions require."""
     stamped: str | None = None
     """The record's name beside the model."""
+
+    @property
+    def image(self) -> Reference | None:
+        """By digest, confirmed by the registry; None when the image was not pushed."""
+        return self.pushed.reference if self.pushed else None
 
     @property
     def digest(self) -> Digest:

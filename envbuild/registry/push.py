@@ -2,12 +2,12 @@
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from envbuild.errors import RegistryError, UsageError
 from envbuild.oci.digest import Digest
@@ -23,7 +23,9 @@ PARALLEL = 4
 """Blobs at once; go-containerregistry's number."""
 
 Report = Callable[[str, int, int], None]
-"""Told a blob's digest, the bytes of it that are there, and all of its bytes; never by two threads at once."""
+"""Told what a blob holds, the bytes of it that are there, and all of its bytes; never by two threads at once."""
+How = Literal["sent", "mounted", "there"]
+"""How a blob came into the repository: it was sent, taken over from another repository, or there before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class PushResult:
     """Bytes of blobs that were sent."""
     existing: int
     """Bytes of blobs that were there before."""
+    blobs: Mapping[Digest, How] = field(default_factory=dict)
+    """How each blob that was asked for came there; none where the whole image was there."""
 
 
 def push(
@@ -73,7 +77,7 @@ class Upload:
         self._reference, self._report, self._lock = reference, report, threading.Lock()
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
-        self._sent: dict[Digest, Future[int]] = {}
+        self._sent: dict[Digest, Future[How]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -99,46 +103,51 @@ class Upload:
         named = _tags(self._reference, tags, image)
         registry, repository = self._registry, self._reference.repository
         media_type = str(json.loads(image.manifest).get("mediaType") or MANIFEST)
-        blobs = {layer.descriptor.digest: layer for layer in (*image.layers, _config(image))}
-        sent = 0
+        sizes = {blob.descriptor.digest: blob.descriptor.size for blob in (*image.layers, _config(image))}
+        how: dict[Digest, How] = {}
         if not registry.has_manifest(repository, image.digest):
-            sent = self._send_all(image)
+            how = self._send_all(image)
             registry.put_manifest(repository, str(image.digest), image.manifest, media_type)
         _confirm(registry, self._reference, image)
         for tag in named:
             # A tag that is right already is left alone: repositories with immutable tags refuse even the same again.
             if registry.manifest_digest(repository, tag) != str(image.digest):
                 registry.put_manifest(repository, tag, image.manifest, media_type)
-        total = sum(blob.descriptor.size for blob in blobs.values())
-        return PushResult(reference=self._reference.at(image.digest), uploaded=sent, existing=total - sent)
+        sent = sum(size for digest, size in sizes.items() if how.get(digest) == "sent")
+        existing = sum(sizes.values()) - sent
+        return PushResult(reference=self._reference.at(image.digest), uploaded=sent, existing=existing, blobs=how)
 
-    def _send_all(self, image: Image) -> int:
-        """Send the layers, the largest first, so that no big one is left to the end alone; return their bytes."""
+    def _send_all(self, image: Image) -> dict[Digest, How]:
+        """Send the layers, the largest first, so that no big one is left to the end alone; then the config."""
         for layer in sorted(image.layers, key=lambda it: (-it.descriptor.size, it.descriptor.digest)):
             self.offer(layer)
-        return sum(future.result() for future in as_completed(self._sent.values())) + self._send(_config(image))
+        for future in as_completed(self._sent.values()):
+            future.result()
+        how = {digest: future.result() for digest, future in self._sent.items()}
+        return how | {image.config_digest: self._send(_config(image))}
 
-    def _send(self, layer: Layer) -> int:
+    def _send(self, layer: Layer) -> How:
         descriptor, registry, repository = layer.descriptor, self._registry, self._reference.repository
         host, _, source = layer.origin.partition("/")
-        mountable = host == self._reference.registry and source != repository
-        if registry.has_blob(repository, descriptor.digest) or (
-            mountable and registry.mount(repository, descriptor.digest, source=source)
-        ):
-            self._told(descriptor, descriptor.size)
-            return 0
-        registry.put_blob(repository, descriptor, layer.open, progress=lambda done: self._told(descriptor, done))
-        return descriptor.size
+        how: How = "there"
+        if not registry.has_blob(repository, descriptor.digest):
+            mountable = host == self._reference.registry and source != repository
+            how = "mounted" if mountable and registry.mount(repository, descriptor.digest, source=source) else "sent"
+        if how == "sent":
+            registry.put_blob(repository, descriptor, layer.open, progress=lambda done: self._told(layer, done))
+        else:
+            self._told(layer, descriptor.size)
+        return how
 
-    def _told(self, descriptor: Descriptor, done: int) -> None:
+    def _told(self, layer: Layer, done: int) -> None:
         with self._lock:
-            self._report(str(descriptor.digest), done, descriptor.size)
+            self._report(layer.created_by or str(layer.descriptor.digest), done, layer.descriptor.size)
 
 
 def _config(image: Image) -> Layer:
     """The config, as a blob like the others."""
     descriptor = Descriptor(CONFIG, image.config_digest, len(image.config))
-    return Layer(descriptor, image.config_digest, lambda: BytesIO(image.config))
+    return Layer(descriptor, image.config_digest, lambda: BytesIO(image.config), created_by="config")
 
 
 def check_push(reference: Reference, *, credentials: Credentials | None = None, retry: Retry | None = None) -> None:

@@ -20,6 +20,8 @@ from tests.unit.loading import library
 from tests.unit.locking import installed
 
 TENSORFLOW = make_wheel("tensorflow-cpu", "2.15.1", tags=["cp311-cp311-manylinux_2_17_x86_64"], purelib=False)
+CACHE_TAGS = ("team/model:layer-", "team/model:fact-")
+"""Tags of what is shared through a repository, beside its images."""
 TOOL = make_wheel("tool", "1.0", entry_points={"console_scripts": {"tool": "tool:main"}})
 
 
@@ -123,11 +125,28 @@ def test_a_push_ends_with_the_reference_that_the_registry_confirmed(site):
         result = json.loads(done.stdout)
         assert result["image"] == f"{registry.host}/team/model@{result['digest']}"
         tag = f"env-{result['environment'].removeprefix('sha256:')[:12]}"
-        assert registry.tags == {f"team/model:{name}": result["digest"] for name in ("v1", tag)}
+        images = {name: digest for name, digest in registry.tags.items() if not name.startswith(CACHE_TAGS)}
+        assert images == {f"team/model:{name}": result["digest"] for name in ("v1", tag)}
     metadata = json.loads((site.folder / "model/envbuild/pointer.json").read_bytes())["objects"]["saved_model.pb"][
         "metadata"
     ]
     assert metadata["envbuild-image-train-cpu"] == result["image"]
+
+
+def test_an_empty_machine_builds_what_another_pushed_without_a_wheel(site):
+    with FakeRegistry() as registry:
+        first = json.loads(site.build("--push", f"{registry.host}/team/model:v1", "--json").stdout)
+        del registry.repositories["team/model"].tags[f"env-{first['environment'].removeprefix('sha256:')[:12]}"]
+        shutil.rmtree(site.folder / "cache")
+        again = site.build("--push", f"{registry.host}/team/model:v2", "--json")
+        result = json.loads(again.stdout)
+        assert result["digest"] == first["digest"]
+        assert [layer["found"] for layer in result["layers"]] == ["base", "registry", "registry", "registry"]
+        assert "no wheel has to be read" in again.stderr
+        assert not (site.folder / "cache/wheels").exists()
+        trusted = site.build("--push", f"{registry.host}/team/model:v3", "--no-remote-cache", "--json")
+        assert "wheels are needed" in trusted.stderr
+        assert json.loads(trusted.stdout)["digest"] == first["digest"]
 
 
 def test_a_dry_run_prints_the_plan_and_touches_nothing(site):
