@@ -1,16 +1,20 @@
 """Files that appear whole or not at all."""
 
+import fcntl
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import platformdirs
 
 from envbuild.errors import BuildError
+
+_FICLONE = 0x40049409
+"""linux/fs.h."""
 
 
 @contextmanager
@@ -59,6 +63,31 @@ def settle(file: BinaryIO, temporary: Path, path: Path, *, mode: int = 0o644) ->
     os.fsync(file.fileno())
     temporary.chmod(mode)
     temporary.replace(path)
+
+
+def share(source: Path, target: Path, *, mode: int) -> bool:
+    """Let `target` hold what `source` holds without copying it; False where that cannot be.
+
+    A clone (ioctl_ficlone(2)) where the file system knows them, as what is done to one file then never changes the
+    other; else a hard link, whose mode is that of both. Across file systems, or for a file of another user, neither.
+    """
+    with written_aside(target.parent) as (file, temporary), suppress(OSError):
+        if _cloned(source, file):
+            settle(file, temporary, target, mode=mode)
+        else:
+            temporary.unlink()
+            temporary.hardlink_to(source)
+            temporary.chmod(mode)
+            temporary.replace(target)
+        return True
+    return False
+
+
+def _cloned(source: Path, file: BinaryIO) -> bool:
+    with suppress(OSError), source.open("rb") as origin:
+        fcntl.ioctl(file.fileno(), _FICLONE, origin.fileno())
+        return True
+    return False
 
 
 def write_whole(path: Path, data: bytes) -> None:

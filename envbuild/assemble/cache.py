@@ -8,8 +8,9 @@ from typing import Any, BinaryIO, Protocol
 
 from envbuild.assemble.layer import LayerResult
 from envbuild.files import settle, write_whole, written_aside
+from envbuild.oci.blobs import is_blob, seal
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import canonical_json
+from envbuild.oci.image import LAYER_GZIP, Descriptor, canonical_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,13 @@ class LayerCache:
         return self.get(key) is not None or self.elsewhere(key) is not None
 
     def get(self, key: Digest) -> CachedLayer | None:
-        """Return the layer for a key; None when it, or its bytes, are not there or not as long as they were."""
+        """Return the layer for a key; None when it is not there, or its bytes are not what they were."""
         try:
             value = json.loads((self._keys / f"{key.hex}.json").read_bytes())
             result = LayerResult(Digest.parse(value["digest"]), int(value["size"]), Digest.parse(value["diff_id"]))
             path = self._path(result.digest)
-            return CachedLayer(result, path, reused=True) if path.stat().st_size == result.size else None
+            right = is_blob(path, Descriptor(LAYER_GZIP, result.digest, result.size))
+            return CachedLayer(result, path, reused=True) if right else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -69,6 +71,7 @@ class LayerCache:
             path = self._path(result.digest)
             path.parent.mkdir(parents=True, exist_ok=True)
             settle(file, temporary, path)
+        seal(path, result.digest)
         value = {"digest": str(result.digest), "size": result.size, "diff_id": str(result.diff_id)}
         write_whole(self._keys / f"{key.hex}.json", canonical_json(value))
         return CachedLayer(result, path, reused=False)

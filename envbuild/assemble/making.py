@@ -14,7 +14,7 @@ from envbuild.assemble.layer import LayerFile, LayerResult, Link, write_layer
 from envbuild.assemble.source import OpenWheels, Wheels
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer
+from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer, Opener
 from envbuild.recipe import Recipe
 from envbuild.waiting import as_completed
 
@@ -86,10 +86,10 @@ class Maker:
             known = self.cache.elsewhere(order.key)
         if known is not None:
             self.results[order.key] = known
-            return _layer(order, known, partial(self._remade, order, known), "registry")
+            return _layer(order, known, partial(self._remade, order, known), "registry", None)
         found = cached or self.cache.make(order.key, partial(self.write, order))
         self.results[order.key] = found.result
-        return _layer(order, found.result, partial(_open, found.path), "cache" if found.reused else "")
+        return _layer(order, found.result, partial(_open, found.path), "cache" if found.reused else "", found.path)
 
     def write(self, order: LayerOrder, sink: BinaryIO) -> LayerResult:
         """Write the bytes of a layer."""
@@ -106,9 +106,9 @@ class Maker:
         return _open(found.path)
 
 
-def _layer(order: LayerOrder, result: LayerResult, opener: Callable[[], BinaryIO], found: str) -> Layer:
+def _layer(order: LayerOrder, result: LayerResult, opener: Opener, found: str, path: Path | None) -> Layer:
     descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
-    return Layer(descriptor, result.diff_id, opener, order.label, reused=bool(found), found=found)
+    return Layer(descriptor, result.diff_id, opener, order.label, bool(found), found=found, path=path)
 
 
 def _open(path: Path) -> BinaryIO:

@@ -4,36 +4,30 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from hashlib import sha256
 from typing import Any
 
+from envbuild.base.facts import Facts, KnownFacts
 from envbuild.base.tree import Tree, read_tree, resolve
 from envbuild.errors import BaseError
-from envbuild.files import write_whole
-from envbuild.lock.model import Target
-from envbuild.oci.image import Image, canonical_json
+from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.recipe import PREFIX
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_FORMAT = 2
-"""Raised whenever other facts would be read from the same bytes."""
 
 
-def inspect(image: Image, name: str, machine: str, facts: Path) -> tuple[Target, str]:
-    """Return what the base offers and the path of its interpreter; `facts` is a folder that remembers them.
+def inspect(image: Image, name: str, machine: str, known: KnownFacts) -> Facts:
+    """Return what lies in the base; its layers are read only where nobody did so before.
 
     BaseError when there is no Python, no glibc, another machine, or an /opt that the environment would change.
     """
     _check_machine(image, name, machine)
-    known = facts / f"{image.digest.hex}-{_FORMAT}.json"
-    try:
-        value = json.loads(known.read_bytes())
-        return Target(python=value["python"], machine=machine, glibc=value["glibc"]), str(value["path"])
-    except (OSError, ValueError, KeyError, TypeError):
-        target, path = _inspect(image, name, machine)
-    write_whole(known, canonical_json({"python": target.python, "glibc": target.glibc, "path": path}))
-    return target, path
+    if found := known.facts(image.digest):
+        return found
+    facts = _inspect(image, name)
+    known.remember(image.digest, facts)
+    return facts
 
 
 def _unfit(name: str, why: str) -> BaseError:
@@ -56,7 +50,7 @@ def _check_machine(image: Image, name: str, machine: str) -> None:
         raise _unfit(name, f"it is for {found}, the environment for {wanted}")
 
 
-def _inspect(image: Image, name: str, machine: str) -> tuple[Target, str]:
+def _inspect(image: Image, name: str) -> Facts:
     tree = read_tree(image, name)
     _check_room(tree, name)
     variables = _variables(_config(image, name).get("Env"))
@@ -64,7 +58,13 @@ def _inspect(image: Image, name: str, machine: str) -> tuple[Target, str]:
     python = _python_version(tree, path, variables)
     if python is None:
         raise _unfit(name, f"the exact version of {path} cannot be read from it")
-    return Target(python=python, machine=machine, glibc=_glibc(tree, name)), path
+    return Facts(
+        python=python,
+        glibc=_glibc(tree, name),
+        python_path=path,
+        distribution=_distribution(tree),
+        interpreter=_identity(tree, path),
+    )
 
 
 def _check_room(tree: Tree, name: str) -> None:
@@ -105,12 +105,30 @@ def _python_version(tree: Tree, path: str, variables: Mapping[str, str]) -> str 
     if tree[path[1:]].version:
         return tree[path[1:]].version
     minor = posixpath.basename(path).removeprefix("python")
-    root = posixpath.dirname(posixpath.dirname(path))
-    library = re.compile(rf"{re.escape(root[1:])}/lib(?:64)?/(?:[\w-]+/)?libpython{re.escape(minor)}\.so[.\d]*")
-    said = [node.version for place, node in sorted(tree.items()) if node.version and library.fullmatch(place)]
-    official = variables.get("PYTHON_VERSION", "") if root == "/usr/local" else ""
+    said = [tree[place].version for place in _libraries(tree, path) if tree[place].version]
+    official = variables.get("PYTHON_VERSION", "") if path.startswith("/usr/local/bin/") else ""
     said += [official] if re.fullmatch(rf"{re.escape(minor)}\.\d+", official) else []
     return said[0] if said else None
+
+
+def _libraries(tree: Tree, path: str) -> list[str]:
+    """The interpreter's own shared library, in the same installation."""
+    minor = posixpath.basename(path).removeprefix("python")
+    root = posixpath.dirname(posixpath.dirname(path))
+    library = re.compile(rf"{re.escape(root[1:])}/lib(?:64)?/(?:[\w-]+/)?libpython{re.escape(minor)}\.so[.\d]*")
+    return sorted(place for place in tree if library.fullmatch(place))
+
+
+def _identity(tree: Tree, path: str) -> str:
+    """Builds differ in their bytes, as an interpreter has the day of its build in it."""
+    contents = [tree[place].sha256 for place in (path[1:], *_libraries(tree, path))]
+    return sha256("\n".join(contents).encode()).hexdigest()
+
+
+def _distribution(tree: Tree) -> str:
+    path = resolve(tree, "/etc/os-release") or resolve(tree, "/usr/lib/os-release")
+    said = tree[path[1:]].version if path else ""
+    return "".join(letter for letter in said if letter.isprintable())
 
 
 def _glibc(tree: Tree, name: str) -> str:

@@ -1,11 +1,13 @@
 """What --base means, and whether what it names fits."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.version import Version
 
 from envbuild.base.debian import debian_base
+from envbuild.base.facts import KnownFacts, Notes
 from envbuild.base.inspect import inspect
 from envbuild.errors import BaseError, RegistryError, UsageError
 from envbuild.oci.image import Image
@@ -25,42 +27,79 @@ def suite_for(python_minor: str) -> str | None:
     return SUITES.get(python_minor)
 
 
+def known_facts(cache: Path, notes: Notes | None = None) -> KnownFacts:
+    """What is known of bases, in the cache and, where others are trusted, in their notes."""
+    return KnownFacts(cache / "bases" / "facts", notes)
+
+
+def registry_reference(text: str) -> Reference | None:
+    """Where in a registry a base lies; None for `debian:SUITE` and OCI layouts; UsageError when it is no base."""
+    if text.startswith(("debian:", "oci:")) or _is_layout(text):
+        return None
+    try:
+        return Reference.parse(text.removeprefix("docker://"))
+    except ValueError as error:
+        todo = "give an image reference, an OCI layout folder, or debian:SUITE"
+        raise UsageError(f"this is no base: {error}", where=f"--base {text}", todo=todo) from error
+
+
 def resolve_base(
-    text: str, *, machine: str, cache: Path, pull: Pull, report: Report, wanted_python: str | None = None
+    text: str,
+    *,
+    machine: str,
+    cache: Path,
+    pull: Pull,
+    report: Report,
+    wanted_python: str | None = None,
+    notes: Notes | None = None,
 ) -> Base:
     """Get the base that `text` names, and read what lies in it.
 
     `debian:SUITE` is bootstrapped here; an OCI layout is an existing folder, `oci:FOLDER` or `oci:FOLDER:NAME`; all
     else is a registry's reference, with or without `docker://`. Docker Hub's image of Debian is
     `docker://debian:SUITE` or `docker.io/library/debian:SUITE`, as the short name means the bootstrapped one.
+    `notes` are what other machines read in bases: with them, and with the cache, no layer is read again.
 
     UsageError when it is none of these; BaseError when it cannot be had or cannot carry an environment; RegistryError;
     MissingComponentError where mmdebstrap is absent.
     """
-    name, image = _image(text, machine, cache, pull, report, wanted_python)
-    target, python_path = inspect(image, name, machine, cache / "bases" / "facts")
-    return Base(name=name, image=image, target=target, python_path=python_path)
+    reference, known = registry_reference(text), known_facts(cache, notes)
+    found = _pulled(reference, machine, pull, wanted_python) if reference else _local(text, machine, cache, report)
+    facts = inspect(found.image, found.name, machine, known)
+    base = Base(
+        name=found.name,
+        image=found.image,
+        asked=found.asked,
+        target=facts.target(machine),
+        python_path=facts.python_path,
+        distribution=facts.distribution,
+        interpreter=facts.interpreter,
+    )
+    return replace(base, mirror_of=known.mirror_of(base.digest)) if reference else base
 
 
-def _image(
-    text: str, machine: str, cache: Path, pull: Pull, report: Report, wanted_python: str | None
-) -> tuple[str, Image]:
-    if text.startswith("debian:"):
-        return text, debian_base(text.removeprefix("debian:"), machine, cache, report)
-    if text.startswith("oci:") or _is_layout(text):
-        # the folder's own name is no part of what the base is
-        return "oci-layout", _layout(text.removeprefix("oci:"), machine)
-    try:
-        reference = Reference.parse(text.removeprefix("docker://"))
-    except ValueError as error:
-        todo = "give an image reference, an OCI layout folder, or debian:SUITE"
-        raise UsageError(f"this is no base: {error}", where=f"--base {text}", todo=todo) from error
+@dataclass(frozen=True, slots=True)
+class _Found:
+    name: str
+    image: Image
+    asked: str = ""
+
+
+def _pulled(reference: Reference, machine: str, pull: Pull, wanted_python: str | None) -> _Found:
     try:
         image = pull(reference, machine)
     except RegistryError as error:
         raise _with_way_out(error, wanted_python) from error
+    asked = replace(reference, tag=reference.tag if reference.digest else reference.target, digest=None)
     # for an index that is the digest of this platform's image
-    return str(reference.at(image.found_as or image.digest)), image
+    return _Found(str(reference.at(image.found_as or image.digest)), image, str(asked))
+
+
+def _local(text: str, machine: str, cache: Path, report: Report) -> _Found:
+    if text.startswith("debian:"):
+        return _Found(text, debian_base(text.removeprefix("debian:"), machine, cache, report))
+    # the folder's own name is no part of what the base is
+    return _Found("oci-layout", _layout(text.removeprefix("oci:"), machine))
 
 
 def _is_layout(text: str) -> bool:

@@ -19,6 +19,8 @@ _OVERLAP = 256
 _STEPS = 400
 _PYTHON = re.compile(r"(?:.*/)?(?:python|libpython)(3\.\d+)(?:\.so[.\d]*)?")
 _GLIBC = re.compile(r"(?:usr/)?lib(?:32|64)?/(?:[\w-]+/)?(?:libc\.so\.6|libc-2\.\d+\.so)")
+_RELEASE = re.compile(r"(?:etc|usr/lib)/os-release")
+_RELEASE_SAYS = re.compile(rb"^PRETTY_NAME=\"?([^\"\r\n]{1,99})", re.MULTILINE)
 _GLIBC_SAYS = re.compile(rb"GNU C Library[^\n]{0,99} version (\d+\.\d+)")
 
 
@@ -34,7 +36,9 @@ class Node:
     target: str = ""
     """Where a link points."""
     version: str = ""
-    """The version that an interpreter or a C library says of itself."""
+    """The version that an interpreter or a C library says of itself, or the name of a distribution."""
+    sha256: str = ""
+    """Of the content, where a version was looked for in it."""
 
 
 Tree = dict[str, Node]
@@ -115,29 +119,32 @@ def _node(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> Node:
         return Node("link", mode, owner, member.linkname)
     if member.islnk():
         return Node("link", mode, owner, "/" + member.linkname.removeprefix("./"))
-    return Node("file", mode, owner, version=_version(path, member, archive))
+    version, sha256 = _said(path, member, archive)
+    return Node("file", mode, owner, version=version, sha256=sha256)
 
 
-def _version(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> str:
+def _said(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> tuple[str, str]:
     if python := _PYTHON.fullmatch(path):
         # what Py_GetVersion begins with: `3.11.2`, `3.14.0rc2`, `3.11.2+`
         says = re.compile(rb"(?<![\w.])(%s\.\d+(?:(?:a|b|rc)\d+)?)\+?\0" % re.escape(python[1].encode()))
     elif _GLIBC.fullmatch(path):
         says = _GLIBC_SAYS
+    elif _RELEASE.fullmatch(path):
+        says = _RELEASE_SAYS
     else:
-        return ""
+        return "", ""
     content = archive.extractfile(member) if member.isreg() else None
-    return _search(content, says) if content else ""
+    return _search(content, says) if content else ("", "")
 
 
-def _search(content: IO[bytes], says: re.Pattern[bytes]) -> str:
-    rest = b""
+def _search(content: IO[bytes], says: re.Pattern[bytes]) -> tuple[str, str]:
+    """Return what the first match says, and the digest of the whole."""
+    hasher, rest, found = hashlib.sha256(), b"", ""
     while chunk := content.read(_CHUNK):
-        rest += chunk
-        if match := says.search(rest):
-            return match[1].decode()
-        rest = rest[-_OVERLAP:]
-    return ""
+        hasher.update(chunk)
+        if not found and (match := says.search(rest := rest[-_OVERLAP:] + chunk)):
+            found = match[1].decode(errors="replace")
+    return found, hasher.hexdigest()
 
 
 class _Hashed:

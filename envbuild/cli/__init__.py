@@ -13,7 +13,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from envbuild.cli import cache, capture, convert, from_manifest, lock, profiles, schema
+from envbuild.cli import base, cache, capture, convert, from_manifest, lock, profiles, rebase, schema
 from envbuild.cli.console import err, printable
 from envbuild.errors import BuildError, EnvbuildError
 
@@ -77,12 +77,14 @@ def _root(
     pass
 
 
+app.add_typer(base.app, name="base")
 app.add_typer(cache.app, name="cache")
 app.command("capture", cls=capture.WithCommand, options_metavar="[OPTIONS] [-- COMMAND...]")(capture.run)
 app.command("convert")(convert.run)
 app.command("from-manifest")(from_manifest.run)
 app.command("lock")(lock.run)
 app.add_typer(profiles.app, name="profiles")
+app.command("rebase")(rebase.run)
 app.command("schema")(schema.run)
 
 

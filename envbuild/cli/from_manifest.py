@@ -5,16 +5,18 @@ import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envbuild.cli import locking, records
+from envbuild.cli import locking, records, references
 from envbuild.cli.console import Progress
-from envbuild.cli.summary import layer_state, summary
+from envbuild.cli.summary import result, summary
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from envbuild.oci.reference import Reference
     from envbuild.pipeline import Order, Outcome, Plan
 
@@ -27,7 +29,20 @@ Base = Annotated[
     str | None, typer.Option(help="An image reference, an OCI layout folder, or debian:SUITE.", metavar="REF")
 ]
 Out = Annotated[Path, typer.Option(help="Where the build context and the OCI layout go.", metavar="DIR")]
+Archive = Annotated[
+    Path | None, typer.Option(help="Write the image to this file, which docker load and podman load read.")
+]
+Load = Annotated[
+    str | None, typer.Option(help="Load the image into the container engine here under this name.", metavar="NAME")
+]
 Push = Annotated[str | None, typer.Option(help="Push to this repository instead of writing a layout.", metavar="REPO")]
+Platforms = Annotated[
+    str | None,
+    typer.Option(
+        help="What to build for: linux/amd64, linux/arm64, or both with a comma; by default what the run had.",
+        metavar="PLATFORMS",
+    ),
+]
 StampOn = Annotated[
     str | None, typer.Option(help="Write the digest on this model: gs://..., or a folder.", metavar="MODEL_URI")
 ]
@@ -45,9 +60,11 @@ def run(
     base: Base = None,
     cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO,
     set_: locking.Set = None,
-    platform: locking.Platform = None,
+    platform: Platforms = None,
     out: Out = Path("envbuild-out"),
     push: Push = None,
+    archive: Archive = None,
+    load: Load = None,
     stamp: StampOn = None,
     resolver: locking.Resolver = locking.ResolverName.UV,
     require_identical: locking.RequireIdentical = False,
@@ -72,8 +89,9 @@ def run(
     from envbuild.match import pairs_of
     from envbuild.pipeline import Order
 
-    _check_given({"--base": base, "--push": push, "--stamp": stamp})
-    repository, given = _reference(push), Given(python=python, gpu=gpu, platform=ran_on)
+    _check_given({"--base": base, "--push": push, "--stamp": stamp, "--load": load, "--platform": platform})
+    repository = references.repository(push, "--push") if push is not None else None
+    given = Given(python=python, gpu=gpu, platform=ran_on)
     overrides = pairs_of(set_ or ())
     with Progress() as progress:
         name, data = records.read_record(manifest, kind, given, progress)
@@ -84,7 +102,9 @@ def run(
             base=base,
             cuda_source=cuda_source.value,
             overrides=overrides,
-            platform=platform,
+            platforms=_platforms(platform),
+            archive=archive,
+            load=_name(load),
             resolver=resolver.value,
             out=out,
             push=repository,
@@ -101,21 +121,22 @@ def run(
 
 def _carry_out(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
     """Plan and build; print the result, or just the plan."""
-    from envbuild.pipeline import make_plan
+    from envbuild.pipeline import make_plans
 
     started = time.monotonic()
-    plan = make_plan(order)
-    _tell_plan(plan, progress)
+    plans = make_plans(order)
+    for plan in plans:
+        _tell_plan(plan, progress)
     if dry_run:
-        _print_plan(plan, as_json=as_json)
+        _print_plans(plans, as_json=as_json)
         return
-    outcome = _build(order, plan, progress)
+    outcome = _build(order, plans, progress)
     for line in summary(outcome, time.monotonic() - started):
         progress.note(line)
     if as_json:
-        typer.echo(json.dumps(_result(outcome, time.monotonic() - started), indent=2))
+        typer.echo(json.dumps(result(outcome, time.monotonic() - started), indent=2))
     else:
-        typer.echo(str(outcome.image or f"{outcome.layout}@{outcome.digest}"))
+        typer.echo(str(outcome.image or f"{order.load or outcome.archive or outcome.layout}@{outcome.digest}"))
 
 
 def _check_given(options: dict[str, str | None]) -> None:
@@ -125,7 +146,7 @@ def _check_given(options: dict[str, str | None]) -> None:
             raise UsageError(f"{name} is empty", where=name, todo=todo)
 
 
-def _build(order: "Order", plan: "Plan", progress: Progress) -> "Outcome":
+def _build(order: "Order", plans: "Sequence[Plan]", progress: Progress) -> "Outcome":
     from envbuild.pipeline import Reporter, build
 
     reporter = Reporter(
@@ -135,30 +156,28 @@ def _build(order: "Order", plan: "Plan", progress: Progress) -> "Outcome":
         progress=progress.progress,
         compared=locking.counter(progress),
     )
-    outcome = build(order, plan, reporter, datetime.now(UTC))
+    outcome = build(order, plans, reporter, datetime.now(UTC))
     if outcome.stamped:
         progress.step(f"stamped {order.stamp}")
         progress.note(f"record {outcome.stamped}")
     return outcome
 
 
-def _reference(text: str | None) -> "Reference | None":
+def _name(text: str | None) -> "Reference | None":
+    """What an image is called in an engine: a reference, whose registry may be left out."""
     from envbuild.oci.reference import Reference
 
-    if text is None:
-        return None
-    todo = "give a repository such as europe-docker.pkg.dev/PROJECT/REPO/IMAGE or 127.0.0.1:5000/IMAGE"
-    if "@" in text.partition("/")[0]:
-        raise UsageError("a reference holds no user or password", where="--push", todo=f"{todo}; use `docker login`")
-    if "/" not in text:
-        raise UsageError("there is no registry before the repository", where=f"--push {text}", todo=todo)
     try:
-        reference = Reference.parse(text)
+        return Reference.parse(text) if text is not None else None
     except ValueError as error:
-        raise UsageError(str(error), where=f"--push {text}", todo=todo) from error
-    if reference.digest:
-        raise UsageError("a push cannot choose its digest", where=f"--push {text}", todo="leave out what follows @")
-    return reference
+        raise UsageError(str(error), where=f"--load {text}", todo="give a name such as churn:7") from error
+
+
+def _platforms(text: str | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",")) if text else ()
+    if len(set(names)) < len(names) or not all(names):
+        raise UsageError("a platform is there twice, or has no name", where=f"--platform {text}", todo="name each once")
+    return names
 
 
 def _tell_plan(plan: "Plan", progress: Progress) -> None:
@@ -174,35 +193,14 @@ def _tell_plan(plan: "Plan", progress: Progress) -> None:
         progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
 
 
-def _print_plan(plan: "Plan", *, as_json: bool) -> None:
+def _print_plans(plans: "Sequence[Plan]", *, as_json: bool) -> None:
     from dataclasses import asdict
 
     if as_json:
-        typer.echo(json.dumps({"base": plan.base, "stack": asdict(plan.stack)}, indent=2))
+        values = [{"base": plan.base, "stack": asdict(plan.stack)} for plan in plans]
+        typer.echo(json.dumps(values[0] if len(values) == 1 else {"platforms": values}, indent=2))
         return
-    typer.echo(f"base {plan.base}")
-    for requirement in plan.stack.requirements:
-        typer.echo(requirement)
-
-
-def _result(outcome: "Outcome", seconds: float) -> dict[str, Any]:
-    return {
-        "environment": str(outcome.recipe.environment),
-        "digest": str(outcome.digest),
-        "image": str(outcome.image) if outcome.image else None,
-        "layout": str(outcome.layout) if outcome.layout else None,
-        "layers": [
-            {
-                "digest": str(layer.descriptor.digest),
-                "size": layer.descriptor.size,
-                "reused": layer.reused,
-                "found": layer_state(layer),
-            }
-            for layer in outcome.assembled.image.layers
-        ],
-        "identity": outcome.proof.to_dict(),
-        "overrides": dict(outcome.plan.stack.overrides),
-        "added": list(outcome.added),
-        "stamped": outcome.stamped,
-        "seconds": round(seconds, 3),
-    }
+    for plan in plans:
+        typer.echo(f"base {plan.base}")
+        for requirement in plan.stack.requirements:
+            typer.echo(requirement)

@@ -18,13 +18,13 @@ _QUIET = 600
 class Report(Protocol):
     """Who is told what the engine does."""
 
-    def step(self, text: str) -> None:
+    def step(self, text: str, /) -> None:
         """Announce a stage."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, /) -> None:
         """Say a detail."""
 
-    def progress(self, label: str, done: int, total: int | None) -> None:
+    def progress(self, label: str, done: int, total: int | None, /) -> None:
         """Show bytes."""
 
 

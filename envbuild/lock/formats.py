@@ -35,11 +35,16 @@ def is_local(wheel: LockedWheel) -> bool:
     return wheel.url.startswith("file:")
 
 
-def pylock_text(lock: Lock, proof: Proof | None = None, built: Mapping[str, str] | None = None) -> bytes:
+def pylock_text(
+    lock: Lock,
+    proof: Proof | None = None,
+    built: Mapping[str, str] | None = None,
+    base: Mapping[str, str] | None = None,
+) -> bytes:
     """The lock as PEP 751 has it, with the target under `[tool.envbuild]`; equal locks give equal bytes.
 
     Wheels of this machine are named by their path under `wheels/` beside the lock. `built` says what wheels were built
-    from, by name.
+    from, by name; `base` is what is known of the base image.
     """
     target = lock.target
     lines = [
@@ -55,6 +60,7 @@ def pylock_text(lock: Lock, proof: Proof | None = None, built: Mapping[str, str]
         f"glibc = {toml_string(target.glibc)}",
         *_table("identity", {it.name: it.outcome for it in proof.identities} if proof else {}),
         *_table("built", built or {}),
+        *_table("base", base or {}),
     ]
     return ("\n".join(lines) + "\n").encode()
 

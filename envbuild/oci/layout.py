@@ -8,76 +8,50 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from envbuild.errors import BaseError, BuildError
-from envbuild.files import settle, write_whole, written_aside
+from envbuild.errors import BaseError
+from envbuild.files import write_whole
+from envbuild.oci.blobs import blobs_of, place_blob
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import (
     DOCKER_MANIFEST,
-    INDEX,
-    MANIFEST,
     OCI_OF_DOCKER,
     Descriptor,
     Image,
     Layer,
-    Opener,
     canonical_json,
     manifest_bytes,
 )
+from envbuild.oci.index import Content, top_index
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """The specification's architecture for each machine."""
-_VERSION = canonical_json({"imageLayoutVersion": "1.0.0"})
-_REF_NAME = "org.opencontainers.image.ref.name"
+VERSION = canonical_json({"imageLayoutVersion": "1.0.0"})
+"""The bytes of the file `oci-layout`."""
+REF_NAME = "org.opencontainers.image.ref.name"
+"""The annotation of an entry of index.json that names its image."""
 _LIMIT = 4 << 20
 _CHUNK = 1 << 20
 _DEPTH = 4
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-def write_layout(image: Image, folder: Path, *, name: str | None = None, machine: str) -> None:
-    """Write an image as an OCI layout; blobs that are there are kept, and index.json comes last, whole.
+def write_layout(content: Content, folder: Path, *, name: str | None = None, machine: str | None = None) -> None:  # noqa: ARG001
+    """Write an image or an index of several as an OCI layout; blobs that are there and right are kept.
 
+    Layers of a cache are shared with it instead of copied (`oci.blobs`). index.json comes last, whole.
     BuildError when the bytes of a layer are not what its descriptor says.
     """
-    for layer in image.layers:
-        _write_blob(folder, layer.descriptor, layer.open)
-    for data in (image.config, image.manifest):
-        _write_blob(folder, Descriptor("", Digest.of(data), len(data)), partial(io.BytesIO, data))
-    write_whole(folder / "oci-layout", _VERSION)
-    entry = Descriptor(MANIFEST, image.digest, len(image.manifest), {_REF_NAME: name} if name else {}).to_dict()
-    entry["platform"] = {"architecture": ARCHITECTURES[machine], "os": "linux"}
-    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}
-    write_whole(folder / "index.json", canonical_json(index))
+    for blob in blobs_of(content):
+        place_blob(blob, _blob_path(folder, blob.descriptor.digest))
+    write_whole(folder / "oci-layout", VERSION)
+    write_whole(folder / "index.json", top_index(content, [{REF_NAME: name}] if name else []))
 
 
 def _blob_path(folder: Path, digest: Digest) -> Path:
     return folder / "blobs" / "sha256" / digest.hex
-
-
-def _write_blob(folder: Path, descriptor: Descriptor, opener: Opener) -> None:
-    path = _blob_path(folder, descriptor.digest)
-    if path.is_file() and path.stat().st_size == descriptor.size:
-        return
-    with written_aside(path.parent) as (target, temporary):
-        with opener() as source:
-            digest, size = _copy(source, target)
-        if (digest, size) != (descriptor.digest, descriptor.size):
-            todo = "clear the cache (ENVBUILD_CACHE) and build again"
-            what = f"a layer has the digest {digest} and {size} bytes, not {descriptor.digest} and {descriptor.size}"
-            raise BuildError(what, where=str(path), todo=todo)
-        settle(target, temporary, path)
-
-
-def _copy(source: BinaryIO, target: BinaryIO) -> tuple[Digest, int]:
-    hasher, size = hashlib.sha256(), 0
-    while chunk := source.read(_CHUNK):
-        hasher.update(chunk)
-        target.write(chunk)
-        size += len(chunk)
-    return Digest(hasher.hexdigest()), size
 
 
 def read_layout(folder: Path, *, machine: str, reference: str | None = None) -> Image:
@@ -115,7 +89,7 @@ def _read(folder: Path, descriptor: Descriptor) -> bytes:
 def _named(index: Mapping[str, Any], reference: str | None) -> Mapping[str, Any]:
     if reference is None:
         return index
-    named = [entry for entry in index["manifests"] if (entry.get("annotations") or {}).get(_REF_NAME) == reference]
+    named = [entry for entry in index["manifests"] if (entry.get("annotations") or {}).get(REF_NAME) == reference]
     if not named:
         raise ValueError(f"it has no image named {reference!r}")
     return {"manifests": named}

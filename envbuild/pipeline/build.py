@@ -1,5 +1,6 @@
 """The order of the stages, on one screen; what is slow or remote is in the stages, what is printed is the caller's."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -7,66 +8,78 @@ from pathlib import Path
 
 from envbuild.base import check_base, resolve_base
 from envbuild.cache import prune, size_limit
-from envbuild.dockerfile import build_context
-from envbuild.errors import UsageError
-from envbuild.files import data_folder, staged_folder, write_whole
 from envbuild.lock import (
     IndexSettings,
     Lock,
     LockedRun,
     Options,
     Target,
-    copy_local,
     lock_run,
     pylock_text,
     read_settings,
-    requirements_text,
 )
 from envbuild.match import Stack, name_of
-from envbuild.oci.layout import write_layout
+from envbuild.oci.index import Content, ImageIndex, image_index
 from envbuild.pipeline.making import Making
-from envbuild.pipeline.order import Order, Outcome, Plan, Reporter
+from envbuild.pipeline.order import Order, Outcome, Part, Plan, Reporter
+from envbuild.pipeline.outputs import check_outputs, write_outputs
 from envbuild.recipe import Base, make_recipe
-from envbuild.registry import SharedCache, check_push, check_repository, pull
+from envbuild.registry import PushResult, SharedCache, check_push, check_repository, pull, push_index
 from envbuild.stamp import StampEntry, check_stampable, stamp
 
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
-def build(order: Order, plan: Plan, report: Reporter, now: datetime) -> Outcome:
-    """Carry the plan out: lock, make and push (or write) the image; the stamp comes last, or not at all."""
+def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) -> Outcome:
+    """Carry the plans out: lock, make and push (or write) the image; the stamp comes last, or not at all."""
     _check_destinations(order)
     settings = read_settings(order.find_links, offline=order.offline)
     with ExitStack() as stack:
         shared = _shared(order, stack)
-        base = _base(order, plan, report)
-        run = _lock(order, plan, base.target, settings, report)
-        recipe = make_recipe(plan.stack, run.lock, base)
-        making = Making(order=order, plan=plan, recipe=recipe, base=base, run=run, shared=shared, report=report)
-        made = making.existing() or making.made(settings)
-    pylock = pylock_text(made.run.lock, made.run.proof, dict(made.run.built))
-    context = build_context(recipe, requirements_text(run.lock), pylock, data_folder("templates"))
-    layout = None if made.pushed else order.out
-    with staged_folder(order.out) as folder:
-        for name, data in context.items():
-            write_whole(folder / "context" / name, data)
-        copy_local(run.lock, folder / "context")
-        if layout:
-            report.step(f"writing the OCI layout {layout}")
-            write_layout(made.assembled.image, folder, name="latest", machine=base.target.machine)
-    outcome = Outcome(
+        parts = tuple(_part(order, plan, settings, shared, report, several=len(plans) > 1) for plan in plans)
+    images = [part.assembled.image for part in parts]
+    content: Content = images[0] if len(parts) == 1 else image_index(images)
+    pushed = _pushed(order, parts, content, report)
+    outcome = write_outputs(order, parts, content, pushed, report)
+    if order.stamp:
+        outcome = replace(outcome, stamped=_stamp(order.stamp, order, parts, now))
+    _keep_small(order.cache, report)
+    return outcome
+
+
+def _part(
+    order: Order, plan: Plan, settings: IndexSettings, shared: SharedCache | None, report: Reporter, *, several: bool
+) -> Part:
+    """Make the image of one platform, and push it."""
+    base = _base(order, plan, shared, report)
+    run = _lock(order, plan, base.target, settings, report)
+    recipe = make_recipe(plan.stack, run.lock, base)
+    target = replace(order.push, tag=None) if order.push and several else order.push
+    making = Making(
+        order=order, plan=plan, recipe=recipe, base=base, run=run, shared=shared, report=report, target=target
+    )
+    made = making.existing() or making.made(settings)
+    return Part(
         plan=plan,
         recipe=recipe,
         assembled=made.assembled,
         pushed=made.pushed,
-        layout=layout,
-        pylock=pylock,
+        lock=run.lock,
+        pylock=pylock_text(made.run.lock, made.run.proof, dict(made.run.built), base.to_dict()),
         proof=made.run.proof,
         added=_added(plan.stack, run.lock),
     )
-    outcome = replace(outcome, stamped=_stamp(order.stamp, order, outcome, now)) if order.stamp else outcome
-    _keep_small(order.cache, report)
-    return outcome
+
+
+def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:
+    """What was pushed: the image, or now the index of the images that were."""
+    if order.push is None or not isinstance(content, ImageIndex):
+        return parts[0].pushed
+    report.step(f"pushing the index of {len(parts)} images to {order.push}")
+    indexed = push_index(content, order.push)
+    results = [part.pushed for part in parts if part.pushed]
+    sent, existing = sum(it.uploaded for it in results), sum(it.existing for it in results)
+    return replace(indexed, uploaded=sent, existing=existing)
 
 
 def _shared(order: Order, stack: ExitStack) -> SharedCache | None:
@@ -84,10 +97,10 @@ def _check_destinations(order: Order) -> None:
     if order.push:
         check_repository(order.push)
         check_push(order.push)
-    _check_layout_folder(order.out)
+    check_outputs(order)
 
 
-def _base(order: Order, plan: Plan, report: Reporter) -> Base:
+def _base(order: Order, plan: Plan, notes: SharedCache | None, report: Reporter) -> Base:
     report.step(f"base {plan.base}")
     base = resolve_base(
         plan.base,
@@ -96,6 +109,7 @@ def _base(order: Order, plan: Plan, report: Reporter) -> Base:
         pull=lambda reference, machine: pull(reference, machine=machine),
         report=report.note,
         wanted_python=plan.stack.python,
+        notes=notes,
     )
     for remark in check_base(base, plan.stack.python, plan.stack.glibc_minimum):
         report.warn(remark)
@@ -134,18 +148,23 @@ def _added(stack: Stack, locked: Lock) -> tuple[str, ...]:
     return tuple(f"{it.name}=={it.version}" for it in locked.wheels if it.name not in names)
 
 
-def _stamp(model: str, order: Order, outcome: Outcome, now: datetime) -> str:
+def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime) -> str:
+    """Write each platform's image on the model; the last record names them all."""
+    return [_stamp_part(model, order, part, now) for part in parts][-1]
+
+
+def _stamp_part(model: str, order: Order, part: Part, now: datetime) -> str:
     entry = StampEntry(
         role="train",
-        variant=outcome.plan.stack.variant,
-        platform=PLATFORMS[outcome.recipe.target.machine],
-        reference=str(outcome.image) if outcome.image else None,
-        digest=outcome.digest,
-        environment=outcome.recipe.environment,
-        overrides=outcome.plan.stack.overrides,
-        identity=outcome.proof.summary,
+        variant=part.plan.stack.variant,
+        platform=PLATFORMS[part.recipe.target.machine],
+        reference=str(part.pushed.reference) if part.pushed else None,
+        digest=part.assembled.image.digest,
+        environment=part.recipe.environment,
+        overrides=part.plan.stack.overrides,
+        identity=part.proof.summary,
     )
-    return stamp(model, entry, manifest=order.manifest, lock=outcome.pylock, now=now).record
+    return stamp(model, entry, manifest=order.manifest, lock=part.pylock, now=now).record
 
 
 def _keep_small(cache: Path, report: Reporter) -> None:
@@ -154,13 +173,3 @@ def _keep_small(cache: Path, report: Reporter) -> None:
     gone = prune(cache, keep=limit) if limit is not None else ()
     if gone:
         report.note(f"the cache is over its limit: {sum(it.size for it in gone) / 1e6:.1f} MB removed")
-
-
-def _check_layout_folder(folder: Path) -> None:
-    """Refuse a folder of somebody else's files, which the image would lie between."""
-    ours = {"oci-layout", "index.json", "blobs", "context"}
-    if folder.exists() and not folder.is_dir():
-        raise UsageError("the output is a file, not a folder", where=str(folder), todo="give --out another folder")
-    if folder.is_dir() and (others := sorted({path.name for path in folder.iterdir()} - ours)):
-        todo = "give --out a folder of its own; it is made when it is missing"
-        raise UsageError(f"the folder holds other files, such as {others[0]}", where=str(folder), todo=todo)

@@ -9,6 +9,7 @@ from envbuild.errors import RegistryError
 from envbuild.lock import Arrivals, IndexSettings, LockedRun, LockedWheel, confirm
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Layer, canonical_json
+from envbuild.oci.reference import Reference
 from envbuild.pipeline.order import Order, Plan, Reporter
 from envbuild.recipe import Base, Recipe
 from envbuild.registry import PushResult, SharedCache, Upload, environment_tag, find_environment, push
@@ -40,14 +41,16 @@ class Making:
     run: LockedRun
     shared: SharedCache | None
     report: Reporter
+    target: Reference | None
+    """Where the image is pushed to."""
 
     def existing(self) -> Made | None:
         """The image of this very environment in the registry that is pushed to; nothing has to be made then."""
-        order, recipe = self.order, self.recipe
-        if order.push is None or not order.remote_cache:
+        recipe = self.recipe
+        if self.target is None or not self.order.remote_cache:
             return None
         try:
-            image = find_environment(order.push, recipe.environment, machine=recipe.target.machine)
+            image = find_environment(self.target, recipe.environment, machine=recipe.target.machine)
         except RegistryError as error:
             self.report.note(f"the registry was not asked for the environment: {error.what}")
             return None
@@ -55,7 +58,7 @@ class Making:
             return None
         self.report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
         run = self._confirmed({})
-        pushed = push(image, order.push, tags=self._tags)
+        pushed = push(image, self.target, tags=self._tags)
         return Made(assembled=Assembled(image=image, overlaps=(), results={}, true={}), pushed=pushed, run=run)
 
     def made(self, settings: IndexSettings) -> Made:
@@ -100,14 +103,14 @@ class Making:
 
     @contextmanager
     def _upload(self) -> Iterator[Upload | None]:
-        if self.order.push is None:
+        if self.target is None:
             yield None
             return
-        with Upload(self.order.push, report=self._sent) as upload:
+        with Upload(self.target, report=self._sent) as upload:
             yield upload
 
     def _announce(self, needed: tuple[LockedWheel, ...]) -> None:
-        pushing = f", and pushing to {self.order.push}" if self.order.push else ""
+        pushing = f", and pushing to {self.target}" if self.target else ""
         self.report.step(f"assembling the image{pushing}")
         if needed:
             size = sum(wheel.size for wheel in needed)

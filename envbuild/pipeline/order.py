@@ -3,18 +3,20 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from envbuild.assemble import Assembled
-from envbuild.lock import (
-    Proof,
-)
+from envbuild.lock import Lock, Proof
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match import CudaChoice, Profiles, Stack, VariantChoice
 from envbuild.oci.digest import Digest
+from envbuild.oci.index import Content, platform_name
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
 from envbuild.registry import PushResult
+
+if TYPE_CHECKING:
+    from envbuild.engine.load import Loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class Reporter:
     step: Callable[[str], None]
     note: Callable[[str], None]
     warn: Callable[[str], None]
-    progress: Callable[[str, int, int], None]
+    progress: Callable[[str, int, int | None], None]
     compared: Callable[[int, int], object]
     """How many wheels were compared with the run's, of how many."""
 
@@ -54,8 +56,12 @@ class Order:
     cuda_source: CudaChoice = "auto"
     overrides: Mapping[str, str] = field(default_factory=dict)
     """What is set by hand against the profiles."""
-    platform: str | None = None
-    """`linux/arm64`; None for the run's own."""
+    platforms: tuple[str, ...] = ()
+    """`linux/arm64`; several give an index of as many images, none the run's own."""
+    archive: Path | None = None
+    """The file that the image is written to as `docker load` takes it."""
+    load: Reference | None = None
+    """What the image is called in the engine that it is loaded into."""
     remote_cache: bool = True
     """Whether what the registry has of this environment is taken for what it says it is."""
 
@@ -74,21 +80,41 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What was built, and where it is now."""
+class Part:
+    """The image of one platform."""
 
     plan: Plan
     recipe: Recipe
     assembled: Assembled
     pushed: PushResult | None
-    """What the push did; None when the image was not pushed."""
-    layout: Path | None
+    """What the push of this image did; None when it was not pushed."""
+    lock: Lock
     pylock: bytes
     """The lock as it is stamped and written into the context."""
     proof: Proof
     """How far the wheels are the very files that the run had."""
     added: tuple[str, ...] = ()
     """`numpy==1.26.4`: what the run's record does not have and its distributions require."""
+
+    @property
+    def platform(self) -> str:
+        """`linux/amd64`."""
+        return platform_name(self.assembled.image)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was built, and where it is now."""
+
+    parts: tuple[Part, ...]
+    """One for each platform, in the order in which they were asked for."""
+    content: Content
+    """The image, or the index of all images."""
+    pushed: PushResult | None
+    """None when nothing was pushed."""
+    layout: Path | None
+    archive: Path | None
+    loaded: "Loaded | None"
     stamped: str | None = None
     """The record's name beside the model."""
 
@@ -99,5 +125,5 @@ class Outcome:
 
     @property
     def digest(self) -> Digest:
-        """The image's digest."""
-        return self.assembled.image.digest
+        """The digest of the image or index."""
+        return self.content.digest

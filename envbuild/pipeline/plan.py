@@ -3,25 +3,28 @@
 from packaging.utils import canonicalize_name
 
 from envbuild.files import data_folder
-from envbuild.lock import (
-    origin_fault,
-)
+from envbuild.lock import origin_fault
 from envbuild.manifest import read_manifest
-from envbuild.match import load_profiles, match, name_of
+from envbuild.manifest.model import TrainingManifest
+from envbuild.match import Profiles, load_profiles, match, name_of
 from envbuild.pipeline.order import Order, Plan
 
 
-def make_plan(order: Order) -> Plan:
-    """Read the manifest and decide the stack."""
+def make_plans(order: Order) -> tuple[Plan, ...]:
+    """Read the manifest and decide the stack, once for each platform."""
     manifest = read_manifest(order.manifest, order.manifest_name)
     profiles = load_profiles(data_folder("profiles"))
+    return tuple(_plan(order, manifest, profiles, machine) for machine in order.platforms or (None,))
+
+
+def _plan(order: Order, manifest: TrainingManifest, profiles: Profiles, machine: str | None) -> Plan:
     stack = match(
         manifest,
         profiles,
         order.variant,
         cuda_source=order.cuda_source,
         overrides=order.overrides,
-        machine=order.platform,
+        machine=machine,
     )
     kept = {name_of(it) for it in stack.requirements}
     faults = [

@@ -4,6 +4,7 @@ from envbuild.registry.artifact_registry import check_repository
 from envbuild.registry.client import Manifest, Registry
 from envbuild.registry.copy import Copied, copy_image
 from envbuild.registry.credentials import Credentials
+from envbuild.registry.index import push_index
 from envbuild.registry.lookup import environment_tag, find_environment
 from envbuild.registry.pull import pull
 from envbuild.registry.push import PushResult, Upload, check_push, push
@@ -26,4 +27,5 @@ __all__ = [
     "find_environment",
     "pull",
     "push",
+    "push_index",
 ]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.base import check_base, suite_for
+from envbuild.base.facts import KnownFacts
 from envbuild.base.inspect import inspect
 from envbuild.base.tree import Node, read_tree, resolve
 from envbuild.errors import BaseError
@@ -20,8 +21,8 @@ from tests.fakes.trees import BASE, GLIBC, PYTHON, image_of_layers, image_of_tre
 
 
 def inspected(image: Image, tmp_path, machine="x86_64"):
-    target, path = inspect(image, "a base", machine, tmp_path)
-    return target.python, target.glibc, path
+    facts = inspect(image, "a base", machine, KnownFacts(tmp_path))
+    return facts.python, facts.glibc, facts.python_path
 
 
 def without(*paths):

@@ -97,4 +97,4 @@ def test_a_base_with_dockers_media_types_is_named_by_the_digest_that_its_registr
             pull=lambda reference, machine: pull(reference, machine=machine, retry=Retry(first=0, longest=0.01)),
         )
     assert base.name == f"{registry.host}/base@{digest}"
-    assert base.digest == IMAGE.digest
+    assert str(base.digest) == digest

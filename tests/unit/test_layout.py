@@ -31,8 +31,15 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def put(folder: Path, data: bytes, media_type: str = MANIFEST, **more: Any) -> dict:
     digest = Digest.of(data)
-    (folder / "blobs/sha256" / digest.hex).write_bytes(data)
+    path = folder / "blobs/sha256" / digest.hex
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
     return Descriptor(media_type, digest, len(data)).to_dict() | more
+
+
+def change(path: Path, data: bytes) -> None:
+    path.chmod(0o644)
+    path.write_bytes(data)
 
 
 def index(folder: Path, *entries: dict) -> None:
@@ -89,7 +96,7 @@ def test_writing_twice_gives_the_same_files_and_opens_no_layer_again(tmp_path):
 def test_a_blob_of_another_length_is_written_again(tmp_path):
     before = files(write(tmp_path))
     blob = tmp_path / "blobs/sha256" / IMAGE.layers[0].descriptor.digest.hex
-    blob.write_bytes(b"cut off")
+    change(blob, b"cut off")
     assert files(write(tmp_path)) == before
 
 
@@ -163,7 +170,7 @@ def test_a_layer_with_other_content_fails_the_one_who_reads_it_to_its_end(tmp_pa
     layer = read_layout(tmp_path, machine="x86_64").layers[0]
     path = tmp_path / "blobs/sha256" / layer.descriptor.digest.hex
     data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    change(path, data[:-1] + bytes([data[-1] ^ 1]))
     with layer.open() as file, pytest.raises(BaseError, match="other content") as caught:
         file.read()
     assert caught.value.where == str(path)
@@ -181,11 +188,11 @@ def _unlink_layer(folder: Path) -> None:
 
 
 def _shorten_layer(folder: Path) -> None:
-    (folder / "blobs/sha256" / IMAGE.layers[0].descriptor.digest.hex).write_bytes(b"x")
+    change(folder / "blobs/sha256" / IMAGE.layers[0].descriptor.digest.hex, b"x")
 
 
 def _change_config(folder: Path) -> None:
-    (folder / "blobs/sha256" / IMAGE.config_digest.hex).write_bytes(b"{}")
+    change(folder / "blobs/sha256" / IMAGE.config_digest.hex, b"{}")
 
 
 def _too_few_diff_ids(folder: Path) -> None:

@@ -1,0 +1,245 @@
+"""The base's own interpreter, taken out of its layers, so that it runs here: without a container, root or a mount.
+
+Only what it needs to start is taken: the program, the libraries that such programs link, their loader, and the standard
+library's sources. They get places of our own choosing, as plain files without links and without any mode but our own;
+the base's loader is then started as a program, which takes the libraries from there and from nowhere else.
+"""
+
+import gzip
+import json
+import platform
+import posixpath
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, BinaryIO, cast
+
+from envbuild.assemble.bytecode.interpreter import Build, Interpreter, Unavailable, ask_build
+from envbuild.base.tree import Tree, read_tree, resolve
+from envbuild.errors import BaseError
+from envbuild.files import write_whole
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_GZIP, Layer, canonical_json
+from envbuild.recipe import Base
+
+_FORMAT = 1
+"""Raised whenever other files would be taken, or lie elsewhere."""
+_LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
+_LINKED = re.compile(r"lib(?:c|m|dl|pthread|util|rt|z|expat|crypt|gcc_s|intl|python3(?:\.\d+)?)\.so(?:\.[\w.]+)?")
+_CODECS = re.compile(r"lib-dynload/_(?:codecs|multibytecodec)[\w.-]*\.so")
+"""Which a source may name in its first line."""
+_TESTS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+_LARGEST, _MOST = 64 << 20, 512 << 20
+"""Bytes: of one file, and of all."""
+_HEAD = 16
+_CHUNK = 1 << 20
+
+
+def runs_here(base: Base) -> Unavailable | None:
+    """Say at once, without reading anything, why the base's interpreter cannot run on this machine; None if it may."""
+    machine = base.target.machine
+    if sys.platform != "linux" or platform.machine() != machine:
+        return Unavailable(why=f"the base's interpreter is for {machine}, and this machine is {platform.machine()}")
+    return None
+
+
+def find_interpreter(base: Base, cache: Path) -> Interpreter | Unavailable:
+    """Return the base's interpreter, kept in the cache since it was first needed; BaseError for a damaged base."""
+    if reason := runs_here(base):
+        return reason
+    key = Digest.of(canonical_json([_FORMAT, str(base.digest), base.python_path]))
+    folder = cache / "interpreters" / key.hex
+    return _kept(folder) or _made(base, folder)
+
+
+def _kept(folder: Path) -> Interpreter | None:
+    """What is in the cache, if it is as it was put there."""
+    try:
+        facts = json.loads((folder / "facts.json").read_bytes())
+        intact = all(sha256((folder / path).read_bytes()).hexdigest() == said for path, said in facts["files"].items())
+        build, lacking = Build.from_dict(facts["build"]), tuple(map(str, facts["lacking"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return _interpreter(folder, build, lacking, str(facts["program"])) if intact else None
+
+
+def _made(base: Base, folder: Path) -> Interpreter | Unavailable:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as name:
+        staged = Path(name) / "interpreter"
+        try:
+            found = _taken(base, staged)
+        except (OSError, tarfile.TarError, EOFError, zlib.error, ValueError) as error:
+            todo = "build with --no-bytecode, or give another --base"
+            raise BaseError(f"its interpreter cannot be taken out: {error}", where=base.name, todo=todo) from error
+        if isinstance(found, Unavailable):
+            return found
+        if folder.exists():  # damaged
+            folder.rename(Path(name) / "damaged")
+        try:
+            staged.rename(folder)
+        except OSError:  # another run was faster
+            shutil.rmtree(staged)
+    kept = _kept(folder)
+    if kept is None:
+        raise BaseError("the base's interpreter left the cache at once", where=str(folder), todo="run again")
+    return kept
+
+
+def _taken(base: Base, folder: Path) -> Unavailable | None:
+    tree = read_tree(base.image, base.name)
+    program = base.python_path.rpartition("/")[2]
+    wanted = _wanted(tree, base)
+    if not {"ld.so", f"python/bin/{program}"} <= {place for places in wanted.values() for place in places}:
+        return Unavailable(why="the base has no loader where programs look for it")
+    sources = _Sources({}, {})
+    for layer in base.image.layers:
+        _take(layer, wanted, folder, sources)
+    command = _command(folder, program)
+    build = ask_build(command, folder / "python")
+    if isinstance(build, Unavailable):
+        return build
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    facts = {
+        "build": build.to_dict(),
+        "program": program,
+        "lacking": _lacking(tree, base, build, sources),
+        "files": {str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest() for path in files},
+    }
+    write_whole(folder / "facts.json", canonical_json(facts))
+    return None
+
+
+def _interpreter(folder: Path, build: Build, lacking: tuple[str, ...], program: str) -> Interpreter:
+    return Interpreter(command=_command(folder, program), home=folder / "python", build=build, lacking=lacking)
+
+
+def _command(folder: Path, program: str) -> tuple[str, ...]:
+    loader = (str(folder / "ld.so"), "--inhibit-cache", "--library-path", str(folder / "libs"))
+    return (*loader, str(folder / "python" / "bin" / program))
+
+
+def _home(base: Base) -> str:
+    """`usr/`: what the base's interpreter has as its prefix, relative to the root."""
+    home = posixpath.dirname(posixpath.dirname(base.python_path)).strip("/")
+    return f"{home}/" if home else ""
+
+
+def _wanted(tree: Tree, base: Base) -> dict[str, list[str]]:
+    """Places for the files that are taken, by their paths in the image, which have no links in them any more."""
+    found: dict[str, list[str]] = {base.python_path[1:]: [f"python/bin/{base.python_path.rpartition('/')[2]}"]}
+    if loader := resolve(tree, _LOADERS[base.target.machine]):
+        found.setdefault(loader[1:], []).append("ld.so")
+    for name, path in _libraries(tree, base).items():
+        found.setdefault(path, []).append(f"libs/{name}")
+    home, library = _home(base), _library(base)
+    for path in tree:
+        inside = library.match(path)
+        if inside and tree[path].kind == "file" and (path.endswith(".py") or _CODECS.fullmatch(path[inside.end() :])):
+            found.setdefault(path, []).append(f"python/{path.removeprefix(home)}")
+    return found
+
+
+def _library(base: Base) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(_home(base))}lib(?:64)?/python{re.escape(base.target.python_minor)}/")
+
+
+def _libraries(tree: Tree, base: Base) -> dict[str, str]:
+    """Libraries by name, from where the loader would take them."""
+    found: dict[str, str] = {}
+    places = (f"{base.target.machine}-linux-gnu", "")
+    tops = dict.fromkeys((_home(base), "", "usr/"))
+    folders = [posixpath.join(top, lib, place) for top in tops for lib in ("lib64", "lib") for place in places]
+    for folder in dict.fromkeys(resolve(tree, f"/{folder}".rstrip("/")) for folder in folders):
+        for path in sorted(tree) if folder else ():
+            name = path.rpartition("/")[2]
+            if path == f"{folder}/{name}"[1:] and _LINKED.fullmatch(name) and name not in found:
+                target = resolve(tree, f"/{path}")
+                if target and tree[target[1:]].kind == "file":
+                    found[name] = target[1:]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """What decides whether imports would use the bytecode that a base has."""
+
+    states: dict[str, tuple[int, int]]
+    """Time of change and size of sources, by path."""
+    heads: dict[str, bytes]
+    """The first bytes of bytecode files."""
+
+
+def _take(layer: Layer, wanted: Mapping[str, list[str]], folder: Path, sources: _Sources) -> None:
+    """Write the files of one layer that are wanted; those of the layers above come later and replace them."""
+    for path, member, content in _files(layer):
+        if path.endswith(".pyc"):
+            sources.heads[path] = content.read(_HEAD)
+        if path not in wanted:
+            continue
+        if member.size > _LARGEST:
+            raise ValueError(f"{path} has {member.size} bytes")
+        data = content.read()
+        sources.states[path] = (int(member.mtime), member.size)
+        for place in wanted[path]:
+            target = folder / place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+            target.chmod(0o644 if target.suffix == ".py" else 0o755)
+
+
+def _files(layer: Layer) -> Iterator[tuple[str, tarfile.TarInfo, IO[bytes]]]:
+    with layer.open() as blob, ExitStack() as stack:
+        packed = layer.descriptor.media_type == LAYER_GZIP
+        content = cast("BinaryIO", stack.enter_context(gzip.GzipFile(fileobj=blob)) if packed else blob)
+        archive = stack.enter_context(tarfile.open(fileobj=content, mode="r|", bufsize=_CHUNK))
+        for member in archive:
+            file = archive.extractfile(member) if member.isreg() else None
+            if file is not None:
+                yield posixpath.normpath(member.name).lstrip("/"), member, file
+        while content.read(_CHUNK):  # its digest is compared at its end
+            pass
+
+
+def _lacking(tree: Tree, base: Base, build: Build, sources: _Sources) -> list[str]:
+    """Sources of the standard library that imports would compile each time, and whose folders we may write into."""
+    home, library = _home(base), _library(base)
+    found = []
+    for path in sorted(sources.states):
+        folder, _, name = path.rpartition("/")
+        if not library.match(path) or not name.endswith(".py") or _TESTS & set(folder.split("/")):
+            continue
+        bytecode = f"{folder}/__pycache__/{name.removesuffix('.py')}.{build.cache_tag}.pyc"
+        head = sources.heads.get(bytecode, b"") if bytecode in tree else b""  # an upper layer may have removed it
+        used = _used(head, build, sources.states[path])
+        if not used and all(_plain(tree, parent) for parent in _parents(bytecode)):
+            found.append(path.removeprefix(home))
+    return found
+
+
+def _used(head: bytes, build: Build, state: tuple[int, int]) -> bool:
+    """Whether imports take bytecode for a source (PEP 552); of one by hash it is believed."""
+    if head[:4] != bytes.fromhex(build.magic) or len(head) < _HEAD:
+        return False
+    by_hash = head[4] & 1
+    stamp = (state[0] & 0xFFFFFFFF).to_bytes(4, "little") + (state[1] & 0xFFFFFFFF).to_bytes(4, "little")
+    return bool(by_hash) or head[8:16] == stamp
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _plain(tree: Tree, folder: str) -> bool:
+    """Whether a layer that brings this folder leaves it as it is: our layers know one mode and one owner."""
+    node = tree.get(folder)
+    return node is None or (node.kind, node.mode, node.owner) == ("directory", 0o755, (0, 0))

@@ -1,0 +1,80 @@
+"""Where the image goes besides a registry: a layout, an archive, an engine; and the build context for people."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envbuild.dockerfile import build_context
+from envbuild.errors import UsageError
+from envbuild.files import data_folder, staged_folder, write_whole
+from envbuild.lock import copy_local, requirements_text
+from envbuild.oci.archive import Archive, write_archive
+from envbuild.oci.index import Content
+from envbuild.oci.layout import write_layout
+from envbuild.oci.reference import Reference
+from envbuild.pipeline.order import Order, Outcome, Part, Reporter
+from envbuild.registry import PushResult
+
+if TYPE_CHECKING:
+    from envbuild.engine.load import Loaded
+
+
+def write_outputs(
+    order: Order, parts: Sequence[Part], content: Content, pushed: PushResult | None, report: Reporter
+) -> Outcome:
+    """Write the context, and the image wherever it is wanted; an OCI layout where nothing else was asked for."""
+    _write_contexts(order, parts)
+    layout = None if pushed or order.archive or order.load else order.out
+    if layout:
+        report.step(f"writing the OCI layout {layout}")
+        write_layout(content, layout, name="latest")
+    if order.archive:
+        _write_archive(order, order.archive, content, report)
+    loaded = _loaded(order.load, content, report) if order.load else None
+    return Outcome(
+        parts=tuple(parts), content=content, pushed=pushed, layout=layout, archive=order.archive, loaded=loaded
+    )
+
+
+def _loaded(name: Reference, content: Content, report: Reporter) -> "Loaded":
+    from envbuild.engine.load import load  # noqa: PLC0415 - Docker's library is slow to import
+
+    report.step(f"loading {name} into the container engine")
+    return load(content, [name], report)
+
+
+def check_outputs(order: Order) -> None:
+    """Refuse places that cannot be written to, before the long work; UsageError."""
+    _check_layout_folder(order.out)
+    if order.archive and (order.archive.is_dir() or not order.archive.absolute().parent.is_dir()):
+        todo = "give --archive a file in a folder that is there"
+        raise UsageError("the archive cannot be written there", where=str(order.archive), todo=todo)
+
+
+def _write_contexts(order: Order, parts: Sequence[Part]) -> None:
+    """Write a context for each platform: in `context`, or in one folder each below it."""
+    with staged_folder(order.out) as folder:
+        for part in parts:
+            name = "context" if len(parts) == 1 else f"context/{part.platform.replace('/', '-')}"
+            requirements = requirements_text(part.lock)
+            context = build_context(part.recipe, requirements, part.pylock, data_folder("templates"))
+            for file, data in context.items():
+                write_whole(folder / name / file, data)
+            copy_local(part.lock, folder / name)
+
+
+def _write_archive(order: Order, path: Path, content: Content, report: Reporter) -> None:
+    report.step(f"writing the archive {path}")
+    names = tuple(name for name in (order.load, order.push) if name)[:1]
+    total = Archive(content, names).size
+    write_archive(content, path, names, lambda done: report.progress("writing", done, total))
+
+
+def _check_layout_folder(folder: Path) -> None:
+    """Refuse a folder of somebody else's files, which the image would lie between."""
+    ours = {"oci-layout", "index.json", "blobs", "context"}
+    if folder.exists() and not folder.is_dir():
+        raise UsageError("the output is a file, not a folder", where=str(folder), todo="give --out another folder")
+    if folder.is_dir() and (others := sorted({path.name for path in folder.iterdir()} - ours)):
+        todo = "give --out a folder of its own; it is made when it is missing"
+        raise UsageError(f"the folder holds other files, such as {others[0]}", where=str(folder), todo=todo)

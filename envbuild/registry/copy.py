@@ -1,0 +1,163 @@
+"""Registry -> registry: manifests byte for byte, blobs mounted where that can be, else streamed; nothing is kept."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from envbuild.errors import RegistryError
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Descriptor
+from envbuild.oci.reference import Reference
+from envbuild.registry.client import Registry
+from envbuild.registry.pull import ARCHITECTURES, chosen, read_manifest
+from envbuild.registry.push import PARALLEL, Report
+from envbuild.registry.retry import Retry
+
+_DEPTH = 3
+"""Indexes in indexes; nobody makes more."""
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """What a copy did."""
+
+    reference: Reference
+    """By digest, which is the source's, and which the registry has confirmed."""
+    manifests: tuple[Digest, ...]
+    """The images that were copied, and the index above them last."""
+    sent: int
+    """Bytes of blobs that went through this machine."""
+    mounted: int
+    """Bytes of blobs that the registry had in the source's repository."""
+    existing: int
+    """Bytes of blobs that were there before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A manifest or index as it is in the source."""
+
+    data: bytes
+    media_type: str
+    blobs: tuple[Descriptor, ...]
+
+    @property
+    def digest(self) -> Digest:
+        return Digest.of(self.data)
+
+
+def copy_image(
+    source: Reference,
+    target: Reference,
+    *,
+    machine: str | None = None,
+    report: Report = lambda _name, _done, _size: None,
+    retry: Retry | None = None,
+) -> Copied:
+    """Copy an image, or an index with all its images, and give it the target's tag, else the source's.
+
+    `machine` (`x86_64`) takes only its image out of an index. The tag comes last, so after an error no tag points to
+    half a copy. RegistryError when either registry refuses, or the source is not what its digests say.
+    """
+    with ExitStack() as stack:
+        there = stack.enter_context(Registry(target.registry, retry=retry))
+        same = source.registry == target.registry
+        here = there if same else stack.enter_context(Registry(source.registry, retry=retry))
+        parts = _parts(here, source, ARCHITECTURES.get(machine, machine) if machine else None)
+        lacking = [part for part in parts if not there.has_manifest(target.repository, part.digest)]
+        copy = _Copy(
+            here=here, source=source.repository, there=there, target=target.repository, report=_one_by_one(report)
+        )
+        blobs = {blob.digest: blob for part in lacking for blob in part.blobs}
+        sent, mounted = copy.blobs(sorted(blobs.values(), key=lambda blob: (-blob.size, blob.digest)))
+        for part in lacking:
+            there.put_manifest(target.repository, str(part.digest), part.data, part.media_type)
+        _tag(there, target, parts[-1], target.tag or source.tag or (None if source.digest else source.target))
+    total = sum({blob.digest: blob.size for part in parts for blob in part.blobs}.values())
+    digests = tuple(part.digest for part in parts)
+    reference = target.at(digests[-1])
+    return Copied(reference=reference, manifests=digests, sent=sent, mounted=mounted, existing=total - sent - mounted)
+
+
+def _parts(registry: Registry, source: Reference, architecture: str | None) -> list[_Part]:
+    """All manifests that have to be there, each after those that it names."""
+    try:
+        value, data = read_manifest(registry, source, source.target)
+        if architecture and "manifests" in value:
+            value, data = read_manifest(registry, source, chosen(value, architecture, source))
+        return list({part.digest: part for part in _below(registry, source, value, data, _DEPTH)}.values())
+    except _WRONG as error:
+        what = f"{source} has a manifest that cannot be read ({type(error).__name__})"
+        raise RegistryError(what, where=str(source), todo="name an image with an OCI or Docker manifest") from error
+
+
+def _below(registry: Registry, source: Reference, value: Mapping[str, Any], data: bytes, depth: int) -> Iterator[_Part]:
+    if not depth:
+        raise RegistryError(f"{source} has indexes that are nested too deep", where=str(source))
+    for entry in value.get("manifests", ()):
+        child = read_manifest(registry, source, str(Descriptor.from_dict(entry).digest))
+        yield from _below(registry, source, *child, depth - 1)
+    blobs = () if "manifests" in value else (value["config"], *value["layers"])
+    yield _Part(data=data, media_type=str(value["mediaType"]), blobs=tuple(map(Descriptor.from_dict, blobs)))
+
+
+def _one_by_one(report: Report) -> Report:
+    lock = threading.Lock()
+
+    def told(name: str, done: int, size: int) -> None:
+        with lock:
+            report(name, done, size)
+
+    return told
+
+
+def _tag(registry: Registry, target: Reference, part: _Part, tag: str | None) -> None:
+    """Have the registry show what it has, then let the tag point there; one that does already is left alone."""
+    found = registry.manifest(target.repository, str(part.digest))
+    if found.data != part.data:
+        what = f"{target.registry} does not give back the manifest that was copied"
+        raise RegistryError(what, where=str(target.at(part.digest)), todo="check the registry, and any proxy before it")
+    if tag and registry.manifest_digest(target.repository, tag) != str(part.digest):
+        registry.put_manifest(target.repository, tag, part.data, part.media_type)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copy:
+    """From a repository to another one."""
+
+    here: Registry
+    source: str
+    there: Registry
+    """The very same object where both repositories lie in one registry."""
+    target: str
+    report: Report
+
+    def blobs(self, blobs: Sequence[Descriptor]) -> tuple[int, int]:
+        """Bring all blobs; return the bytes that were sent, and those that were mounted."""
+        pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="copy")
+        try:
+            done = [each.result() for each in as_completed([pool.submit(self._blob, blob) for blob in blobs])]
+        except BaseException:
+            self.here.stop()
+            self.there.stop()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return sum(sent for sent, _ in done), sum(mounted for _, mounted in done)
+
+    def _blob(self, blob: Descriptor) -> tuple[int, int]:
+        name, size = str(blob.digest), blob.size
+        if self.there.has_blob(self.target, blob.digest):
+            self.report(name, size, size)
+            return 0, 0
+        if self.here is self.there and self.there.mount(self.target, blob.digest, source=self.source):
+            self.report(name, size, size)
+            return 0, size
+        opened = partial(self.here.open_blob, self.source, blob)
+        self.there.put_blob(self.target, blob, opened, progress=lambda done: self.report(name, done, size))
+        return size, 0

@@ -1,0 +1,82 @@
+"""Image index -> registry: its images by digest, then the index by digest and confirmed, and only then tags."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from envbuild.errors import RegistryError, UsageError
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import INDEX, MANIFEST
+from envbuild.oci.index import ImageIndex
+from envbuild.oci.reference import Reference
+from envbuild.registry.client import Registry
+from envbuild.registry.credentials import Credentials
+from envbuild.registry.faults import printable
+from envbuild.registry.push import PushResult, Report, push
+from envbuild.registry.retry import Retry
+
+_Tagged = tuple[str, Digest, bytes, str]
+"""Tag, and the digest, bytes and media type of what gets it."""
+
+
+def push_index(
+    index: ImageIndex,
+    reference: Reference,
+    *,
+    tags: Sequence[str] = (),
+    image_tags: Mapping[Digest, Sequence[str]] | None = None,
+    report: Report = lambda _name, _done, _size: None,
+    credentials: Credentials | None = None,
+    retry: Retry | None = None,
+) -> PushResult:
+    """Push an index and its images; tag it with the reference's tag and `tags`, and its images with `image_tags`.
+
+    Raises RegistryError, BuildError when a layer's bytes are not what its descriptor says, and UsageError. After an
+    error before the index is confirmed no tag points to it or to one of its images.
+    """
+    if reference.digest not in (None, index.digest):
+        raise UsageError(f"the index is {index.digest}, not what the reference says", where=str(reference))
+    wanted = dict.fromkeys(_wanted(index, reference, tags, image_tags or {}))
+    place = replace(reference, tag=None, digest=None)
+    pushed = [push(image, place, report=report, credentials=credentials, retry=retry) for image in index.images]
+    with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
+        if not registry.has_manifest(place.repository, index.digest):
+            registry.put_manifest(place.repository, str(index.digest), index.data, INDEX)
+        _confirm(registry, place.at(index.digest), index)
+        for tag, digest, data, media_type in wanted:
+            # A tag that is right already is left alone: repositories with immutable tags refuse even the same again.
+            if registry.manifest_digest(place.repository, tag) != str(digest):
+                registry.put_manifest(place.repository, tag, data, media_type)
+    return PushResult(
+        reference=place.at(index.digest),
+        uploaded=sum(result.uploaded for result in pushed),
+        existing=sum(result.existing for result in pushed),
+    )
+
+
+def _wanted(
+    index: ImageIndex, reference: Reference, tags: Sequence[str], image_tags: Mapping[Digest, Sequence[str]]
+) -> Iterator[_Tagged]:
+    """The tags of the images first: whoever finds the index by its tag finds the rest done."""
+    for image in index.images:
+        for tag in image_tags.get(image.digest, ()):
+            yield _valid(reference, tag), image.digest, image.manifest, MANIFEST
+    for tag in (*([reference.tag] if reference.tag else []), *tags):
+        yield _valid(reference, tag), index.digest, index.data, INDEX
+
+
+def _valid(reference: Reference, tag: str) -> str:
+    try:
+        replace(reference, tag=tag)
+    except ValueError as error:
+        raise UsageError(str(error), where=str(reference)) from error
+    return tag
+
+
+def _confirm(registry: Registry, reference: Reference, index: ImageIndex) -> None:
+    """Have the registry show the index by digest: only that digest and these bytes may be tagged or stamped."""
+    found = registry.manifest(reference.repository, str(index.digest))
+    if found.data != index.data or found.said_digest not in ("", str(index.digest)):
+        other = printable(found.said_digest) or "other bytes"
+        what = f"{reference.registry} does not confirm the index {index.digest}: it gives {other}"
+        todo = "nothing was tagged or stamped; check the registry, and any proxy before it"
+        raise RegistryError(what, where=str(reference), todo=todo)

@@ -1,0 +1,148 @@
+"""Blobs in a layout: shared with the cache, believed by their seal, read where it is broken."""
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import BuildError
+from envbuild.files import share
+from envbuild.oci.blobs import is_blob, seal
+from envbuild.oci.image import Image, Layer
+from envbuild.oci.layout import write_layout
+from tests.fakes.images import image_of
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def never_opened():
+    raise AssertionError("opened")
+
+
+def other_byte(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+def change(path: Path, data: bytes) -> None:
+    """What an editor does to a file that it may write, in place."""
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def cached(tmp_path) -> Image:
+    """An image whose layers lie in a cache."""
+
+    def kept(layer: Layer) -> Layer:
+        path = tmp_path / "cache" / layer.descriptor.digest.hex
+        path.parent.mkdir(exist_ok=True)
+        with layer.open() as file:
+            path.write_bytes(file.read())
+        return replace(layer, path=path, open=lambda: path.open("rb"))
+
+    image = image_of([b"one" * 999, b"two" * 999])
+    return replace(image, layers=tuple(kept(layer) for layer in image.layers))
+
+
+def source(image: Image, number: int = 0) -> Path:
+    path = image.layers[number].path
+    assert path
+    return path
+
+
+def placed(image: Image, folder: Path, number: int = 0) -> Path:
+    return folder / "blobs/sha256" / image.layers[number].descriptor.digest.hex
+
+
+def unopened(image: Image) -> Image:
+    return replace(image, layers=tuple(replace(layer, open=never_opened) for layer in image.layers))
+
+
+def test_layers_of_the_cache_are_shared_and_not_read(cached, tmp_path):
+    for layer in cached.layers:
+        assert layer.path
+        seal(layer.path, layer.descriptor.digest)
+    write_layout(unopened(cached), tmp_path / "out")
+    for number in (0, 1):
+        file, ours = placed(cached, tmp_path / "out", number), source(cached, number)
+        assert file.read_bytes() == ours.read_bytes()
+        assert mode(file) == mode(ours) == 0o444
+        # One file on a file system without clones; on another, a clone with blocks of its own to be.
+        assert file.stat().st_mtime_ns == ours.stat().st_mtime_ns
+    assert [path.name for path in tmp_path.rglob(".new-*")] == []
+
+
+def test_across_file_systems_they_are_copied(cached, tmp_path):
+    away = Path("/dev/shm") / f"envbuild-{os.getpid()}-{cached.digest.short}"
+    assert away.parent.stat().st_dev != tmp_path.stat().st_dev
+    try:
+        assert not share(source(cached), away / "file", mode=0o444)
+        assert list(away.iterdir()) == []
+        write_layout(cached, away)
+        assert placed(cached, away).read_bytes() == source(cached).read_bytes()
+        write_layout(unopened(cached), away)
+    finally:
+        for path in sorted(away.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        away.rmdir()
+
+
+def test_what_was_written_once_is_believed_by_its_seal_alone(cached, tmp_path):
+    write_layout(cached, tmp_path / "out")
+    path = placed(cached, tmp_path / "out")
+    state = path.stat()
+    # Forged on purpose: nobody has to read a blob whose seal is whole, so this one passes.
+    change(path, other_byte(path.read_bytes()))
+    os.utime(path, ns=(0, state.st_mtime_ns))
+    assert is_blob(path, cached.layers[0].descriptor)
+    os.utime(path)
+    assert not is_blob(path, cached.layers[0].descriptor)
+
+
+def test_a_blob_that_was_written_to_is_replaced(cached, tmp_path):
+    plain = replace(cached, layers=tuple(replace(layer, path=None) for layer in cached.layers))
+    write_layout(plain, tmp_path / "out")
+    path = placed(cached, tmp_path / "out")
+    right = path.read_bytes()
+    change(path, other_byte(right))
+    write_layout(plain, tmp_path / "out")
+    assert path.read_bytes() == right
+    assert mode(path) == 0o444
+
+
+def test_a_right_blob_without_its_seal_is_read_once_and_kept(cached, tmp_path):
+    write_layout(cached, tmp_path / "out")
+    path = placed(cached, tmp_path / "out")
+    os.utime(path)
+    before = path.stat().st_ino
+    write_layout(unopened(cached), tmp_path / "out")
+    assert path.stat().st_ino == before
+    assert path.stat().st_mtime < 1_000_000_000
+
+
+def test_who_writes_to_a_shared_blob_is_found_out_in_the_cache_too(cached, tmp_path):
+    write_layout(cached, tmp_path / "out")
+    path, ours = placed(cached, tmp_path / "out"), source(cached)
+    if path.samefile(ours):
+        change(path, other_byte(path.read_bytes()))
+    else:
+        change(ours, other_byte(ours.read_bytes()))
+    assert not is_blob(ours, cached.layers[0].descriptor)
+    with pytest.raises(BuildError, match="has the digest") as caught:
+        write_layout(cached, tmp_path / "new")
+    assert caught.value.where == str(ours)
+    assert not (tmp_path / "new" / "index.json").exists()
+
+
+def test_a_share_replaces_what_is_there_whole(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    assert share(tmp_path / "a", tmp_path / "b", mode=0o444)
+    assert (tmp_path / "b").read_text() == "a"
+    assert share(tmp_path / "a", tmp_path / "b", mode=0o444)
+    assert not share(tmp_path / "absent", tmp_path / "b", mode=0o444)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
