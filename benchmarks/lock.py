@@ -1,15 +1,20 @@
 """How long a run's exact versions take to become hashed wheels, beside other resolvers, in one run.
 
-    .venv/bin/python benchmarks/lock.py MANIFEST [--rounds 3]
+    .venv/bin/python benchmarks/lock.py MANIFEST [--rounds 3] [--way "envbuild lock"]
 
 Cold is with empty caches, warm the same command once more; each is a whole process, so imports count. envbuild also
 reads each wheel's RECORD by range requests and compares it with the run's, which nobody else does. Seconds are the best
-of the rounds, and how many times as much as the first way.
+of the rounds, and how many times as much as the first way; `cpu` is what the warm one took of a processor, which other
+programs on the machine change less.
+
+uv asks an index again for every page that it is not told to keep; with UV_OFFLINE=1 the warm calls take what was kept,
+as within the ten minutes that the public index allows.
 """
 
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -51,23 +56,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare how long locking takes.")
     parser.add_argument("manifest", type=Path, help="of a run on this machine's minor version of Python")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--way", choices=WAYS, action="append", help="only this one; may be repeated")
     options = parser.parse_args()
     manifest = json.loads(options.manifest.read_bytes())
     pins = "".join(f"{it['name']}=={it['version']}\n" for it in manifest["distributions"])
-    print(f"{'way':18}{'cold s':>9}{'ratio':>7}{'warm s':>9}{'ratio':>7}")
-    first: tuple[float, float] | None = None
-    for name, way in WAYS.items():
+    print(f"{'way':18}{'cold s':>9}{'ratio':>7}{'warm s':>9}{'ratio':>7}{'cpu s':>9}{'ratio':>7}")
+    first: tuple[float, ...] | None = None
+    for name, way in ((it, WAYS[it]) for it in options.way or WAYS):
         found = [
             timed(way, options.manifest.absolute(), pins, manifest["python"]["version"]) for _ in range(options.rounds)
         ]
-        best = min(cold for cold, _ in found), min(warm for _, warm in found)
+        best = tuple(map(min, zip(*found, strict=True)))
         first = first or best
         cells = (f"{value:9.2f}{value / one:7.1f}" for value, one in zip(best, first, strict=True))
         print(f"{name:18}" + "".join(cells), flush=True)
 
 
-def timed(way: Way, manifest: Path, pins: str, python: str) -> tuple[float, float]:
-    """Seconds with empty caches, and then with those that the first call filled."""
+def timed(way: Way, manifest: Path, pins: str, python: str) -> tuple[float, float, float]:
+    """Seconds with empty caches, then with those that the first call filled, and of a processor then."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pins.in").write_text(pins)
@@ -77,16 +83,24 @@ def timed(way: Way, manifest: Path, pins: str, python: str) -> tuple[float, floa
             "PIP_CACHE_DIR": str(folder / "pip"),
         }
         command = way(manifest, folder / "pins.in", python)
-        return once(command, folder, caches), once(command, folder, caches)
+        cold, _ = once(command, folder, caches, without="UV_OFFLINE")
+        return cold, *once(command, folder, caches)
 
 
-def once(command: list[str], folder: Path, caches: dict[str, str]) -> float:
-    began = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=os.environ | caches, capture_output=True, text=True, check=False)
+def once(command: list[str], folder: Path, caches: dict[str, str], without: str = "") -> tuple[float, float]:
+    before, began = processor_seconds(), time.perf_counter()
+    env = {name: value for name, value in (os.environ | caches).items() if name != without}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - began
     if done.returncode:
         sys.exit(f"{command}\n{done.stderr}")
-    return seconds
+    return seconds, processor_seconds() - before
+
+
+def processor_seconds() -> float:
+    """What all commands that ended have taken so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

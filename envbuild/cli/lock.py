@@ -9,6 +9,7 @@ import typer
 
 from envbuild.cli import locking, records
 from envbuild.cli.console import Progress
+from envbuild.cli.printed import check_stdout
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 Download = Annotated[
-    Path | None, typer.Option(help="Put all wheels into this folder, for --find-links.", metavar="DIR")
+    Path | None,
+    typer.Option(help="Put all wheels into this folder, for --find-links.", metavar="DIR", file_okay=False),
 ]
 UpgradePackage = Annotated[
     list[str] | None, typer.Option(help="Take a newer release, and what must follow it.", metavar="NAME[==V]")
@@ -71,7 +73,9 @@ def run(
     from envbuild.manifest.formats import Given
 
     started = time.monotonic()
+    check_stdout()
     _check_requirements(extra or ())
+    _check_folder(download)
     given, cache = Given(python=python, gpu=gpu, platform=ran_on), cache_folder()
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
@@ -86,6 +90,7 @@ def run(
             upgrade=tuple(upgrade_package or ()),
             fixed=(stack.distribution,),
             extras=tuple(extra or ()),
+            system=had.platform.system,
             say=progress.note,
             counted=locking.counter(progress),
         )
@@ -106,6 +111,13 @@ def _check_requirements(texts: "Iterable[str]") -> None:
         except InvalidRequirement as error:
             todo = "give a name, with a version where it matters: --extra 'fastapi>=0.115'"
             raise UsageError(f"this is no requirement: {error}", where=f"--extra {text}", todo=todo) from error
+
+
+def _check_folder(folder: Path | None) -> None:
+    """Refuse a folder that would lie in a file, before the work is done."""
+    first = next((it for it in (folder, *folder.parents) if it.exists()), None) if folder else None
+    if first is not None and not first.is_dir():
+        raise UsageError(f"{first} is a file, not a folder", where=f"--download {folder}", todo="give another folder")
 
 
 def _lock(
@@ -141,11 +153,13 @@ def _decide(
 ) -> "tuple[TrainingManifest, Stack]":
     from envbuild.files import data_folder
     from envbuild.manifest import read_manifest
-    from envbuild.match import load_profiles, match, pairs_of
+    from envbuild.match import FRAMEWORKS, frameworks_of, load_profiles, match, pairs_of
 
     name, data = record
     manifest = read_manifest(data, name)
-    profiles, set_by_hand = load_profiles(data_folder("profiles")), pairs_of(overrides or ())
+    set_by_hand = pairs_of(overrides or ())
+    # Any framework may know the pins of a CUDA that is asked for by hand.
+    profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if set_by_hand else frameworks_of(manifest))
     return manifest, match(
         manifest,
         profiles,
@@ -209,6 +223,7 @@ def _result(locked: "LockedRun", out: Path, started: float) -> dict[str, Any]:
         "changes": [asdict(it) for it in locked.changes],
         "added": locked.added,
         "built": dict(locked.built),
+        "left_out": dict(locked.left_out),
         "yanked": dict(locked.lock.yanked),
         "conflicts": [str(it) for it in locked.conflicts],
         "notes": locked.notes(),

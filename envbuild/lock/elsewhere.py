@@ -8,11 +8,10 @@ import email.policy
 from collections.abc import Iterable
 from typing import Protocol
 
-import httpx
-
 from envbuild.lock.facts import read_metadata
 from envbuild.lock.index import IndexFile
 from envbuild.lock.tags import parsed_wheel
+from envbuild.lock.web import Web
 
 _SYSTEMS = {"macosx": "Darwin", "win": "Windows", "win32": "Windows"}
 """`platform.system()` by how a platform tag begins."""
@@ -37,7 +36,7 @@ def foreign_wheels(release: Iterable[IndexFile], project: Iterable[IndexFile]) -
     return own, max(wheels, key=lambda file: file.version)
 
 
-def why_left_out(stranded: Stranded, system: str, client: httpx.Client) -> str:
+def why_left_out(stranded: Stranded, system: str, client: Web) -> str:
     """Why a distribution of a run on `system` is of no use on Linux; empty where that is not known for sure."""
     if _systems(stranded.foreign) != {system}:
         return ""

@@ -18,15 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-import httpx
-
 from envbuild.capture.record_digest import record_content
 from envbuild.files import write_whole
 from envbuild.lock.download import wheel_path
 from envbuild.lock.index import local_path, size_of
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.remote import RemoteFile, UnreadableError, damaged
-from envbuild.lock.web import in_parallel
+from envbuild.lock.web import Web, in_parallel
 from envbuild.oci.digest import Digest
 
 _LIMIT = 64 << 20
@@ -78,7 +76,7 @@ class WheelFacts:
     """Requires-Dist of its METADATA, as written."""
 
 
-def read_metadata(client: httpx.Client, wheel: WheelFile) -> str:
+def read_metadata(client: Web, wheel: WheelFile) -> str:
     """METADATA of a wheel, read in place; empty where that cannot be done."""
     path = local_path(wheel.url)
     try:
@@ -95,9 +93,7 @@ def read_metadata(client: httpx.Client, wheel: WheelFile) -> str:
 class FactReader:
     """Reads facts and keeps them in the cache by the wheel's digest, apart from those that only an index claims."""
 
-    def __init__(
-        self, client: httpx.Client, cache: Path | None, true: Mapping[Digest, Collection[str]] | None = None
-    ) -> None:
+    def __init__(self, client: Web, cache: Path | None, true: Mapping[Digest, Collection[str]] | None = None) -> None:
         self._client, self._cache, self._true = client, cache, true or {}
 
     def facts(self, wheel: WheelFile) -> WheelFacts | None:
@@ -173,7 +169,7 @@ def _read(path: Path) -> WheelFacts | None:
         return None
 
 
-def _facts_of(wheel: WheelFile, path: Path | None, client: httpx.Client, true: Collection[str]) -> WheelFacts:
+def _facts_of(wheel: WheelFile, path: Path | None, client: Web, true: Collection[str]) -> WheelFacts:
     try:
         with ExitStack() as stack:
             file: BinaryIO | RemoteFile = path.open("rb") if path else RemoteFile(client, wheel.url)

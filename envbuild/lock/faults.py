@@ -25,6 +25,7 @@ _LABEL_INDEX = (
 )
 _OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
 _LET_BUILD = "let it be built from its source distribution: --build; or give the folder of its wheel: --find-links DIR"
+_ELSEWHERE = "all its wheels are for another system: take it out of the record if Linux does without it; else "
 _ALLOWED = "use the index that the record was made with; or lock again, if the project added this wheel since"
 _PUBLISH = "give the folder of its wheel: --find-links DIR; or publish the wheel to an index and pin that"
 _BUILD_COMMIT = f"let it be built from that commit: --build; or {_PUBLISH}"
@@ -73,8 +74,8 @@ def diagnose(requirement: Requirement, files: Sequence[IndexFile], target: Targe
     if reason is None:
         return None
     sdist = _sdist(requirement, files, target)
-    todo = _LET_BUILD if sdist else reason[1]
     foreign = () if requirement.url else foreign_wheels(_named(requirement, files), files)
+    todo = (_ELSEWHERE if foreign else "") + (_LET_BUILD if sdist else reason[1])
     return Fault(requirement=str(requirement), why=reason[0], todo=todo, sdist=sdist, foreign=foreign)
 
 

@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from envbuild.errors import LockError
 from envbuild.lock.settings import IndexSettings, bare_url
 from envbuild.lock.tags import parsed_wheel
-from envbuild.lock.web import retried
+from envbuild.lock.web import Web, retried
 from envbuild.oci.digest import Digest
 
 
@@ -38,7 +38,7 @@ class IndexFile:
         return self.filename.endswith(".whl")
 
 
-def files_of(client: httpx.Client, settings: IndexSettings, project: str) -> tuple[IndexFile, ...]:
+def files_of(client: Web, settings: IndexSettings, project: str) -> tuple[IndexFile, ...]:
     """Every file of a project in all places; LockError when a place cannot be read."""
     name = canonicalize_name(project)
     found: list[IndexFile] = []
@@ -49,7 +49,7 @@ def files_of(client: httpx.Client, settings: IndexSettings, project: str) -> tup
     return tuple(file for file in found if file.name == name)
 
 
-def size_of(client: httpx.Client, url: str) -> int:
+def size_of(client: Web, url: str) -> int:
     """The size of a file in bytes, without downloading it."""
     path = local_path(url)
     if path is not None:
@@ -118,7 +118,7 @@ class _Links(HTMLParser):
             self.links.append((href, values.get("data-requires-python"), yanked))
 
 
-def _page(client: httpx.Client, url: str) -> tuple[IndexFile, ...]:
+def _page(client: Web, url: str) -> tuple[IndexFile, ...]:
     """The links of a page; none when there is no such page."""
 
     def ask() -> httpx.Response:
@@ -156,7 +156,7 @@ def _local_size(path: Path) -> int:
         raise LockError("the wheel cannot be read", where=str(path), todo="check the find-links folder") from error
 
 
-def _asked_size(client: httpx.Client, url: str) -> int | None:
+def _asked_size(client: Web, url: str) -> int | None:
     """Content-Length of HEAD, else the total in Content-Range of a first byte, for servers that refuse HEAD."""
     answer = client.head(url)
     if answer.is_success and answer.headers.get("Content-Length", "").isdigit():

@@ -6,7 +6,7 @@ import httpx
 
 from envbuild.errors import LockError
 from envbuild.lock.settings import bare_url
-from envbuild.lock.web import retried
+from envbuild.lock.web import Web, retried
 
 _TAIL = 128 << 10
 """Bytes of the end that come with the first answer: most wheels' directory and metadata lie there."""
@@ -22,7 +22,7 @@ class UnreadableError(Exception):
 class RemoteFile(io.RawIOBase):
     """A seekable file over range requests; what was fetched is kept."""
 
-    def __init__(self, client: httpx.Client, url: str) -> None:
+    def __init__(self, client: Web, url: str) -> None:
         super().__init__()
         self._client, self._url, self._at = client, url, 0
         self._spans: list[tuple[int, bytes]] = []

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -15,7 +14,7 @@ from envbuild.lock.faults import Fault, UnlockableError, describe, diagnose
 from envbuild.lock.index import IndexFile, files_of, index_file, local_path
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.settings import IndexSettings, bare_url, folders_only, read_settings, without_credentials
-from envbuild.lock.web import in_parallel, make_client
+from envbuild.lock.web import LateClient, Web, in_parallel
 from envbuild.match.stack import Gaps
 from envbuild.oci.digest import Digest
 
@@ -31,7 +30,7 @@ class Question:
     requirements: tuple[Requirement, ...]
     target: Target
     settings: IndexSettings
-    client: httpx.Client
+    client: Web
     reader: FactReader
     gaps: Gaps | None = None
 
@@ -59,7 +58,7 @@ def asking(
     parsed = parsed_requirements(requirements)
     settings = settings or read_settings()
     settings = folders_only(settings) if local else settings
-    with make_client(settings) as client:
+    with LateClient(settings) as client:
         yield Question(
             requirements=parsed,
             target=target,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -100,7 +101,10 @@ def folders_only(settings: IndexSettings) -> IndexSettings:
 
 
 def _read_settings() -> IndexSettings:
-    own, builtin, pip = _uv_settings(uv_environment()), _uv_settings(_without_settings()), _pip_settings()
+    uv_program()  # fills sysconfig's variables, which two threads at once find half-filled (Python 3.11)
+    with ThreadPoolExecutor(2) as pool:
+        own, builtin = pool.map(_uv_settings, (uv_environment(), _without_settings()))
+    pip = _pip_settings()
     ours = own.default != builtin.default or bool(own.extra)
     from_pip = not ours and any(key in pip for key in ("index-url", "extra-index-url", "no-index"))
     indexes = own

@@ -5,13 +5,15 @@ import netrc
 import os
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
 
 import certifi
 import httpx
@@ -61,6 +63,50 @@ class IndexAuth(httpx.Auth):
     def _from_netrc(self, host: str) -> tuple[str, str] | None:
         entry = self._netrc.authenticators(host) if self._netrc else None
         return (entry[0], entry[2] or "") if entry else None
+
+
+class Web(Protocol):
+    """What of a client is used to ask indexes."""
+
+    def get(self, url: str, *, headers: dict[str, str]) -> httpx.Response: ...
+    def head(self, url: str) -> httpx.Response: ...
+    def stream(
+        self, method: str, url: str, *, headers: dict[str, str] | None = None
+    ) -> AbstractContextManager[httpx.Response]: ...
+
+
+class LateClient:
+    """A client that is made at its first request: where all is known already, nobody waits for certificates."""
+
+    def __init__(self, settings: IndexSettings) -> None:
+        self._settings, self._made, self._lock = settings, ExitStack(), threading.Lock()
+        self._client: httpx.Client | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._made.close()
+
+    def get(self, url: str, *, headers: dict[str, str]) -> httpx.Response:
+        """As `httpx.Client.get`."""
+        return self._ready().get(url, headers=headers)
+
+    def head(self, url: str) -> httpx.Response:
+        """As `httpx.Client.head`."""
+        return self._ready().head(url)
+
+    def stream(
+        self, method: str, url: str, *, headers: dict[str, str] | None = None
+    ) -> AbstractContextManager[httpx.Response]:
+        """As `httpx.Client.stream`."""
+        return self._ready().stream(method, url, headers=headers)
+
+    def _ready(self) -> httpx.Client:
+        with self._lock:
+            if self._client is None:
+                self._client = self._made.enter_context(make_client(self._settings))
+            return self._client
 
 
 def make_client(settings: IndexSettings) -> httpx.Client:

@@ -1,6 +1,7 @@
 """Profiles: what is known of framework releases, CUDA bases, drivers and base images, read from `profiles/*.toml`."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,11 +158,14 @@ class Profiles:
     """Shell patterns of the normalised names that only serve a GPU, besides NVIDIA's own."""
 
 
-def load_profiles(folder: Path) -> Profiles:
-    """Read the profiles; MatchError names the file, and the line or key, that is not right."""
+def load_profiles(folder: Path, names: Sequence[str] = FRAMEWORKS) -> Profiles:
+    """Read the profiles of these frameworks, and what is known besides.
+
+    MatchError names the file, and the line or key, that is not right.
+    """
     table = read_table(folder / "cuda.toml")
     return Profiles(
-        frameworks=tuple(load_framework(folder, name) for name in FRAMEWORKS),
+        frameworks=tuple(load_framework(folder, name) for name in names),
         bases=table.each("base", facts.read_base),
         repairs=table.each("repair", facts.read_repair),
         library_paths=table.each("library_path", facts.read_library_path),

@@ -12,7 +12,7 @@ from envbuild.manifest.hardware import Gpu
 from envbuild.manifest.known import known_accelerator
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution
-from envbuild.match.profiles import FrameworkProfile, Profiles, Release
+from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, Profiles, Release
 
 CPU_LABEL = "cpu"
 _CUDA_LABEL = re.compile(r"cu(?:da)?(\d{2,3})(?:\.cudnn(\d)(\d*))?\Z")
@@ -129,6 +129,17 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
         conda=_conda_versions(manifest),
         driver=accelerator.driver if accelerator else None,
     )
+
+
+def frameworks_of(manifest: TrainingManifest) -> tuple[str, ...]:
+    """The frameworks whose profiles a run is matched to: its own, and those that it may have had beside; else all.
+
+    The distributions of a framework begin with its name.
+    """
+    own = manifest.framework.name if manifest.framework else None
+    names = [canonicalize_name(it.name) for it in manifest.distributions]
+    found = tuple(it for it in FRAMEWORKS if it == own or any(name.startswith(it) for name in names))
+    return found if own in FRAMEWORKS else FRAMEWORKS
 
 
 def refresh(framework: str) -> str:

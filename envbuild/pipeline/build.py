@@ -128,6 +128,7 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
         fixed=(stack.distribution,),
         say=report.note,
         counted=report.compared,
+        system=plan.manifest.platform.system,
     )
     run = lock_run(stack.requirements, target, plan.manifest.distributions, options, stack.gaps)
     size = sum(wheel.size for wheel in run.lock.wheels)

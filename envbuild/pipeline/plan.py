@@ -6,14 +6,14 @@ from envbuild.files import data_folder
 from envbuild.lock import origin_fault
 from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match import Profiles, load_profiles, match, name_of
+from envbuild.match import FRAMEWORKS, Profiles, frameworks_of, load_profiles, match, name_of
 from envbuild.pipeline.order import Order, Plan
 
 
 def make_plans(order: Order) -> tuple[Plan, ...]:
     """Read the manifest and decide the stack, once for each platform."""
     manifest = read_manifest(order.manifest, order.manifest_name)
-    profiles = load_profiles(data_folder("profiles"))
+    profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if order.overrides else frameworks_of(manifest))
     return tuple(_plan(order, manifest, profiles, machine) for machine in order.platforms or (None,))
 
 

@@ -134,6 +134,22 @@ def test_what_an_index_withdrew_is_locked_as_the_run_had_it_and_told(tmp_path):
     assert any(note.startswith("attrs was withdrawn from its index (Installable but") for note in run.notes())
 
 
+@pytest.mark.parametrize(
+    ("system", "pins"),
+    [
+        ("Darwin", ("pyobjc-core==11.1", "pyobjc-framework-cocoa==11.1", "tensorflow-metal==1.1.0")),
+        ("Windows", ("pywin32==310", "pywinpty==2.0.15")),
+    ],
+)
+def test_what_a_laptop_had_of_its_own_system_is_left_out_and_the_rest_is_locked(tmp_path, system, pins):
+    rest = ("appnope==0.1.4", "colorama==0.4.6", "idna==3.10")
+    run = lock_run((*pins, *rest), TARGET, (), Options(cache=tmp_path, system=system))
+    assert [f"{it.name}=={it.version}" for it in run.lock.wheels] == list(rest)
+    assert sorted(name for name, _ in run.left_out) == [it.partition("==")[0] for it in pins]
+    with pytest.raises(LockError, match=f"{len(pins)} distributions cannot be locked"):
+        lock_run((*pins, *rest), TARGET, (), Options(cache=tmp_path, system="Linux"))
+
+
 @pytest.mark.parametrize("label", ["cu121", "cpu"])
 def test_a_label_of_pytorch_needs_its_own_index(label):
     with pytest.raises(LockError, match=f"only without the local label \\+{label}") as caught:

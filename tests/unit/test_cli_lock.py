@@ -244,6 +244,25 @@ def test_an_output_that_is_no_folder_is_refused(site, path, code):
     site.refused("--out", path, code=code)
 
 
+@pytest.mark.parametrize("name", ["pylock.toml", "requirements.txt"])
+def test_a_folder_with_the_name_of_a_written_file_is_refused_before_anything_is_asked(site, name, index: FakeIndex):
+    (site.out / name).mkdir(parents=True)
+    assert str(Path("envbuild-lock") / name) in site.refused(code=2)
+    assert index.requests == []
+
+
+@pytest.mark.parametrize("path", ["manifest.json", "manifest.json/x"])
+def test_a_wheelhouse_that_is_no_folder_is_refused(site, path):
+    assert "--download" in site.refused("--download", path, code=2)
+
+
+def test_closed_standard_output_is_refused_before_anything_is_asked(site, index: FakeIndex):
+    command = f"exec {sys.executable} -m envbuild lock manifest.json >&-"
+    done = subprocess.run(["sh", "-c", command], cwd=site.folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, index.requests) == (13, [])
+    assert "standard output is closed" in done.stderr
+
+
 def test_offline_without_a_folder_says_which_option_is_missing(site):
     done = site.lock("--offline")
     assert done.returncode == 12

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from envbuild.errors import LockError
 from envbuild.lock.remote import RemoteFile, UnreadableError
 from envbuild.lock.settings import IndexSettings
-from envbuild.lock.web import make_client
+from envbuild.lock.web import LateClient, in_parallel, make_client
 from tests.fakes.index import FakeIndex, Fault, serving
 from tests.fakes.wheels import FakeWheel
 
@@ -94,3 +94,22 @@ def test_a_fault_that_passes_is_survived_and_one_that_stays_is_explained(client,
     assert remote(client, index).size == len(DATA)
     with pytest.raises(LockError, match="is not there"):
         RemoteFile(client, index.file_url("absent"))
+
+
+def test_a_late_client_reads_no_certificates_until_it_asks(tmp_path, index, monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    settings = IndexSettings(default=None, certificates=str(tmp_path / "absent"))
+    with LateClient(settings) as late, pytest.raises(LockError, match="the CA bundle cannot be read"):
+        late.head(index.file_url(FILE.filename))
+    with LateClient(settings):
+        pass
+
+
+def test_threads_share_one_late_client_which_ends_with_its_block(index):
+    url = index.file_url(FILE.filename)
+    with LateClient(IndexSettings(default=None)) as late:
+        sizes = in_parallel(lambda _: len(late.get(url, headers={}).content), range(8))
+        assert remote(late, index).size == len(DATA)
+    assert sizes == [len(DATA)] * 8
+    with pytest.raises(RuntimeError, match="closed"):
+        late.head(url)

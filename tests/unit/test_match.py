@@ -17,7 +17,8 @@ from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.model import Framework, Platform, Python, Source, TrainingManifest
 from envbuild.manifest.packages import Conda, CondaPackage, Distribution, Origin
 from envbuild.match.match import match
-from envbuild.match.profiles import Release, load_profiles
+from envbuild.match.profiles import FRAMEWORKS, Release, load_profiles
+from envbuild.match.run import frameworks_of
 from envbuild.match.stack import Stack
 from envbuild.match.variables import SITE_PACKAGES
 from envbuild.recipe import PREFIX
@@ -471,3 +472,25 @@ def test_a_tpu_is_told_as_no_image_is_made_for_it():
     assert not [
         it for it in match(manifest(framework=("tensorflow", "2.15.1")), PROFILES, "cpu").decisions if it.warning
     ]
+
+
+@pytest.mark.parametrize(
+    ("pins", "needed"),
+    [
+        ((), ("tensorflow",)),
+        ((("torchvision", "0.16.0"), ("numpy", "1.26.4")), ("tensorflow", "torch")),
+        ((("JAXlib", "0.4.20"),), ("tensorflow", "jax")),
+    ],
+)
+def test_profiles_of_the_frameworks_that_a_run_had_are_enough(pins, needed):
+    run = manifest(*pins, framework=("tensorflow", "2.15.1"), gpus=("Tesla T4",))
+    assert frameworks_of(run) == needed
+    few = load_profiles(data_folder("profiles"), needed)
+    for variant in VARIANTS:
+        assert match(run, few, variant) == match(run, PROFILES, variant)
+
+
+def test_all_profiles_count_where_the_run_s_framework_is_none_of_them():
+    run = manifest(("torch", "2.1.0"), framework=None)
+    other = Framework(name="mxnet", distribution="mxnet", version="1.9.1")
+    assert frameworks_of(run) == frameworks_of(replace(run, framework=other)) == FRAMEWORKS

@@ -7,7 +7,8 @@ from typing import Any
 from envbuild.manifest.formats.conda import EXPORT, Installed, channel, found_in
 from envbuild.manifest.formats.found import Found
 from envbuild.manifest.formats.given import Given
-from envbuild.manifest.formats.record import Faults, Record, clean, quoted, text_at, texts, yaml_of
+from envbuild.manifest.formats.record import Faults, Record, clean, quoted, text_at, texts
+from envbuild.manifest.formats.yaml_text import yaml_of
 from envbuild.manifest.packages import CondaPackage
 
 _SPEC = re.compile(r"(?:(?P<channel>[^\s\[\]]+)::)?(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(?P<rest>.*)", re.ASCII)

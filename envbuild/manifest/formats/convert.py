@@ -2,32 +2,26 @@
 
 from collections.abc import Callable
 from datetime import datetime
+from importlib import import_module
 
-from envbuild.manifest.formats.conda_environment import read_environment
-from envbuild.manifest.formats.conda_list import read_list
 from envbuild.manifest.formats.found import Found, manifest_of
 from envbuild.manifest.formats.given import Given, supplement
-from envbuild.manifest.formats.mlflow import read_mlflow
-from envbuild.manifest.formats.pip_inspect import read_inspect
-from envbuild.manifest.formats.pylock import read_pylock
 from envbuild.manifest.formats.record import Record
-from envbuild.manifest.formats.requirements import read_freeze, read_requirements
-from envbuild.manifest.formats.uv_lock import read_uv_lock
-from envbuild.manifest.formats.wandb import read_wandb
 from envbuild.manifest.model import Format, TrainingManifest
 from envbuild.manifest.reader import read_manifest
 
-_READERS: dict[Format, Callable[[Record, Given], Found]] = {
-    "pip-freeze": read_freeze,
-    "pip-inspect": read_inspect,
-    "requirements": read_requirements,
-    "pylock": read_pylock,
-    "uv-lock": read_uv_lock,
-    "conda-environment": read_environment,
-    "conda-list": read_list,
-    "mlflow": read_mlflow,
-    "wandb": read_wandb,
+_READERS: dict[Format, tuple[str, str]] = {
+    "pip-freeze": ("requirements", "read_freeze"),
+    "pip-inspect": ("pip_inspect", "read_inspect"),
+    "requirements": ("requirements", "read_requirements"),
+    "pylock": ("pylock", "read_pylock"),
+    "uv-lock": ("uv_lock", "read_uv_lock"),
+    "conda-environment": ("conda_environment", "read_environment"),
+    "conda-list": ("conda_list", "read_list"),
+    "mlflow": ("mlflow", "read_mlflow"),
+    "wandb": ("wandb", "read_wandb"),
 }
+"""Module and function, which is loaded when a record needs it: envbuild's own manifest needs none of them."""
 
 
 def convert(record: Record, kind: Format, given: Given, now: datetime) -> TrainingManifest:
@@ -35,5 +29,11 @@ def convert(record: Record, kind: Format, given: Given, now: datetime) -> Traini
     if kind == "capture":
         manifest = read_manifest(record.data, record.name)
     else:
-        manifest = manifest_of(_READERS[kind](record, given), record, kind=kind, given=given, now=now)
+        manifest = manifest_of(_reader(kind)(record, given), record, kind=kind, given=given, now=now)
     return supplement(manifest, given, record.name)
+
+
+def _reader(kind: Format) -> Callable[[Record, Given], Found]:
+    module, name = _READERS[kind]
+    read: Callable[[Record, Given], Found] = getattr(import_module(f"envbuild.manifest.formats.{module}"), name)
+    return read

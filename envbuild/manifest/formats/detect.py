@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from envbuild.errors import ManifestError
-from envbuild.manifest.formats import mlflow, wandb
+from envbuild.manifest.formats.names import MLMODEL, WANDB_METADATA, WANDB_REQUIREMENTS
 from envbuild.manifest.formats.record import Record, lines_of, text_of
 from envbuild.manifest.model import Format
 
@@ -42,10 +42,10 @@ def detect(record: Record) -> Format:
 
 def main_file(has: Callable[[str], bool], where: str) -> str:
     """Choose the file of a folder that its record is read by; ManifestError where there is none."""
-    for name in (mlflow.MAIN, wandb.MAIN, f"files/{wandb.MAIN}"):
+    for name in (MLMODEL, WANDB_METADATA, f"files/{WANDB_METADATA}"):
         if has(name):
             return name
-    what = f"the folder has neither {mlflow.MAIN} nor {wandb.MAIN}"
+    what = f"the folder has neither {MLMODEL} nor {WANDB_METADATA}"
     raise ManifestError(what, where=where, todo="give one file, or the folder of an MLflow model or of a W&B run")
 
 
@@ -54,12 +54,12 @@ def _of_object(record: Record, text: str) -> Format:
         values = json.loads(text)
     except (ValueError, RecursionError):
         # Each reader says where its own record breaks off.
-        if record.file == wandb.MAIN:
+        if record.file == WANDB_METADATA:
             return "wandb"
         return "pip-inspect" if _INSPECT.match(text) else "capture"
     if not isinstance(values, dict) or "schema_version" in values:
         return "capture"
-    if record.file == wandb.MAIN:
+    if record.file == WANDB_METADATA:
         return "wandb"
     for kind, keys in _KEYS:
         if keys <= values.keys():
@@ -91,13 +91,13 @@ def _is_pylock(record: Record, text: str) -> bool:
 
 
 def _is_mlflow(record: Record, text: str) -> bool:
-    if record.file in {mlflow.MAIN, "python_env.yaml"} or re.search(r"^flavors:", text, re.MULTILINE):
+    if record.file in {MLMODEL, "python_env.yaml"} or re.search(r"^flavors:", text, re.MULTILINE):
         return True
-    return record.file in {"requirements.txt", "conda.yaml"} and record.other(mlflow.MAIN) is not None
+    return record.file in {"requirements.txt", "conda.yaml"} and record.other(MLMODEL) is not None
 
 
 def _is_wandb(record: Record, _text: str) -> bool:
-    return record.file == wandb.REQUIREMENTS and record.other(wandb.MAIN) is not None
+    return record.file == WANDB_REQUIREMENTS and record.other(WANDB_METADATA) is not None
 
 
 def _is_environment(_record: Record, text: str) -> bool:

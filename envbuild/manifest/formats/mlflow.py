@@ -8,15 +8,16 @@ from envbuild.errors import ManifestError
 from envbuild.manifest.formats.conda_environment import pip_lines, python_of
 from envbuild.manifest.formats.found import Found
 from envbuild.manifest.formats.given import Given, exact_python, known_platform
+from envbuild.manifest.formats.names import MLMODEL
 from envbuild.manifest.formats.pins import Pins
-from envbuild.manifest.formats.record import Faults, Record, clean, moment, text_at, texts, yaml_of
+from envbuild.manifest.formats.record import Faults, Record, clean, moment, text_at, texts
 from envbuild.manifest.formats.requirement_files import RequirementsFile
 from envbuild.manifest.formats.requirements import take_lines
 from envbuild.manifest.formats.surroundings import Surroundings
+from envbuild.manifest.formats.yaml_text import yaml_of
 from envbuild.manifest.model import Platform
 
-MAIN = "MLmodel"
-_FILES = (MAIN, "python_env.yaml", "conda.yaml", "requirements.txt")
+_FILES = (MLMODEL, "python_env.yaml", "conda.yaml", "requirements.txt")
 _INFERRED = "MLflow lists what it saw imported, not everything that was installed, and cuts local labels such as +cu121"
 
 
@@ -58,10 +59,10 @@ def read_mlflow(record: Record, given: Given) -> Found:
 def _folder(record: Record) -> _Folder:
     files = {name: record if record.file == name else record.other(name) for name in _FILES}
     if record.file not in _FILES:
-        files[MAIN] = record
+        files[MLMODEL] = record
     values = {name: _object(file) for name, file in files.items() if name != "requirements.txt"}
     return _Folder(
-        model=values[MAIN],
+        model=values[MLMODEL],
         python_env=values["python_env.yaml"],
         conda=values["conda.yaml"],
         requirements=files["requirements.txt"],
@@ -79,7 +80,7 @@ def _pythons(folder: _Folder) -> Iterator[tuple[str, str]]:
     said = {
         "python_env.yaml": text_at(folder.python_env, "python"),
         "conda.yaml": python_of(folder.conda.get("dependencies")),
-        MAIN: flavor,
+        MLMODEL: flavor,
     }
     yield from ((name, version) for name, version in said.items() if version)
 

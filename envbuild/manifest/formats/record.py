@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import yaml
-
 from envbuild.capture.redact import scrub
 from envbuild.errors import ManifestError
 from envbuild.manifest.fields import shown
@@ -81,7 +79,7 @@ class Faults:
 
 def text_of(record: Record) -> str:
     """Decode a text file: UTF-8, or UTF-16 with its mark, as PowerShell writes it; ManifestError."""
-    _check_size(record, len(record.data), MAX_MANIFEST)
+    check_size(record, len(record.data), MAX_MANIFEST)
     encoding = next((name for mark, name in _BOMS if record.data.startswith(mark)), "utf-8")
     try:
         text = record.data.decode(encoding)
@@ -107,62 +105,30 @@ def json_of(record: Record, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        what = f"the record is not JSON: {_short(error, 'it is nested too deeply')}"
+        what = f"the record is not JSON: {short(error, 'it is nested too deeply')}"
         raise ManifestError(what, where=record.name, todo="have the tool write it again") from error
 
 
 def toml_of(record: Record, text: str) -> dict[str, Any]:
     """Read TOML; ManifestError."""
-    _check_size(record, len(text), MAX_TOML)
+    check_size(record, len(text), MAX_TOML)
     if _ENDLESS_KEY.search(text):  # tomllib takes memory by the square of its parts
         raise ManifestError("the record has a key without end", where=record.name, todo=_NO_RECORD)
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        what = f"the record is not TOML: {_short(error, 'it is nested too deeply')}"
+        what = f"the record is not TOML: {short(error, 'it is nested too deeply')}"
         raise ManifestError(what, where=record.name, todo="have the tool write it again") from error
 
 
-def yaml_of(record: Record) -> Any:
-    """Read YAML as texts, lists and objects, since 3.10 is a version and no number; no aliases; ManifestError."""
-    text = text_of(record)
-    _check_size(record, len(record.data), MAX_YAML)
-    try:
-        return yaml.load(text, Loader=_Texts)  # noqa: S506 - the loader makes texts, lists and dicts only
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        what = f"the record is not YAML as it is read here: {_yaml_fault(error)}"
-        raise ManifestError(what, where=record.name, todo="correct it, or have the tool write it again") from error
-
-
-class _Texts(yaml.BaseLoader):
-    """Leaves every scalar a text, and refuses aliases: of a few lines they make gigabytes."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.get_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.YAMLError(f"line {mark.line + 1} has an alias (*), which no record needs")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        made = super().construct_mapping(node, deep=deep)
-        if len(made) < len(node.value):
-            raise yaml.YAMLError(f"the object at line {node.start_mark.line + 1} has a key twice")
-        return made
-
-
-def _yaml_fault(error: Exception) -> str:
-    """Say what is wrong and where, without the lines themselves, which yaml's own message quotes."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-        return f"line {error.problem_mark.line + 1}: {error.problem}"
-    return _short(error, "it is nested too deeply")
-
-
-def _check_size(record: Record, size: int, limit: int) -> None:
+def check_size(record: Record, size: int, limit: int) -> None:
+    """Refuse a record that is larger than `limit` bytes; ManifestError."""
     if size > limit:
         raise ManifestError(f"the record is larger than {limit // 2**10} KiB", where=record.name, todo=_NO_RECORD)
 
 
-def _short(error: Exception, otherwise: str) -> str:
+def short(error: Exception, otherwise: str) -> str:
+    """What an error says, in one line; `otherwise` where it says nothing."""
     said = " ".join(str(error).split())
     return otherwise if isinstance(error, RecursionError) or not said else shown(said)[1:-1]
 

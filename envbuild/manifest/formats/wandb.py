@@ -9,6 +9,7 @@ from envbuild.capture.redact import scrub_command
 from envbuild.errors import ManifestError
 from envbuild.manifest.formats.found import Found
 from envbuild.manifest.formats.given import Given, exact_python, known_platform
+from envbuild.manifest.formats.names import WANDB_METADATA, WANDB_REQUIREMENTS
 from envbuild.manifest.formats.pins import Pins
 from envbuild.manifest.formats.record import Faults, Record, clean, json_of, moment, text_at, text_of, texts
 from envbuild.manifest.formats.requirement_files import RequirementsFile
@@ -17,8 +18,6 @@ from envbuild.manifest.formats.surroundings import Surroundings
 from envbuild.manifest.hardware import Accelerator, Container, Cpu, Gpu, Host
 from envbuild.manifest.model import Code, Entry, Platform
 
-MAIN = "wandb-metadata.json"
-REQUIREMENTS = "requirements.txt"
 _PYTHON = re.compile(r"(?:(?P<name>[A-Za-z]+)\s+)?(?P<version>\S+)")
 _LINUX = re.compile(r"Linux-(?P<kernel>.+?)-(?P<machine>[a-z0-9_]+)-with-(?P<libc>glibc|musl)(?P<version>[0-9.]*)")
 """`platform.platform()`: `Linux-5.15.0-1042-gcp-x86_64-with-glibc2.31`."""
@@ -58,9 +57,9 @@ def read_wandb(record: Record, given: Given) -> Found:
 
 def _files(record: Record) -> tuple[Record, Record]:
     """The metadata and the requirements; ManifestError where one is absent."""
-    metadata = record.other(MAIN) if record.file == REQUIREMENTS else record
-    listed = record if record.file == REQUIREMENTS else record.other(REQUIREMENTS)
-    for name, file in ((MAIN, metadata), (REQUIREMENTS, listed)):
+    metadata = record.other(WANDB_METADATA) if record.file == WANDB_REQUIREMENTS else record
+    listed = record if record.file == WANDB_REQUIREMENTS else record.other(WANDB_REQUIREMENTS)
+    for name, file in ((WANDB_METADATA, metadata), (WANDB_REQUIREMENTS, listed)):
         if file is None:
             todo = "give the run's folder `files`, which has both"
             raise ManifestError(f"there is no {name} beside it", where=record.name, todo=todo)
@@ -89,8 +88,10 @@ def _accelerator(facts: Any) -> Accelerator | None:
     gpus = tuple(_gpus(facts))
     if not gpus:
         looked = _number(facts, "gpu_count") == 0
-        return Accelerator(kind="none", source=MAIN) if looked else None
-    return Accelerator(gpus=gpus, source=MAIN, cuda_maximum=cuda if re.fullmatch(r"\d+(\.\d+)*", cuda or "") else None)
+        return Accelerator(kind="none", source=WANDB_METADATA) if looked else None
+    return Accelerator(
+        gpus=gpus, source=WANDB_METADATA, cuda_maximum=cuda if re.fullmatch(r"\d+(\.\d+)*", cuda or "") else None
+    )
 
 
 def _gpus(facts: Any) -> Iterator[Gpu]:
