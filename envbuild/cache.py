@@ -25,9 +25,11 @@ KINDS = {
     "loading": "what libraries in wheels and bases need",
     "bases": "base images",
     "built": "wheels that were built here",
+    "interpreters": "bases' own interpreters",
+    "bytecode": "compiled wheels",
 }
 """The folders in it, and what they hold."""
-_WHOLE = frozenset({"bases", "built"})
+_WHOLE = frozenset({"bases", "built", "interpreters"})
 """Kinds whose folders are of use only as a whole."""
 _IN_USE = 3600.0
 """Seconds: what was touched since may be part of a run that goes on."""

@@ -8,7 +8,7 @@ from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 
-LAYER_FORMAT = 1
+LAYER_FORMAT = 2
 """Raised whenever the same recipe would give other bytes."""
 PYTHON_LABEL = "dev.envbuild.python"
 PREFIX = "/opt/env"
@@ -60,6 +60,8 @@ class Recipe:
     labels: tuple[tuple[str, str], ...]
     base_asked: str = ""
     """The base's name in the image's annotations; empty where that is left out."""
+    bytecode: str = ""
+    """By what, and in which format, sources are compiled; empty for an image without bytecode."""
     layer_format: int = LAYER_FORMAT
     prefix: str = PREFIX
     user: str = USER
@@ -72,21 +74,26 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Everything that decides the bytes: of the base's name only what the image says, and no wheel's address."""
         named = {"base_name": self.base_asked} if self.base_asked else {}
-        return named | {
-            "layer_format": self.layer_format,
-            "base": str(self.base_digest),
-            "python": {"path": self.python_path, "version": self.target.python},
-            "machine": self.target.machine,
-            "prefix": self.prefix,
-            "user": self.user,
-            "variables": dict(self.variables),
-            "labels": dict(self.labels),
-            "wheels": [{"filename": wheel.filename, "sha256": str(wheel.sha256)} for wheel in self.wheels],
-        }
+        compiled = {"bytecode": self.bytecode} if self.bytecode else {}
+        return (
+            named
+            | compiled
+            | {
+                "layer_format": self.layer_format,
+                "base": str(self.base_digest),
+                "python": {"path": self.python_path, "version": self.target.python},
+                "machine": self.target.machine,
+                "prefix": self.prefix,
+                "user": self.user,
+                "variables": dict(self.variables),
+                "labels": dict(self.labels),
+                "wheels": [{"filename": wheel.filename, "sha256": str(wheel.sha256)} for wheel in self.wheels],
+            }
+        )
 
 
-def make_recipe(stack: Stack, lock: Lock, base: Base) -> Recipe:
-    """Join the decision, the files and the base."""
+def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "") -> Recipe:
+    """Join the decision, the files and the base; `bytecode` says by what it is compiled, if it is."""
     labels = {
         "dev.envbuild.framework": f"{stack.distribution}=={stack.version}",
         "dev.envbuild.variant": stack.variant,
@@ -103,4 +110,5 @@ def make_recipe(stack: Stack, lock: Lock, base: Base) -> Recipe:
         wheels=lock.wheels,
         variables=stack.variables,
         labels=tuple(sorted(labels.items())),
+        bytecode=bytecode,
     )

@@ -1,13 +1,14 @@
 """Recipe -> Image, from wheels and a base, without a daemon."""
 
 from envbuild.assemble.cache import LayerCache
-from envbuild.assemble.image import Assembled, assemble, cache_keys, wheels_to_read
+from envbuild.assemble.image import Assembled, Compiling, assemble, cache_keys, wheels_to_read
 from envbuild.assemble.layer import LayerResult
 from envbuild.assemble.rebase import Rebased, named_base, rebase
 from envbuild.assemble.source import WheelFiles
 
 __all__ = [
     "Assembled",
+    "Compiling",
     "LayerCache",
     "LayerResult",
     "Rebased",

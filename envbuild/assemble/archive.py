@@ -33,6 +33,8 @@ from envbuild.errors import WheelError
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _LOCAL_SIGNATURE = b"PK\x03\x04"
 _UTF8, _DESCRIPTOR, _ENCRYPTED = 0x800, 0x8, 0x1
+_HARMLESS = _UTF8 | _DESCRIPTOR | 0x6
+"""Flags (APPNOTE 4.4.4); the last two only tell how hard the compressor tried."""
 _LIMIT, _UNSUSPICIOUS, _EXPANSION = 64 << 30, 1 << 30, 200
 """No real wheel unpacks to more bytes than the first, nor, above the second, to so many times its own; deflate itself
 cannot expand more than 1032 times."""
@@ -183,6 +185,8 @@ def _check_kind(info: zipfile.ZipInfo, filename: str) -> bool:
         raise refusal(filename, f"{name} is a folder with content")
     if info.flag_bits & _ENCRYPTED:
         raise refusal(filename, f"{name} is encrypted")
+    if info.flag_bits & ~_HARMLESS:
+        raise refusal(filename, f"{name} uses what few readers know (flags {info.flag_bits:#x})")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise refusal(
             filename, f"{name} uses compression method {info.compress_type}; only stored and deflate are allowed"
@@ -203,7 +207,7 @@ def _check_local_header(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -
     names_at = start + _LOCAL_HEADER.size
     extra = data[names_at + name_length : names_at + name_length + extra_length]
     same_name = _same_name(data[names_at : names_at + name_length], flags, info, extra)
-    if not same_name or method != info.compress_type or (flags ^ info.flag_bits) & _ENCRYPTED:
+    if not same_name or method != info.compress_type or (flags ^ info.flag_bits) & ~_HARMLESS:
         raise refusal(filename, f"{name}: local header and directory disagree on name or method")
     told = {(crc32, *sizes) for sizes in _sizes(packed, size, extra)}
     streamed = bool(flags & _DESCRIPTOR)

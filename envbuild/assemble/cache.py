@@ -1,7 +1,7 @@
 """Layers that were made before: key -> digest, size, diff id and the bytes, content-addressed on disk."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -25,6 +25,9 @@ class CachedLayer:
 class Shared(Protocol):
     """What others have made and say of it, by the same keys."""
 
+    def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest]) -> None:
+        """Ask for many at once, so that asking for each afterwards costs nothing."""
+
     def layer(self, key: Digest) -> LayerResult | None:
         """The layer for a key, whose bytes they have."""
 
@@ -44,6 +47,12 @@ class LayerCache:
     def __init__(self, folder: Path, shared: Shared | None = None) -> None:
         self._keys, self._blobs, self._notes = folder / "layers", folder / "blobs", folder / "notes"
         self._shared = shared
+
+    def look_up(self, layers: Iterable[Digest], notes: Iterable[Digest] = ()) -> None:
+        """Prepare for being asked for these, where others have to be asked."""
+        if self._shared:
+            absent = [key for key in layers if self.get(key) is None]
+            self._shared.look_up(absent, [key for key in notes if not self._note_of(key).exists()])
 
     def elsewhere(self, key: Digest) -> LayerResult | None:
         """The layer for a key that others have."""
@@ -79,7 +88,7 @@ class LayerCache:
     def noted(self, key: Digest) -> Any:
         """What was noted for a key; None when nothing was, or nothing readable is there."""
         try:
-            return json.loads((self._notes / f"{key.hex}.json").read_bytes())
+            return json.loads(self._note_of(key).read_bytes())
         except (OSError, ValueError):
             value = self._shared.get(key) if self._shared else None
         if value is not None:
@@ -93,7 +102,10 @@ class LayerCache:
             self._shared.put(key, value)
 
     def _keep(self, key: Digest, value: Any) -> None:
-        write_whole(self._notes / f"{key.hex}.json", canonical_json(value))
+        write_whole(self._note_of(key), canonical_json(value))
+
+    def _note_of(self, key: Digest) -> Path:
+        return self._notes / f"{key.hex}.json"
 
     def _path(self, digest: Digest) -> Path:
         return self._blobs / "sha256" / digest.hex

@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from envbuild.assemble.bytecode import MOST_LAYERS as BYTECODE_LAYERS
+from envbuild.assemble.bytecode import Bytecode, BytecodeLayer, Interpreter, Store, Tally
 from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.config import annotations, config_bytes, environment_files
 from envbuild.assemble.layer import LayerFile, LayerResult
@@ -30,6 +32,25 @@ class Assembled:
     """Our layers by their keys."""
     true: Mapping[Digest, Collection[str]]
     """By a wheel's sha256 the members that were read and found to be what its RECORD says."""
+    bytecode: Tally | None = None
+    """How much bytecode the image has; None where none was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiling:
+    """By what sources are compiled, and where what was compiled is kept."""
+
+    identity: str
+    """What tells the base's interpreter from others: `Base.interpreter`."""
+    find: Callable[[], Interpreter]
+    """Gets the interpreter when something has to be compiled, or raises BuildError."""
+    store: Store
+
+    def of(self, recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache) -> Bytecode:
+        """The bytecode of an image."""
+        return Bytecode(
+            recipe=recipe, identity=self.identity, overlaps=overlaps, find=self.find, cache=cache, store=self.store
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +67,7 @@ def cache_keys(recipe: Recipe) -> Keys:
     return Keys(layers=layers, notes=(_wheels_key(recipe),))
 
 
-def wheels_to_read(recipe: Recipe, cache: LayerCache) -> tuple[LockedWheel, ...]:
+def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | None = None) -> tuple[LockedWheel, ...]:
     """The wheels whose files `assemble` needs: those of layers that nobody has made, in the order of the layers.
 
     All of them where it is not known yet which paths several of them have.
@@ -56,7 +77,8 @@ def wheels_to_read(recipe: Recipe, cache: LayerCache) -> tuple[LockedWheel, ...]
         return tuple(wheel for plan in plans for wheel in plan.wheels)
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
     winners = [it.winner for it in found] if found and not cache.knows(_overlap_key(recipe, found)) else []
-    return tuple(dict.fromkeys((*lacking, *winners)))
+    sources = compiling.of(recipe, found, cache).wheels_to_read() if compiling else ()
+    return tuple(dict.fromkeys((*lacking, *winners, *sources)))
 
 
 def assemble(
@@ -66,6 +88,7 @@ def assemble(
     cache: LayerCache,
     report: Report,
     made: Made = lambda _layer: None,
+    compiling: Compiling | None = None,
 ) -> Assembled:
     """Make the image of a recipe; WheelError or BuildError where a wheel is not fit for it.
 
@@ -73,7 +96,7 @@ def assemble(
     wheels of `wheels_to_read` are enough, unless the bytes of a layer are asked for that only others have.
     """
     plans = plan_layers(recipe)
-    check_depth(len(plans) + 2, len(base.image.layers))
+    check_depth(len(plans) + 2 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
     orders = [*map(_wheel_layer, plans), _environment(recipe)]
     total = sum(order.weight for order in orders)
     done = 0
@@ -87,10 +110,14 @@ def assemble(
         layers = maker.layers(orders, told, made)
         if overlaps := _overlaps(recipe, cache, maker.opened):
             layers += maker.layers([_overlap_layer(recipe, overlaps)], told, made)
+        bytecode, tally = _bytecode(compiling.of(recipe, overlaps, cache), maker) if compiling else ((), None)
+        layers += maker.layers(bytecode, told, made)
     config = config_bytes(recipe, base, layers)
     everything = (*base.image.layers, *layers)
     image = Image(manifest_bytes(config, everything, annotations(recipe)), config, everything)
-    return Assembled(image=image, overlaps=tuple(overlaps), results=maker.results, true=maker.opened.true())
+    return Assembled(
+        image=image, overlaps=tuple(overlaps), results=maker.results, true=maker.opened.true(), bytecode=tally
+    )
 
 
 def _overlaps(recipe: Recipe, cache: LayerCache, opened: OpenWheels) -> Sequence[Overlap]:
@@ -143,6 +170,21 @@ def _wheel_layer(plan: LayerPlan) -> LayerOrder:
 def _overlap_layer(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerOrder:
     files = partial(_winning_files, overlaps)
     return LayerOrder(label="paths that several packages share", key=_overlap_key(recipe, overlaps), files=files)
+
+
+def _bytecode(bytecode: Bytecode, maker: Maker) -> tuple[Sequence[LayerOrder], Tally]:
+    """The layers of bytecode that have something in them; what lacks is compiled here."""
+    wanted = bytecode.wanted()
+    maker.cache.look_up([it.key for it in wanted], [it.contents for it in wanted])
+    layers, tally = bytecode.layers(maker.opened)
+    return [_bytecode_layer(bytecode, layer) for layer in layers], tally
+
+
+def _bytecode_layer(bytecode: Bytecode, layer: BytecodeLayer) -> LayerOrder:
+    def files(opened: OpenWheels) -> list[LayerFile]:
+        return bytecode.files(layer, opened, opened.stack)
+
+    return LayerOrder(label=layer.label, key=layer.key, files=files, prefix=layer.prefix)
 
 
 def _files_of(plan: LayerPlan, opened: OpenWheels) -> list[LayerFile]:

@@ -39,6 +39,8 @@ class LayerOrder:
     links: Sequence[Link] = ()
     weight: int = 0
     """Bytes of the wheels in it, for the progress."""
+    prefix: str | None = None
+    """The folder that the files lie below; None for the environment's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,8 @@ class Maker:
 
     def write(self, order: LayerOrder, sink: BinaryIO) -> LayerResult:
         """Write the bytes of a layer."""
-        return write_layer(sink, self.recipe.prefix, order.files(self.opened), self.pool, order.links)
+        prefix = order.prefix or self.recipe.prefix
+        return write_layer(sink, prefix, order.files(self.opened), self.pool, order.links)
 
     def _remade(self, order: LayerOrder, expected: LayerResult) -> BinaryIO:
         """Open a layer that the image counts on and nobody has any more: make it, and see that it is the one."""

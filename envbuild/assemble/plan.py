@@ -12,9 +12,9 @@ from envbuild.recipe import Recipe
 
 LARGE = 4 << 20
 """A wheel of this many bytes has a layer to itself, so that it is reused whatever changes beside it."""
-_MOST_LARGE, _GROUPS = 32, 6
+_MOST_LARGE, _GROUPS = 22, 6
 MOST_LAYERS = _MOST_LARGE + _GROUPS + 2
-"""Ours: wheels, small wheels, the environment's own files, overlaps."""
+"""Ours without bytecode: wheels, small wheels, the environment's own files, overlaps."""
 MOST_WITH_BASE = 100
 """Engines mount one file system a layer and stop near 125; users put layers on top."""
 

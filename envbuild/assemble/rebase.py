@@ -14,6 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from envbuild.assemble.bytecode import compiled_by
 from envbuild.assemble.config import (
     BASE_DIGEST,
     BASE_NAME,
@@ -75,8 +76,9 @@ def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Reba
     if new.digest == old.digest and new.asked == old.asked:
         return Rebased(image=image, recipe=old_recipe, kept=len(image.layers))
     layers, dropped = _fitting(ours, old, new)
-    # An image that lacks something is not what its recipe gives, so it must not be found by that name.
-    recipe = _moved(old_recipe, new) if old_recipe and not dropped else None
+    # An image that lacks something is not what its recipe gives, so it must not be found by that name; of one with
+    # bytecode nobody knows whether the new base's standard library would have got some.
+    recipe = _moved(old_recipe, new) if old_recipe and not old_recipe.bytecode and not dropped else None
     check_depth(len(layers), len(new.image.layers))
     config = whole_config(new, _inner(image, old, new), layers)
     others = {key: text for key, text in _annotations(image).items() if key not in _SAID}
@@ -220,12 +222,17 @@ def _recipe(image: Image, old: Base, lock: Lock) -> Recipe:
         variables=tuple((name, text) for name, text in own.items() if name not in ("PATH", "VIRTUAL_ENV")),
         labels=tuple(sorted(_own_labels(image, old).items())),
         user=str(_config_of(image).get("User", "")),
+        bytecode=compiled_by(old.interpreter) if _has_bytecode(image) else "",
     )
     said = _annotations(image).get(ENVIRONMENT)
     if said != str(recipe.environment):
         what = f"the lock gives the environment {recipe.environment.short}, and the image says {said or 'none'}"
         raise VerifyError(what, where="--lock", todo="give the pylock.toml that the image was built from, or none")
     return recipe
+
+
+def _has_bytecode(image: Image) -> bool:
+    return any(layer.created_by.startswith(f"{OURS}{BYTECODE_LINE}") for layer in image.layers)
 
 
 def _moved(recipe: Recipe, new: Base) -> Recipe:

@@ -55,7 +55,7 @@ class OpenWheels:
     """Wheels, each opened when it is first asked for, from several threads; closed with the stack."""
 
     def __init__(self, stack: ExitStack, recipe: Recipe, wheels: Wheels) -> None:
-        self._stack, self._wheels = stack, wheels
+        self.stack, self._wheels = stack, wheels
         self._scheme = Scheme(prefix=recipe.prefix, python_minor=recipe.target.python_minor)
         self._found: dict[LockedWheel, OpenWheel] = {}
         self._lock = threading.Lock()
@@ -73,5 +73,5 @@ class OpenWheels:
 
     def _open(self, wheel: LockedWheel, path: Path) -> OpenWheel:
         check_locked(path, wheel.filename, wheel.size)
-        archive = self._stack.enter_context(WheelArchive(path, wheel.filename))
+        archive = self.stack.enter_context(WheelArchive(path, wheel.filename))
         return OpenWheel(archive, installed_files(archive, self._scheme))

@@ -66,9 +66,10 @@ def _kept(folder: Path) -> Interpreter | None:
         facts = json.loads((folder / "facts.json").read_bytes())
         intact = all(sha256((folder / path).read_bytes()).hexdigest() == said for path, said in facts["files"].items())
         build, lacking = Build.from_dict(facts["build"]), tuple(map(str, facts["lacking"]))
+        command = _command(folder, str(facts["program"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return _interpreter(folder, build, lacking, str(facts["program"])) if intact else None
+    return Interpreter(command=command, home=folder / "python", build=build, lacking=lacking) if intact else None
 
 
 def _made(base: Base, folder: Path) -> Interpreter | Unavailable:
@@ -118,10 +119,6 @@ def _taken(base: Base, folder: Path) -> Unavailable | None:
     return None
 
 
-def _interpreter(folder: Path, build: Build, lacking: tuple[str, ...], program: str) -> Interpreter:
-    return Interpreter(command=_command(folder, program), home=folder / "python", build=build, lacking=lacking)
-
-
 def _command(folder: Path, program: str) -> tuple[str, ...]:
     loader = (str(folder / "ld.so"), "--inhibit-cache", "--library-path", str(folder / "libs"))
     return (*loader, str(folder / "python" / "bin" / program))
@@ -154,28 +151,34 @@ def _library(base: Base) -> re.Pattern[str]:
 
 def _libraries(tree: Tree, base: Base) -> dict[str, str]:
     """Libraries by name, from where the loader would take them."""
+    candidates = sorted(path for path in tree if _LINKED.fullmatch(path.rpartition("/")[2]))
     found: dict[str, str] = {}
-    places = (f"{base.target.machine}-linux-gnu", "")
-    tops = dict.fromkeys((_home(base), "", "usr/"))
-    folders = [posixpath.join(top, lib, place) for top in tops for lib in ("lib64", "lib") for place in places]
-    for folder in dict.fromkeys(resolve(tree, f"/{folder}".rstrip("/")) for folder in folders):
-        for path in sorted(tree) if folder else ():
-            name = path.rpartition("/")[2]
-            if path == f"{folder}/{name}"[1:] and _LINKED.fullmatch(name) and name not in found:
-                target = resolve(tree, f"/{path}")
-                if target and tree[target[1:]].kind == "file":
-                    found[name] = target[1:]
+    for folder in _library_folders(tree, base):
+        for path in candidates:
+            above, _, name = path.rpartition("/")
+            target = resolve(tree, f"/{path}") if f"/{above}" == folder else None
+            if target and tree[target[1:]].kind == "file":
+                found.setdefault(name, target[1:])
     return found
 
 
-@dataclass(frozen=True, slots=True)
+def _library_folders(tree: Tree, base: Base) -> list[str]:
+    """Where the loader looks, the interpreter's own installation first; 64 bits before what may have 32."""
+    tops, places = dict.fromkeys((_home(base), "", "usr/")), (f"{base.target.machine}-linux-gnu", "")
+    folders = [f"/{top}{lib}/{place}".rstrip("/") for top in tops for lib in ("lib64", "lib") for place in places]
+    return list(dict.fromkeys(found for folder in folders if (found := resolve(tree, folder))))
+
+
+@dataclass(slots=True)
 class _Sources:
-    """What decides whether imports would use the bytecode that a base has."""
+    """What was taken, and what decides whether imports would use the bytecode that a base has."""
 
     states: dict[str, tuple[int, int]]
     """Time of change and size of sources, by path."""
     heads: dict[str, bytes]
     """The first bytes of bytecode files."""
+    size: int = 0
+    """Bytes that were taken."""
 
 
 def _take(layer: Layer, wanted: Mapping[str, list[str]], folder: Path, sources: _Sources) -> None:
@@ -185,8 +188,9 @@ def _take(layer: Layer, wanted: Mapping[str, list[str]], folder: Path, sources: 
             sources.heads[path] = content.read(_HEAD)
         if path not in wanted:
             continue
-        if member.size > _LARGEST:
-            raise ValueError(f"{path} has {member.size} bytes")
+        sources.size += member.size * len(wanted[path])
+        if member.size > _LARGEST or sources.size > _MOST:
+            raise ValueError(f"{path} has {member.size} bytes, of {sources.size} in all")
         data = content.read()
         sources.states[path] = (int(member.mtime), member.size)
         for place in wanted[path]:

@@ -32,6 +32,10 @@ Out = Annotated[Path, typer.Option(help="Where the build context and the OCI lay
 Archive = Annotated[
     Path | None, typer.Option(help="Write the image to this file, which docker load and podman load read.")
 ]
+Bytecode = Annotated[
+    bool,
+    typer.Option("--bytecode/--no-bytecode", help="Compile modules by the base's Python: larger, and faster to start."),
+]
 Load = Annotated[
     str | None, typer.Option(help="Load the image into the container engine here under this name.", metavar="NAME")
 ]
@@ -65,6 +69,7 @@ def run(
     push: Push = None,
     archive: Archive = None,
     load: Load = None,
+    bytecode: Bytecode = False,
     stamp: StampOn = None,
     resolver: locking.Resolver = locking.ResolverName.UV,
     require_identical: locking.RequireIdentical = False,
@@ -105,6 +110,7 @@ def run(
             platforms=_platforms(platform),
             archive=archive,
             load=_name(load),
+            bytecode=bytecode,
             resolver=resolver.value,
             out=out,
             push=repository,

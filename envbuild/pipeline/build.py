@@ -6,8 +6,12 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from envbuild.assemble import Compiling
+from envbuild.assemble.bytecode import Interpreter, Store, Unavailable, compiled_by
 from envbuild.base import check_base, resolve_base
+from envbuild.base.interpreter import find_interpreter, runs_here
 from envbuild.cache import prune, size_limit
+from envbuild.errors import BuildError
 from envbuild.lock import (
     IndexSettings,
     Lock,
@@ -53,10 +57,19 @@ def _part(
     """Make the image of one platform, and push it."""
     base = _base(order, plan, shared, report)
     run = _lock(order, plan, base.target, settings, report)
-    recipe = make_recipe(plan.stack, run.lock, base)
+    compiling = _compiling(order, base) if order.bytecode else None
+    recipe = make_recipe(plan.stack, run.lock, base, compiled_by(base.interpreter) if compiling else "")
     target = replace(order.push, tag=None) if order.push and several else order.push
     making = Making(
-        order=order, plan=plan, recipe=recipe, base=base, run=run, shared=shared, report=report, target=target
+        order=order,
+        plan=plan,
+        recipe=recipe,
+        base=base,
+        run=run,
+        shared=shared,
+        report=report,
+        target=target,
+        compiling=compiling,
     )
     made = making.existing() or making.made(settings)
     return Part(
@@ -69,6 +82,25 @@ def _part(
         proof=made.run.proof,
         added=_added(plan.stack, run.lock),
     )
+
+
+def _compiling(order: Order, base: Base) -> Compiling:
+    """By what bytecode is made; BuildError where the base's interpreter cannot run here."""
+
+    def find() -> Interpreter:
+        found = find_interpreter(base, order.cache)
+        if isinstance(found, Unavailable):
+            raise _no_bytecode(found, base)
+        return found
+
+    if reason := runs_here(base):
+        raise _no_bytecode(reason, base)
+    return Compiling(identity=base.interpreter, find=find, store=Store(order.cache))
+
+
+def _no_bytecode(reason: Unavailable, base: Base) -> BuildError:
+    todo = "build with --no-bytecode, or on a machine that can run the base"
+    return BuildError(f"there can be no bytecode: {reason.why}", where=base.name, todo=todo)
 
 
 def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:

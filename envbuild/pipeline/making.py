@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from envbuild.assemble import Assembled, LayerCache, assemble, cache_keys, wheels_to_read
+from envbuild.assemble import Assembled, Compiling, LayerCache, assemble, cache_keys, wheels_to_read
 from envbuild.errors import RegistryError
 from envbuild.lock import Arrivals, IndexSettings, LockedRun, LockedWheel, confirm
 from envbuild.oci.digest import Digest
@@ -43,6 +43,8 @@ class Making:
     report: Reporter
     target: Reference | None
     """Where the image is pushed to."""
+    compiling: Compiling | None = None
+    """By what bytecode is made, where the image is to have it."""
 
     def existing(self) -> Made | None:
         """The image of this very environment in the registry that is pushed to; nothing has to be made then."""
@@ -64,7 +66,8 @@ class Making:
     def made(self, settings: IndexSettings) -> Made:
         """Make the image, and push it where that is wanted; no tag is set before everything was checked."""
         cache = LayerCache(self.order.cache, self.shared)
-        self._look_up()
+        keys = cache_keys(self.recipe)
+        cache.look_up(keys.layers, (*keys.notes, self._proof))
         needed = self._needed(cache)
         with Arrivals(self.order.cache, report=self._fetched, settings=settings) as arrivals, self._upload() as upload:
             self._announce(needed)
@@ -73,9 +76,9 @@ class Making:
             if needed:
                 for layer in self.base.image.layers:
                     offer(layer)
-            assembled = assemble(self.recipe, self.base, arrivals, cache, self.report.progress, offer)
+            assembled = assemble(self.recipe, self.base, arrivals, cache, self.report.progress, offer, self.compiling)
             self._prove(cache, arrivals)
-            _tell_overlaps(assembled, self.report)
+            _tell(assembled, self.report)
             run = self._confirmed(assembled.true)
             pushed = self._finish(upload, assembled) if upload else None
         return Made(assembled=assembled, pushed=pushed, run=run)
@@ -89,13 +92,8 @@ class Making:
         """What is noted when CUDA's libraries were found."""
         return Digest.of(canonical_json(["loader proof", str(self.recipe.environment)]))
 
-    def _look_up(self) -> None:
-        if self.shared:
-            keys = cache_keys(self.recipe)
-            self.shared.look_up(keys.layers, (*keys.notes, self._proof))
-
     def _needed(self, cache: LayerCache) -> tuple[LockedWheel, ...]:
-        needed = wheels_to_read(self.recipe, cache)
+        needed = wheels_to_read(self.recipe, cache, self.compiling)
         return needed if self._proved(cache) else tuple(dict.fromkeys((*needed, *self.recipe.wheels)))
 
     def _proved(self, cache: LayerCache) -> bool:
@@ -159,7 +157,12 @@ def _ignore(_: Layer) -> None:
     """Send nothing."""
 
 
-def _tell_overlaps(assembled: Assembled, report: Reporter) -> None:
+def _tell(assembled: Assembled, report: Reporter) -> None:
+    """Say what of the image nobody asked for and somebody may want to know."""
+    if tally := assembled.bytecode:
+        report.note(f"{tally.compiled} modules have bytecode; {tally.refused} do not compile")
+        for path in tally.gave_up:
+            report.warn(f"{path} has no bytecode: compiling it took too much time or memory")
     for overlap in assembled.overlaps[:10]:
         losers = ", ".join(overlap.losers)
         report.warn(

@@ -60,6 +60,8 @@ class Order:
     """`linux/arm64`; several give an index of as many images, none the run's own."""
     archive: Path | None = None
     """The file that the image is written to as `docker load` takes it."""
+    bytecode: bool = False
+    """Whether the image has bytecode, which makes it larger and its start faster."""
     load: Reference | None = None
     """What the image is called in the engine that it is loaded into."""
     remote_cache: bool = True

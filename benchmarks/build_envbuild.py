@@ -1,0 +1,76 @@
+"""One build from a lock to "in the registry", by the same functions as `envbuild from-manifest` calls; it prints JSON.
+
+python -m benchmarks.build_envbuild LOCK_FOLDER BASE REPOSITORY CACHE [VARIABLE]
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from envbuild.assemble import LayerCache, assemble, cache_keys, wheels_to_read
+from envbuild.base import resolve_base
+from envbuild.lock import Arrivals, Lock, read_held
+from envbuild.oci.reference import Reference
+from envbuild.recipe import Base, Recipe
+from envbuild.registry import SharedCache, Upload, environment_tag, find_environment, pull, push
+
+
+def main() -> None:
+    began = time.perf_counter()
+    folder, base_name, repository, cache, *variables = sys.argv[1:]
+    lock = read_held(Path(folder))
+    assert lock, folder
+    base = resolve_base(
+        base_name,
+        machine=lock.target.machine,
+        cache=Path(cache),
+        pull=lambda reference, machine: pull(reference, machine=machine),
+        report=lambda _text: None,
+    )
+    recipe = make_recipe(base, lock, variables)
+    steps = {"base": time.perf_counter() - began}
+    reference, tags = Reference.parse(repository), (environment_tag(recipe.environment),)
+    image = find_environment(reference, recipe.environment, machine=recipe.target.machine)
+    steps["asked"] = time.perf_counter() - began
+    done = push(image, reference, tags=tags).reference if image else made(recipe, base, Path(cache), reference, tags)
+    seconds = time.perf_counter() - began
+    print(json.dumps({"reference": str(done), "seconds": seconds, "steps": steps, "peak": peak()}))
+
+
+def make_recipe(base: Base, lock: Lock, variables: list[str]) -> Recipe:
+    """A variable makes another environment of the same layers."""
+    return Recipe(
+        base_name=base.name,
+        base_digest=base.digest,
+        python_path=base.python_path,
+        target=base.target,
+        wheels=lock.wheels,
+        variables=tuple((name, "1") for name in variables),
+        labels=(),
+    )
+
+
+def made(recipe: Recipe, base: Base, folder: Path, reference: Reference, tags: tuple[str, ...]) -> Reference:
+    """What `envbuild.pipeline.making.Making.made` does, without CUDA's proof and without telling."""
+    with SharedCache(reference) as shared, Arrivals(folder) as arrivals, Upload(reference) as upload:
+        cache, keys = LayerCache(folder, shared), cache_keys(recipe)
+        shared.look_up(keys.layers, keys.notes)
+        if needed := wheels_to_read(recipe, cache):
+            arrivals.start(needed)
+            for layer in base.image.layers:
+                upload.offer(layer)
+        result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer)
+        pushed = upload.finish(result.image, tags).reference
+        shared.publish(result.results)
+    return pushed
+
+
+def peak() -> int:
+    """Bytes that this process held at most, mapped files included (proc(5), VmHWM)."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Sources to archives of bytecode, on all cores, in bounded memory."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import BinaryIO
+
+from envbuild.assemble.bytecode.compiler import LARGEST, Compiler, Failure
+from envbuild.assemble.bytecode.packed import Packed, Packer, packed
+from envbuild.assemble.bytecode.sources import Source, bytecode_path
+from envbuild.assemble.bytecode.store import Compiled, Store, Tally
+from envbuild.assemble.parallel import in_order
+from envbuild.oci.digest import Digest
+
+_AHEAD = 256
+"""Files that are compiled while one before them takes its time; most have some kilobytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Sources whose bytecode is kept together."""
+
+    key: Digest
+    prefix: str
+    """Absolute; with a source's path it is what tracebacks name."""
+    sources: Callable[[], Sequence[Source]]
+    """Reads which there are; not asked where the bytecode is known."""
+
+
+_Result = tuple[str, Packed | Failure]
+
+
+def compile_parcels(parcels: Sequence[Parcel], compiler: Callable[[], Compiler], store: Store) -> list[Compiled]:
+    """Compile what the store does not have; BuildError when the interpreter does not work."""
+    found = [store.get(parcel.key) for parcel in parcels]
+    lacking = [parcel for parcel, kept in zip(parcels, found, strict=True) if kept is None]
+    made = iter(_made(lacking, compiler, store) if lacking else ())
+    return [kept or next(made) for kept in found]
+
+
+def _made(parcels: Sequence[Parcel], compiler: Callable[[], Compiler], store: Store) -> list[Compiled]:
+    work = [(parcel, parcel.sources()) for parcel in parcels]
+    with compiler() as running, ThreadPoolExecutor(running.processes, thread_name_prefix="compile") as pool:
+        jobs = (partial(_compiled, running, parcel.prefix, source) for parcel, sources in work for source in sources)
+        results = in_order(pool, jobs, _AHEAD)
+        try:
+            return [store.make(parcel.key, partial(_written, results, len(sources))) for parcel, sources in work]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _compiled(compiler: Compiler, prefix: str, source: Source) -> _Result:
+    path = bytecode_path(source.path, compiler.cache_tag)
+    if path is None:
+        return source.path, Failure.REFUSED
+    content = source.read()
+    if len(content) > LARGEST:
+        return source.path, Failure.GAVE_UP
+    code = compiler.compile(f"{prefix}/{source.path}", content)
+    return (source.path, code) if isinstance(code, Failure) else (path, packed(code))
+
+
+def _written(results: Iterator[_Result], count: int, sink: BinaryIO) -> Tally:
+    packer, failures = Packer(sink), list[tuple[str, Failure]]()
+    compiled = 0
+    for path, result in islice(results, count):
+        if isinstance(result, Failure):
+            failures.append((path, result))
+        else:
+            packer.add(path, result)
+            compiled += 1
+    packer.finish()
+    return Tally(
+        compiled=compiled,
+        refused=sum(why is Failure.REFUSED for _, why in failures),
+        gave_up=tuple(path for path, why in failures if why is Failure.GAVE_UP),
+    )

@@ -1,0 +1,85 @@
+"""What was compiled before: one archive for each wheel, interpreter and prefix."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from envbuild.files import settle, write_whole, written_aside
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import canonical_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How many sources have bytecode, and how many have not."""
+
+    compiled: int = 0
+    refused: int = 0
+    """Those that do not compile."""
+    gave_up: tuple[str, ...] = ()
+    """Paths of those that met a limit."""
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(
+            compiled=self.compiled + other.compiled,
+            refused=self.refused + other.refused,
+            gave_up=tuple(sorted({*self.gave_up, *other.gave_up})),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tally as it is noted."""
+        return {"compiled": self.compiled, "refused": self.refused, "gave_up": list(self.gave_up)}
+
+    @classmethod
+    def from_dict(cls, value: Any) -> "Tally":
+        """Read a tally; KeyError, TypeError or ValueError when it is none."""
+        return cls(
+            compiled=int(value["compiled"]),
+            refused=int(value["refused"]),
+            gave_up=tuple(str(path) for path in value["gave_up"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """An archive of bytecode files, named by where they go below the prefix."""
+
+    path: Path
+    tally: Tally
+
+
+class Store:
+    """The folder of archives; what lies in it is checked when it is read, and made again when it is damaged."""
+
+    def __init__(self, cache: Path) -> None:
+        self._folder = cache / "bytecode"
+
+    def get(self, key: Digest) -> Compiled | None:
+        """Return what was compiled for a key, if it is there as it was written."""
+        path = self._path(key)
+        try:
+            value = json.loads(path.with_suffix(".json").read_bytes())
+            tally = Tally.from_dict(value["tally"])
+            with path.open("rb") as file:
+                digest, _ = Digest.of_file(file)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return Compiled(path, tally) if value["archive"] == str(digest) else None
+
+    def make(self, key: Digest, write: Callable[[BinaryIO], Tally]) -> Compiled:
+        """Make and keep the archive for a key."""
+        path = self._path(key)
+        with written_aside(path.parent) as (file, temporary):
+            tally = write(file)
+            file.flush()
+            with temporary.open("rb") as written:
+                digest, _ = Digest.of_file(written)
+            settle(file, temporary, path)
+        value = {"archive": str(digest), "tally": tally.to_dict()}
+        write_whole(path.with_suffix(".json"), canonical_json(value))
+        return Compiled(path, tally)
+
+    def _path(self, key: Digest) -> Path:
+        return self._folder / key.hex[:2] / f"{key.hex}.zip"

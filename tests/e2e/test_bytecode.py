@@ -1,0 +1,201 @@
+"""Bytecode layers in the real engine: imports use them, and the interpreter of the image agrees with every file."""
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+import pytest
+
+from envbuild.assemble import LayerCache, WheelFiles, assemble
+from envbuild.assemble.bytecode import Bytecode, Interpreter, Store, Tally
+from envbuild.assemble.config import annotations, config_bytes
+from envbuild.assemble.layer import write_layer
+from envbuild.assemble.source import OpenWheels
+from envbuild.base import resolve_base
+from envbuild.base.interpreter import find_interpreter
+from envbuild.base.tree import read_tree
+from envbuild.lock.download import fetch
+from envbuild.lock.model import LockedWheel
+from envbuild.lock.uv import UvResolver
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
+from envbuild.oci.reference import Reference
+from envbuild.recipe import Base, Recipe
+from envbuild.registry import push
+from tests.fakes.trees import layer_of_tree
+
+pytestmark = pytest.mark.real
+
+REQUIREMENTS = ("numpy==1.26.4", "six==1.17.0", "wrapt==1.17.2", "absl-py==2.1.0")
+SITE = "/opt/env/lib/python3.11/site-packages"
+COMPILING = re.compile(r"code object from '[^']*\.py'")
+"""What an import says when it finds no bytecode."""
+SAFE = {"read_only": True, "network_mode": "none"}
+
+COMPARE = """
+import glob, importlib.util, marshal, os, sys
+sources = glob.glob(sys.argv[1] + '/**/*.py', recursive=True)
+agreed, missing = 0, []
+for path in sources:
+    source = open(path, 'rb').read()
+    try:
+        data = open(importlib.util.cache_from_source(path), 'rb').read()
+    except FileNotFoundError:
+        missing.append(path)
+        continue
+    assert data[:4] == importlib.util.MAGIC_NUMBER and data[4:8] == b'\\1\\0\\0\\0', path
+    assert data[8:16] == importlib.util.source_hash(source), path
+    code = marshal.loads(data[16:])
+    assert code == compile(source, path, 'exec', dont_inherit=True) and code.co_filename == path, path
+    agreed += 1
+states = [os.stat(path) for path in glob.glob(sys.argv[1] + '/**/*.pyc', recursive=True)]
+owners = {(state.st_uid, oct(state.st_mode)) for state in states}
+print(agreed, len(missing), sorted(owners), os.getuid())
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    image: str
+    """Its reference, in the engine."""
+    tally: Tally
+    digests: tuple[Digest, ...]
+    """Of the bytecode layers."""
+
+
+def no_registry(*_):
+    raise AssertionError("a bootstrapped base needs no registry")
+
+
+def opened_again(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def bytecode_layers(recipe: Recipe, base: Base, paths: dict[Digest, Path], folder: Path, cache: Path, processes: int):
+    """Make the layers as the assembler does; each lies in `folder`."""
+
+    def find() -> Interpreter:
+        found = find_interpreter(base, cache)
+        assert isinstance(found, Interpreter), found
+        return found
+
+    made = []
+    with ExitStack() as stack:
+        opened = OpenWheels(stack, recipe, WheelFiles(paths))
+        bytecode = Bytecode(
+            recipe=recipe, identity=base.interpreter, overlaps=(), find=find,
+            cache=LayerCache(folder), store=Store(folder), processes=processes,
+        )  # fmt: skip
+        layers, tally = bytecode.layers(opened)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        for number, layer in enumerate(layers):
+            path = folder / f"{number}.tar.gz"
+            with path.open("wb") as sink:
+                result = write_layer(sink, layer.prefix, bytecode.files(layer, opened, stack), pool)
+            descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
+            made.append(Layer(descriptor, result.diff_id, partial(opened_again, path), layer.label))
+    return made, tally
+
+
+@pytest.fixture(scope="module")
+def parts_of_image(cache) -> tuple[Recipe, Base, dict[Digest, Path]]:
+    base = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=print)
+    lock = UvResolver().resolve(REQUIREMENTS, base.target)
+    wheels: dict[LockedWheel, Path] = dict(fetch(lock.wheels, cache / "envbuild"))
+    recipe = Recipe(
+        base_name=base.name, base_digest=base.digest, python_path=base.python_path, target=base.target,
+        wheels=lock.wheels, variables=(), labels=(),
+    )  # fmt: skip
+    return recipe, base, {wheel.sha256: path for wheel, path in wheels.items()}
+
+
+def build(recipe: Recipe, base: Base, paths: dict[Digest, Path], folder: Path, cache: Path, host: str) -> Built:
+    """Assemble with bytecode on top, and push."""
+    plain = assemble(recipe, base, WheelFiles(paths), LayerCache(folder), lambda *_: None).image
+    bytecode, tally = bytecode_layers(recipe, base, paths, folder, cache / "envbuild", 2)
+    ours = [*plain.layers[len(base.image.layers) :], *bytecode]
+    config, layers = config_bytes(recipe, base, ours), (*base.image.layers, *ours)
+    image = Image(manifest_bytes(config, layers, annotations(recipe)), config, layers)
+    name = f"{host}/bytecode-{uuid4().hex[:8]}"
+    digest = push(image, Reference.parse(f"{name}:1")).reference.digest
+    return Built(image=f"{name}@{digest}", tally=tally, digests=tuple(it.descriptor.digest for it in bytecode))
+
+
+@pytest.fixture(scope="module")
+def built(parts_of_image, cache, engine, registry, tmp_path_factory) -> Iterator[Built]:
+    recipe, base, paths = parts_of_image
+    found = build(recipe, base, paths, tmp_path_factory.mktemp("built"), cache, registry.host)
+    engine.pull(found.image)
+    yield found
+    engine.client.images.remove(found.image, force=True)
+
+
+def test_the_image_s_own_interpreter_agrees_with_every_file(built, engine):
+    agreed, missing, *_ = output = engine.run(built.image, ["python", "-c", COMPARE, SITE], **SAFE).split()
+    assert (int(agreed), int(missing)) == (built.tally.compiled, built.tally.refused)
+    assert int(agreed) > 400
+    assert "".join(output[2:]) == "[(0,'0o100644')]65532"
+
+
+def test_imports_compile_nothing(built, engine):
+    said = engine.run(built.image, ["sh", "-c", "python -v -c 'import numpy, six, absl.flags' 2>&1"], **SAFE)
+    assert f"{SITE}/numpy/__pycache__/__init__.cpython-311.pyc matches {SITE}/numpy/__init__.py" in said
+    assert said.count(f".pyc matches {SITE}/") > 80
+    assert not COMPILING.search(said)
+
+
+def test_bytecode_is_not_held_against_its_source(built, engine, tmp_path):
+    changed = tmp_path / "six.py"
+    changed.write_text("__version__ = 'changed'\n")
+    mount = {str(changed): {"bind": f"{SITE}/six.py", "mode": "ro"}}
+    program = ["python", "-c", "import six; print(six.__version__, open(six.__file__).read())"]
+    assert engine.run(built.image, program, volumes=mount, **SAFE).split() == [
+        "1.17.0",
+        "__version__",
+        "=",
+        "'changed'",
+    ]
+
+
+def test_tracebacks_show_the_source(built, engine):
+    program = "import six, traceback\ntry: six.ensure_str(1)\nexcept TypeError: print(traceback.format_exc())"
+    said = engine.run(built.image, ["python", "-c", program], **SAFE)
+    assert f'File "{SITE}/six.py", line' in said
+    assert "raise TypeError(" in said
+
+
+@pytest.mark.parametrize("processes", [1, 8])
+def test_the_layers_are_the_same_with_any_number_of_processes(built, parts_of_image, cache, tmp_path, processes):
+    recipe, base, paths = parts_of_image
+    layers, tally = bytecode_layers(recipe, base, paths, tmp_path, cache / "envbuild", processes)
+    assert tuple(layer.descriptor.digest for layer in layers) == built.digests
+    assert tally == built.tally
+
+
+def test_a_base_without_bytecode_gets_some_for_its_standard_library(parts_of_image, cache, engine, registry, tmp_path):
+    recipe, base, _ = parts_of_image
+    tree = read_tree(base.image, base.name)
+    library = "usr/lib/python3.11/"
+    gone = {path: b"" for path in tree if path.startswith(library) and path.endswith("/__pycache__")}
+    upper = layer_of_tree({path.replace("__pycache__", ".wh.__pycache__"): b"" for path in gone})
+    layers = (*base.image.layers, upper)
+    value = json.loads(base.image.config)
+    value["rootfs"]["diff_ids"].append(str(upper.diff_id))
+    config = canonical_json(value)
+    bare = replace(base, image=Image(manifest_bytes(config, layers, {}), config, layers))
+    found = build(replace(recipe, base_digest=bare.digest, wheels=()), bare, {}, tmp_path, cache, registry.host)
+    assert (len(found.digests), found.tally.compiled > 400) == (1, True)
+    engine.pull(found.image)
+    said = engine.run(found.image, ["sh", "-c", "python -v -c 'import argparse, asyncio' 2>&1"], **SAFE)
+    assert f"/{library}__pycache__/argparse.cpython-311.pyc matches /{library}argparse.py" in said
+    assert not COMPILING.search(said)
+    folders = ["/usr", "/usr/lib", f"/{library}", f"/{library}__pycache__", f"/{library}asyncio"]
+    assert engine.run(found.image, ["stat", "-c", "%a%u:%g", *folders], **SAFE).split() == ["7550:0"] * len(folders)
+    engine.client.images.remove(found.image, force=True)

@@ -1,0 +1,274 @@
+"""Bytecode: one file's is the same whatever comes before it, and nothing that a source says harms more than itself."""
+
+import importlib.util
+import marshal
+import random
+import resource
+import struct
+import subprocess
+import sys
+import zipfile
+from contextlib import ExitStack
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from envbuild.assemble.bytecode import Tally, Unavailable, batch, compiler, packed
+from envbuild.assemble.bytecode.compiler import Compiler, Failure
+from envbuild.assemble.bytecode.interpreter import FORMAT, ask_build, environment
+from envbuild.assemble.bytecode.sources import bytecode_path
+from envbuild.errors import BuildError
+from tests.fakes.wheels import make_wheel
+from tests.unit.compiling import LIBRARY, MINOR, SITE, Image, content_of, own_interpreter
+
+TAG = sys.implementation.cache_tag
+SOURCES = {path.name: path.read_bytes() for path in sorted(LIBRARY.glob("*.py"))[:40]}
+PYTHON_2 = b"print 'hello'\n"
+
+
+def compiled(names: list[str], processes: int = 1, interpreter=None) -> dict[str, bytes | Failure]:
+    with Compiler(interpreter or own_interpreter(), processes) as running:
+        return {name: running.compile(f"/opt/env/lib/{name}", SOURCES[name]) for name in names}
+
+
+@pytest.fixture
+def image(tmp_path):
+    """`image(wheel, ...)`: the bytecode of an image of these wheels; all of them share one cache."""
+    with ExitStack() as stack:
+        yield lambda *wheels, **options: Image(stack, tmp_path, *wheels, **options)
+
+
+def no_interpreter():
+    raise AssertionError("the interpreter was asked for, though nothing is lacking")
+
+
+def test_a_file_is_unchecked_bytecode_that_names_its_place_in_the_image():
+    source = b"def f(x: int) -> int:\n    '''doc'''\n    assert x\n    return x + 1\n"
+    with Compiler(own_interpreter()) as running:
+        found = running.compile("/opt/env/lib/six.py", source)
+    assert isinstance(found, bytes)
+    magic, flags, source_hash = struct.unpack("<4sI8s", found[:16])
+    assert (magic, flags) == (importlib.util.MAGIC_NUMBER, 1)  # PEP 552: by hash, not checked
+    assert source_hash == importlib.util.source_hash(source)
+    code = marshal.loads(found[16:])
+    assert code.co_filename == "/opt/env/lib/six.py"
+    scope: dict = {}
+    exec(code, scope)
+    assert scope["f"](1) == 2
+    assert scope["f"].__doc__ == "doc"
+    with pytest.raises(AssertionError):
+        scope["f"](0)
+
+
+def test_the_order_the_processes_and_the_hash_seed_do_not_matter(monkeypatch):
+    usual = compiled(list(SOURCES))
+    assert not any(isinstance(code, Failure) for code in usual.values())
+    shuffled = random.Random(7).sample(list(SOURCES), len(SOURCES))
+    monkeypatch.setattr(compiler, "environment", lambda home: environment(home) | {"PYTHONHASHSEED": "4242"})
+    assert compiled(shuffled) == usual
+
+
+def test_a_file_alone_is_what_it_is_among_others():
+    usual, name = compiled(list(SOURCES)), random.Random(3).choice(list(SOURCES))
+    assert compiled([name]) == {name: usual[name]}
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_the_layers_do_not_depend_on_the_number_of_processes(image, processes):
+    wheel = make_wheel("many", "1.0", {f"many/{name}": text for name, text in SOURCES.items()})
+    made = image(wheel)
+    made.bytecode = replace(made.bytecode, processes=processes)
+    [files] = made.contents().values()
+    expected = compiled(list(SOURCES))
+    prefix = f"/opt/env/{SITE}/many".encode()
+    assert {path.rpartition("/")[2] for path in files} == {f"{name[:-3]}.{TAG}.pyc" for name in SOURCES}
+    for path, code in files.items():
+        other = expected[path.rpartition("/")[2].removesuffix(f".{TAG}.pyc") + ".py"]
+        assert isinstance(other, bytes)
+        assert code[:16] == other[:16]
+        assert prefix in code
+
+
+@pytest.mark.parametrize(
+    "source",
+    [PYTHON_2, b"x = 1\0\n", b"# coding: klingon\n", b"x = '\xff'\n", b"{{ template }}\n(", b"(" * 300],
+    ids=["python2", "nul", "codec", "utf8", "template", "nested"],
+)
+def test_what_does_not_compile_has_none_and_stops_nobody(source):
+    with Compiler(own_interpreter(), 1) as running:
+        assert running.compile("/opt/env/bad.py", source) is Failure.REFUSED
+        assert isinstance(running.compile("/opt/env/good.py", b"x = 1\n"), bytes)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "source"),
+    [
+        (resource.RLIMIT_AS, 300 << 20, b"x = [" + b"(1, 'a', b'b', c), " * 200_000 + b"]\n"),
+        (resource.RLIMIT_CPU, 1, b"x = [" + b"(1, 'a', b'b', c + d * e[f]), " * 400_000 + b"]\n"),
+    ],
+    ids=["memory", "time"],
+)
+def test_a_source_that_takes_too_much_is_given_up_and_stops_nobody(monkeypatch, limit, most, source):
+    monkeypatch.setitem(compiler._LIMITS, limit, most)
+    with Compiler(own_interpreter(), 1) as running:
+        assert running.compile("/opt/env/greedy.py", source) is Failure.GAVE_UP
+        assert isinstance(running.compile("/opt/env/good.py", b"x = 1\n"), bytes)
+
+
+def test_a_source_that_is_too_large_is_not_even_sent(monkeypatch, image):
+    monkeypatch.setattr(batch, "LARGEST", 1000)
+    made = image(make_wheel("big", "1.0", {"big.py": "x = 1\n" * 500, "small.py": "x = 1\n"}))
+    _, tally = made.bytecode.layers(made.opened)
+    assert tally == Tally(compiled=1, refused=0, gave_up=(f"{SITE}/big.py",))
+
+
+@pytest.mark.parametrize("command", [("/bin/false",), ("/bin/cat",), ("/nonexistent/python",)])
+def test_an_interpreter_that_is_none_is_an_error_with_a_way_out(command):
+    assert isinstance(ask_build(command, Path("/")), Unavailable)
+    with Compiler(replace(own_interpreter(), command=command), 1) as running, pytest.raises(BuildError) as caught:
+        running.compile("/opt/env/x.py", b"x = 1\n")
+    assert "--no-bytecode" in caught.value.todo
+
+
+def test_a_process_is_changed_for_a_new_one_in_time(monkeypatch):
+    monkeypatch.setattr(compiler, "_MOST", 3)
+    assert compiled(list(SOURCES)[:10]) == {name: compiled([name])[name] for name in list(SOURCES)[:10]}
+
+
+def test_the_program_that_compiles_changes_only_with_the_format():
+    text = compiler.PROGRAM.read_bytes()
+    assert (FORMAT, sha256(text).hexdigest()[:16]) == (1, "f26d38bd86be3566"), "raise FORMAT, and state both here"
+
+
+def test_bytecode_is_refused_where_the_compressor_is_another_or_absent(tmp_path):
+    program = "from envbuild.assemble.bytecode.packed import packed; packed(b'x')"
+    for text in (
+        "import zlib\ndef deflate_compress(data, level): return zlib.compress(data, level)[2:-4]\n",
+        "import no",
+    ):
+        (tmp_path / "deflate.py").write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert "MissingComponentError" in done.stderr
+        assert "--no-bytecode" in done.stderr
+
+
+def test_an_archive_of_more_files_than_old_zips_count(tmp_path):
+    one = packed.packed(b"content")
+    with (tmp_path / "many.zip").open("wb") as sink:
+        packer = packed.Packer(sink)
+        for number in range(66_000):
+            packer.add(f"{number}.pyc", one)
+        packer.finish()
+    with zipfile.ZipFile(tmp_path / "many.zip") as archive:
+        assert len(archive.namelist()) == 66_000
+        assert archive.read("65999.pyc") == b"content"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("six.py", f"__pycache__/six.{TAG}.pyc"),
+        ("lib/a b/é.x.py", f"lib/a b/__pycache__/é.x.{TAG}.pyc"),
+        (f"{'x' * 250}.py", None),
+        (f"{'y/' * 1745}x.py", None),
+    ],
+)
+def test_where_bytecode_lies(path, expected):
+    assert bytecode_path(path, TAG) == expected
+    if expected and "/" not in path:
+        assert importlib.util.cache_from_source(path) == expected
+
+
+def test_all_the_sources_of_site_packages_and_nothing_else(image):
+    wheel = make_wheel(
+        "some",
+        "1.0",
+        {
+            "some/__init__.py": "",
+            "some/a.py": "x = 1\n",
+            "some/old.py": PYTHON_2,
+            "some/data.txt": "x",
+            "some/b.pyi": "",
+        },
+        scripts={"tool.py": "#!python\nprint()\n"},
+        data={"share/x.py": "x = 1\n"},
+        platlib={"plat.py": "y = 1\n"},
+    )
+    made = image(wheel)
+    [files] = made.contents().values()
+    names = ("plat", "some/__init__", "some/a")
+    places = [name.rpartition("/") for name in names]
+    assert set(files) == {f"{SITE}/{folder}{slash}__pycache__/{name}.{TAG}.pyc" for folder, slash, name in places}
+    assert made.bytecode.layers(made.opened)[1] == Tally(compiled=3, refused=1)
+
+
+def test_a_source_whose_folder_for_bytecode_is_a_file_has_none(image):
+    made = image(make_wheel("odd", "1.0", {"odd/__pycache__": "a file", "odd/a.py": "", "odd/b/c.py": ""}))
+    [files] = made.contents().values()
+    assert set(files) == {f"{SITE}/odd/b/__pycache__/c.{TAG}.pyc"}
+
+
+def test_of_two_wheels_with_one_path_only_the_winner_has_bytecode(image):
+    first = make_wheel("aaa", "1.0", {"shared.py": "who = 'aaa'\n", "same.py": "same = 1\n", "aaa.py": ""})
+    last = make_wheel("bbb", "1.0", {"shared.py": "who = 'bbb'\n", "same.py": "same = 1\n", "bbb.py": ""})
+    made = image(first, last)
+    found: dict[str, set[bytes]] = {}
+    for files in made.contents().values():
+        for path, code in files.items():
+            found.setdefault(path, set()).add(code)
+    [shared] = found[f"{SITE}/__pycache__/shared.{TAG}.pyc"]
+    assert b"bbb" in shared
+    assert len(found[f"{SITE}/__pycache__/same.{TAG}.pyc"]) == 1
+    assert f"{SITE}/__pycache__/aaa.{TAG}.pyc" in found
+
+
+def test_wheels_without_sources_have_no_layer_and_are_read_once(image):
+    wheel = make_wheel("data-only", "1.0", {"data.txt": "x"})
+    made = image(wheel)
+    assert made.bytecode.wheels_to_read() == made.recipe.wheels
+    assert made.contents() == {}
+    again = image(wheel, find=no_interpreter)
+    assert again.bytecode.wheels_to_read() == ()
+    assert again.contents() == {}
+
+
+def test_what_is_known_needs_no_interpreter_and_what_changed_is_compiled_alone(image):
+    wheels = [make_wheel(f"package{number}", "1.0") for number in range(8)]
+    usual = image(*wheels).contents()
+    assert image(*wheels, find=no_interpreter).contents() == usual
+    changed = image(make_wheel("package3", "1.1"), *wheels[:3], *wheels[4:])
+    assert [wheel.name for wheel in changed.bytecode.wheels_to_read()] == ["package3"]
+    contents = changed.contents()
+    assert sum(contents.get(label) == files for label, files in usual.items()) == len(usual) - 1
+
+
+def test_a_damaged_archive_is_made_again(image, tmp_path):
+    wheel = make_wheel("six", "1.0")
+    usual = image(wheel).contents()
+    path = max((tmp_path / "cache" / "bytecode").rglob("*.zip"), key=lambda it: it.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert image(wheel).contents() == usual
+    path.unlink()
+    assert image(wheel).contents() == usual
+
+
+def test_the_standard_library_has_a_layer_below_the_others(image):
+    names = ("abc.py", "json/decoder.py")
+    interpreter = replace(own_interpreter(), lacking=tuple(f"lib/python{MINOR}/{name}" for name in names))
+    made = image(make_wheel("six", "1.0"), find=lambda: interpreter)
+    layers, tally = made.bytecode.layers(made.opened)
+    assert (layers[0].prefix, layers[0].wheels, layers[1].prefix) == ("/usr", (), "/opt/env")
+    assert tally.compiled == 3
+    files = {it.file.path: it for it in made.bytecode.files(layers[0], made.opened, made.stack)}
+    assert set(files) == {
+        f"lib/python{MINOR}/__pycache__/abc.{TAG}.pyc",
+        f"lib/python{MINOR}/json/__pycache__/decoder.{TAG}.pyc",
+    }
+    one = files[f"lib/python{MINOR}/__pycache__/abc.{TAG}.pyc"]
+    assert f"/usr/lib/python{MINOR}/abc.py".encode() in content_of(one)
