@@ -22,6 +22,7 @@ KINDS = {
     "notes": "which paths several wheels have",
     "facts": "what wheels say of themselves",
     "claims": "what indexes say of wheels",
+    "truths": "whether wheels are what they say",
     "loading": "what libraries in wheels and bases need",
     "bases": "base images",
     "built": "wheels that were built here",

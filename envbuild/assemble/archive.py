@@ -79,8 +79,10 @@ class WheelArchive:
             self._file.close()
             raise
         self._by_name = {member.name: member for member in self.members}
+        self.proving = False
+        """Whether members that are read are to be held against RECORD."""
         self.true: set[str] = set()
-        """Names of the members that somebody has read and found to be what RECORD says."""
+        """Names of the members that were, and are what it says."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,6 @@
 """The assembler: layers in parallel, then config and manifest."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -89,11 +89,13 @@ def assemble(
     report: Report,
     made: Made = lambda _layer: None,
     compiling: Compiling | None = None,
+    proving: Container[Digest] = (),
 ) -> Assembled:
     """Make the image of a recipe; WheelError or BuildError where a wheel is not fit for it.
 
     A layer is begun as soon as its wheels are there, and `made` is told each that had to be made as soon as it is. The
-    wheels of `wheels_to_read` are enough, unless the bytes of a layer are asked for that only others have.
+    wheels of `wheels_to_read` are enough, unless the bytes of a layer are asked for that only others have. Those of
+    `proving`, by their sha256, are held against their RECORD as they are read.
     """
     plans = plan_layers(recipe)
     check_depth(len(plans) + 2 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
@@ -106,7 +108,7 @@ def assemble(
         done += weight
         report("assembling", done, total)
 
-    with Maker.working(recipe, cache, wheels) as maker:
+    with Maker.working(recipe, cache, wheels, proving) as maker:
         layers = maker.layers(orders, told, made)
         if overlaps := _overlaps(recipe, cache, maker.opened):
             layers += maker.layers([_overlap_layer(recipe, overlaps)], told, made)

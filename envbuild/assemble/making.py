@@ -1,7 +1,7 @@
 """Layers: found in the cache or with others, else made, several at a time."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -58,10 +58,12 @@ class Maker:
 
     @classmethod
     @contextmanager
-    def working(cls, recipe: Recipe, cache: LayerCache, wheels: Wheels) -> Iterator[Self]:
+    def working(
+        cls, recipe: Recipe, cache: LayerCache, wheels: Wheels, proving: Container[Digest] = ()
+    ) -> Iterator[Self]:
         """Yield one whose threads and files end with the block."""
         with ExitStack() as stack:
-            opened = OpenWheels(stack, recipe, wheels)
+            opened = OpenWheels(stack, recipe, wheels, proving)
             pool = stack.enter_context(ThreadPoolExecutor(_CORES, thread_name_prefix="assemble"))
             yield cls(recipe=recipe, cache=cache, wheels=wheels, opened=opened, pool=pool)
 

@@ -1,7 +1,7 @@
 """Where the assembler gets wheels from, and how it opens them."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,8 @@ class OpenWheel:
 class OpenWheels:
     """Wheels, each opened when it is first asked for, from several threads; closed with the stack."""
 
-    def __init__(self, stack: ExitStack, recipe: Recipe, wheels: Wheels) -> None:
-        self.stack, self._wheels = stack, wheels
+    def __init__(self, stack: ExitStack, recipe: Recipe, wheels: Wheels, proving: Container[Digest] = ()) -> None:
+        self.stack, self._wheels, self._proving = stack, wheels, proving
         self._scheme = Scheme(prefix=recipe.prefix, python_minor=recipe.target.python_minor)
         self._found: dict[LockedWheel, OpenWheel] = {}
         self._lock = threading.Lock()
@@ -74,4 +74,5 @@ class OpenWheels:
     def _open(self, wheel: LockedWheel, path: Path) -> OpenWheel:
         check_locked(path, wheel.filename, wheel.size)
         archive = self.stack.enter_context(WheelArchive(path, wheel.filename))
+        archive.proving = wheel.sha256 in self._proving
         return OpenWheel(archive, installed_files(archive, self._scheme))

@@ -13,7 +13,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
@@ -71,7 +71,7 @@ class WheelFacts:
     content: str | None = None
     """What `record_content` makes of its RECORD; None when that says nothing, or not the truth."""
     doubt: str = ""
-    """Why its RECORD proves nothing: `has files that its RECORD does not list`."""
+    """Why its RECORD proves nothing, whether it is true or not: `has files that its RECORD does not list`."""
     requires: tuple[str, ...] = ()
     """Requires-Dist of its METADATA, as written."""
 
@@ -104,12 +104,40 @@ class FactReader:
         if known is not None:
             return known
         try:
-            true = self._true.get(wheel.sha256, ()) if wheel.sha256 else ()
-            found = _facts_of(wheel, file, self._client, true)
+            found = _facts_of(wheel, file, self._client)
         except UnreadableError:
             return None
         if kept:
             write_whole(kept, json.dumps(asdict(found)).encode())
+        return found
+
+    def untruths(self, wheels: Sequence[LockedWheel]) -> list[str]:
+        """Why RECORD proves nothing for each of these wheels, as it is not true; empty where it is, or may be.
+
+        Every file of a wheel that is here is hashed, once; of one that is not, nothing is known.
+        """
+        return in_parallel(self._untruth, wheels)
+
+    def known_untruth(self, wheel: LockedWheel) -> str:
+        """As `untruths`, but for a wheel of the cache only what was found out before."""
+        if local_path(wheel.url) is not None:
+            return self._untruth(wheel)
+        try:
+            kept = self._kept(wheel, "truths")
+            return str(json.loads(kept.read_bytes())) if kept else ""
+        except (OSError, ValueError):
+            return ""
+
+    def _untruth(self, wheel: LockedWheel) -> str:
+        file, kept = self._file(wheel), self._kept(wheel, "truths")
+        if file is None:
+            return ""
+        if kept and kept.exists():
+            with suppress(OSError, ValueError):
+                return str(json.loads(kept.read_bytes()))
+        found = _untruth_of(wheel, file, self._true.get(wheel.sha256, ()))
+        if kept:
+            write_whole(kept, json.dumps(found).encode())
         return found
 
     def all_facts(self, wheels: Sequence[WheelFile], told: Counted = lambda *_: None) -> list[WheelFacts | None]:
@@ -131,10 +159,7 @@ class FactReader:
         return found.size if found else size_of(self._client, wheel.url)
 
     def false_claims(self, wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
-        """The wheels in the cache that are not what an index said of them in its answers to range requests.
-
-        Where the files themselves do not bear RECORD out, it is a sloppy wheel rather than an index that lies.
-        """
+        """The wheels in the cache that are not what an index said of them in its answers to range requests."""
         claims = [(wheel, self._kept(wheel, "claims")) for wheel in wheels if self._file(wheel)]
         claimed = [(wheel, path, known) for wheel, path in claims if path and (known := _read(path)) is not None]
         false = [(wheel, path) for wheel, path, known in claimed if self._differ(self.facts(wheel), known)]
@@ -169,7 +194,7 @@ def _read(path: Path) -> WheelFacts | None:
         return None
 
 
-def _facts_of(wheel: WheelFile, path: Path | None, client: Web, true: Collection[str]) -> WheelFacts:
+def _facts_of(wheel: WheelFile, path: Path | None, client: Web) -> WheelFacts:
     try:
         with ExitStack() as stack:
             file: BinaryIO | RemoteFile = path.open("rb") if path else RemoteFile(client, wheel.url)
@@ -179,7 +204,7 @@ def _facts_of(wheel: WheelFile, path: Path | None, client: Web, true: Collection
             if isinstance(file, RemoteFile):
                 _prefetch(file, members.values())
             texts = {name: _text(archive, member) for name, member in members.items()}
-            doubt = _doubt(archive, texts.get("RECORD", ""), whole=path is not None, true=true)
+            doubt = _doubt(archive, texts.get("RECORD", ""))
             size = file.seek(0, io.SEEK_END)
     except (*_NOT_A_WHEEL, OSError, ValueError) as error:
         raise damaged(wheel.filename, wheel.url, error) from error
@@ -187,17 +212,36 @@ def _facts_of(wheel: WheelFile, path: Path | None, client: Web, true: Collection
     return WheelFacts(size=size, content=content, doubt=doubt, requires=_requirements(texts.get("METADATA", "")))
 
 
-def _doubt(archive: zipfile.ZipFile, record: str, *, whole: bool, true: Collection[str]) -> str:
-    """Why RECORD proves nothing, as installers do not check it; the files themselves are hashed where all are here."""
-    rows = {row[0]: row[1] for row in csv.reader(record.splitlines()) if len(row) > 1 and row[1]}
-    members = [it for it in archive.infolist() if not it.is_dir() and not _UNLISTED.fullmatch(it.filename)]
+def _untruth_of(wheel: WheelFile, path: Path, true: Collection[str]) -> str:
+    """Hash what is not known to be `true`, against RECORD, which installers do not do."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = _members(archive).get("RECORD")
+            rows = _rows(_text(archive, member) if member else "")
+            unread = [it for it in _listed(archive) if it.filename not in true]
+            right = all(_is_as_recorded(archive, it, rows.get(it.filename, "")) for it in unread)
+    except (*_NOT_A_WHEEL, OSError, ValueError) as error:
+        raise damaged(wheel.filename, wheel.url, error) from error
+    return "" if right else "has files that are not what its RECORD says"
+
+
+def _rows(record: str) -> dict[str, str]:
+    return {row[0]: row[1] for row in csv.reader(record.splitlines()) if len(row) > 1 and row[1]}
+
+
+def _listed(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    return [it for it in archive.infolist() if not it.is_dir() and not _UNLISTED.fullmatch(it.filename)]
+
+
+def _doubt(archive: zipfile.ZipFile, record: str) -> str:
+    """Why RECORD proves nothing, as far as the archive's directory shows it."""
+    rows, members = _rows(record), _listed(archive)
     if any(it.filename not in rows for it in members):
         return "has files that its RECORD does not list"
+    if any(rows[it.filename].partition("=")[0] not in _ALGORITHMS for it in members):
+        return "has a RECORD with weak hashes"
     if len({it.filename for it in members}) < len(members):
         return "has files twice"
-    unread = [it for it in members if it.filename not in true]
-    if whole and not all(_is_as_recorded(archive, it, rows[it.filename]) for it in unread):
-        return "has files that are not what its RECORD says"
     return ""
 
 

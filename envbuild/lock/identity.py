@@ -134,6 +134,8 @@ def _hold(
 ) -> tuple[Identity, LockedWheel]:
     """Compare one wheel with the run's; the run's own wheel instead of it, where that fits the target."""
     outcome, why = _compare(wheel, facts, had)
+    if outcome == "identical" and (untruth := question.reader.known_untruth(wheel)):
+        outcome, why = "unknown", untruth
     if outcome == "different build":
         why, own = _explain(wheel, had, question)
         if own is not None:

@@ -149,14 +149,19 @@ def confirm(run: LockedRun, cache: Path, true: Mapping[Digest, Collection[str]] 
     """
     with make_client(IndexSettings(default=None)) as client:
         reader = FactReader(client, cache, true)
-        facts = reader.all_facts(run.lock.wheels)
         false = reader.false_claims(run.lock.wheels)
+        proven = {it.name for it in run.proof.those("identical")}
+        wheels = [it for it in run.lock.wheels if it.name in proven]
+        facts, untruths = reader.all_facts(wheels), reader.untruths(wheels)
     if false:
         what = f"the index showed other metadata than the files have: {', '.join(wheel.filename for wheel in false)}"
         todo = "find out why before using these files; what was said about their identity does not hold"
         raise LockError(what, where="range requests", todo=todo)
-    doubts = {it.name: known.doubt for it, known in zip(run.lock.wheels, facts, strict=True) if known and known.doubt}
-    return replace(run, proof=run.proof.doubted(doubts))
+    doubts = {
+        wheel.name: (known.doubt if known else "") or untruth
+        for wheel, known, untruth in zip(wheels, facts, untruths, strict=True)
+    }
+    return replace(run, proof=run.proof.doubted({name: doubt for name, doubt in doubts.items() if doubt}))
 
 
 def refuse_changed(before: Lock, after: Lock, where: str) -> None:

@@ -76,7 +76,9 @@ class Making:
             if needed:
                 for layer in self.base.image.layers:
                     offer(layer)
-            assembled = assemble(self.recipe, self.base, arrivals, cache, self.report.progress, offer, self.compiling)
+            assembled = assemble(
+                self.recipe, self.base, arrivals, cache, self.report.progress, offer, self.compiling, self._proving
+            )
             self._prove(cache, arrivals)
             _tell(assembled, self.report)
             run = self._confirmed(assembled.true)
@@ -91,6 +93,12 @@ class Making:
     def _proof(self) -> Digest:
         """What is noted when CUDA's libraries were found."""
         return Digest.of(canonical_json(["loader proof", str(self.recipe.environment)]))
+
+    @property
+    def _proving(self) -> frozenset[Digest]:
+        """The wheels that are said to be the run's by their RECORD, which then has to be true."""
+        identical = {it.name for it in self.run.proof.those("identical")}
+        return frozenset(wheel.sha256 for wheel in self.recipe.wheels if wheel.name in identical)
 
     def _needed(self, cache: LayerCache) -> tuple[LockedWheel, ...]:
         needed = wheels_to_read(self.recipe, cache, self.compiling)

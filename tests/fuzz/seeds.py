@@ -3,6 +3,7 @@
 import json
 from importlib import resources
 
+from tests.fuzz.wheels import wheel_seeds
 from tests.unit.modelling import MODELS
 
 _EXAMPLES = json.loads(resources.files("envbuild.manifest").joinpath("examples.json").read_text("utf-8"))
@@ -84,10 +85,16 @@ SEEDS: dict[str, list[bytes]] = {
     "wandb": [_FREEZE.encode(), b'{"python": "CPython 3.11.7", "gpu": "Tesla T4", "gpu_count": 1}'],
     "saved_model.pb": [(MODELS / "saved_model" / "saved_model.pb").read_bytes()],
     "model.pt": [(MODELS / name).read_bytes() for name in ("weights.pt", "script.pt", "legacy.pth")],
+    "wheel-parts": [
+        b"",
+        *(bytes([part + 16 * how, 1, 3, *b"a/b", 7]) for part in range(0, 12, 3) for how in range(16)),
+    ],
     "_CHECKPOINT_METADATA": [b'{"item_handlers": {"a": "b"}, "init_timestamp_nsecs": 1}'],
 }
 
 
 def seeds(name: str) -> list[bytes]:
     """Return the seeds of a target; those of the other models are files."""
+    if name == "wheel":
+        return wheel_seeds()
     return SEEDS[name] if name in SEEDS else [(MODELS / name).read_bytes()]

@@ -79,7 +79,8 @@ def built(folder: Path, *wheels: FakeWheel):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(wheel.data)
         paths[Digest.of(wheel.data)] = path
-    return assemble(recipe(*wheels), base(), WheelFiles(paths), LayerCache(folder / "cache"), lambda *_: None)
+    cache = LayerCache(folder / "cache")
+    return assemble(recipe(*wheels), base(), WheelFiles(paths), cache, lambda *_: None, proving=paths)
 
 
 def tree(image: Image) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
@@ -283,7 +284,9 @@ def test_a_layer_that_leaves_the_cache_meanwhile_is_told(tmp_path):
     built(tmp_path, make_wheel("small", "1"))
     shutil.rmtree(tmp_path / "cache/layers")
     with pytest.raises(BuildError, match="left the cache"):
-        assemble(recipe(make_wheel("small", "1")), base(), WheelFiles({}), LayerCache(tmp_path / "cache"), lambda *_: None)
+        assemble(
+            recipe(make_wheel("small", "1")), base(), WheelFiles({}), LayerCache(tmp_path / "cache"), lambda *_: None
+        )
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[[1]]", '[["a", "nobody"]]', "7"])

@@ -295,7 +295,7 @@ def test_what_was_held_against_record_is_not_hashed_again_and_all_else_is(index:
     list(fetch(run.lock.wheels, tmp_path / "cache"))
     believed = {run.lock.wheels[0].sha256: {"other.py"}}
     assert confirm(run, tmp_path / "cache", believed).proof.summary == "1 of 1 identical"
-    shutil.rmtree(tmp_path / "cache/facts")
+    shutil.rmtree(tmp_path / "cache/truths")
     found = confirm(run, tmp_path / "cache", {run.lock.wheels[0].sha256: {"other-3.0.dist-info/METADATA"}})
     assert outcome(found, "other") == ("unknown", "has files that are not what its RECORD says")
 

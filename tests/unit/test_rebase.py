@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from envbuild.assemble import LayerCache, WheelFiles, assemble, named_base, rebase
+from envbuild.assemble.bytecode import compiled_by
 from envbuild.errors import BaseError, BuildError, VerifyError
 from envbuild.lock.model import Lock, Target
 from envbuild.oci.digest import Digest
@@ -272,8 +273,10 @@ def test_bytecode_goes_where_nothing_tells_the_interpreters_apart(on):
     assert rebase(image, replace(OLD, interpreter=""), replace(NEW, interpreter="")).dropped == ("bytecode",)
 
 
-def test_what_lacks_a_layer_is_not_found_as_its_environment(on):
-    image = on_top(on(OLD), "envbuild: bytecode of the base's standard library")
+@pytest.mark.parametrize("line", ["bytecode of the base's standard library", "bytecode of one 1.0"])
+def test_what_may_lack_a_layer_is_not_found_as_its_environment(on, line):
+    environment = replace(recipe_on(OLD), bytecode=compiled_by(OLD.interpreter)).environment
+    image = with_annotations(on_top(on(OLD), f"envbuild: {line}"), **{ENVIRONMENT: str(environment)})
     result = rebase(image, OLD, NEW, lock_for(OLD))
     assert ENVIRONMENT not in said(result.image)
     assert result.recipe is None
