@@ -1,5 +1,6 @@
 """The assembler: layers in parallel, then config and manifest."""
 
+import struct
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +9,7 @@ from envbuild.assemble.bytecode import MOST_LAYERS as BYTECODE_LAYERS
 from envbuild.assemble.bytecode import Bytecode, BytecodeLayer, Interpreter, Store, Tally
 from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.config import annotations, config_bytes, environment_files
+from envbuild.assemble.fingerprint import Fingerprint, fingerprint, from_text, suspects, to_text
 from envbuild.assemble.layer import LayerFile, LayerResult
 from envbuild.assemble.making import LayerOrder, Made, Maker
 from envbuild.assemble.overlap import Overlap, find_overlaps
@@ -70,12 +72,15 @@ def cache_keys(recipe: Recipe) -> Keys:
 def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | None = None) -> tuple[LockedWheel, ...]:
     """The wheels whose files `assemble` needs: those of layers that nobody has made, in the order of the layers.
 
-    All of them where it is not known yet which paths several of them have.
+    Where it is not known yet which paths several wheels have, some more may be asked for while they are assembled.
     """
     plans, found = plan_layers(recipe), _kept_overlaps(recipe, cache)
-    if found is None:
-        return tuple(wheel for plan in plans for wheel in plan.wheels)
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
+    if found is None:
+        known = _kept_prints(plans, cache)
+        unknown = [wheel for wheel in recipe.wheels if wheel not in known]
+        # what those that are not known yet will clash with nobody knows; the others of this kind are few
+        return tuple(dict.fromkeys((*lacking, *unknown, *suspects(known))))
     winners = [it.winner for it in found] if found and not cache.knows(_overlap_key(recipe, found)) else []
     sources = compiling.of(recipe, found, cache).wheels_to_read() if compiling else ()
     return tuple(dict.fromkeys((*lacking, *winners, *sources)))
@@ -110,7 +115,7 @@ def assemble(
 
     with Maker.working(recipe, cache, wheels, proving) as maker:
         layers = maker.layers(orders, told, made)
-        if overlaps := _overlaps(recipe, cache, maker.opened):
+        if overlaps := _overlaps(recipe, plans, cache, maker.opened):
             layers += maker.layers([_overlap_layer(recipe, overlaps)], told, made)
         bytecode, tally = _bytecode(compiling.of(recipe, overlaps, cache), maker) if compiling else ((), None)
         layers += maker.layers(bytecode, told, made)
@@ -122,13 +127,31 @@ def assemble(
     )
 
 
-def _overlaps(recipe: Recipe, cache: LayerCache, opened: OpenWheels) -> Sequence[Overlap]:
-    """What was found before for the same wheels, else what their directories say."""
+def _overlaps(recipe: Recipe, plans: Sequence[LayerPlan], cache: LayerCache, opened: OpenWheels) -> Sequence[Overlap]:
+    """What was found before for the same wheels, else what the directories say of those that may overlap."""
     kept = _kept_overlaps(recipe, cache)
     if kept is not None:
         return kept
-    found = find_overlaps({wheel: opened[wheel].files for wheel in recipe.wheels})
+    prints = _kept_prints(plans, cache)
+    for plan in plans:
+        if new := {wheel: fingerprint(opened[wheel].files) for wheel in plan.wheels if wheel not in prints}:
+            prints |= new
+            cache.note(plan.paths, {str(wheel.sha256): to_text(prints[wheel]) for wheel in plan.wheels})
+    found = find_overlaps({wheel: opened[wheel].files for wheel in suspects(prints)})
     cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in found])
+    return found
+
+
+def _kept_prints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
+    """What is known of the paths in wheels, without reading one."""
+    cache.look_up((), [plan.paths for plan in plans])
+    found: dict[LockedWheel, Fingerprint] = {}
+    for plan in plans:
+        rows = cache.noted(plan.paths)
+        try:
+            found |= {wheel: from_text(rows[str(wheel.sha256)]) for wheel in plan.wheels} if rows else {}
+        except (KeyError, TypeError, ValueError, struct.error):
+            continue
     return found
 
 

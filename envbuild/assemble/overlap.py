@@ -32,11 +32,12 @@ def find_overlaps(installed: Installed) -> list[Overlap]:
     return [
         Overlap(path, found[-1][0], tuple(wheel.name for wheel, _ in found[:-1]))
         for path, found in sorted(owners.items())
-        if len(found) > 1 and len({_content(file) for _, file in found}) > 1
+        if len(found) > 1 and len({content_of(file) for _, file in found}) > 1
     ]
 
 
-def _content(file: InstalledFile) -> tuple[int, int]:
+def content_of(file: InstalledFile) -> tuple[int, int]:
+    """CRC and size of what is installed, by which equal files of different wheels are known."""
     source = file.source
     return (crc32(source), len(source)) if isinstance(source, bytes) else (source.crc32, source.size)
 

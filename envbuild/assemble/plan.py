@@ -28,6 +28,11 @@ class LayerPlan:
     """Everything that decides the layer's bytes."""
 
     @property
+    def paths(self) -> Digest:
+        """The key of what is noted of the paths in its wheels."""
+        return Digest.of(canonical_json(["paths of", str(self.key)]))
+
+    @property
     def label(self) -> str:
         """What the image's history says."""
         return ", ".join(f"{wheel.name} {wheel.version}" for wheel in self.wheels)

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -101,9 +102,10 @@ def folders_only(settings: IndexSettings) -> IndexSettings:
 
 
 def _read_settings() -> IndexSettings:
-    uv_program()  # fills sysconfig's variables, which two threads at once find half-filled (Python 3.11)
+    # Outside of the threads: where uv lies is asked of sysconfig, whose first answer two threads spoil (Python 3.11).
+    ask = partial(_uv_settings, uv_program())
     with ThreadPoolExecutor(2) as pool:
-        own, builtin = pool.map(_uv_settings, (uv_environment(), _without_settings()))
+        own, builtin = pool.map(ask, (uv_environment(), _without_settings()))
     pip = _pip_settings()
     ours = own.default != builtin.default or bool(own.extra)
     from_pip = not ours and any(key in pip for key in ("index-url", "extra-index-url", "no-index"))
@@ -170,9 +172,9 @@ def _without_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("UV_")} | {"UV_NO_CONFIG": "1"}
 
 
-def _uv_settings(environment: Mapping[str, str]) -> IndexSettings:
+def _uv_settings(uv: str, environment: Mapping[str, str]) -> IndexSettings:
     """Ask uv for its settings by compiling nothing: it prints them as options of a requirements file."""
-    command = [uv_program(), "pip", "compile", "-", "--no-header", "--emit-index-url", "--emit-find-links"]
+    command = [uv, "pip", "compile", "-", "--no-header", "--emit-index-url", "--emit-find-links"]
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
         done = subprocess.run(
             [*command, "--python", sys.executable],

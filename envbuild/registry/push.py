@@ -54,7 +54,8 @@ def push(
     """Push an image and tag it with the reference's tag and `tags`; what is already there is not sent.
 
     Raises RegistryError, BuildError when a layer's bytes are not what its descriptor says, and UsageError.
-    After any error no tag points to the image, and all other uploads have been cut.
+    After an error all other uploads have been cut, and no tag points to less than the whole image: a tag whose setting
+    was done and not confirmed is the only one that may be new.
     """
     with Upload(reference, report=report, credentials=credentials, retry=retry) as upload:
         return upload.finish(image, tags)
@@ -63,7 +64,7 @@ def push(
 class Upload:
     """An image on its way to a registry, whose layers may go before the image is whole.
 
-    Leaving the block by an error, or by Ctrl-C, cuts all requests; then no tag points to the image.
+    Leaving the block by an error, or by Ctrl-C, cuts all requests.
     """
 
     def __init__(

@@ -7,11 +7,11 @@ either is true rests on who may push to the repository.
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from envbuild.assemble import LayerResult
 from envbuild.errors import RegistryError
@@ -31,6 +31,7 @@ _NOTHING = Descriptor("application/vnd.oci.empty.v1+json", Digest.of(_EMPTY), le
 _PARALLEL = 8
 _FACT_LIMIT = 1 << 20
 """Bytes; the limit of a manifest is 4 MiB, and a fact that is larger is no small one."""
+_T = TypeVar("_T")
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 
 
@@ -43,6 +44,7 @@ class SharedCache:
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry or Retry(tries=2))
         self._repository = reference.repository
         self._known: dict[str, Mapping[str, Any] | None] = {}
+        self._facts: dict[Digest, str] = {}
         self._ready, self._lock = False, threading.Lock()
         self.trouble = ""
         """What the registry refused last."""
@@ -75,6 +77,8 @@ class SharedCache:
 
     def get(self, key: Digest) -> Any | None:
         """The fact under a key; None where the repository has none."""
+        if key in self._facts:
+            return json.loads(self._facts[key])
         value = self._artifact(_fact_tag(key))
         try:
             return json.loads(value["annotations"][_VALUE]) if value and _is_for(value, key) else None
@@ -82,13 +86,13 @@ class SharedCache:
             return None
 
     def put(self, key: Digest, value: Any) -> None:
-        """Publish a fact; one that is large is not."""
+        """Take a fact, to publish it with the layers; one that is large is not."""
         text = canonical_json(value).decode()
         if len(text) <= _FACT_LIMIT:
-            self._publish(_fact_tag(key), FACT, _NOTHING, {_KEY: str(key), _VALUE: text})
+            self._facts[key] = text
 
     def publish(self, made: Mapping[Digest, LayerResult]) -> None:
-        """Publish layers by their keys; their blobs must be in the repository by now."""
+        """Publish layers by their keys, and all facts; the layers' blobs must be in the repository by now."""
         new = {_layer_tag(key): (key, result) for key, result in made.items() if self.layer(key) != result}
 
         def one(tag: str) -> None:
@@ -97,10 +101,15 @@ class SharedCache:
             self._publish(tag, LAYER, descriptor, {_KEY: str(key), _DIFF_ID: str(result.diff_id)})
 
         self._in_parallel(new, one)
+        self._in_parallel(list(self._facts), self._put)
+        self._facts.clear()
 
-    def _in_parallel(self, tags: Iterable[str], work: Any) -> None:
+    def _put(self, key: Digest) -> None:
+        self._publish(_fact_tag(key), FACT, _NOTHING, {_KEY: str(key), _VALUE: self._facts[key]})
+
+    def _in_parallel(self, values: Iterable[_T], work: Callable[[_T], object]) -> None:
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="shared") as pool:
-            list(pool.map(work, tags))
+            list(pool.map(work, values))
 
     def _artifact(self, tag: str) -> Mapping[str, Any] | None:
         """The manifest under a tag, asked for once."""

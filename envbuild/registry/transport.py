@@ -2,7 +2,9 @@
 
 import ipaddress
 import logging
+import os
 import socket
+import ssl
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -98,6 +100,24 @@ def hop(origin: httpx.URL, base: httpx.URL, location: str) -> httpx.URL:
     return target
 
 
+def _nobody() -> ssl.SSLContext:
+    """Trust in no certificate at all."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _trust() -> ssl.SSLContext:
+    return _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@lru_cache(maxsize=4)
+def _trusted(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+    """What httpx trusts, and the system; read once for the whole process, as that takes 40 ms."""
+    trust = httpx.create_ssl_context()
+    # Companies put their own authorities into the system's store, which httpx leaves out.
+    trust.load_default_certs()
+    return trust
+
+
 @contextmanager
 def explained(url: httpx.URL) -> Iterator[None]:
     """Turn httpx's errors into Transient, or into RegistryError where trying again cannot help."""
@@ -114,19 +134,8 @@ class Transport:
     """A pool of connections that another thread can cut."""
 
     def __init__(self, root: httpx.URL, *, keep_alive: bool = True) -> None:
-        trust = httpx.create_ssl_context()
-        # Companies put their own authorities into the system's store, which httpx leaves out.
-        trust.load_default_certs()
-        self._client = httpx.Client(
-            http2=False,
-            verify=trust,
-            # A proxy's own loopback is not ours.
-            trust_env=not is_loopback(root.host),
-            # Without keep-alive nothing stays open between requests, so that nobody has to close the pool.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None if keep_alive else 0),
-            # Blobs and manifests are hashed as sent: nothing on the way may compress them.
-            headers={"User-Agent": "envbuild", "Accept-Encoding": "identity"},
-        )
+        self._root, self._keep_alive = root, keep_alive
+        self._clients: dict[str, httpx.Client] = {}
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -145,7 +154,8 @@ class Transport:
         Raises Transient or RegistryError when there is no answer.
         """
         self.check()
-        request = self._client.build_request(
+        client = self._client(url.scheme)
+        request = client.build_request(
             method,
             url,
             headers=dict(headers),
@@ -154,7 +164,26 @@ class Transport:
             extensions={"trace": self._trace},
         )
         with explained(url):
-            return self._client.send(request, stream=True, follow_redirects=False)
+            return client.send(request, stream=True, follow_redirects=False)
+
+    def _client(self, scheme: str) -> httpx.Client:
+        """The pool of a scheme, made at its first request: plain HTTP needs no certificates."""
+        with self._lock:
+            if scheme not in self._clients:
+                self._clients[scheme] = self._new_client(_trust() if scheme == "https" else _nobody())
+            return self._clients[scheme]
+
+    def _new_client(self, trust: ssl.SSLContext) -> httpx.Client:
+        return httpx.Client(
+            http2=False,
+            verify=trust,
+            # A proxy's own loopback is not ours.
+            trust_env=not is_loopback(self._root.host),
+            # Without keep-alive nothing stays open between requests, so that nobody has to close the pool.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None if self._keep_alive else 0),
+            # Blobs and manifests are hashed as sent: nothing on the way may compress them.
+            headers={"User-Agent": "envbuild", "Accept-Encoding": "identity"},
+        )
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
         """Remember each socket that httpcore opens, as its pool offers no way to cut a request in progress."""
@@ -185,7 +214,8 @@ class Transport:
 
     def close(self) -> None:
         """Close all connections."""
-        self._client.close()
+        for client in self._clients.values():
+            client.close()
 
 
 def _cut(opened: socket.socket) -> None:
