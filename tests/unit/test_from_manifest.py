@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.oci.layout import write_layout
+from envbuild.oci.index import image_index
+from envbuild.oci.layout import read_layout, write_layout
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import Fault, closed_port, serving
 from tests.fakes.registry import FakeRegistry
@@ -147,6 +148,90 @@ def test_an_empty_machine_builds_what_another_pushed_without_a_wheel(site):
         trusted = site.build("--push", f"{registry.host}/team/model:v3", "--no-remote-cache", "--json")
         assert "wheels are needed" in trusted.stderr
         assert json.loads(trusted.stdout)["digest"] == first["digest"]
+
+
+@pytest.fixture
+def both(site, index):
+    """A base and wheels for two platforms."""
+    index.add(make_wheel("tensorflow", "2.15.1", tags=["cp311-cp311-manylinux_2_17_aarch64"], purelib=False))
+    index.add(make_wheel("tensorflow-cpu-aws", "2.15.1", tags=["cp311-cp311-manylinux_2_17_aarch64"], purelib=False))
+    arm = {path.replace("x86_64", "aarch64"): what for path, what in BASE.items()}
+    images = [image_of_trees(BASE), image_of_trees(arm, architecture="arm64", variant="v8")]
+    shutil.rmtree(site.folder / "base")
+    write_layout(image_index(images), site.folder / "base")
+    return site
+
+
+PLATFORMS = ("--platform", "linux/amd64,linux/arm64")
+
+
+def test_two_platforms_give_an_index_of_two_images(both):
+    with FakeRegistry() as registry:
+        place = f"{registry.host}/team/model"
+        first = both.build(*PLATFORMS, "--push", f"{place}:v1", "--stamp", "model", "--json")
+        result = json.loads(first.stdout)
+        repository = registry.repositories["team/model"]
+        index = json.loads(repository.manifests[result["digest"]][1])
+        environments = {part["environment"].removeprefix("sha256:")[:12] for part in result["platforms"].values()}
+        tagged = {repository.tags[f"env-{name}"] for name in environments}
+        again = both.build("--platform", "linux/arm64,linux/amd64", "--push", f"{place}:v1", "--json")
+    assert result["image"] == f"{place}@{result['digest']}"
+    assert repository.tags["v1"] == result["digest"]
+    assert [it["platform"] for it in index["manifests"]] == [
+        {"architecture": "amd64", "os": "linux"},
+        {"architecture": "arm64", "os": "linux", "variant": "v8"},
+    ]
+    assert tagged == {it["digest"] for it in index["manifests"]}
+    assert json.loads(again.stdout)["digest"] == result["digest"]
+    assert again.stderr.count("nothing is built") == 2
+    record = json.loads((both.folder / "model" / result["stamped"]).read_bytes())
+    assert {it["reference"].partition("@")[2] for it in record["images"]} == tagged
+
+
+def test_two_platforms_in_a_layout_and_in_contexts_of_their_own(both):
+    done = both.build(*PLATFORMS, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert {it.name for it in (both.folder / "out/context").iterdir()} == {"linux-amd64", "linux-arm64-v8"}
+    assert done.stdout.strip().startswith("out@sha256:")
+    for machine in ("x86_64", "aarch64"):
+        assert read_layout(both.folder / "out", machine=machine).layers
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("linux/amd64,linux/amd64", 2), ("linux/amd64,", 2), (",", 2), ("linux/riscv64", 11), ("linux/amd64,sparc", 11)],
+)
+def test_platforms_that_cannot_be_meant_are_refused(site, text, code):
+    done = site.build("--platform", text)
+    assert done.returncode == code, done.stderr
+    assert "do:" in done.stderr
+
+
+def test_bytecode_needs_an_interpreter_that_runs_here(both):
+    done = both.build("--platform", "linux/arm64", "--bytecode")
+    assert done.returncode == 13, done.stderr
+    assert "--no-bytecode" in done.stderr
+    broken = both.build("--platform", "linux/amd64", "--bytecode")
+    assert broken.returncode == 13, broken.stderr
+    assert "do:" in broken.stderr
+
+
+def test_an_archive_where_none_can_be_is_refused_before_the_work(site):
+    for place in ("absent/image.tar", "."):
+        done = site.build("--archive", place, UV_DEFAULT_INDEX=f"http://127.0.0.1:{closed_port()}")
+        assert done.returncode == 2, done.stderr
+
+
+def test_an_archive_takes_the_place_of_the_layout(site):
+    done = site.build("--archive", "image.tar", "--out", "out", "--load", "")
+    assert done.returncode == 2
+    done = site.build("--archive", "image.tar", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("image.tar@sha256:")
+    assert not (site.folder / "out/index.json").exists()
+    first = (site.folder / "image.tar").read_bytes()
+    assert site.build("--archive", "again.tar", "--out", "out").returncode == 0
+    assert (site.folder / "again.tar").read_bytes() == first
 
 
 def test_a_dry_run_prints_the_plan_and_touches_nothing(site):
