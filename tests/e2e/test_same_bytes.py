@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_end_to_end import bases
+from envbuild.oci.layout import read_layout
+from envbuild.oci.reference import Reference
+from envbuild.registry import push
+from tests.e2e.parts import index_access
+from tests.e2e.test_end_to_end import ROOT, bases
 
 pytestmark = pytest.mark.real
+
+ASSEMBLING = Path(__file__).with_name("assembling.py")
 
 ZLIB_NG = """
 import sys
@@ -113,3 +119,43 @@ def test_a_wheelhouse_and_a_base_on_a_machine_without_a_network_and_with_empty_c
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["digest"] == usual
     assert {it.name for it in (tmp_path / "out/context/wheels").iterdir()} == {it.name for it in house.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def small_wheels(tmp_path_factory) -> Path:
+    """A few real wheels of every kind: large and small, with libraries, scripts and entry points."""
+    folder = tmp_path_factory.mktemp("wheels")
+    names = [
+        "numpy==1.26.4",
+        "h5py==3.11.0",
+        "protobuf==4.25.3",
+        "tensorboard==2.15.2",
+        "six==1.17.0",
+        "absl-py==2.1.0",
+    ]
+    command = ["pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "--python-version", "3.11"]
+    platform = ["--platform", "manylinux2014_x86_64", "--dest", folder]
+    subprocess.run([sys.executable, "-m", *command, *platform, *names], check=True)
+    return folder
+
+
+def test_every_library_number_of_cores_and_python_gives_the_same_bytes(small_wheels, registry, engine, cache, tmp_path):
+    here = subprocess.run([sys.executable, ASSEMBLING, small_wheels], check=True, capture_output=True, text=True)
+    [layout] = bases(cache, "trixie")
+    pushed = push(read_layout(layout, machine="x86_64"), Reference.parse(f"{registry.host}/same/trixie:latest"))
+    engine.pull(str(pushed.reference))
+    (tmp_path / "assembling.py").write_bytes(ASSEMBLING.read_bytes())
+    subprocess.run([sys.executable, "-m", "uv", "build", "-q", "--wheel", "--out-dir", tmp_path, ROOT], check=True)
+    [wheel] = tmp_path.glob("envbuild-*.whl")
+    commands = [
+        "python3 -m venv /tmp/venv",
+        f"/tmp/venv/bin/pip install -q --no-cache-dir --only-binary :all: /work/{wheel.name} isal zlib-ng",
+        "/tmp/venv/bin/python /work/assembling.py /wheels",
+    ]
+    mounts = {str(tmp_path): {"bind": "/work", "mode": "ro"}, str(small_wheels): {"bind": "/wheels", "mode": "ro"}}
+    there = engine.run(str(pushed.reference), ["sh", "-ec", "\n".join(commands)], volumes=mounts, **index_access())
+    ours, theirs = (json.loads(text.strip().splitlines()[-1]) for text in (here.stdout, there))
+    assert (ours["runs"], theirs["runs"]) == (18, 18)
+    assert ours["digests"] == theirs["digests"]
+    assert len(ours["digests"]) == 1
+    assert (ours["python"][:5], theirs["python"][:5]) == ("3.11.", "3.13.")
