@@ -47,11 +47,19 @@ class Compiling:
     find: Callable[[], Interpreter]
     """Gets the interpreter when something has to be compiled, or raises BuildError."""
     store: Store
+    told: Callable[[int], object] = lambda _count: None
+    """Told how many sources are about to be compiled."""
 
     def of(self, recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache) -> Bytecode:
         """The bytecode of an image."""
         return Bytecode(
-            recipe=recipe, identity=self.identity, overlaps=overlaps, find=self.find, cache=cache, store=self.store
+            recipe=recipe,
+            identity=self.identity,
+            overlaps=overlaps,
+            find=self.find,
+            cache=cache,
+            store=self.store,
+            told=self.told,
         )
 
 

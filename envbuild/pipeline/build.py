@@ -57,7 +57,7 @@ def _part(
     """Make the image of one platform, and push it."""
     base = _base(order, plan, shared, report)
     run = _lock(order, plan, base.target, settings, report)
-    compiling = _compiling(order, base) if order.bytecode else None
+    compiling = _compiling(order, base, report) if order.bytecode else None
     recipe = make_recipe(plan.stack, run.lock, base, compiled_by(base.interpreter) if compiling else "")
     target = replace(order.push, tag=None) if order.push and several else order.push
     making = Making(
@@ -84,7 +84,7 @@ def _part(
     )
 
 
-def _compiling(order: Order, base: Base) -> Compiling:
+def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
     """By what bytecode is made; BuildError where the base's interpreter cannot run here."""
 
     def find() -> Interpreter:
@@ -95,7 +95,12 @@ def _compiling(order: Order, base: Base) -> Compiling:
 
     if reason := runs_here(base):
         raise _no_bytecode(reason, base)
-    return Compiling(identity=base.interpreter, find=find, store=Store(order.cache))
+    return Compiling(
+        identity=base.interpreter,
+        find=find,
+        store=Store(order.cache),
+        told=lambda count: report.note(f"compiling {count} modules with the base's own Python"),
+    )
 
 
 def _no_bytecode(reason: Unavailable, base: Base) -> BuildError:

@@ -30,18 +30,23 @@ class Parcel:
 
 
 _Result = tuple[str, Packed | Failure]
+Told = Callable[[int], object]
+"""Told how many sources are about to be compiled."""
 
 
-def compile_parcels(parcels: Sequence[Parcel], compiler: Callable[[], Compiler], store: Store) -> list[Compiled]:
+def compile_parcels(
+    parcels: Sequence[Parcel], compiler: Callable[[], Compiler], store: Store, told: Told = lambda _count: None
+) -> list[Compiled]:
     """Compile what the store does not have; BuildError when the interpreter does not work."""
     found = [store.get(parcel.key) for parcel in parcels]
     lacking = [parcel for parcel, kept in zip(parcels, found, strict=True) if kept is None]
-    made = iter(_made(lacking, compiler, store) if lacking else ())
+    made = iter(_made(lacking, compiler, store, told) if lacking else ())
     return [kept or next(made) for kept in found]
 
 
-def _made(parcels: Sequence[Parcel], compiler: Callable[[], Compiler], store: Store) -> list[Compiled]:
+def _made(parcels: Sequence[Parcel], compiler: Callable[[], Compiler], store: Store, told: Told) -> list[Compiled]:
     work = [(parcel, parcel.sources()) for parcel in parcels]
+    told(sum(len(sources) for _, sources in work))
     with compiler() as running, ThreadPoolExecutor(running.processes, thread_name_prefix="compile") as pool:
         jobs = (partial(_compiled, running, parcel.prefix, source) for parcel, sources in work for source in sources)
         results = in_order(pool, jobs, _AHEAD)

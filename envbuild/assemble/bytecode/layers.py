@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from envbuild.assemble.archive import WheelArchive
-from envbuild.assemble.bytecode.batch import Parcel, compile_parcels
+from envbuild.assemble.bytecode.batch import Parcel, Told, compile_parcels
 from envbuild.assemble.bytecode.compiler import CORES, Compiler
 from envbuild.assemble.bytecode.interpreter import Interpreter
 from envbuild.assemble.bytecode.plan import library_key, lost_paths, plan_bytecode, wheel_key
@@ -56,6 +56,7 @@ class Bytecode:
     cache: LayerCache
     store: Store
     processes: int = CORES
+    told: Told = lambda _count: None
 
     def wanted(self) -> tuple[BytecodeLayer, ...]:
         """All layers that there may be, lowest first; those that turn out to be empty are left out later."""
@@ -96,7 +97,7 @@ class Bytecode:
         return list(found.values())
 
     def _compile(self, parcels: Sequence[Parcel]) -> list[Compiled]:
-        return compile_parcels(parcels, lambda: Compiler(self.find(), self.processes), self.store)
+        return compile_parcels(parcels, lambda: Compiler(self.find(), self.processes), self.store, self.told)
 
     def _parcels(self, layer: BytecodeLayer, opened: OpenWheels) -> Iterator[Parcel]:
         if not layer.wheels:
