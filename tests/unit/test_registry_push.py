@@ -106,8 +106,7 @@ def test_progress_of_each_blob_ends_at_its_size():
     image, seen = image_of(), {}
     with FakeRegistry() as registry:
         push(image, at(registry), report=lambda name, done, size: seen.update({name: (done, size)}), retry=FAST)
-    sizes = {str(layer.descriptor.digest): layer.descriptor.size for layer in image.layers}
-    sizes[str(image.config_digest)] = len(image.config)
+    sizes = {layer.created_by: layer.descriptor.size for layer in image.layers} | {"config": len(image.config)}
     assert seen == {name: (size, size) for name, size in sizes.items()}
 
 

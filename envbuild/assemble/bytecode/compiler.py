@@ -110,6 +110,7 @@ class _Process:
         for limit, most in _LIMITS.items():
             with suppress(ProcessLookupError):  # it has ended; asking it will say so
                 self._lower(limit, most)
+        self._send(b"\0")
 
     def _lower(self, limit: int, most: int) -> None:
         _, hard = resource.prlimit(self._process.pid, limit)

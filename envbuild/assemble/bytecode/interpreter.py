@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the same interpreter and sources would give other bytecode."""
 _ASK = """\
 import sys
