@@ -322,6 +322,8 @@ ODD: dict[str, Make] = {
 
 
 def main() -> None:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        raise SystemExit("usage: python -m tests.corpus FOLDER")
     folder = Path(sys.argv[1])
     for name, make in {**{name: make for name, (make, _) in HOSTILE.items()}, **ODD}.items():
         place = folder / name.replace(" ", "-")

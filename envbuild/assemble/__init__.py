@@ -3,7 +3,7 @@
 from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.image import Assembled, Compiling, assemble, cache_keys, wheels_to_read
 from envbuild.assemble.layer import LayerResult
-from envbuild.assemble.rebase import Rebased, named_base, rebase
+from envbuild.assemble.rebase import Rebased, derive_recipe, named_base, named_environment, rebase
 from envbuild.assemble.source import WheelFiles
 
 __all__ = [
@@ -15,7 +15,9 @@ __all__ = [
     "WheelFiles",
     "assemble",
     "cache_keys",
+    "derive_recipe",
     "named_base",
+    "named_environment",
     "rebase",
     "wheels_to_read",
 ]

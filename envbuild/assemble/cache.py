@@ -1,7 +1,7 @@
 """Layers that were made before: key -> digest, size, diff id and the bytes, content-addressed on disk."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -35,7 +35,10 @@ class Shared(Protocol):
         """What they noted for a key."""
 
     def put(self, key: Digest, value: Any) -> None:
-        """Let them have a note."""
+        """Take a note for them."""
+
+    def publish(self, made: Mapping[Digest, LayerResult]) -> None:
+        """Let them have layers and the notes that were taken."""
 
 
 class LayerCache:
@@ -47,6 +50,7 @@ class LayerCache:
     def __init__(self, folder: Path, shared: Shared | None = None) -> None:
         self._keys, self._blobs, self._notes = folder / "layers", folder / "blobs", folder / "notes"
         self._shared = shared
+        self._used: dict[Digest, Any] = {}
 
     def look_up(self, layers: Iterable[Digest], notes: Iterable[Digest] = ()) -> None:
         """Prepare for being asked for these, where others have to be asked."""
@@ -88,18 +92,26 @@ class LayerCache:
     def noted(self, key: Digest) -> Any:
         """What was noted for a key; None when nothing was, or nothing readable is there."""
         try:
-            return json.loads(self._note_of(key).read_bytes())
+            value = json.loads(self._note_of(key).read_bytes())
         except (OSError, ValueError):
             value = self._shared.get(key) if self._shared else None
+            if value is not None:
+                self._keep(key, value)
         if value is not None:
-            self._keep(key, value)
+            self._used[key] = value
         return value
 
     def note(self, key: Digest, value: Any) -> None:
         """Keep a small value that a key decides."""
         self._keep(key, value)
+        self._used[key] = value
+
+    def share(self, made: Mapping[Digest, LayerResult]) -> None:
+        """Let others have layers, whose bytes they got, and all notes that were read or made since the start."""
         if self._shared:
-            self._shared.put(key, value)
+            for key, value in self._used.items():
+                self._shared.put(key, value)
+            self._shared.publish(made)
 
     def _keep(self, key: Digest, value: Any) -> None:
         write_whole(self._note_of(key), canonical_json(value))

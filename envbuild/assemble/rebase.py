@@ -61,6 +61,11 @@ def named_base(image: Image) -> tuple[str, str]:
     return str(said.get(BASE_NAME) or ""), str(said.get(BASE_DIGEST) or "")
 
 
+def named_environment(image: Image) -> str:
+    """The environment id that an image says it has; empty where it does not say."""
+    return str(_annotations(image).get(ENVIRONMENT) or "")
+
+
 def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Rebased:
     """Put the environment of an image that stands on `old` onto `new`, without reading one of its layers.
 
@@ -212,10 +217,13 @@ def _variables(inner: Mapping[str, Any]) -> dict[str, str]:
     return dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ())
 
 
-def _recipe(image: Image, old: Base, lock: Lock) -> Recipe:
-    """What the image was built from, which its environment id proves."""
+def derive_recipe(image: Image, old: Base, lock: Lock) -> Recipe:
+    """What an image on `old` was built from, if the lock is its own: variables, labels and user are what it has.
+
+    BaseError when its PATH is not one on that base; BuildError when its config cannot be read.
+    """
     own = _own_variables(image, old, old)
-    recipe = replace(
+    return replace(
         _bare(old),
         target=lock.target,
         wheels=lock.wheels,
@@ -224,7 +232,11 @@ def _recipe(image: Image, old: Base, lock: Lock) -> Recipe:
         user=str(_config_of(image).get("User", "")),
         bytecode=compiled_by(old.interpreter) if _has_bytecode(image) else "",
     )
-    said = _annotations(image).get(ENVIRONMENT)
+
+
+def _recipe(image: Image, old: Base, lock: Lock) -> Recipe:
+    """What the image was built from, which its environment id proves."""
+    recipe, said = derive_recipe(image, old, lock), named_environment(image)
     if said != str(recipe.environment):
         what = f"the lock gives the environment {recipe.environment.short}, and the image says {said or 'none'}"
         raise VerifyError(what, where="--lock", todo="give the pylock.toml that the image was built from, or none")
@@ -258,6 +270,9 @@ def _annotations(image: Image) -> dict[str, str]:
 
 def _config_of(image: Image) -> dict[str, Any]:
     try:
-        return dict(json.loads(image.config).get("config") or {})
+        inner = dict(json.loads(image.config).get("config") or {})
     except (ValueError, TypeError, AttributeError) as error:
         raise BuildError("the image's config is not valid JSON", where=str(image.digest)) from error
+    if not (isinstance(inner.get("Env") or [], list) and isinstance(inner.get("Labels") or {}, dict)):
+        raise BuildError("the image's config has variables or labels that are none", where=str(image.digest))
+    return inner

@@ -6,6 +6,7 @@ writes the sources first.
 """
 
 import os
+import platform
 import re
 import shutil
 import tempfile
@@ -134,7 +135,7 @@ def _bootstrapped(
             return _image(suite, machine, blob, diff_id)
         missing = {*_GONE.findall(messages), *_EXPIRED.findall(messages)} & (lines.keys() - {suite})
         if not missing:
-            raise _failed(suite, messages)
+            raise _failed(suite, machine, messages)
         report(f"the mirror has no {' and no '.join(sorted(missing))}: bootstrapping without")
         lines = {name: line for name, line in lines.items() if name not in missing}
 
@@ -225,12 +226,15 @@ def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _failed(suite: str, messages: str) -> BaseError:
+def _failed(suite: str, machine: str, messages: str) -> BaseError:
     lines = [line for line in messages.splitlines() if line.startswith(("E:", "W:", "Err:"))] or messages.splitlines()
     last = [re.sub(r"//[^/@\s]*@", "//", line) for line in lines[-4:]]
     todo = "check the suite's name and that apt's own mirror serves it (apt-get update), and that this user is root"
     if "No space left" in messages:
         todo = "free some space in the cache (ENVBUILD_CACHE) and the temporary folder (TMPDIR)"
-    elif "arch-test" in messages:
-        todo = "run `apt-get install arch-test qemu-user-static`, which another machine's base needs"
+    elif machine != platform.machine():
+        todo = (
+            "a base for another machine is bootstrapped by emulation: `apt-get install arch-test qemu-user-static` and "
+            "see that `arch-test` names the machine; or give a base from a registry, which needs none"
+        )
     return BaseError("bootstrapping failed: " + "; ".join(last), where=f"debian:{suite}", todo=todo)

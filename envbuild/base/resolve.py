@@ -75,7 +75,8 @@ def resolve_base(
         distribution=facts.distribution,
         interpreter=facts.interpreter,
     )
-    return replace(base, mirror_of=known.mirror_of(base.digest)) if reference else base
+    upstream = known.mirror_of(base.digest) if reference else ""
+    return base if upstream in ("", base.asked) else replace(base, mirror_of=upstream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def _local(text: str, machine: str, cache: Path, report: Report) -> _Found:
     if text.startswith("debian:"):
         return _Found(text, debian_base(text.removeprefix("debian:"), machine, cache, report))
     # the folder's own name is no part of what the base is
-    return _Found("oci-layout", _layout(text.removeprefix("oci:"), machine))
+    return _Found("oci-layout", layout_image(text, machine))
 
 
 def _is_layout(text: str) -> bool:
@@ -109,7 +110,9 @@ def _is_layout(text: str) -> bool:
         return False
 
 
-def _layout(text: str, machine: str) -> Image:
+def layout_image(text: str, machine: str) -> Image:
+    """Read the image of an OCI layout: an existing folder, `oci:FOLDER` or `oci:FOLDER:NAME`; BaseError."""
+    text = text.removeprefix("oci:")
     folder, colon, reference = text.rpartition(":")
     if colon and _is_layout(folder) and not _is_layout(text):
         return read_layout(Path(folder), machine=machine, reference=reference)

@@ -13,7 +13,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from envbuild.cli import base, cache, capture, convert, from_manifest, lock, profiles, rebase, schema
+from envbuild.cli import base, cache, capture, convert, from_manifest, lock, profiles, rebase, schema, verify
 from envbuild.cli.console import err, printable
 from envbuild.errors import BuildError, EnvbuildError
 
@@ -86,6 +86,7 @@ app.command("lock")(lock.run)
 app.add_typer(profiles.app, name="profiles")
 app.command("rebase")(rebase.run)
 app.command("schema")(schema.run)
+app.command("verify")(verify.run)
 
 
 def main() -> NoReturn:

@@ -35,7 +35,7 @@ def info(*, as_json: AsJson = False) -> None:
         return
     typer.echo(str(folder))
     for kind in found:
-        typer.echo(f"  {kind.size / 1e6:10.1f} MB  {kind.things:6}  {kind.name:7} {kind.holds}")
+        typer.echo(f"  {kind.size / 1e6:10.1f} MB  {kind.things:6}  {kind.name:12} {kind.holds}")
     limit = size_limit()
     typer.echo(f"  {total / 1e6:10.1f} MB in all" + (f", of {limit / 1e6:.1f} MB that it may hold" if limit else ""))
 

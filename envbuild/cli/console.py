@@ -1,22 +1,44 @@
 """What people see, all of it on stderr: stdout is for the next program."""
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
-from rich.progress import Progress as Bars
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
 PLAIN_INTERVAL = 2.0
 """Seconds between two lines of progress where stderr is no terminal."""
 
 
-def err() -> Console:
+class Plain:
+    """A console where nobody looks on: the real one, whose import takes 40 ms, is for terminals."""
+
+    is_terminal = False
+
+    def print(self, text: str, *, style: str | None = None, end: str = "\n") -> None:  # noqa: ARG002 - as a console's
+        """Write to stderr, if there is one, at once, so that threads do not mix their lines."""
+        if sys.stderr is not None:
+            sys.stderr.write(text + end)
+            sys.stderr.flush()
+
+
+def err() -> "Console | Plain":
     """Return a console on stderr: no colour under NO_COLOR or off a terminal, no folding, no text read as markup."""
+    # The variables are rich's ways to be told that there is a terminal after all.
+    told = os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")
+    if not told and not (sys.stderr and sys.stderr.isatty()):
+        return Plain()
+    from rich.console import Console
+
     return Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
@@ -31,7 +53,9 @@ class Progress:
     Use it as a context manager, so that the terminal is whole again when an error is printed.
     """
 
-    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: "Console | Plain | None" = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console = console or err()
         self._clock = clock
         self._lock = threading.Lock()
@@ -67,18 +91,19 @@ class Progress:
     def progress(self, label: str, done: int, total: int | None) -> None:
         """Show `done` of `total` bytes under `label`; the total may be unknown."""
         with self._lock:
-            if not self._over:
-                (self._bar if self._console.is_terminal else self._line)(printable(label), done, total)
+            if self._over:
+                return
+            if isinstance(self._console, Plain) or not self._console.is_terminal:
+                self._line(printable(label), done, total)
+            else:
+                self._bar(self._console, printable(label), done, total)
 
     def _print(self, text: str, style: str | None) -> None:
         self._console.print(printable(text), style=style)
 
-    def _bar(self, label: str, done: int, total: int | None) -> None:
+    def _bar(self, console: "Console", label: str, done: int, total: int | None) -> None:
         if self._bars is None:
-            text = TextColumn("  {task.description}", markup=False)
-            columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn())
-            self._bars = Bars(*columns, console=self._console, transient=True)
-            self._bars.start()
+            self._bars = _started_bars(console)
         if label not in self._tasks:
             self._tasks[label] = self._bars.add_task(label, total=total)
         self._bars.update(self._tasks[label], completed=done, total=total)
@@ -96,3 +121,12 @@ class Progress:
         of = f" of {decimal(total)}" if total is not None else ""
         rate = f", {decimal(int(done / (now - began)))}/s" if now > began else ""
         self._console.print(f"  {label}: {decimal(done)}{of}{rate}")
+
+
+def _started_bars(console: "Console") -> "Bars":
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    text = TextColumn("  {task.description}", markup=False)
+    bars = Progress(text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console, transient=True)
+    bars.start()
+    return bars

@@ -11,7 +11,7 @@ import typer
 
 from envbuild.cli import locking, records, references
 from envbuild.cli.console import Progress
-from envbuild.cli.summary import result, summary
+from envbuild.cli.summary import reference, result, summary
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _carry_out(order: "Order", progress: Progress, *, dry_run: bool, as_json: bo
     if as_json:
         typer.echo(json.dumps(result(outcome, time.monotonic() - started), indent=2))
     else:
-        typer.echo(str(outcome.image or f"{order.load or outcome.archive or outcome.layout}@{outcome.digest}"))
+        typer.echo(reference(outcome))
 
 
 def _check_given(options: dict[str, str | None]) -> None:

@@ -55,11 +55,11 @@ def run(
     check_stdout()
     source, machine = _image(image), machine_of(platform)
     target = repository(push, "--push") if push is not None else replace(source, tag=None, digest=None)
-    locked = _lock(lock) if lock else None
+    locked = read_lock(lock) if lock else None
     with Progress() as progress:
         progress.step(f"rebasing {source} onto {base}")
         found = pull(source, machine=machine)
-        old = base_of(old_base or _old_base(found, source), machine, progress)
+        old = base_of(old_base or base_named_by(found, str(source), "--old-base"), machine, progress)
         rebased = rebase(found, old, base_of(base, machine, progress), locked)
         progress.note(f"{rebased.kept} layers are kept")
         for line in rebased.dropped:
@@ -80,7 +80,8 @@ def _image(text: str) -> "Reference":
         raise UsageError(f"this is no image: {error}", where=f"IMAGE {text}", todo=todo) from error
 
 
-def _lock(path: Path) -> "Lock":
+def read_lock(path: Path) -> "Lock":
+    """Read what --lock names; UsageError where there is no such file."""
     from envbuild.lock import read_pylock
 
     try:
@@ -89,8 +90,8 @@ def _lock(path: Path) -> "Lock":
         raise UsageError("there is no such file", where=f"--lock {path}", todo="give the path of a lock") from error
 
 
-def _old_base(image: "Image", source: "Reference") -> str:
-    """The base that the image's annotations name, by its digest."""
+def base_named_by(image: "Image", source: str, option: str) -> str:
+    """The base that the image's annotations name, by its digest; UsageError, which names the option, where none is."""
     from envbuild.assemble import named_base
     from envbuild.oci.digest import Digest
     from envbuild.oci.reference import Reference
@@ -99,8 +100,8 @@ def _old_base(image: "Image", source: "Reference") -> str:
     try:
         return str(replace(Reference.parse(name), digest=Digest.parse(digest)))
     except ValueError as error:
-        todo = "give --old-base the base that it was built on"
-        raise UsageError("the image does not say where its base lies", where=str(source), todo=todo) from error
+        todo = f"give {option} the base that it was built on"
+        raise UsageError("the image does not say where its base lies", where=source, todo=todo) from error
 
 
 def _pushed(rebased: "Rebased", target: "Reference", progress: Progress) -> dict[str, Any]:

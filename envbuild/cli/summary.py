@@ -47,6 +47,13 @@ def _short(text: str) -> str:
     return text if len(text) <= _NAME else f"{text[: _NAME - 3]}..."
 
 
+def reference(outcome: "Outcome") -> str:
+    """What the next program finds the image by: in the registry, else in the engine, else as a file or folder."""
+    if outcome.image:
+        return str(outcome.image)
+    return outcome.loaded.id if outcome.loaded else f"{outcome.archive or outcome.layout}@{outcome.digest}"
+
+
 def result(outcome: "Outcome", seconds: float) -> dict[str, Any]:
     """The whole for the next program; of several platforms each has its own part."""
     values: dict[str, Any] = {

@@ -13,24 +13,23 @@ from envbuild.errors import BuildError, MissingComponentError
 
 _SECONDS = 60
 """For one answer; running and pulling take as long as they take."""
-_TODO = (
-    "start Docker, or podman's socket (podman system service), or let DOCKER_HOST name an engine; without one, "
-    "run in the image itself what `envbuild capture --script` prints"
-)
+_TODO = "start Docker, or podman's socket (podman system service), or let DOCKER_HOST name an engine; without one, "
 
 
 @contextmanager
-def connected() -> Iterator[docker.DockerClient]:
+def connected(instead: str) -> Iterator[docker.DockerClient]:
     """Yield a client of the engine that DOCKER_HOST or Docker's context names, else of Docker or podman here.
+
+    `instead` is what people without one can do.
 
     MissingComponentError when none answers, BuildError for what the engine refuses inside the block.
     """
-    with _client() as client, _told():
+    with _client(instead) as client, _told():
         yield client
 
 
 @contextmanager
-def _client() -> Iterator[docker.DockerClient]:
+def _client(instead: str) -> Iterator[docker.DockerClient]:
     socket = podman_socket(os.environ, Path("/var/run/docker.sock"))
     try:
         if socket is None:
@@ -38,7 +37,7 @@ def _client() -> Iterator[docker.DockerClient]:
         else:
             client = docker.DockerClient(base_url=f"unix://{socket}", timeout=_SECONDS)
     except (DockerException, RequestException, OSError) as error:
-        raise MissingComponentError(_absence(error), where=_place(socket), todo=_TODO) from error
+        raise MissingComponentError(_absence(error), where=_place(socket), todo=_TODO + instead) from error
     try:
         yield client
     finally:

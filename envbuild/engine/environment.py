@@ -31,7 +31,7 @@ def image_environment(
         del heard[:-100]
         report.note(line)
 
-    with connected() as client:
+    with connected("run in the image itself what `envbuild capture --script` prints") as client:
         image = find_image(client, reference, report)
         report.step(f"Capturing in a container of {reference}")
         done = run_file(client, image, script(), arguments, python=python, heard=hear)

@@ -19,6 +19,8 @@ from envbuild.oci.image import Image
 from envbuild.oci.index import Content, images_of, platform_name
 from envbuild.oci.reference import Reference
 
+INSTEAD = "leave out --load, and give --archive FILE or --push REPOSITORY"
+"""What people without an engine can do."""
 _QUIET = 600
 """Seconds that an engine may say nothing while it unpacks what it got."""
 _LOOKED_AT = 100
@@ -49,7 +51,7 @@ def load(content: Content, names: Sequence[Reference], report: Report) -> Loaded
     MissingComponentError when no engine answers, BuildError for what it refuses and for layers that are not what their
     descriptors say, UsageError for names by digest and an index without an image for the engine.
     """
-    with connected() as client:
+    with connected(INSTEAD) as client:
         return load_into(client, content, names, report)
 
 

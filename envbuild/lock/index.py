@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from http import HTTPStatus
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import url2pathname
 
-import httpx
 from packaging.utils import InvalidSdistFilename, NormalizedName, canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 
@@ -15,6 +16,9 @@ from envbuild.lock.settings import IndexSettings, bare_url
 from envbuild.lock.tags import parsed_wheel
 from envbuild.lock.web import Web, retried
 from envbuild.oci.digest import Digest
+
+if TYPE_CHECKING:
+    import httpx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +125,12 @@ class _Links(HTMLParser):
 def _page(client: Web, url: str) -> tuple[IndexFile, ...]:
     """The links of a page; none when there is no such page."""
 
-    def ask() -> httpx.Response:
+    def ask() -> "httpx.Response":
         answer = client.get(bare_url(url), headers={"Accept": "text/html"})
-        return answer if answer.status_code == httpx.codes.NOT_FOUND else answer.raise_for_status()
+        return answer if answer.status_code == HTTPStatus.NOT_FOUND else answer.raise_for_status()
 
     answer = retried(ask, url)
-    return () if answer.status_code == httpx.codes.NOT_FOUND else parse_page(answer.text, str(answer.url))
+    return () if answer.status_code == HTTPStatus.NOT_FOUND else parse_page(answer.text, str(answer.url))
 
 
 def _folder(path: Path) -> tuple[IndexFile, ...]:

@@ -1,12 +1,15 @@
 """A wheel on an index as a file that can be read anywhere, so that `zipfile` fetches only what it looks at."""
 
 import io
-
-import httpx
+from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from envbuild.errors import LockError
 from envbuild.lock.settings import bare_url
 from envbuild.lock.web import Web, retried
+
+if TYPE_CHECKING:
+    import httpx
 
 _TAIL = 128 << 10
 """Bytes of the end that come with the first answer: most wheels' directory and metadata lie there."""
@@ -76,7 +79,9 @@ class RemoteFile(io.RawIOBase):
         asked = {"Range": f"bytes={start}-{start + length - 1}"}
         with self._client.stream("GET", self._url, headers=asked) as answer:
             answer.raise_for_status()
-            data = _body(answer, length) if answer.status_code == httpx.codes.PARTIAL_CONTENT else b""
+            # Servers may answer with the whole file where the whole file is what was asked for.
+            asked_for = answer.status_code == HTTPStatus.PARTIAL_CONTENT or length == self.size
+            data = _body(answer, length) if asked_for else b""
         if len(data) != length:
             raise UnreadableError(f"{len(data)} bytes came where {length} were asked for")
         self._spans.append((start, data))
@@ -86,7 +91,7 @@ class RemoteFile(io.RawIOBase):
         with self._client.stream("GET", self._url, headers={"Range": f"bytes=-{_TAIL}"}) as answer:
             answer.raise_for_status()
             length = answer.headers.get("Content-Length", "")
-            if answer.status_code != httpx.codes.PARTIAL_CONTENT and int(length or _LIMIT) > _TAIL:
+            if answer.status_code != HTTPStatus.PARTIAL_CONTENT and int(length or _LIMIT) > _TAIL:
                 raise UnreadableError("the server sends no ranges")
             data = _body(answer, _TAIL)
         total = answer.headers.get("Content-Range", "").rpartition("/")[2] or str(len(data))
@@ -102,7 +107,7 @@ def damaged(name: str, url: str, why: object) -> LockError:
     return LockError(f"{name} is no readable wheel: {why}", where=bare_url(url), todo=todo)
 
 
-def _body(answer: httpx.Response, limit: int) -> bytes:
+def _body(answer: "httpx.Response", limit: int) -> bytes:
     data = bytearray()
     for chunk in answer.iter_raw():
         data += chunk

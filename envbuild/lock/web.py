@@ -1,78 +1,33 @@
-"""Talking to indexes: certificates, credentials, retries, and errors that say what to do."""
+"""What is used of a client to ask indexes; the client itself is imported when one is asked, as few warm locks do."""
 
-import email.utils
-import netrc
-import os
-import ssl
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from datetime import UTC, datetime
-from functools import lru_cache
-from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-import certifi
-import httpx
+from envbuild.lock.settings import IndexSettings
 
-from envbuild.errors import LockError
-from envbuild.lock.settings import IndexSettings, bare_url
+if TYPE_CHECKING:
+    import httpx
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 Pause = Callable[[float], object]
 
-_DELAYS = (0.5, 1.5)
-"""Seconds before the second and the third try."""
-_LONGEST_DELAY = 30.0
-"""Seconds that a server may ask us to wait."""
-_TEMPORARY = frozenset({408, 425, 429})
-_TIMEOUT = httpx.Timeout(30, connect=15)
 _WORKERS = 4
 """Each has a connection of its own, and so a name lookup, which costs seconds where one is lost."""
-
-
-class IndexAuth(httpx.Auth):
-    """Sends the credentials of an index to the index's own host, and those of netrc to the hosts in it."""
-
-    def __init__(self, settings: IndexSettings) -> None:
-        places = [_parsed(place) for place in (*settings.indexes, *settings.find_links)]
-        self._known = {(place.scheme, place.host, place.port): place for place in places if place.username}
-        self._netrc = _read_netrc()
-        self._keyring = lru_cache(_from_keyring) if settings.keyring else None
-
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Add basic authentication where there are credentials for the request's host."""
-        url = request.url
-        place = self._known.get((url.scheme, url.host, url.port))
-        found = self._from_address(place) if place else self._from_netrc(url.host)
-        yield from (httpx.BasicAuth(*found) if found else httpx.Auth()).auth_flow(request)
-
-    def _from_address(self, place: httpx.URL) -> tuple[str, str]:
-        """User and password of an index; a password that its address lacks from netrc, then from the keyring."""
-        if place.password:
-            return place.username, place.password
-        entry = self._from_netrc(place.host)
-        if entry and entry[0] == place.username:
-            return entry
-        return place.username, (self._keyring(place) if self._keyring else None) or ""
-
-    def _from_netrc(self, host: str) -> tuple[str, str] | None:
-        entry = self._netrc.authenticators(host) if self._netrc else None
-        return (entry[0], entry[2] or "") if entry else None
 
 
 class Web(Protocol):
     """What of a client is used to ask indexes."""
 
-    def get(self, url: str, *, headers: dict[str, str]) -> httpx.Response: ...
-    def head(self, url: str) -> httpx.Response: ...
+    def get(self, url: str, *, headers: dict[str, str]) -> "httpx.Response": ...
+    def head(self, url: str) -> "httpx.Response": ...
     def stream(
         self, method: str, url: str, *, headers: dict[str, str] | None = None
-    ) -> AbstractContextManager[httpx.Response]: ...
+    ) -> "AbstractContextManager[httpx.Response]": ...
 
 
 class LateClient:
@@ -88,68 +43,39 @@ class LateClient:
     def __exit__(self, *_: object) -> None:
         self._made.close()
 
-    def get(self, url: str, *, headers: dict[str, str]) -> httpx.Response:
+    def get(self, url: str, *, headers: dict[str, str]) -> "httpx.Response":
         """As `httpx.Client.get`."""
         return self._ready().get(url, headers=headers)
 
-    def head(self, url: str) -> httpx.Response:
+    def head(self, url: str) -> "httpx.Response":
         """As `httpx.Client.head`."""
         return self._ready().head(url)
 
     def stream(
         self, method: str, url: str, *, headers: dict[str, str] | None = None
-    ) -> AbstractContextManager[httpx.Response]:
+    ) -> "AbstractContextManager[httpx.Response]":
         """As `httpx.Client.stream`."""
         return self._ready().stream(method, url, headers=headers)
 
-    def _ready(self) -> httpx.Client:
+    def _ready(self) -> "httpx.Client":
         with self._lock:
             if self._client is None:
                 self._client = self._made.enter_context(make_client(self._settings))
             return self._client
 
 
-def make_client(settings: IndexSettings) -> httpx.Client:
+def make_client(settings: IndexSettings) -> "httpx.Client":
     """A client with the certificates, proxies and credentials that pip and uv would use."""
-    lax = {f"https://{host}": httpx.HTTPTransport(verify=False) for host in settings.trusted_hosts}
-    return httpx.Client(
-        verify=_certificates(settings),
-        mounts=lax,
-        auth=IndexAuth(settings),
-        timeout=_TIMEOUT,
-        follow_redirects=True,
-        headers={"User-Agent": "envbuild", "Accept-Encoding": "identity"},
-    )
+    from envbuild.lock import client  # noqa: PLC0415 - slow, and only needed where something is asked
+
+    return client.make_client(settings)
 
 
 def retried(action: Callable[[], Result], url: str, pause: Pause = time.sleep) -> Result:
     """Run `action`; after a fault that may pass, run it again, three times in all; then LockError."""
-    for delay in (*_DELAYS, None):
-        try:
-            return action()
-        except httpx.HTTPError as error:
-            if delay is None or not _may_pass(error):
-                raise explained(error, url) from error
-            pause(_asked_delay(error) or delay)
-        except httpx.InvalidURL as error:
-            raise LockError("the address is not valid", where=bare_url(url), todo=str(error)) from error
-    raise AssertionError
+    from envbuild.lock import client  # noqa: PLC0415 - slow, and only needed where something is asked
 
-
-def explained(error: httpx.HTTPError, url: str) -> LockError:
-    """What a failed request means for the reader."""
-    where = bare_url(url)
-    if not isinstance(error, httpx.HTTPStatusError):
-        why = str(error) or type(error).__name__
-        todo = "check the network, the proxy and the index settings of pip or uv, then run again"
-        return LockError(f"the package index could not be reached: {why}", where=where, todo=todo)
-    status = error.response.status_code
-    if status in {401, 403, 407}:
-        todo = "give user and password in the index URL of pip's or uv's settings, or in ~/.netrc"
-        return LockError(f"the package index refused access (HTTP {status})", where=where, todo=todo)
-    if status in {404, 410}:
-        return LockError(f"the file is not there (HTTP {status})", where=where, todo="lock again")
-    return LockError(f"the package index answered HTTP {status}", where=where, todo="run again later")
+    return client.retried(action, url, pause)
 
 
 def in_parallel(function: Callable[[Given], Result], values: Iterable[Given]) -> list[Result]:
@@ -159,69 +85,3 @@ def in_parallel(function: Callable[[Given], Result], values: Iterable[Given]) ->
         return list(pool.map(function, values))
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _certificates(settings: IndexSettings) -> ssl.SSLContext:
-    """The system's certificates (OpenSSL reads SSL_CERT_FILE itself), with pip's bundle or else with certifi's."""
-    folder = os.environ.get("SSL_CERT_DIR")
-    return _context(os.environ.get("SSL_CERT_FILE") or settings.certificates or certifi.where(), folder)
-
-
-@lru_cache(maxsize=4)
-def _context(bundle: str, _folder: str | None) -> ssl.SSLContext:
-    """Read certificates once: a bundle has well over a hundred."""
-    context = ssl.create_default_context()
-    try:
-        context.load_verify_locations(bundle)
-    except (OSError, ssl.SSLError) as error:
-        todo = "correct SSL_CERT_FILE, or cert in pip's settings"
-        raise LockError(f"the CA bundle cannot be read: {error}", where=bundle, todo=todo) from error
-    return context
-
-
-def _from_keyring(place: httpx.URL) -> str | None:
-    """Ask the program `keyring`, by address and then by host, as pip and uv do."""
-    address = bare_url(str(place))
-    for service in (address, place.host):
-        try:
-            done = subprocess.run(
-                ["keyring", "get", service, place.username], capture_output=True, text=True, check=False
-            )
-        except OSError:
-            return None
-        if not done.returncode and done.stdout.strip():
-            return done.stdout.strip()
-    return None
-
-
-def _parsed(place: str) -> httpx.URL:
-    try:
-        return httpx.URL(place)
-    except httpx.InvalidURL:
-        return httpx.URL()
-
-
-def _may_pass(error: httpx.HTTPError) -> bool:
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code >= 500 or error.response.status_code in _TEMPORARY
-    return isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
-
-
-def _asked_delay(error: httpx.HTTPError) -> float | None:
-    """The Retry-After of the answer in seconds (RFC 9110, section 10.2.3), within reason."""
-    text = error.response.headers.get("Retry-After", "") if isinstance(error, httpx.HTTPStatusError) else ""
-    if text.isdigit():
-        return min(float(text), _LONGEST_DELAY)
-    try:
-        until = email.utils.parsedate_to_datetime(text) - datetime.now(UTC)
-    except (ValueError, TypeError):
-        return None
-    return min(max(until.total_seconds(), 0.0), _LONGEST_DELAY)
-
-
-def _read_netrc() -> netrc.netrc | None:
-    """The user's netrc file; None when there is none or it cannot be read, as in curl and pip."""
-    try:
-        return netrc.netrc(os.environ.get("NETRC") or str(Path("~/.netrc").expanduser()))
-    except (OSError, netrc.NetrcParseError):
-        return None

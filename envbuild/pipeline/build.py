@@ -26,7 +26,7 @@ from envbuild.match import Stack, name_of
 from envbuild.oci.index import Content, ImageIndex, image_index
 from envbuild.pipeline.making import Making
 from envbuild.pipeline.order import Order, Outcome, Part, Plan, Reporter
-from envbuild.pipeline.outputs import check_outputs, write_outputs
+from envbuild.pipeline.outputs import check_engine, check_outputs, write_outputs
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry import PushResult, SharedCache, check_push, check_repository, pull, push_index
 from envbuild.stamp import StampEntry, check_stampable, stamp
@@ -135,6 +135,7 @@ def _check_destinations(order: Order) -> None:
         check_repository(order.push)
         check_push(order.push)
     check_outputs(order)
+    check_engine(order)
 
 
 def _base(order: Order, plan: Plan, notes: SharedCache | None, report: Reporter) -> Base:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envbuild.assemble import Assembled, Compiling, LayerCache, assemble, cache_keys, wheels_to_read
 from envbuild.errors import RegistryError
@@ -59,6 +59,7 @@ class Making:
         if image is None:
             return None
         self.report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
+        image = replace(image, layers=tuple(replace(layer, found="registry") for layer in image.layers))
         run = self._confirmed({})
         pushed = push(image, self.target, tags=self._tags)
         return Made(assembled=Assembled(image=image, overlaps=(), results={}, true={}), pushed=pushed, run=run)
@@ -82,7 +83,7 @@ class Making:
             self._prove(cache, arrivals)
             _tell(assembled, self.report)
             run = self._confirmed(assembled.true)
-            pushed = self._finish(upload, assembled) if upload else None
+            pushed = self._finish(upload, assembled, cache) if upload else None
         return Made(assembled=assembled, pushed=pushed, run=run)
 
     @property
@@ -152,12 +153,11 @@ class Making:
             confirmed.proof.require_identical()
         return confirmed
 
-    def _finish(self, upload: Upload, assembled: Assembled) -> PushResult:
+    def _finish(self, upload: Upload, assembled: Assembled, cache: LayerCache) -> PushResult:
         result = upload.finish(assembled.image, self._tags)
-        if self.shared:
-            self.shared.publish(assembled.results)
-            if self.shared.trouble:
-                self.report.note(f"the registry does not serve as a cache of layers: {self.shared.trouble}")
+        cache.share(assembled.results)
+        if self.shared and self.shared.trouble:
+            self.report.note(f"the registry does not serve as a cache of layers: {self.shared.trouble}")
         return result
 
 

@@ -51,6 +51,16 @@ def check_outputs(order: Order) -> None:
         raise UsageError("the archive cannot be written there", where=str(order.archive), todo=todo)
 
 
+def check_engine(order: Order) -> None:
+    """See that an engine answers, before the long work; MissingComponentError."""
+    if order.load:
+        from envbuild.engine.client import connected  # noqa: PLC0415 - Docker's library is slow to import
+        from envbuild.engine.load import INSTEAD  # noqa: PLC0415
+
+        with connected(INSTEAD):
+            pass
+
+
 def _write_contexts(order: Order, parts: Sequence[Part]) -> None:
     """Write a context for each platform: in `context`, or in one folder each below it."""
     with staged_folder(order.out) as folder:

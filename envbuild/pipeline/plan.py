@@ -1,12 +1,14 @@
 """The decision before any work: what an order leads to."""
 
+from dataclasses import replace
+
 from packaging.utils import canonicalize_name
 
 from envbuild.files import data_folder
 from envbuild.lock import origin_fault
 from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match import FRAMEWORKS, Profiles, frameworks_of, load_profiles, match, name_of
+from envbuild.match import FRAMEWORKS, Decision, Profiles, frameworks_of, load_profiles, match, name_of
 from envbuild.pipeline.order import Order, Plan
 
 
@@ -32,6 +34,9 @@ def _plan(order: Order, manifest: TrainingManifest, profiles: Profiles, machine:
         for it in manifest.distributions
         if canonicalize_name(it.name) in kept and (fault := origin_fault(it)) is not None
     ]
+    if order.base:
+        asked = Decision(what="base", value=order.base, reason="it was asked for", source="--base")
+        stack = replace(stack, decisions=(*(it for it in stack.decisions if it.what != "base"), asked))
     return Plan(
         manifest=manifest,
         profiles=profiles,

@@ -1,5 +1,6 @@
 """Images to and from a registry (OCI distribution-spec), and what Artifact Registry says about a repository."""
 
+import envbuild.registry.slim  # noqa: F401 - before the others import httpx
 from envbuild.registry.artifact_registry import check_repository
 from envbuild.registry.client import Manifest, Registry
 from envbuild.registry.copy import Copied, copy_image

@@ -7,7 +7,6 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, Image
 from envbuild.oci.reference import Reference
-from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.pull import pull
 from envbuild.registry.retry import Retry
@@ -31,9 +30,6 @@ def find_environment(
     That the image is what it says rests on who may push to the repository. RegistryError as `pull`.
     """
     tagged = replace(reference, tag=environment_tag(environment), digest=None)
-    with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
-        if registry.manifest_digest(reference.repository, tagged.target) is None:
-            return None
     try:
         image = pull(tagged, machine=machine, credentials=credentials, retry=retry)
     except RegistryError as error:

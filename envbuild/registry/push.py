@@ -106,10 +106,10 @@ class Upload:
         media_type = str(json.loads(image.manifest).get("mediaType") or MANIFEST)
         sizes = {blob.descriptor.digest: blob.descriptor.size for blob in (*image.layers, _config(image))}
         how: dict[Digest, How] = {}
-        if not registry.has_manifest(repository, image.digest):
+        if not _is_there(registry, self._reference, image):
             how = self._send_all(image)
             registry.put_manifest(repository, str(image.digest), image.manifest, media_type)
-        _confirm(registry, self._reference, image)
+            _confirm(registry, self._reference, image)
         for tag in named:
             # A tag that is right already is left alone: repositories with immutable tags refuse even the same again.
             if registry.manifest_digest(repository, tag) != str(image.digest):
@@ -136,8 +136,6 @@ class Upload:
             how = "mounted" if mountable and registry.mount(repository, descriptor.digest, source=source) else "sent"
         if how == "sent":
             registry.put_blob(repository, descriptor, layer.open, progress=lambda done: self._told(layer, done))
-        else:
-            self._told(layer, descriptor.size)
         return how
 
     def _told(self, layer: Layer, done: int) -> None:
@@ -167,6 +165,17 @@ def _tags(reference: Reference, tags: Sequence[str], image: Image) -> list[str]:
         except ValueError as error:
             raise UsageError(str(error), where=str(reference)) from error
     return list(named)
+
+
+def _is_there(registry: Registry, reference: Reference, image: Image) -> bool:
+    """Whether the registry has the manifest; it is confirmed by the same answer."""
+    try:
+        _confirm(registry, reference, image)
+    except RegistryError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
 
 
 def _confirm(registry: Registry, reference: Reference, image: Image) -> None:

@@ -93,19 +93,11 @@ class SharedCache:
 
     def publish(self, made: Mapping[Digest, LayerResult]) -> None:
         """Publish layers by their keys, and all facts; the layers' blobs must be in the repository by now."""
-        new = {_layer_tag(key): (key, result) for key, result in made.items() if self.layer(key) != result}
-
-        def one(tag: str) -> None:
-            key, result = new[tag]
-            descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
-            self._publish(tag, LAYER, descriptor, {_KEY: str(key), _DIFF_ID: str(result.diff_id)})
-
-        self._in_parallel(new, one)
-        self._in_parallel(list(self._facts), self._put)
+        layers = {_layer_tag(key): _layer_artifact(key, result) for key, result in made.items()}
+        facts = {_fact_tag(key): _fact_artifact(key, text) for key, text in self._facts.items()}
+        wanted = {tag: value for tag, value in (layers | facts).items() if self._known.get(tag) != value}
+        self._in_parallel(wanted, lambda tag: self._publish(tag, wanted[tag]))
         self._facts.clear()
-
-    def _put(self, key: Digest) -> None:
-        self._publish(_fact_tag(key), FACT, _NOTHING, {_KEY: str(key), _VALUE: self._facts[key]})
 
     def _in_parallel(self, values: Iterable[_T], work: Callable[[_T], object]) -> None:
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="shared") as pool:
@@ -135,21 +127,35 @@ class SharedCache:
                 self._registry.put_blob(self._repository, _NOTHING, lambda: BytesIO(_EMPTY))
             self._ready = True
 
-    def _publish(self, tag: str, kind: str, layer: Descriptor, annotations: Mapping[str, str]) -> None:
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "artifactType": kind,
-            "config": _NOTHING.to_dict(),
-            "layers": [layer.to_dict()],
-            "annotations": dict(annotations),
-        }
+    def _publish(self, tag: str, manifest: Mapping[str, Any]) -> None:
+        data = canonical_json(manifest)
         try:
-            self._prepare()
-            self._registry.put_manifest(self._repository, tag, canonical_json(manifest), MANIFEST)
+            if self._registry.manifest_digest(self._repository, tag) != str(Digest.of(data)):
+                self._prepare()
+                self._registry.put_manifest(self._repository, tag, data, MANIFEST)
             self._known[tag] = manifest
         except RegistryError as error:
             self.trouble = error.what
+
+
+def _layer_artifact(key: Digest, result: LayerResult) -> dict[str, Any]:
+    descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
+    return _artifact(LAYER, descriptor, {_KEY: str(key), _DIFF_ID: str(result.diff_id)})
+
+
+def _fact_artifact(key: Digest, text: str) -> dict[str, Any]:
+    return _artifact(FACT, _NOTHING, {_KEY: str(key), _VALUE: text})
+
+
+def _artifact(kind: str, layer: Descriptor, annotations: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "artifactType": kind,
+        "config": _NOTHING.to_dict(),
+        "layers": [layer.to_dict()],
+        "annotations": dict(annotations),
+    }
 
 
 def _layer_tag(key: Digest) -> str:

@@ -110,9 +110,13 @@ def _trust() -> ssl.SSLContext:
 
 
 @lru_cache(maxsize=4)
-def _trusted(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
     """What httpx trusts, and the system; read once for the whole process, as that takes 40 ms."""
-    trust = httpx.create_ssl_context()
+    try:
+        trust = httpx.create_ssl_context()
+    except OSError as error:
+        what, todo = f"the CA bundle cannot be read: {error}", "correct SSL_CERT_FILE or SSL_CERT_DIR"
+        raise RegistryError(what, where=file or folder or "", todo=todo) from error
     # Companies put their own authorities into the system's store, which httpx leaves out.
     trust.load_default_certs()
     return trust
@@ -214,8 +218,9 @@ class Transport:
 
     def close(self) -> None:
         """Close all connections."""
-        for client in self._clients.values():
-            client.close()
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
 
 
 def _cut(opened: socket.socket) -> None:

@@ -680,7 +680,7 @@ def test_a_tag_that_names_another_image_is_not_taken_for_the_environment(site):
 
 def test_a_registry_that_does_not_answer_the_question_is_pushed_to_all_the_same(site):
     with FakeRegistry() as registry:
-        registry.fail("HEAD", "manifests/env-", status=403)
+        registry.fail("GET", "manifests/env-", status=403)
         done = site.build("--push", f"{registry.host}/team/model:v1", "--json")
     assert done.returncode == 0, done.stderr
     assert "was not asked for the environment" in done.stderr

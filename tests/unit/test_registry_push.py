@@ -167,10 +167,21 @@ def test_the_number_of_tries_is_three_and_said():
 @pytest.mark.parametrize("fault", [{"kind": "digest"}, {"kind": "body", "body": b"{}"}])
 def test_a_registry_that_does_not_confirm_the_image_gets_no_tag(fault):
     with FakeRegistry() as registry:
-        registry.fail("GET", "manifests/sha256", **fault)
+        registry.fail("GET", "manifests/sha256", times=2, **fault)
         with pytest.raises(RegistryError, match="does not confirm"):
             push(image_of(), at(registry), retry=FAST)
     assert registry.tags == {}
+
+
+def test_an_image_that_is_there_takes_one_request_and_one_for_its_tag():
+    image = image_of()
+    with FakeRegistry() as registry:
+        push(image, at(registry), retry=FAST)
+        before = len(registry.requests)
+        assert push(image, at(registry), retry=FAST).uploaded == 0
+        again = [(one.method, one.path) for one in registry.requests[before:]]
+    manifests = "/v2/team/app/manifests"
+    assert again == [("GET", "/v2/"), ("GET", f"{manifests}/{image.digest}"), ("HEAD", f"{manifests}/v1")]
 
 
 def test_a_registry_that_takes_the_manifest_for_another_gets_no_tag():

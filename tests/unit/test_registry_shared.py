@@ -51,7 +51,7 @@ def published(registry: FakeRegistry, folder):
         cache = LayerCache(folder / "one", others)
         done = assemble(recipe(*made), base(), files(folder, *made), cache, lambda *_: None, upload.offer)
         upload.finish(done.image)
-        others.publish(done.results)
+        cache.share(done.results)
         assert others.trouble == ""
     return done
 
@@ -72,6 +72,20 @@ def test_an_empty_machine_needs_no_wheel_and_sends_no_layer(tmp_path):
     assert result.uploaded == 0
     assert not registry.seen("GET", "blobs")
     assert not (tmp_path / "two/blobs").exists()
+
+
+def test_what_a_full_cache_has_is_published_too(tmp_path):
+    with FakeRegistry() as old:
+        published(old, tmp_path)
+    with FakeRegistry() as registry:
+        published(registry, tmp_path)
+        before = len(registry.seen("PUT", "manifests/(fact|layer)"))
+        with shared(registry) as others:
+            cache = LayerCache(tmp_path / "two", others)
+            assert wheels_to_read(recipe(*wheels()), cache) == ()
+        published(registry, tmp_path)
+    assert before > 0
+    assert len(registry.seen("PUT", "manifests/(fact|layer)")) == before
 
 
 def test_one_changed_wheel_is_the_only_one_that_is_read(tmp_path):
