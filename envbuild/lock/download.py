@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
-
-import httpx
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from envbuild.errors import LockError
 from envbuild.files import written_whole
@@ -20,6 +19,9 @@ from envbuild.lock.settings import IndexSettings, bare_url, read_settings
 from envbuild.lock.web import make_client, retried
 from envbuild.oci.digest import Digest
 from envbuild.waiting import as_completed
+
+if TYPE_CHECKING:
+    import httpx
 
 Report = Callable[[int, int, str], None]
 """Called with bytes done, bytes of all wheels, and the name of the file at hand; by one thread at a time."""
@@ -115,9 +117,9 @@ class _Job:
     lock: threading.Lock = field(default_factory=threading.Lock)
     stopped: threading.Event = field(default_factory=threading.Event)
     sockets: list[socket.socket] = field(default_factory=list)
-    _client: httpx.Client | None = None
+    _client: "httpx.Client | None" = None
 
-    def client(self) -> httpx.Client:
+    def client(self) -> "httpx.Client":
         """The client of all threads, made when something has to be downloaded."""
         with self.lock:
             if self._client is None:
@@ -218,7 +220,7 @@ class _Transfer:
         job, url = self._job, self._wheel.url
         with job.client().stream("GET", url, headers=asked, extensions={"trace": job.trace}) as answer:
             answer.raise_for_status()
-            if answer.status_code != httpx.codes.PARTIAL_CONTENT:
+            if answer.status_code != HTTPStatus.PARTIAL_CONTENT:
                 self._restart()
             for chunk in answer.iter_raw(_CHUNK):
                 self._write(chunk)

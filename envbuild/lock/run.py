@@ -23,7 +23,7 @@ from envbuild.lock.resolving import Question, asking, locked_wheel
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.lock.tags import same_version
 from envbuild.lock.uv import UvResolver
-from envbuild.lock.web import make_client
+from envbuild.lock.web import LateClient, make_client
 from envbuild.manifest.packages import Distribution
 from envbuild.match.stack import Gaps
 from envbuild.match.swap import name_of
@@ -147,7 +147,7 @@ def confirm(run: LockedRun, cache: Path, true: Mapping[Digest, Collection[str]] 
     What was called identical stays so only where every file of the wheel is what its RECORD says; `true` are those
     that somebody has held against it already, by the wheel's sha256.
     """
-    with make_client(IndexSettings(default=None)) as client:
+    with LateClient(IndexSettings(default=None)) as client:
         reader = FactReader(client, cache, true)
         false = reader.false_claims(run.lock.wheels)
         proven = {it.name for it in run.proof.those("identical")}

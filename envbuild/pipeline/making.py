@@ -61,7 +61,7 @@ class Making:
         self.report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
         image = replace(image, layers=tuple(replace(layer, found="registry") for layer in image.layers))
         run = self._confirmed({})
-        pushed = push(image, self.target, tags=self._tags)
+        pushed = push(image, self.target)
         return Made(assembled=Assembled(image=image, overlaps=(), results={}, true={}), pushed=pushed, run=run)
 
     def made(self, settings: IndexSettings) -> Made:
