@@ -1,0 +1,128 @@
+"""An image made anew from its lock and base, with nothing that anybody kept: what it has to be, to the last byte."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from envbuild.assemble import Compiling, LayerCache, assemble
+from envbuild.assemble.bytecode import Interpreter, Store, Unavailable
+from envbuild.assemble.config import OURS
+from envbuild.assemble.plan import plan_layers
+from envbuild.assemble.source import Wheels
+from envbuild.base import known_facts
+from envbuild.base.inspect import inspect
+from envbuild.base.interpreter import find_interpreter, runs_here
+from envbuild.errors import BuildError
+from envbuild.oci.image import Image, Layer
+from envbuild.recipe import Base, Recipe
+from envbuild.verify.findings import Finding, compared
+from envbuild.verify.standing import Subject
+
+_PLACE = "bases"
+"""The cache's folder that the work is done in: if it is killed, `cache prune` removes what it left there whole."""
+
+
+@contextmanager
+def workplace(cache: Path) -> Iterator[Path]:
+    """Yield an empty folder on the cache's disk, which ends with the block: after an error and Ctrl-C too."""
+    place = cache / _PLACE
+    place.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".new-verify-", dir=place) as name:
+        yield Path(name)
+
+
+def read_anew(base: Base, folder: Path) -> Base:
+    """Read the base's layers again, as what the cache knows of them may be what a registry said; BaseError."""
+    machine = base.target.machine
+    facts = inspect(base.image, base.name, machine, known_facts(folder))
+    return replace(base, target=facts.target(machine), python_path=facts.python_path, interpreter=facts.interpreter)
+
+
+def make_anew(
+    recipe: Recipe, base: Base, wheels: Wheels, folder: Path, report: Callable[[str, int, int], None]
+) -> Image:
+    """Assemble the image with an empty cache in `folder`; BuildError as `assemble`, and where bytecode cannot be made.
+
+    Layers leave the disk as soon as their digests are known, so it holds only those that are at work.
+    """
+    compiling = _compiling(base, folder) if recipe.bytecode else None
+    return assemble(recipe, base, wheels, LayerCache(folder), report, _forget, compiling).image
+
+
+def deep_findings(subject: Subject, recipe: Recipe, anew: Image) -> Iterator[Finding]:
+    """Hold each layer above the base, and the manifest over them all, against the image that was made anew."""
+    wanted = {it.created_by: it for it in anew.layers[len(subject.base.image.layers) :]}
+    found = {it.created_by.removeprefix(OURS): it for it in subject.own}
+    packages = {
+        plan.label: tuple(f"{wheel.name} {wheel.version}" for wheel in plan.wheels) for plan in plan_layers(recipe)
+    }
+    faults = [it for line in wanted if (it := _layer(line, wanted[line], found, packages.get(line, ())))]
+    faults += [
+        Finding(
+            about="layer", agrees=False, says=f"the lock gives none of {line or '(no history)'}", found=_both(layer)
+        )
+        for line, layer in found.items()
+        if line not in wanted
+    ]
+    same = f"{len(wanted)} layers, made anew from {len(recipe.wheels)} wheels, are the image's byte for byte"
+    yield from faults or [Finding(about="layers made anew", agrees=True, says=same)]
+    yield compared(
+        "manifest made anew",
+        wanted=str(anew.digest),
+        found=str(subject.image.digest),
+        ok=f"{anew.digest} is the image's",
+        differs=f"{anew.digest} is not the image's {subject.image.digest}",
+    )
+
+
+def _layer(line: str, made: Layer, found: Mapping[str, Layer], packages: tuple[str, ...]) -> Finding | None:
+    """What differs in the layer of this line, if anything does."""
+    layer = found.get(line)
+    if layer and _both(layer) == _both(made):
+        return None
+    digest, diff_id = made.descriptor.digest, made.diff_id
+    if layer is None:
+        says = f"the image has none of {line}"
+    elif layer.descriptor.digest != digest:
+        says = f"{line} is {digest}, and the image has {layer.descriptor.digest}"
+    else:
+        says = f"{line} has the diff id {diff_id}, and the image says {layer.diff_id}"
+    return Finding(
+        about="layer",
+        agrees=False,
+        says=says,
+        wanted=_both(made),
+        found=_both(layer) if layer else "",
+        packages=packages,
+    )
+
+
+def _both(layer: Layer) -> str:
+    """The blob's digest and size, and the diff id."""
+    return f"{layer.descriptor.digest} of {layer.descriptor.size} bytes, diff id {layer.diff_id}"
+
+
+def _compiling(base: Base, folder: Path) -> Compiling:
+    """By what bytecode is compiled anew; BuildError where the base's interpreter cannot run here."""
+
+    def find() -> Interpreter:
+        found = find_interpreter(base, folder)
+        if isinstance(found, Unavailable):
+            raise _no_bytecode(found, base)
+        return found
+
+    if reason := runs_here(base):
+        raise _no_bytecode(reason, base)
+    return Compiling(identity=base.interpreter, find=find, store=Store(folder))
+
+
+def _no_bytecode(reason: Unavailable, base: Base) -> BuildError:
+    what = f"the image has bytecode, which cannot be made anew: {reason.why}"
+    return BuildError(what, where=base.name, todo="verify on a machine that can run the base, or without --deep")
+
+
+def _forget(layer: Layer) -> None:
+    if layer.path:
+        layer.path.unlink(missing_ok=True)
