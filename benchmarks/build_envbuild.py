@@ -21,19 +21,21 @@ def main() -> None:
     folder, base_name, repository, cache, *variables = sys.argv[1:]
     lock = read_held(Path(folder))
     assert lock, folder
-    base = resolve_base(
-        base_name,
-        machine=lock.target.machine,
-        cache=Path(cache),
-        pull=lambda reference, machine: pull(reference, machine=machine),
-        report=lambda _text: None,
-    )
-    recipe = make_recipe(base, lock, variables)
-    steps = {"base": time.perf_counter() - began}
-    reference, tags = Reference.parse(repository), (environment_tag(recipe.environment),)
-    image = find_environment(reference, recipe.environment, machine=recipe.target.machine)
-    steps["asked"] = time.perf_counter() - began
-    done = push(image, reference, tags=tags).reference if image else made(recipe, base, Path(cache), reference, tags)
+    reference = Reference.parse(repository)
+    with SharedCache(reference) as shared:
+        base = resolve_base(
+            base_name,
+            machine=lock.target.machine,
+            cache=Path(cache),
+            pull=lambda reference, machine: pull(reference, machine=machine),
+            report=lambda _text: None,
+            notes=shared,
+        )
+        recipe = make_recipe(base, lock, variables)
+        steps = {"base": time.perf_counter() - began}
+        image = find_environment(reference, recipe.environment, machine=recipe.target.machine)
+        steps["asked"] = time.perf_counter() - began
+        done = push(image, reference).reference if image else made(recipe, base, Path(cache), reference, shared)
     seconds = time.perf_counter() - began
     print(json.dumps({"reference": str(done), "seconds": seconds, "steps": steps, "peak": peak()}))
 
@@ -51,18 +53,18 @@ def make_recipe(base: Base, lock: Lock, variables: list[str]) -> Recipe:
     )
 
 
-def made(recipe: Recipe, base: Base, folder: Path, reference: Reference, tags: tuple[str, ...]) -> Reference:
+def made(recipe: Recipe, base: Base, folder: Path, reference: Reference, shared: SharedCache) -> Reference:
     """What `envbuild.pipeline.making.Making.made` does, without CUDA's proof and without telling."""
-    with SharedCache(reference) as shared, Arrivals(folder) as arrivals, Upload(reference) as upload:
-        cache, keys = LayerCache(folder, shared), cache_keys(recipe)
-        shared.look_up(keys.layers, keys.notes)
+    cache, keys = LayerCache(folder, shared), cache_keys(recipe)
+    with Arrivals(folder) as arrivals, Upload(reference) as upload:
+        cache.look_up(keys.layers, keys.notes)
         if needed := wheels_to_read(recipe, cache):
             arrivals.start(needed)
             for layer in base.image.layers:
                 upload.offer(layer)
         result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer)
-        pushed = upload.finish(result.image, tags).reference
-        shared.publish(result.results)
+        pushed = upload.finish(result.image, (environment_tag(recipe.environment),)).reference
+        cache.share(result.results)
     return pushed
 
 

@@ -61,6 +61,8 @@ class KnownFacts:
         """What is known of a base's files."""
         name, key = f"{image.hex}-{_FORMAT}.json", _key("base facts", image)
         if here := _facts(self._read(name)):
+            if self.others:
+                self.others.put(key, asdict(here))
             return here
         told = _facts(self.others.get(key)) if self.others else None
         if told:

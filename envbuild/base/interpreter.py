@@ -5,7 +5,6 @@ library's sources. They get places of our own choosing, as plain files without l
 the base's loader is then started as a program, which takes the libraries from there and from nowhere else.
 """
 
-import gzip
 import json
 import platform
 import posixpath
@@ -14,16 +13,16 @@ import shutil
 import sys
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO
 
 from envbuild.assemble.bytecode.interpreter import Build, Interpreter, Unavailable, ask_build
-from envbuild.base.tree import Tree, read_tree, resolve
+from envbuild.assemble.inflate import open_gzip
+from envbuild.base.tree import DAMAGED, Tree, read_tree, resolve
 from envbuild.errors import BaseError
 from envbuild.files import write_whole
 from envbuild.oci.digest import Digest
@@ -78,7 +77,7 @@ def _made(base: Base, folder: Path) -> Interpreter | Unavailable:
         staged = Path(name) / "interpreter"
         try:
             found = _taken(base, staged)
-        except (OSError, tarfile.TarError, EOFError, zlib.error, ValueError) as error:
+        except DAMAGED as error:
             todo = "build with --no-bytecode, or give another --base"
             raise BaseError(f"its interpreter cannot be taken out: {error}", where=base.name, todo=todo) from error
         if isinstance(found, Unavailable):
@@ -203,7 +202,7 @@ def _take(layer: Layer, wanted: Mapping[str, list[str]], folder: Path, sources: 
 def _files(layer: Layer) -> Iterator[tuple[str, tarfile.TarInfo, IO[bytes]]]:
     with layer.open() as blob, ExitStack() as stack:
         packed = layer.descriptor.media_type == LAYER_GZIP
-        content = cast("BinaryIO", stack.enter_context(gzip.GzipFile(fileobj=blob)) if packed else blob)
+        content = stack.enter_context(open_gzip(blob)) if packed else blob
         archive = stack.enter_context(tarfile.open(fileobj=content, mode="r|", bufsize=_CHUNK))
         for member in archive:
             file = archive.extractfile(member) if member.isreg() else None

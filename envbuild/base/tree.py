@@ -1,20 +1,23 @@
 """The files of an image, read from its layers without unpacking them (OCI image-spec, layer.md)."""
 
-import gzip
 import hashlib
 import posixpath
 import re
 import tarfile
-import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, BinaryIO, Literal, cast
 
+from envbuild.assemble.inflate import GZIP_ERRORS, open_gzip
 from envbuild.errors import BaseError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Image, Layer
 
 _CHUNK = 1 << 20
+_BUFFER = 1 << 15
+"""Bytes that tarfile buffers: it copies the rest of its buffer at each header."""
+DAMAGED: tuple[type[Exception], ...] = (*GZIP_ERRORS, tarfile.TarError, ValueError)
+"""What reading a layer raises that is no compressed tar."""
 _OVERLAP = 256
 _STEPS = 400
 _PYTHON = re.compile(r"(?:.*/)?(?:python|libpython)(3\.\d+)(?:\.so[.\d]*)?")
@@ -62,7 +65,7 @@ def read_tree(image: Image, name: str) -> Tree:
             raise BaseError(f"a layer of the base has the unknown media type {media_type[:80]}", where=name)
         try:
             tree = _applied(tree, layer)
-        except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
+        except DAMAGED as error:
             what = f"layer {layer.descriptor.digest} of the base cannot be read: {error}"
             raise BaseError(what, where=name, todo="fetch the base again, or give another") from error
     return tree
@@ -76,8 +79,8 @@ def _applied(lower: Tree, layer: Layer) -> Tree:
     with layer.open() as blob, ExitStack() as stack:
         # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
         packed = layer.descriptor.media_type == LAYER_GZIP
-        content = _Hashed(stack.enter_context(gzip.GzipFile(fileobj=blob)) if packed else blob)
-        archive = stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", content), mode="r|", bufsize=_CHUNK))
+        content = _Hashed(stack.enter_context(open_gzip(blob)) if packed else blob)
+        archive = stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", content), mode="r|", bufsize=_BUFFER))
         for member in archive:
             path = posixpath.normpath(member.name).lstrip("/")
             folder, _, base = path.rpartition("/")
@@ -150,7 +153,7 @@ def _search(content: IO[bytes], says: re.Pattern[bytes]) -> tuple[str, str]:
 class _Hashed:
     """An uncompressed layer, hashed as it passes."""
 
-    def __init__(self, file: BinaryIO | gzip.GzipFile) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file, self._hasher = file, hashlib.sha256()
 
     def read(self, size: int = -1, /) -> bytes:

@@ -176,6 +176,7 @@ def test_a_machine_that_knows_nothing_reads_no_layer_where_others_left_notes(ups
         notes = Reference.parse(f"{way.host}/notes/{uuid.uuid4().hex}")
         with SharedCache(notes, retry=FAST) as shared:
             first = base_at(name, tmp_path / "one", notes=shared)
+            shared.publish({})
         assert way.moved > 10 << 20, "the first one reads the base"
         way.moved = 0
         with SharedCache(notes, retry=FAST) as shared:
