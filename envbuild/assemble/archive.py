@@ -8,6 +8,7 @@ deflate. Names that differ in case or in Unicode's normal form only are differen
 
 import mmap
 import os
+import re
 import stat
 import struct
 import zipfile
@@ -40,6 +41,8 @@ _LIMIT, _UNSUSPICIOUS, _EXPANSION = 64 << 30, 1 << 30, 200
 cannot expand more than 1032 times."""
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 512
 """Bytes of a file's name and of its path: what Linux takes (NAME_MAX, PATH_MAX), less what engines put before it."""
+_PLAIN = re.compile(r"(?:\w[\w.+-]*/)*\w[\w.+-]*/?", re.ASCII)
+"""Nearly all paths; none of them can mean anything else."""
 _RELEASED = 64 << 10
 """Bytes: less is not worth a system call."""
 _SMALL = 64 << 20
@@ -156,8 +159,10 @@ def _is_folder(member: Member) -> bool:
 
 def check_name(name: str, filename: str) -> None:
     """Refuse a path that escapes, that means something else in a layer, or that no file can have."""
+    if len(name) <= _LONGEST_NAME and _PLAIN.fullmatch(name):
+        return
     parts = name.removesuffix("/").split("/")
-    if name.startswith("/") or "\\" in name or ":" in parts[0] or not all(char.isprintable() for char in name):
+    if name.startswith("/") or "\\" in name or ":" in parts[0] or not name.isprintable():
         raise refusal(filename, f"path {name[:200]!r} is absolute or has forbidden characters")
     if any(part in ("", ".", "..") for part in parts):
         raise refusal(filename, f"path {name[:200]!r} leaves its folder")

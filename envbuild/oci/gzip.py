@@ -7,9 +7,11 @@ either a deflate stream that somebody else made (a wheel's), or one made by the 
 import re
 import struct
 import zlib
+from functools import lru_cache
 
 _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # no name, no time, unknown system
-_RUN = re.compile(rb"(.)\1{4,}", re.DOTALL)
+_RUN = re.compile(rb"\0{5,}|0{5,}")
+"""What tar headers are full of; looking for runs of any byte takes longer than all the rest."""
 STORED_LIMIT = 65535
 """Bytes that one stored block may hold."""
 
@@ -73,23 +75,29 @@ _LENGTHS = {length: _length(length) for length in range(3, 259)}
 
 
 def deflate_runs(data: bytes) -> bytes:
-    """Encode as one deflate block with fixed Huffman codes, where only runs of one byte are matched."""
+    """Encode as one deflate block with fixed Huffman codes, where only runs of NUL and of the digit 0 are matched."""
     pieces = ["011"]  # final block, fixed codes
     position = 0
     for run in _RUN.finditer(data):
         first, after = run.span()
-        pieces += map(_LITERALS.__getitem__, data[position : first + 1])
-        pieces += _run(after - first - 1)
+        # Headers repeat each other: their folders, and all of their fields but name, size and checksum.
+        cut = data.rfind(b"/", position, first + 1) + 1 or position
+        pieces += _literals(data[position:cut]), _literals(data[cut : first + 1]), _run(after - first - 1)
         position = after
-    pieces += map(_LITERALS.__getitem__, data[position:])
-    pieces.append("0000000")  # end of block
+    pieces += _literals(data[position:]), "0000000"  # end of block
     pieces.reverse()
     text = "".join(pieces)
     return int(text, 2).to_bytes((len(text) + 7) // 8, "little")
 
 
-def _run(length: int) -> list[str]:
+@lru_cache(maxsize=4096)
+def _literals(data: bytes) -> str:
+    return "".join(map(_LITERALS.__getitem__, reversed(data)))
+
+
+@lru_cache(maxsize=1024)
+def _run(length: int) -> str:
     whole, rest = divmod(length, 258)
     if rest in (1, 2) and whole:  # a match is at least three bytes
-        return [_LENGTHS[258]] * (whole - 1) + [_LENGTHS[258 + rest - 3], _LENGTHS[3]]
-    return [_LENGTHS[258]] * whole + ([_LENGTHS[rest]] if rest else [])
+        return _LENGTHS[3] + _LENGTHS[258 + rest - 3] + _LENGTHS[258] * (whole - 1)
+    return (_LENGTHS[rest] if rest else "") + _LENGTHS[258] * whole
