@@ -7,11 +7,10 @@ from datetime import datetime
 from pathlib import Path
 
 from envbuild.assemble import Compiling
-from envbuild.assemble.bytecode import Interpreter, Store, Unavailable, compiled_by
+from envbuild.assemble.bytecode import compiled_by
 from envbuild.base import check_base, resolve_base
-from envbuild.base.interpreter import find_interpreter, runs_here
+from envbuild.base.compiling import compiling_on
 from envbuild.cache import prune, size_limit
-from envbuild.errors import BuildError
 from envbuild.lock import (
     IndexSettings,
     Lock,
@@ -85,27 +84,12 @@ def _part(
 
 
 def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
-    """By what bytecode is made; BuildError where the base's interpreter cannot run here."""
-
-    def find() -> Interpreter:
-        found = find_interpreter(base, order.cache)
-        if isinstance(found, Unavailable):
-            raise _no_bytecode(found, base)
-        return found
-
-    if reason := runs_here(base):
-        raise _no_bytecode(reason, base)
-    return Compiling(
-        identity=base.interpreter,
-        find=find,
-        store=Store(order.cache),
-        told=lambda count: report.note(f"compiling {count} modules with the base's own Python"),
-    )
-
-
-def _no_bytecode(reason: Unavailable, base: Base) -> BuildError:
     todo = "build with --no-bytecode, or on a machine that can run the base"
-    return BuildError(f"there can be no bytecode: {reason.why}", where=base.name, todo=todo)
+
+    def told(count: int) -> None:
+        report.note(f"compiling {count} modules with the base's own Python")
+
+    return compiling_on(base, order.cache, todo, told)
 
 
 def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:

@@ -6,15 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from envbuild.assemble import Compiling, LayerCache, assemble
-from envbuild.assemble.bytecode import Interpreter, Store, Unavailable
+from envbuild.assemble import LayerCache, assemble
 from envbuild.assemble.config import OURS
 from envbuild.assemble.plan import plan_layers
 from envbuild.assemble.source import Wheels
 from envbuild.base import known_facts
+from envbuild.base.compiling import compiling_on
 from envbuild.base.inspect import inspect
-from envbuild.base.interpreter import find_interpreter, runs_here
-from envbuild.errors import BuildError
 from envbuild.oci.image import Image, Layer
 from envbuild.recipe import Base, Recipe
 from envbuild.verify.findings import Finding, compared
@@ -47,7 +45,8 @@ def make_anew(
 
     Layers leave the disk as soon as their digests are known, so it holds only those that are at work.
     """
-    compiling = _compiling(base, folder) if recipe.bytecode else None
+    todo = "verify on a machine that can run the base, or without --deep"
+    compiling = compiling_on(base, folder, todo) if recipe.bytecode else None
     return assemble(recipe, base, wheels, LayerCache(folder), report, _forget, compiling).image
 
 
@@ -102,25 +101,6 @@ def _layer(line: str, made: Layer, found: Mapping[str, Layer], packages: tuple[s
 def _both(layer: Layer) -> str:
     """The blob's digest and size, and the diff id."""
     return f"{layer.descriptor.digest} of {layer.descriptor.size} bytes, diff id {layer.diff_id}"
-
-
-def _compiling(base: Base, folder: Path) -> Compiling:
-    """By what bytecode is compiled anew; BuildError where the base's interpreter cannot run here."""
-
-    def find() -> Interpreter:
-        found = find_interpreter(base, folder)
-        if isinstance(found, Unavailable):
-            raise _no_bytecode(found, base)
-        return found
-
-    if reason := runs_here(base):
-        raise _no_bytecode(reason, base)
-    return Compiling(identity=base.interpreter, find=find, store=Store(folder))
-
-
-def _no_bytecode(reason: Unavailable, base: Base) -> BuildError:
-    what = f"the image has bytecode, which cannot be made anew: {reason.why}"
-    return BuildError(what, where=base.name, todo="verify on a machine that can run the base, or without --deep")
 
 
 def _forget(layer: Layer) -> None:

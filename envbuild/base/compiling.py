@@ -1,0 +1,31 @@
+"""By what the bytecode of an image on a base is made: the base's own interpreter, on this machine."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from envbuild.assemble import Compiling
+from envbuild.assemble.bytecode import Interpreter, Store, Unavailable
+from envbuild.base.interpreter import find_interpreter, runs_here
+from envbuild.errors import BuildError
+from envbuild.recipe import Base
+
+
+def compiling_on(base: Base, cache: Path, todo: str, told: Callable[[int], object] = lambda _count: None) -> Compiling:
+    """Say by what sources are compiled; what was compiled, and the interpreter, are kept in `cache`.
+
+    BuildError, with `todo`, where the base's interpreter cannot run here; from `find` where it turns out not to.
+    """
+
+    def find() -> Interpreter:
+        found = find_interpreter(base, cache)
+        if isinstance(found, Unavailable):
+            raise _refused(found, base, todo)
+        return found
+
+    if reason := runs_here(base):
+        raise _refused(reason, base, todo)
+    return Compiling(identity=base.interpreter, find=find, store=Store(cache), told=told)
+
+
+def _refused(reason: Unavailable, base: Base, todo: str) -> BuildError:
+    return BuildError(f"there can be no bytecode: {reason.why}", where=base.name, todo=todo)
