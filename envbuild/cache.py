@@ -32,6 +32,8 @@ KINDS = {
 """The folders in it, and what they hold."""
 _WHOLE = frozenset({"bases", "built", "interpreters"})
 """Kinds whose folders are of use only as a whole."""
+_OURS = re.compile(r"\.new-.*|[\w.-]*[0-9a-f]{12,64}[\w.-]*")
+"""Names that things have here: of a digest, or not finished. The folder may be one that holds other files too."""
 _IN_USE = 3600.0
 """Seconds: what was touched since may be part of a run that goes on."""
 _UNFINISHED = 24 * 3600.0
@@ -126,9 +128,9 @@ def _things(folder: Path) -> Iterator[Thing]:
 def _paths(folder: Path, *, whole: bool) -> Iterable[Path]:
     if whole:
         with suppress(OSError):
-            return list(folder.iterdir())
+            return [path for path in folder.iterdir() if _OURS.fullmatch(path.name)]
         return ()
-    return (Path(place) / name for place, _, names in os.walk(folder) for name in names)
+    return (Path(place) / name for place, _, names in os.walk(folder) for name in names if _OURS.fullmatch(name))
 
 
 def _thing(kind: str, path: Path) -> Thing:

@@ -70,6 +70,8 @@ class LayerCache:
         """Return the layer for a key; None when it is not there, or its bytes are not what they were."""
         try:
             value = json.loads((self._keys / f"{key.hex}.json").read_bytes())
+            if value["key"] != str(key):
+                return None
             result = LayerResult(Digest.parse(value["digest"]), int(value["size"]), Digest.parse(value["diff_id"]))
             path = self._path(result.digest)
             right = is_blob(path, Descriptor(LAYER_GZIP, result.digest, result.size))
@@ -85,7 +87,12 @@ class LayerCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             settle(file, temporary, path)
         seal(path, result.digest)
-        value = {"digest": str(result.digest), "size": result.size, "diff_id": str(result.diff_id)}
+        value = {
+            "key": str(key),
+            "digest": str(result.digest),
+            "size": result.size,
+            "diff_id": str(result.diff_id),
+        }
         write_whole(self._keys / f"{key.hex}.json", canonical_json(value))
         return CachedLayer(result, path, reused=False)
 

@@ -92,6 +92,8 @@ app.command("verify")(verify.run)
 def main() -> NoReturn:
     """Run the command line and exit with the code of what happened."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which nohup sees to
+        signal.signal(signal.SIGHUP, _interrupt)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -95,8 +95,10 @@ def _copied(source: "Reference", target: "Reference", machine: str | None, progr
 
     from envbuild.base import known_facts
     from envbuild.files import cache_folder
-    from envbuild.registry import copy_image
+    from envbuild.registry import copy_image, pull
 
+    if machine:
+        pull(source, machine=machine)  # refuses an image that is for another one
     progress.step(f"copying {source} to {target}")
     done = copy_image(source, target, machine=machine, report=progress.progress)
     known, name = known_facts(cache_folder()), str(replace(source, digest=None))

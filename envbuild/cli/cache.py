@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from envbuild.errors import UsageError
+
 app = typer.Typer(
     help="Show what the cache holds, and make it smaller.",
     no_args_is_help=True,
@@ -13,7 +15,7 @@ app = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Keep = Annotated[
-    str,
+    str | None,
     typer.Option(help="What may stay, such as 20GB; by default ENVBUILD_CACHE_LIMIT, else nothing.", metavar="SIZE"),
 ]
 
@@ -42,7 +44,7 @@ def info(*, as_json: AsJson = False) -> None:
 
 @app.command("prune")
 def prune(
-    keep: Keep = "",
+    keep: Keep = None,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
     as_json: AsJson = False,
@@ -55,6 +57,8 @@ def prune(
     from envbuild.cache import read_size, size_limit
     from envbuild.files import cache_folder
 
+    if keep is not None and not keep.strip():
+        raise UsageError("--keep is empty", where="--keep", todo="give a size, or leave it out; is a variable unset?")
     limit = read_size(keep, "--keep") if keep else size_limit() or 0
     gone = pruned(cache_folder(), keep=limit, dry_run=dry_run)
     size = sum(it.size for it in gone)

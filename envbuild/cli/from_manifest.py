@@ -11,6 +11,7 @@ import typer
 
 from envbuild.cli import locking, records, references
 from envbuild.cli.console import Progress
+from envbuild.cli.printed import check_stdout
 from envbuild.cli.summary import reference, result, summary
 from envbuild.errors import UsageError
 
@@ -94,6 +95,7 @@ def run(
     from envbuild.match import pairs_of
     from envbuild.pipeline import Order
 
+    check_stdout()
     _check_given({"--base": base, "--push": push, "--stamp": stamp, "--load": load, "--platform": platform})
     repository = references.repository(push, "--push") if push is not None else None
     given = Given(python=python, gpu=gpu, platform=ran_on)

@@ -1,5 +1,6 @@
 """What commands on images share: references to repositories, platforms, and getting a base."""
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
     from envbuild.recipe import Base
 
+_RESERVED = re.compile(r"(?:env|layer|fact)-[0-9a-f]{12,64}")
 Platform = Annotated[
     str | None, typer.Option(help="linux/amd64 or linux/arm64; by default this machine's.", metavar="PLATFORM")
 ]
@@ -30,6 +32,9 @@ def repository(text: str, where: str) -> "Reference":
         reference = Reference.parse(text)
     except ValueError as error:
         raise UsageError(str(error), where=f"{where} {text}", todo=todo) from error
+    if reference.tag and _RESERVED.fullmatch(reference.tag):
+        todo = "choose another tag; envbuild keeps what it knows of environments, layers and wheels under such ones"
+        raise UsageError("the tag is one of envbuild's own", where=f"{where} {text}", todo=todo)
     if reference.digest:
         todo = "leave out what follows @"
         raise UsageError("a push cannot choose its digest", where=f"{where} {text}", todo=todo)

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import platformdirs
 
 from envbuild.errors import LockError, MissingComponentError
+from envbuild.files import cache_folder
 
 # Settings of uv that change what is resolved, or that point it at somebody's project.
 _NOT_FOR_US = frozenset({
@@ -128,6 +129,7 @@ def uv_environment(settings: IndexSettings | None = None) -> dict[str, str]:
     """The environment to run uv in: without what would change the result, with pip's settings where they count."""
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_US}
     environment |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+    environment |= _cache_place()
     links = [_absolute(place) for place in environment.get("UV_FIND_LINKS", "").split(",") if place]
     if settings is not None:
         links = list(settings.find_links)
@@ -145,6 +147,18 @@ def uv_environment(settings: IndexSettings | None = None) -> dict[str, str]:
         environment.setdefault("UV_INSECURE_HOST", " ".join(settings.trusted_hosts))
     environment["UV_FIND_LINKS"] = ",".join(links)
     return {name: value for name, value in environment.items() if value}
+
+
+def _cache_place() -> dict[str, str]:
+    """Where uv keeps things, if not where it does by default: users of containers often have no home."""
+    if chosen := os.environ.get("UV_CACHE_DIR"):
+        return {"UV_CACHE_DIR": chosen}
+    place = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME") or "/nonexistent", ".cache"), "uv")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return {"UV_CACHE_DIR": str(cache_folder() / "uv")}
+    return {} if os.access(place, os.W_OK) else {"UV_CACHE_DIR": str(cache_folder() / "uv")}
 
 
 def pip_environment(settings: IndexSettings) -> dict[str, str]:
@@ -169,7 +183,8 @@ def _certificates(settings: IndexSettings) -> dict[str, str]:
 
 def _without_settings() -> dict[str, str]:
     """An environment in which uv has no settings at all."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("UV_")} | {"UV_NO_CONFIG": "1"}
+    rest = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    return rest | _cache_place() | {"UV_NO_CONFIG": "1"}
 
 
 def _uv_settings(uv: str, environment: Mapping[str, str]) -> IndexSettings:

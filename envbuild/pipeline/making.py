@@ -8,7 +8,7 @@ from envbuild.assemble import Assembled, Compiling, LayerCache, assemble, cache_
 from envbuild.errors import RegistryError
 from envbuild.lock import Arrivals, IndexSettings, LockedRun, LockedWheel, confirm
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Layer, canonical_json
+from envbuild.oci.image import Image, Layer, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.pipeline.order import Order, Plan, Reporter
 from envbuild.recipe import Base, Recipe
@@ -58,11 +58,27 @@ class Making:
             return None
         if image is None:
             return None
+        if why := self._contradiction(image):
+            self.report.warn(f"the registry's image of this environment is not the one that belongs there: {why}")
+            return None
         self.report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
         image = replace(image, layers=tuple(replace(layer, found="registry") for layer in image.layers))
         run = self._confirmed({})
         pushed = push(image, self.target)
         return Made(assembled=Assembled(image=image, overlaps=(), results={}, true={}), pushed=pushed, run=run)
+
+    def _contradiction(self, image: Image) -> str:
+        """What speaks against an image of the registry, by what is known here without reading anything."""
+        below = self.base.image.layers
+        if [it.descriptor.digest for it in image.layers[: len(below)]] != [it.descriptor.digest for it in below]:
+            return "its first layers are not the base's"
+        cache, ours = LayerCache(self.order.cache), image.layers[len(below) :]
+        for key, layer in zip(cache_keys(self.recipe).layers, ours, strict=False):
+            known = cache.get(key)
+            found = (layer.descriptor.digest, layer.descriptor.size, layer.diff_id)
+            if known and found != (known.result.digest, known.result.size, known.result.diff_id):
+                return f"layer {layer.descriptor.digest} is another than was made here, {known.result.digest}"
+        return ""
 
     def made(self, settings: IndexSettings) -> Made:
         """Make the image, and push it where that is wanted; no tag is set before everything was checked."""

@@ -18,15 +18,24 @@ from envbuild.registry import PushResult
 if TYPE_CHECKING:
     from envbuild.engine.load import Loaded
 
+_FIRST = b"oci-layout\0"
+"""How an archive begins: with the name of its first member."""
+
 
 def write_outputs(
     order: Order, parts: Sequence[Part], content: Content, pushed: PushResult | None, report: Reporter
 ) -> Outcome:
     """Write the context, and the image wherever it is wanted; an OCI layout where nothing else was asked for."""
-    _write_contexts(order, parts)
     layout = None if pushed or order.archive or order.load else order.out
     if layout:
         report.step(f"writing the OCI layout {layout}")
+    # What a layout has already stays where it is; a new one appears whole.
+    kept = layout is not None and (layout / "index.json").exists()
+    with staged_folder(order.out) as folder:
+        _write_contexts(folder, parts)
+        if layout and not kept:
+            write_layout(content, folder, name="latest")
+    if layout and kept:
         write_layout(content, layout, name="latest")
     if order.archive:
         _write_archive(order, order.archive, content, report)
@@ -49,6 +58,9 @@ def check_outputs(order: Order) -> None:
     if order.archive and (order.archive.is_dir() or not order.archive.absolute().parent.is_dir()):
         todo = "give --archive a file in a folder that is there"
         raise UsageError("the archive cannot be written there", where=str(order.archive), todo=todo)
+    if order.archive and _is_foreign(order.archive):
+        todo = "remove it, or give --archive another file"
+        raise UsageError("the file is there, and is no archive of envbuild", where=str(order.archive), todo=todo)
 
 
 def check_engine(order: Order) -> None:
@@ -61,16 +73,25 @@ def check_engine(order: Order) -> None:
             pass
 
 
-def _write_contexts(order: Order, parts: Sequence[Part]) -> None:
+def _is_foreign(path: Path) -> bool:
+    """Whether a file is there that no archive of ours is."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_FIRST))
+    except OSError:
+        return False  # there is none, or writing will say what is wrong
+    return path.is_file() and head not in (b"", _FIRST)
+
+
+def _write_contexts(folder: Path, parts: Sequence[Part]) -> None:
     """Write a context for each platform: in `context`, or in one folder each below it."""
-    with staged_folder(order.out) as folder:
-        for part in parts:
-            name = "context" if len(parts) == 1 else f"context/{part.platform.replace('/', '-')}"
-            requirements = requirements_text(part.lock)
-            context = build_context(part.recipe, requirements, part.pylock, data_folder("templates"))
-            for file, data in context.items():
-                write_whole(folder / name / file, data)
-            copy_local(part.lock, folder / name)
+    for part in parts:
+        name = "context" if len(parts) == 1 else f"context/{part.platform.replace('/', '-')}"
+        requirements = requirements_text(part.lock)
+        context = build_context(part.recipe, requirements, part.pylock, data_folder("templates"))
+        for file, data in context.items():
+            write_whole(folder / name / file, data)
+        copy_local(part.lock, folder / name)
 
 
 def _write_archive(order: Order, path: Path, content: Content, report: Reporter) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from packaging.utils import canonicalize_name
 
+from envbuild.errors import ManifestError
 from envbuild.files import data_folder
 from envbuild.lock import origin_fault
 from envbuild.manifest import read_manifest
@@ -15,6 +16,9 @@ from envbuild.pipeline.order import Order, Plan
 def make_plans(order: Order) -> tuple[Plan, ...]:
     """Read the manifest and decide the stack, once for each platform."""
     manifest = read_manifest(order.manifest, order.manifest_name)
+    if not manifest.distributions:
+        todo = "capture the run again, where its packages are installed"
+        raise ManifestError("the manifest lists no distribution", where=order.manifest_name, todo=todo)
     profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if order.overrides else frameworks_of(manifest))
     return tuple(_plan(order, manifest, profiles, machine) for machine in order.platforms or (None,))
 

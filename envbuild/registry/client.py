@@ -128,11 +128,18 @@ class Registry:
         if said and said != str(Digest.of(data)):
             raise RegistryError(f"{self.host} stored other bytes than were sent", where=redacted(url))
 
-    def has_blob(self, repository: str, digest: Digest, *, action: str = "push") -> bool:
-        """True when the blob is there."""
+    def has_blob(self, repository: str, digest: Digest, *, size: int | None = None, action: str = "push") -> bool:
+        """True when the blob is there; RegistryError when it is said to have another size than this one."""
         aim = Aim(host=self.host, repository=repository, action=action)
         url = self._url(f"{repository}/blobs/{digest}")
-        return self._closed(_Call(method="HEAD", url=url, aim=aim, also=frozenset({404}))).status_code != 404
+        response = self._closed(_Call(method="HEAD", url=url, aim=aim, also=frozenset({404})))
+        if response.status_code == 404:
+            return False
+        said = response.headers.get("content-length", "")
+        if size is not None and said.isdecimal() and int(said) not in (0, size):
+            todo = "build with --no-remote-cache, and find out who published a layer with a wrong size"
+            raise RegistryError(f"{digest} has {said} bytes there, not {size}", where=redacted(url), todo=todo)
+        return True
 
     def open_blob(self, repository: str, descriptor: Descriptor) -> BinaryIO:
         """Open a blob for reading; at its end RegistryError is raised when it was not the descriptor's bytes.

@@ -131,7 +131,7 @@ class Upload:
         descriptor, registry, repository = layer.descriptor, self._registry, self._reference.repository
         host, _, source = layer.origin.partition("/")
         how: How = "there"
-        if not registry.has_blob(repository, descriptor.digest):
+        if not registry.has_blob(repository, descriptor.digest, size=descriptor.size):
             mountable = host == self._reference.registry and source != repository
             how = "mounted" if mountable and registry.mount(repository, descriptor.digest, source=source) else "sent"
         if how == "sent":

@@ -279,6 +279,16 @@ def test_one_changed_wheel_leaves_the_files_of_other_layers_unread(tmp_path):
     assert [it.name for it in wheels_to_read(changed, cache)] == ["small"]
 
 
+def test_a_record_of_another_layer_counts_for_nothing(tmp_path):
+    wheels = [make_wheel("aaa", "1", {"x.bin": random.Random(1).randbytes(5 << 20)}), make_wheel("small", "1")]
+    first = built(tmp_path, *wheels)
+    one, two, *_ = sorted((tmp_path / "cache/layers").iterdir())
+    swapped = (one.read_bytes(), two.read_bytes())
+    two.write_bytes(swapped[0])
+    one.write_bytes(swapped[1])
+    assert built(tmp_path, *wheels).image.digest == first.image.digest
+
+
 def test_a_layer_that_leaves_the_cache_meanwhile_is_told(tmp_path):
     built(tmp_path, make_wheel("small", "1"))
     shutil.rmtree(tmp_path / "cache/layers")

@@ -11,8 +11,12 @@ import pytest
 from envbuild.cache import KINDS, kinds, prune, read_size
 from envbuild.errors import UsageError
 
+OLD, NEW, MIDDLE = "0a" * 32, "0b" * 32, "0c" * 32
+BASE = "debian-bookworm-x86_64-0123456789ab"
 NOW = 1_700_000_000.0
 HOUR = 3600
+FOREIGN = {"somebody/else.txt", "notes/diary.txt", "wheels/deep/bike.jpg", "bases/mine/x"}
+"""The folder may be one that somebody has for other things too."""
 
 
 def put(folder: Path, name: str, size: int, hours: float) -> Path:
@@ -26,14 +30,15 @@ def put(folder: Path, name: str, size: int, hours: float) -> Path:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    put(tmp_path, "wheels/aa/old.whl", 100, 50)
-    put(tmp_path, "wheels/bb/new.whl", 100, 2)
-    put(tmp_path, "blobs/sha256/middle", 100, 20)
-    put(tmp_path, "bases/debian/index.json", 10, 90)
-    put(tmp_path, "bases/debian/blobs/layer", 90, 30)
+    put(tmp_path, f"wheels/aa/{OLD}.whl", 100, 50)
+    put(tmp_path, f"wheels/bb/{NEW}.whl", 100, 2)
+    put(tmp_path, f"blobs/sha256/{MIDDLE}", 100, 20)
+    put(tmp_path, f"bases/{BASE}/index.json", 10, 90)
+    put(tmp_path, f"bases/{BASE}/blobs/layer", 90, 30)
     put(tmp_path, "bases/.new-debian/half", 7, 25)
     put(tmp_path, "blobs/.new-running", 5, 1)
-    put(tmp_path, "somebody/else.txt", 1000, 500)
+    for place in FOREIGN:
+        put(tmp_path, place, 1000, 500)
     return tmp_path
 
 
@@ -52,22 +57,22 @@ def test_what_it_holds_is_counted_by_kind(folder):
     [
         (1000, set()),
         (405, set()),
-        (404, {"wheels/aa/old.whl"}),
-        (300, {"wheels/aa/old.whl", "bases/debian"}),
-        (205, {"wheels/aa/old.whl", "bases/debian"}),
-        (0, {"wheels/aa/old.whl", "bases/debian", "blobs/sha256/middle", "wheels/bb/new.whl"}),
+        (404, {f"wheels/aa/{OLD}.whl"}),
+        (300, {f"wheels/aa/{OLD}.whl", f"bases/{BASE}"}),
+        (205, {f"wheels/aa/{OLD}.whl", f"bases/{BASE}"}),
+        (0, {f"wheels/aa/{OLD}.whl", f"bases/{BASE}", f"blobs/sha256/{MIDDLE}", f"wheels/bb/{NEW}.whl"}),
     ],
 )
 def test_what_was_not_used_for_the_longest_time_leaves_first(folder, keep, gone):
     # the remains of a killed run always go; what is being written and what is not ours stays
     leaving = prune(folder, keep=keep, now=NOW)
     assert {str(it.path.relative_to(folder)) for it in leaving} == gone | {"bases/.new-debian"}
-    assert {"blobs/.new-running", "somebody/else.txt"} <= names(folder)
+    assert {"blobs/.new-running", *FOREIGN} <= names(folder)
     assert not {name for name in names(folder) if any(name.startswith(it) for it in gone)}
 
 
 def test_what_was_used_in_the_last_hour_stays(tmp_path):
-    put(tmp_path, "wheels/aa/now.whl", 100, 0.5)
+    put(tmp_path, f"wheels/aa/{NEW}.whl", 100, 0.5)
     assert prune(tmp_path, keep=0, now=NOW) == ()
 
 
@@ -106,6 +111,7 @@ def test_the_command_shows_and_prunes(folder):
     assert {Path(it).name for it in json.loads(done.stdout)["removed"]} == {".new-debian", ".new-running"}
     done = envbuild(folder, "prune", "--keep", "0")
     assert done.returncode == 0
-    assert names(folder) == {"somebody/else.txt"}
-    refused = envbuild(folder, "prune", "--keep", "much")
-    assert (refused.returncode, refused.stdout) == (2, "")
+    assert names(folder) == FOREIGN
+    for keep in ("much", "", " "):
+        refused = envbuild(folder, "prune", "--keep", keep)
+        assert (refused.returncode, refused.stdout) == (2, "")

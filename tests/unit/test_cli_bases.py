@@ -127,6 +127,13 @@ def test_a_layout_is_mirrored_too(site):
     assert (result["image"], site.registry.tags["mine:1"]) == (f"{site.host}/mine@{OLD.digest}", str(OLD.digest))
 
 
+def test_an_image_for_another_machine_is_not_mirrored_as_this_one(site):
+    done = site("base", "mirror", f"{site.host}/up/base:1", f"{site.host}/mine:1", "--platform", "linux/arm64")
+    assert done.returncode == 14, done.stderr
+    assert "linux/arm64" in done.stderr
+    assert "mine:1" not in site.registry.tags
+
+
 @pytest.mark.parametrize(("tag", "same"), [("2", True), ("3", False)])
 def test_rebasing_gives_what_building_on_the_new_base_gives(site, tag, same):
     old = site.built(f"{site.host}/up/base:1")

@@ -133,7 +133,7 @@ def test_a_reader_that_has_gone_is_no_error_to_talk_about():
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_command_with_130_and_leaves_no_file(number, tmp_path):
     command = [sys.executable, "-c", COMMANDS, "write", str(tmp_path / "out.json")]
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment()) as process:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from envbuild.oci.digest import Digest
 from envbuild.oci.index import image_index
 from envbuild.oci.layout import read_layout, write_layout
 from tests.fakes.gcs import FakeGcs
@@ -220,6 +221,58 @@ def test_an_archive_where_none_can_be_is_refused_before_the_work(site):
     for place in ("absent/image.tar", "."):
         done = site.build("--archive", place, UV_DEFAULT_INDEX=f"http://127.0.0.1:{closed_port()}")
         assert done.returncode == 2, done.stderr
+
+
+@pytest.mark.parametrize("what", [b"{}", b"PK\x03\x04", b"oci-layou"])
+def test_an_archive_replaces_nothing_but_an_archive(site, what):
+    place = site.folder / "mine.tar"
+    place.write_bytes(what)
+    done = site.build("--archive", "mine.tar")
+    assert done.returncode == 2, done.stderr
+    assert place.read_bytes() == what
+    refused = site.build("--archive", site.manifest)
+    assert refused.returncode == 2
+    assert json.loads(site.manifest.read_bytes())
+
+
+@pytest.mark.parametrize("tag", [f"layer-{'0' * 64}", f"fact-{'a' * 64}", "env-0123456789ab"])
+def test_tags_of_our_own_are_not_given_to_images(site, tag):
+    done = site.build("--push", f"127.0.0.1:{closed_port()}/team/model:{tag}")
+    assert done.returncode == 2, done.stderr
+    assert "envbuild's own" in done.stderr
+
+
+def test_an_image_of_the_environment_that_cannot_be_it_is_built_anew(site):
+    with FakeRegistry() as registry:
+        place = f"{registry.host}/team/model"
+        first = json.loads(site.build("--push", place, "--json").stdout)
+        repository = registry.repositories["team/model"]
+        tag = f"env-{first['environment'].removeprefix('sha256:')[:12]}"
+        value = json.loads(repository.manifests[first["digest"]][1])
+        for change in (lambda layers: layers[::-1], lambda layers: [layers[0], *layers[:0:-1]]):
+            config = json.loads(repository.blobs[value["config"]["digest"]])
+            config["rootfs"]["diff_ids"] = change(config["rootfs"]["diff_ids"])
+            blob = json.dumps(config).encode()
+            repository.blobs[str(Digest.of(blob))] = blob
+            described = value["config"] | {"digest": str(Digest.of(blob)), "size": len(blob)}
+            data = json.dumps(value | {"layers": change(value["layers"]), "config": described}).encode()
+            repository.manifests[str(Digest.of(data))] = (repository.manifests[first["digest"]][0], data)
+            repository.tags[tag] = str(Digest.of(data))
+            again = site.build("--push", place, "--json")
+            assert "not the one that belongs there" in again.stderr
+            assert json.loads(again.stdout)["digest"] == first["digest"] == repository.tags[tag]
+
+
+def test_a_manifest_without_distributions_is_refused(site):
+    site.manifest.write_text(json.dumps(manifest_of(distributions=[])))
+    done = site.build()
+    assert done.returncode == 10, done.stderr
+    assert "no distribution" in done.stderr
+
+
+def test_a_user_without_a_home_can_build(site):
+    done = site.build("--out", "out", HOME="/proc/nowhere", XDG_CACHE_HOME="")
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_archive_takes_the_place_of_the_layout(site):
@@ -623,7 +676,7 @@ def test_a_second_build_downloads_nothing_even_where_the_wheels_are_gone(site, i
 
 
 def test_the_cache_is_held_to_its_limit_and_a_limit_that_is_no_size_is_refused_first(site):
-    old = site.folder / "cache/wheels/aa/old.whl"
+    old = site.folder / f"cache/wheels/aa/{'0a' * 32}.whl"
     old.parent.mkdir(parents=True)
     old.write_bytes(bytes(1 << 20))
     os.utime(old, (1, 1))

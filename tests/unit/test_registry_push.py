@@ -184,6 +184,18 @@ def test_an_image_that_is_there_takes_one_request_and_one_for_its_tag():
     assert again == [("GET", "/v2/"), ("GET", f"{manifests}/{image.digest}"), ("HEAD", f"{manifests}/v1")]
 
 
+def test_a_blob_that_has_another_size_there_ends_the_push():
+    image = image_of()
+    with FakeRegistry() as registry:
+        push(image, at(registry), retry=FAST)
+        first = image.layers[0]
+        lie = replace(first, descriptor=replace(first.descriptor, size=7))
+        other = replace(image, layers=(lie, *image.layers[1:]), manifest=image.manifest + b" ")
+        with pytest.raises(RegistryError, match="bytes there, not 7"):
+            push(other, at(registry, "other"), retry=FAST)
+    assert "other" not in {name.partition(":")[2] for name in registry.tags}
+
+
 def test_a_registry_that_takes_the_manifest_for_another_gets_no_tag():
     with FakeRegistry() as registry:
         registry.fail("PUT", "manifests/sha256", kind="digest")
