@@ -110,7 +110,6 @@ class _Process:
         for limit, most in _LIMITS.items():
             with suppress(ProcessLookupError):  # it has ended; asking it will say so
                 self._lower(limit, most)
-        self._send(b"\0")
 
     def _lower(self, limit: int, most: int) -> None:
         _, hard = resource.prlimit(self._process.pid, limit)
@@ -119,9 +118,10 @@ class _Process:
 
     def ask(self, path: bytes, source: bytes) -> tuple[bytes, bytes]:
         """Send a source, and return a mark and the bytecode; OSError when the process does not answer."""
+        started = b"" if self.asked else b"\0"
         self.asked += 1
         lengths = len(path).to_bytes(4, "little") + len(source).to_bytes(4, "little")
-        self._send(lengths + path + source)
+        self._send(started + lengths + path + source)
         head = self._receive(5)
         return head[:1], self._receive(int.from_bytes(head[1:], "little"))
 
