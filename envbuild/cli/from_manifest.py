@@ -16,7 +16,7 @@ from envbuild.cli.summary import reference, result, summary
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from envbuild.oci.reference import Reference
     from envbuild.pipeline import Order, Outcome, Plan
@@ -91,24 +91,20 @@ def run(
     (or writes an OCI layout), and stamps its digest on the model. Prints the digest reference.
     """
     from envbuild.files import cache_folder
-    from envbuild.manifest.formats import Given
-    from envbuild.match import pairs_of
     from envbuild.pipeline import Order
 
     check_stdout()
     _check_given({"--base": base, "--push": push, "--stamp": stamp, "--load": load, "--platform": platform})
     repository = references.repository(push, "--push") if push is not None else None
-    given = Given(python=python, gpu=gpu, platform=ran_on)
-    overrides = pairs_of(set_ or ())
     with Progress() as progress:
-        name, data = records.read_record(manifest, kind, given, progress)
+        name, data = _record(manifest, kind, progress, python=python, gpu=gpu, platform=ran_on)
         order = Order(
             manifest=data,
             manifest_name=name,
             variant=variant.value,
             base=base,
             cuda_source=cuda_source.value,
-            overrides=overrides,
+            overrides=_overrides(set_),
             platforms=_platforms(platform),
             archive=archive,
             load=_name(load),
@@ -125,6 +121,18 @@ def run(
             remote_cache=not no_remote_cache,
         )
         _carry_out(order, progress, dry_run=dry_run, as_json=as_json)
+
+
+def _record(manifest: str, kind: records.From, progress: Progress, **known: str | None) -> tuple[str, bytes]:
+    from envbuild.manifest.formats import Given
+
+    return records.read_record(manifest, kind, Given(**known), progress)
+
+
+def _overrides(pairs: locking.Set) -> "Mapping[str, str]":
+    from envbuild.match import pairs_of
+
+    return pairs_of(pairs or ())
 
 
 def _carry_out(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) -> None:

@@ -3,19 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from envbuild.errors import RegistryError, UsageError
+from envbuild.errors import UsageError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import INDEX, MANIFEST
 from envbuild.oci.index import ImageIndex
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
-from envbuild.registry.faults import printable
-from envbuild.registry.push import PushResult, Report, push
+from envbuild.registry.push import PushResult, Report, confirm, push, set_tag
 from envbuild.registry.retry import Retry
 
-_Tagged = tuple[str, Digest, bytes, str]
-"""Tag, and the digest, bytes and media type of what gets it."""
+_Tagged = tuple[str, bytes, str]
+"""Tag, and the bytes and media type of what gets it."""
 
 
 def push_index(
@@ -41,11 +40,9 @@ def push_index(
     with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
         if not registry.has_manifest(place.repository, index.digest):
             registry.put_manifest(place.repository, str(index.digest), index.data, INDEX)
-        _confirm(registry, place.at(index.digest), index)
-        for tag, digest, data, media_type in wanted:
-            # A tag that is right already is left alone: repositories with immutable tags refuse even the same again.
-            if registry.manifest_digest(place.repository, tag) != str(digest):
-                registry.put_manifest(place.repository, tag, data, media_type)
+        confirm(registry, place, index.data)
+        for tag, data, media_type in wanted:
+            set_tag(registry, place.repository, tag, data, media_type)
     return PushResult(
         reference=place.at(index.digest),
         uploaded=sum(result.uploaded for result in pushed),
@@ -59,9 +56,9 @@ def _wanted(
     """The tags of the images first: whoever finds the index by its tag finds the rest done."""
     for image in index.images:
         for tag in image_tags.get(image.digest, ()):
-            yield _valid(reference, tag), image.digest, image.manifest, MANIFEST
+            yield _valid(reference, tag), image.manifest, MANIFEST
     for tag in (*([reference.tag] if reference.tag else []), *tags):
-        yield _valid(reference, tag), index.digest, index.data, INDEX
+        yield _valid(reference, tag), index.data, INDEX
 
 
 def _valid(reference: Reference, tag: str) -> str:
@@ -70,13 +67,3 @@ def _valid(reference: Reference, tag: str) -> str:
     except ValueError as error:
         raise UsageError(str(error), where=str(reference)) from error
     return tag
-
-
-def _confirm(registry: Registry, reference: Reference, index: ImageIndex) -> None:
-    """Have the registry show the index by digest: only that digest and these bytes may be tagged or stamped."""
-    found = registry.manifest(reference.repository, str(index.digest))
-    if found.data != index.data or found.said_digest not in ("", str(index.digest)):
-        other = printable(found.said_digest) or "other bytes"
-        what = f"{reference.registry} does not confirm the index {index.digest}: it gives {other}"
-        todo = "nothing was tagged or stamped; check the registry, and any proxy before it"
-        raise RegistryError(what, where=str(reference), todo=todo)

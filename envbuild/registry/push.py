@@ -109,11 +109,9 @@ class Upload:
         if not _is_there(registry, self._reference, image):
             how = self._send_all(image)
             registry.put_manifest(repository, str(image.digest), image.manifest, media_type)
-            _confirm(registry, self._reference, image)
+            confirm(registry, self._reference, image.manifest)
         for tag in named:
-            # A tag that is right already is left alone: repositories with immutable tags refuse even the same again.
-            if registry.manifest_digest(repository, tag) != str(image.digest):
-                registry.put_manifest(repository, tag, image.manifest, media_type)
+            set_tag(registry, repository, tag, image.manifest, media_type)
         sent = sum(size for digest, size in sizes.items() if how.get(digest) == "sent")
         existing = sum(sizes.values()) - sent
         return PushResult(reference=self._reference.at(image.digest), uploaded=sent, existing=existing, blobs=how)
@@ -170,7 +168,7 @@ def _tags(reference: Reference, tags: Sequence[str], image: Image) -> list[str]:
 def _is_there(registry: Registry, reference: Reference, image: Image) -> bool:
     """Whether the registry has the manifest; it is confirmed by the same answer."""
     try:
-        _confirm(registry, reference, image)
+        confirm(registry, reference, image.manifest)
     except RegistryError as error:
         if error.status != 404:
             raise
@@ -178,11 +176,21 @@ def _is_there(registry: Registry, reference: Reference, image: Image) -> bool:
     return True
 
 
-def _confirm(registry: Registry, reference: Reference, image: Image) -> None:
-    """Have the registry show the manifest by digest: only that digest and these bytes may be stamped on a model."""
-    found = registry.manifest(reference.repository, str(image.digest))
-    if found.data != image.manifest or found.said_digest not in ("", str(image.digest)):
+def confirm(registry: Registry, reference: Reference, data: bytes) -> None:
+    """Have the registry show a manifest or index by digest: only what it confirms may be tagged, or stamped."""
+    digest = Digest.of(data)
+    found = registry.manifest(reference.repository, str(digest))
+    if found.data != data or found.said_digest not in ("", str(digest)):
         other = printable(found.said_digest) or "other bytes"
-        what = f"{reference.registry} does not confirm {image.digest}: it gives {other}"
+        what = f"{reference.registry} does not confirm {digest}: it gives {other}"
         todo = "nothing was tagged or stamped; check the registry, and any proxy before it"
-        raise RegistryError(what, where=str(reference.at(image.digest)), todo=todo)
+        raise RegistryError(what, where=str(reference.at(digest)), todo=todo)
+
+
+def set_tag(registry: Registry, repository: str, tag: str, data: bytes, media_type: str) -> None:
+    """Let a tag name a manifest or index that was confirmed.
+
+    One that is right already is left alone: repositories with immutable tags refuse even the same again.
+    """
+    if registry.manifest_digest(repository, tag) != str(Digest.of(data)):
+        registry.put_manifest(repository, tag, data, media_type)
