@@ -105,7 +105,7 @@ def _made(folder: Path, suite: str, machine: str, report: Callable[[str], None])
         with tempfile.TemporaryDirectory(prefix=f".new-{folder.name}-", dir=folder.parent) as name:
             scratch = Path(name)
             image = _bootstrapped(program, keyrings[0], suite, machine, scratch, report)
-            write_layout(image, scratch / "layout", name=f"debian-{suite}", machine=machine)
+            write_layout(image, scratch / "layout", name=f"debian-{suite}")
             (scratch / "layout").rename(folder)
     except OSError as error:
         todo = "check that there is room, and that gzip and tar are installed"

@@ -38,7 +38,7 @@ _DEPTH = 4
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-def write_layout(content: Content, folder: Path, *, name: str | None = None, machine: str | None = None) -> None:  # noqa: ARG001
+def write_layout(content: Content, folder: Path, *, name: str | None = None) -> None:
     """Write an image or an index of several as an OCI layout; blobs that are there and right are kept.
 
     Layers of a cache are shared with it instead of copied (`oci.blobs`). index.json comes last, whole.

@@ -78,7 +78,7 @@ def make_site(folder: Path) -> Site:
     framework = make_wheel("tensorflow-cpu", "2.15.1", {"tensorflow/x.so": library}, tags=tags, purelib=False)
     (house / framework.filename).write_bytes(framework.data)
     (folder / "manifest.json").write_text(json.dumps(_manifest()))
-    write_layout(image_of_trees(BASE), folder / "base", name="base", machine="x86_64")
+    write_layout(image_of_trees(BASE), folder / "base", name="base")
     site = Site(folder)
     done = site.build("--out", "right")
     require(done.returncode == 0, done.stderr)

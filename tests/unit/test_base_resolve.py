@@ -47,13 +47,13 @@ def test_references_are_pulled_and_become_digests(text, meant, tmp_path):
 @pytest.mark.parametrize("form", ["{}", "oci:{}", "oci:{}:latest", "oci:{}/"])
 def test_a_folder_with_a_layout_is_a_base(form, tmp_path):
     folder = tmp_path / "a:layout"
-    write_layout(IMAGE, folder, name="latest", machine="x86_64")
+    write_layout(IMAGE, folder, name="latest")
     base, asked = resolved(form.format(folder), tmp_path)
     assert (base.digest, asked) == (IMAGE.digest, [])
 
 
 def test_a_name_that_the_layout_does_not_have_is_refused(tmp_path):
-    write_layout(IMAGE, tmp_path / "layout", name="latest", machine="x86_64")
+    write_layout(IMAGE, tmp_path / "layout", name="latest")
     with pytest.raises(BaseError, match="no image named 'other'"):
         resolved(f"oci:{tmp_path}/layout:other", tmp_path)
 

@@ -122,7 +122,7 @@ def test_a_mirror_has_the_sources_digest_and_is_a_base(site):
 
 
 def test_a_layout_is_mirrored_too(site):
-    write_layout(OLD, site.folder / "layout", name="x", machine="x86_64")
+    write_layout(OLD, site.folder / "layout", name="x")
     result = site.says("base", "mirror", site.folder / "layout", f"{site.host}/mine:1", "--platform", "linux/amd64")
     assert (result["image"], site.registry.tags["mine:1"]) == (f"{site.host}/mine@{OLD.digest}", str(OLD.digest))
 
@@ -180,7 +180,7 @@ def test_a_new_base_that_will_not_do_ends_in_its_code(site, base, code, why):
 
 
 def test_an_image_whose_base_lies_nowhere_needs_it_named(site):
-    write_layout(OLD, site.folder / "layout", name="x", machine="x86_64")
+    write_layout(OLD, site.folder / "layout", name="x")
     old = site.built(str(site.folder / "layout"))
     new = ("--base", f"{site.host}/up/base:2")
     done = site("rebase", old["image"], *new)

@@ -48,7 +48,7 @@ class Site:
         self.folder, self.index = folder, index
         self.manifest = folder / "manifest.json"
         self.manifest.write_text(json.dumps(manifest_of()))
-        write_layout(image_of_trees(BASE), folder / "base", name="base", machine="x86_64")
+        write_layout(image_of_trees(BASE), folder / "base", name="base")
         (folder / "model").mkdir()
         (folder / "model/saved_model.pb").write_bytes(b"graph")
 
@@ -792,7 +792,7 @@ def test_another_platform_takes_the_wheels_of_that_machine(site, index):
     wrong = site.build("--platform", "linux/arm64", "--out", "out")
     assert (wrong.returncode, (site.folder / "out").exists()) == (13, False)
     tree = {path.replace("x86_64", "aarch64"): what for path, what in BASE.items()}
-    write_layout(image_of_trees(tree, architecture="arm64"), site.folder / "arm", name="arm", machine="aarch64")
+    write_layout(image_of_trees(tree, architecture="arm64"), site.folder / "arm", name="arm")
     built = site.run(
         site.manifest, "--platform", "linux/arm64", "--base", site.folder / "arm", "--out", "out", "--json"
     )

@@ -21,7 +21,7 @@ IMAGE = image_of()
 
 
 def write(folder: Path, image: Image = IMAGE, **more) -> Path:
-    write_layout(image, folder, **{"machine": "x86_64", **more})
+    write_layout(image, folder, **more)
     return folder
 
 
@@ -131,7 +131,7 @@ def test_dockers_media_types_become_ocis_for_the_same_blobs(tmp_path):
 
 def test_of_many_platforms_the_machines_is_read(tmp_path):
     arm = image_of([b"arm"], architecture="arm64")
-    write(write(tmp_path), arm, machine="aarch64")
+    write(write(tmp_path), arm)
     inner = {
         "manifests": [
             put(tmp_path, b"{}", platform={"os": "unknown", "architecture": "unknown"}),

@@ -149,7 +149,7 @@ def test_as_json_each_finding_has_both_values(site, built):
 
 @pytest.mark.parametrize("name", ["oci:layout", "layout", "oci:layout:v1"])
 def test_an_image_in_a_layout_is_verified_and_its_base_is_given_where_it_has_no_name(site, name):
-    write_layout(OLD, site.folder / "base", name="x", machine="x86_64")
+    write_layout(OLD, site.folder / "base", name="x")
     site.says("from-manifest", "manifest.json", "--base", "base", "--out", "env")
     made = site.folder / "env"
     index = json.loads((made / "index.json").read_bytes())
