@@ -9,9 +9,10 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from envbuild.errors import UsageError
 
@@ -26,11 +27,13 @@ KINDS = {
     "loading": "what libraries in wheels and bases need",
     "bases": "base images",
     "built": "wheels that were built here",
+    "debs": "packages of the system",
+    "apt": "lists of such packages",
     "interpreters": "bases' own interpreters",
     "bytecode": "compiled wheels",
 }
 """The folders in it, and what they hold."""
-_WHOLE = frozenset({"bases", "built", "interpreters"})
+_WHOLE = frozenset({"apt", "bases", "built", "interpreters"})
 """Kinds whose folders are of use only as a whole."""
 _OURS = re.compile(r"\.new-.*|[\w.-]*[0-9a-f]{12,64}[\w.-]*")
 """Names that things have here: of a digest, or not finished. The folder may be one that holds other files too."""
@@ -38,6 +41,8 @@ _IN_USE = 3600.0
 """Seconds: what was touched since may be part of a run that goes on."""
 _UNFINISHED = 24 * 3600.0
 """Seconds after which a temporary file or folder is what a killed run left."""
+_PLACE = "bases"
+"""The cache's folder that the work is done in: if it is killed, `cache prune` removes what it left there whole."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -86,7 +91,8 @@ def kinds(folder: Path) -> tuple[Kind, ...]:
 def prune(folder: Path, *, keep: int, now: float | None = None, dry_run: bool = False) -> tuple[Thing, ...]:
     """Remove what was not used for the longest time, until at most `keep` bytes are left; return what went.
 
-    What a killed run left goes too. What was used in the last hour stays, so that the runs of others go on.
+    What a killed run left goes too. What was used in the last hour stays, so that the runs of others go on; and what
+    may not be removed.
     """
     now = time.time() if now is None else now
     found = sorted(_things(folder), key=lambda it: (it.used, it.path))
@@ -96,10 +102,16 @@ def prune(folder: Path, *, keep: int, now: float | None = None, dry_run: bool = 
         if rest > keep and not thing.unfinished and now - thing.used > _IN_USE:
             leaving.append(thing)
             rest -= thing.size
-    if not dry_run:
-        for thing in leaving:
-            _remove(thing.path)
-    return tuple(leaving)
+    return tuple(thing for thing in leaving if dry_run or _removed(thing.path))
+
+
+@contextmanager
+def workplace(cache: Path) -> Iterator[Path]:
+    """Yield an empty folder on the cache's disk, which ends with the block: after an error and Ctrl-C too."""
+    place = cache / _PLACE
+    place.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".new-verify-", dir=place) as name:
+        yield Path(name)
 
 
 def read_size(text: str, where: str) -> int:
@@ -140,12 +152,15 @@ def _thing(kind: str, path: Path) -> Thing:
     return Thing(kind=kind, path=path, size=sum(it.st_size for it in states), used=used)
 
 
-def _remove(path: Path) -> None:
-    """Take the name away first, so that nobody meets half of it."""
-    with suppress(OSError):
+def _removed(path: Path) -> bool:
+    """Take the name away first, so that nobody meets half of it; False where that may not be done."""
+    try:
         if path.is_dir():
             aside = path.with_name(f".new-{path.name}")
             path.rename(aside)
             shutil.rmtree(aside)
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True

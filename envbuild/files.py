@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import platformdirs
 
-from envbuild.errors import BuildError
+from envbuild.errors import BuildError, UsageError
 
 _FICLONE = 0x40049409
 """linux/fs.h."""
@@ -55,6 +55,14 @@ def _mode_of(path: Path, otherwise: int) -> int:
     if not stat.S_ISREG(mode):
         raise BuildError("this is not a regular file", where=str(path), todo="give the path of a file, new or old")
     return stat.S_IMODE(mode)
+
+
+def check_writable(path: Path) -> None:
+    """See that `written_whole` could write `path` by now, in a folder that is there; OSError or BuildError."""
+    _mode_of(path, 0)
+    path.parent.stat()  # which written_aside would make
+    with written_aside(path.parent):
+        pass
 
 
 def settle(file: BinaryIO, temporary: Path, path: Path, *, mode: int = 0o644) -> None:
@@ -124,10 +132,23 @@ def data_folder(name: str) -> Path:
     """Find `templates` or `profiles`: in an installed wheel, else in the checkout (editable installs have no copy)."""
     package = Path(__file__).resolve().parent
     installed = package / "data" / name
-    return installed if installed.is_dir() else package.parent / name
+    return installed if installed.exists() else package.parent / name
+
+
+def base_dockerfile() -> Path:
+    """Find `Dockerfile.base`, which lies where the folders of data do."""
+    return data_folder("Dockerfile.base")
 
 
 def cache_folder() -> Path:
-    """Return where verified downloads, bases and layers are kept: ENVBUILD_CACHE, else the user's cache folder."""
+    """Return where verified downloads, bases and layers are kept: ENVBUILD_CACHE, else the user's cache folder.
+
+    UsageError where that lies in a file, or is a link to nothing.
+    """
     chosen = os.environ.get("ENVBUILD_CACHE")
-    return Path(chosen).absolute() if chosen else platformdirs.user_cache_path("envbuild")
+    folder = Path(chosen).absolute() if chosen else platformdirs.user_cache_path("envbuild")
+    first = next(it for it in (folder, *folder.parents) if os.path.lexists(it))
+    if not first.is_dir():
+        what = f"the cache is to be a folder, and {'it' if first == folder else first} is none"
+        raise UsageError(what, where=str(folder), todo="set ENVBUILD_CACHE to a folder; it is made when it is missing")
+    return folder

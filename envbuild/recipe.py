@@ -3,14 +3,22 @@
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.lock.model import Lock, LockedWheel, Target
+from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 
-LAYER_FORMAT = 3
+LAYER_FORMAT = 6
 """Raised whenever the same recipe would give other bytes."""
 PYTHON_LABEL = "dev.envbuild.python"
+VARIANT_LABEL = "dev.envbuild.variant"
+CUDA_LABEL = "dev.envbuild.cuda"
+DRIVER_LABEL = "dev.envbuild.driver"
+"""The lowest driver of NVIDIA that the CUDA in it works with."""
+SLIM_LABEL = "dev.envbuild.slim"
+"""The names that an image does without, as only training uses them: what is meant, not what is proved."""
+SLIM_OF_LABEL = "dev.envbuild.slim-of"
+"""The id of the whole environment that a slim one is a part of."""
 PREFIX = "/opt/env"
 USER = "65532:65532"
 """The conventional non-root user of minimal images; it owns nothing in the image."""
@@ -62,6 +70,8 @@ class Recipe:
     """The base's name in the image's annotations; empty where that is left out."""
     bytecode: str = ""
     """By what, and in which format, sources are compiled; empty for an image without bytecode."""
+    packages: tuple[SystemPackage, ...] = ()
+    """Debian packages that lie between the base and the wheels."""
     layer_format: int = LAYER_FORMAT
     prefix: str = PREFIX
     user: str = USER
@@ -71,13 +81,26 @@ class Recipe:
         """The environment id: equal exactly when the images are equal."""
         return Digest.of(canonical_json(self.to_dict()))
 
+    @property
+    def pyvenv(self) -> tuple[str, ...]:
+        """The lines of pyvenv.cfg, as `python -m venv` writes them (PEP 405)."""
+        return (
+            f"home = {self.python_path.rpartition('/')[0]}",
+            "include-system-site-packages = false",
+            f"version = {self.target.python}",
+            f"executable = {self.python_path}",
+            f"command = {self.python_path} -m venv {self.prefix}",
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Everything that decides the bytes: of the base's name only what the image says, and no wheel's address."""
         named = {"base_name": self.base_asked} if self.base_asked else {}
         compiled = {"bytecode": self.bytecode} if self.bytecode else {}
+        packed = [{"name": it.name, "version": it.version, "sha256": str(it.sha256)} for it in self.packages]
         return (
             named
             | compiled
+            | ({"packages": packed} if packed else {})
             | {
                 "layer_format": self.layer_format,
                 "base": str(self.base_digest),
@@ -96,11 +119,13 @@ def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "") -> Rec
     """Join the decision, the files and the base; `bytecode` says by what it is compiled, if it is."""
     labels = {
         "dev.envbuild.framework": f"{stack.distribution}=={stack.version}",
-        "dev.envbuild.variant": stack.variant,
+        VARIANT_LABEL: stack.variant,
         PYTHON_LABEL: lock.target.python,
     }
     if stack.cuda:
-        labels["dev.envbuild.cuda"] = stack.cuda
+        labels[CUDA_LABEL] = stack.cuda
+    if stack.driver_minimum:
+        labels[DRIVER_LABEL] = stack.driver_minimum
     return Recipe(
         base_name=base.name,
         base_digest=base.digest,
@@ -108,6 +133,7 @@ def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "") -> Rec
         python_path=base.python_path,
         target=lock.target,
         wheels=lock.wheels,
+        packages=lock.packages,
         variables=stack.variables,
         labels=tuple(sorted(labels.items())),
         bytecode=bytecode,

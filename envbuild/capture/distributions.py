@@ -12,6 +12,7 @@ from envbuild.capture.origins import linked_projects, origin_of
 from envbuild.capture.reading import Facts, decoded, normal_name, read_bytes, read_head, read_text
 from envbuild.capture.record_digest import record_content
 from envbuild.capture.redact import scrub_line
+from envbuild.capture.vendored import without_vendored
 from envbuild.capture.zipped import zipped_metadata, zipped_text
 
 METADATA = {".dist-info": ("METADATA",), ".egg-info": ("PKG-INFO", "")}
@@ -44,7 +45,10 @@ def find_distributions(patch: bool) -> dict[str, Facts]:
 
 
 def metadata_paths() -> list[str]:
-    """List the metadata of all distributions, in the order in which imports look for modules."""
+    """List the metadata of all distributions, in the order in which imports look for modules.
+
+    Those that a package brought for itself alone are part of it, and left out.
+    """
     folders: dict[str, str] = {}
     for entry in sys.path:
         try:
@@ -52,7 +56,7 @@ def metadata_paths() -> list[str]:
             folders.setdefault(os.path.realpath(folder), folder)
         except (OSError, TypeError, ValueError):
             continue  # the working directory is gone, or somebody put there what is no path
-    return [path for folder in folders.values() for path in _metadata_in(folder)]
+    return [path for folder in without_vendored(folders) for path in _metadata_in(folder)]
 
 
 def _metadata_in(folder: str) -> list[str]:

@@ -70,5 +70,9 @@ def say(text: str) -> None:
 
 
 def _escaped(text: str) -> str:
-    """Escape control characters: what a model's files say must not drive the terminal."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    """Escape what would drive a terminal, or a CI system that reads the log: what a model's files say is anyone's.
+
+    GitHub Actions runs what begins a line with `::`, and `##[...]` anywhere in it.
+    """
+    plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return re.sub(r"#(?=#\w*\[)", r"\\x23", re.sub(r"^( *):(?=:)", r"\1\\x3a", plain))

@@ -61,7 +61,7 @@ def _loaded(path: str) -> Any:
         raise ValueError("is larger than %d bytes" % LARGEST_SETTINGS)
     try:
         if path.endswith(".toml"):
-            return _table(data.decode("utf-8"), os.path.basename(path) == "pyproject.toml")
+            return _table(data.decode("utf-8-sig"), os.path.basename(path) == "pyproject.toml")
         return json.loads(data.decode("utf-8-sig"), object_pairs_hook=_without_repetition)
     except UnicodeDecodeError:
         raise ValueError("is no UTF-8") from None

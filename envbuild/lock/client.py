@@ -3,7 +3,6 @@
 import email.utils
 import netrc
 import os
-import ssl
 import subprocess
 import time
 from collections.abc import Callable, Generator
@@ -12,10 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-import certifi
 import httpx
 
 from envbuild.errors import LockError
+from envbuild.lock.certificates import trusted
 from envbuild.lock.settings import IndexSettings, bare_url
 
 Result = TypeVar("Result")
@@ -30,18 +29,23 @@ _TIMEOUT = httpx.Timeout(30, connect=15)
 
 
 class IndexAuth(httpx.Auth):
-    """Sends the credentials of an index to the index's own host, and those of netrc to the hosts in it."""
+    """Sends credentials and query of an index to the index's own host, and netrc's credentials to the hosts in it."""
 
     def __init__(self, settings: IndexSettings) -> None:
         places = [_parsed(place) for place in (*settings.indexes, *settings.find_links)]
         self._known = {(place.scheme, place.host, place.port): place for place in places if place.username}
+        self._queries = {(place.scheme, place.host, place.port): place.query for place in places if place.query}
         self._netrc = _read_netrc()
         self._keyring = lru_cache(_from_keyring) if settings.keyring else None
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Add basic authentication where there are credentials for the request's host."""
+        """Add basic authentication where there are credentials for the request's host, and a query that it lacks."""
         url = request.url
-        place = self._known.get((url.scheme, url.host, url.port))
+        origin = url.scheme, url.host, url.port
+        # Locked addresses have no query, as one may hold a token.
+        if origin in self._queries and not url.query:
+            request.url = url.copy_with(query=self._queries[origin])
+        place = self._known.get(origin)
         found = self._from_address(place) if place else self._from_netrc(url.host)
         yield from (httpx.BasicAuth(*found) if found else httpx.Auth()).auth_flow(request)
 
@@ -63,7 +67,7 @@ def make_client(settings: IndexSettings) -> httpx.Client:
     """A client with the certificates, proxies and credentials that pip and uv would use."""
     lax = {f"https://{host}": httpx.HTTPTransport(verify=False) for host in settings.trusted_hosts}
     return httpx.Client(
-        verify=_certificates(settings),
+        verify=trusted(settings),
         mounts=lax,
         auth=IndexAuth(settings),
         timeout=_TIMEOUT,
@@ -100,24 +104,6 @@ def explained(error: httpx.HTTPError, url: str) -> LockError:
     if status in {404, 410}:
         return LockError(f"the file is not there (HTTP {status})", where=where, todo="lock again")
     return LockError(f"the package index answered HTTP {status}", where=where, todo="run again later")
-
-
-def _certificates(settings: IndexSettings) -> ssl.SSLContext:
-    """The system's certificates (OpenSSL reads SSL_CERT_FILE itself), with pip's bundle or else with certifi's."""
-    folder = os.environ.get("SSL_CERT_DIR")
-    return _context(os.environ.get("SSL_CERT_FILE") or settings.certificates or certifi.where(), folder)
-
-
-@lru_cache(maxsize=4)
-def _context(bundle: str, _folder: str | None) -> ssl.SSLContext:
-    """Read certificates once: a bundle has well over a hundred."""
-    context = ssl.create_default_context()
-    try:
-        context.load_verify_locations(bundle)
-    except (OSError, ssl.SSLError) as error:
-        todo = "correct SSL_CERT_FILE, or cert in pip's settings"
-        raise LockError(f"the CA bundle cannot be read: {error}", where=bundle, todo=todo) from error
-    return context
 
 
 def _from_keyring(place: httpx.URL) -> str | None:

@@ -182,7 +182,8 @@ def _one(job: _Job, wheel: LockedWheel) -> Path:
                 transfer.copy(source)
             transfer.verify()
     except OSError as error:
-        raise LockError(f"the cache cannot be written: {error}", where=str(path), todo="free space there") from error
+        todo = "free space there, or set ENVBUILD_CACHE to a folder that can be written"
+        raise LockError(f"the cache cannot be written: {error}", where=str(path), todo=todo) from error
     return path
 
 

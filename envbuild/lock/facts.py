@@ -12,13 +12,16 @@ import re
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
+from packaging.utils import canonicalize_name
+
 from envbuild.capture.record_digest import record_content
+from envbuild.errors import LockError
 from envbuild.files import write_whole
 from envbuild.lock.download import wheel_path
 from envbuild.lock.index import local_path, size_of
@@ -46,6 +49,7 @@ _NOT_A_WHEEL = (
     zlib.error,
     EOFError,
 )
+_MARKED = re.compile(r"""\bextra\s*==\s*["']([^"']+)["']""")
 
 Counted = Callable[[int, int], object]
 """Called with how many are done, of how many; by one thread at a time."""
@@ -110,6 +114,24 @@ class FactReader:
         if kept:
             write_whole(kept, json.dumps(asdict(found)).encode())
         return found
+
+    def modules(self, wheel: WheelFile) -> frozenset[str] | None:
+        """What a wheel has to import, by its top-level names; None where its server sends no ranges. LockError."""
+        file = self._file(wheel)
+        try:
+            with _opened(wheel, file, self._client) as archive:
+                return frozenset(filter(None, map(_top_level, archive.namelist())))
+        except UnreadableError:
+            return None
+
+    def extras(self, wheel: WheelFile) -> frozenset[str] | None:
+        """The extras that a wheel has, normalised; None where it cannot be read now."""
+        try:
+            with _opened(wheel, self._file(wheel), self._client) as archive:
+                member = _members(archive).get("METADATA")
+                return extras_of(_text(archive, member)) if member else None
+        except (UnreadableError, LockError):
+            return None
 
     def untruths(self, wheels: Sequence[LockedWheel]) -> list[str]:
         """Why RECORD proves nothing for each of these wheels, as it is not true; empty where it is, or may be.
@@ -209,7 +231,27 @@ def _facts_of(wheel: WheelFile, path: Path | None, client: Web) -> WheelFacts:
     except (*_NOT_A_WHEEL, OSError, ValueError) as error:
         raise damaged(wheel.filename, wheel.url, error) from error
     content = None if doubt else record_content(texts.get("RECORD", ""))
-    return WheelFacts(size=size, content=content, doubt=doubt, requires=_requirements(texts.get("METADATA", "")))
+    return WheelFacts(size=size, content=content, doubt=doubt, requires=requirements_of(texts.get("METADATA", "")))
+
+
+@contextmanager
+def _opened(wheel: WheelFile, path: Path | None, client: Web) -> Iterator[zipfile.ZipFile]:
+    """A wheel in place; LockError when it is none."""
+    try:
+        with ExitStack() as stack:
+            file: BinaryIO | RemoteFile = path.open("rb") if path else RemoteFile(client, wheel.url)
+            stack.enter_context(cast("io.IOBase", file))
+            yield stack.enter_context(zipfile.ZipFile(cast("BinaryIO", file)))
+    except (*_NOT_A_WHEEL, OSError, ValueError) as error:
+        raise damaged(wheel.filename, wheel.url, error) from error
+
+
+def _top_level(path: str) -> str:
+    """`numpy` of `numpy/core/x.so`, `six` of `six.py`; empty for metadata (binary distribution format)."""
+    first, *rest = path.split("/")
+    if first.endswith(".data") and rest[:1] in (["purelib"], ["platlib"]):
+        first = "".join(rest[1:2])
+    return "" if first.endswith((".dist-info", ".data")) else first.partition(".")[0]
 
 
 def _untruth_of(wheel: WheelFile, path: Path, true: Collection[str]) -> str:
@@ -286,6 +328,14 @@ def _text(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _requirements(metadata: str) -> tuple[str, ...]:
+def extras_of(metadata: str) -> frozenset[str]:
+    """Provides-Extra of METADATA, normalised, and what markers name: old tools wrote no more."""
+    headers = email.parser.HeaderParser(policy=email.policy.compat32).parsestr(metadata)
+    named = [name for text in headers.get_all("Requires-Dist", []) for name in _MARKED.findall(str(text))]
+    return frozenset(canonicalize_name(str(name).strip()) for name in (*headers.get_all("Provides-Extra", []), *named))
+
+
+def requirements_of(metadata: str) -> tuple[str, ...]:
+    """Requires-Dist of METADATA, as written, on one line each."""
     headers = email.parser.HeaderParser(policy=email.policy.compat32).parsestr(metadata)
     return tuple(" ".join(str(value).split()) for value in headers.get_all("Requires-Dist", []))

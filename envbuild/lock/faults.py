@@ -23,6 +23,10 @@ _LABEL_INDEX = (
     "add the index of the +{label} builds to pip's or uv's settings (extra-index-url; PyTorch's ends in /whl/{label}),"
     " or choose the other --variant; the build without the label is another one, and is not taken for it"
 )
+_FOLDER = (
+    "put its wheel into a folder that --find-links names (`envbuild lock --download DIR` fetches wheels where there is"
+    " a network), or leave out --offline"
+)
 _OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
 _LET_BUILD = "let it be built from its source distribution: --build; or give the folder of its wheel: --find-links DIR"
 _ELSEWHERE = "all its wheels are for another system: take it out of the record if Linux does without it; else "
@@ -50,6 +54,18 @@ class Fault:
         return canonicalize_name(Requirement(self.requirement).name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where wheels were looked for, and what to do when one is not there."""
+
+    noun: str
+    todo: str
+    label_todo: str
+
+
+_INDEXES, _FOLDERS = _Place("index", _OTHER_INDEX, _LABEL_INDEX), _Place("folder", _FOLDER, _FOLDER)
+
+
 class UnlockableError(LockError):
     """The LockError that names every distribution that cannot be locked."""
 
@@ -68,9 +84,14 @@ def describe(target: Target) -> str:
     return f"CPython {target.python} on {target.machine} with glibc {target.glibc}"
 
 
-def diagnose(requirement: Requirement, files: Sequence[IndexFile], target: Target) -> Fault | None:
-    """Say why no wheel for the requirement is among a project's files; None when there is one."""
-    reason = _reason(requirement, files, target)
+def diagnose(
+    requirement: Requirement, files: Sequence[IndexFile], target: Target, *, offline: bool = False
+) -> Fault | None:
+    """Say why no wheel for the requirement is among a project's files; None when there is one.
+
+    `offline` says that only folders were asked.
+    """
+    reason = _reason(requirement, files, target, _FOLDERS if offline else _INDEXES)
     if reason is None:
         return None
     sdist = _sdist(requirement, files, target)
@@ -132,15 +153,17 @@ def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
     return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_ALLOWED)
 
 
-def _reason(requirement: Requirement, files: Sequence[IndexFile], target: Target) -> tuple[str, str] | None:
+def _reason(
+    requirement: Requirement, files: Sequence[IndexFile], target: Target, place: _Place
+) -> tuple[str, str] | None:
     if requirement.url:
         return "is named by an address, not by a version", _PUBLISH
     if not files:
-        return "no index has a project of this name", _OTHER_INDEX
+        return f"no {place.noun} has a project of this name", place.todo
     named = _named(requirement, files)
     if not named:
-        return _no_version(requirement, files)
-    return _no_wheel([file for file in named if file.is_wheel], target)
+        return _no_version(requirement, files, place)
+    return _no_wheel([file for file in named if file.is_wheel], target, place)
 
 
 def _named(requirement: Requirement, files: Sequence[IndexFile]) -> list[IndexFile]:
@@ -154,9 +177,9 @@ def _sdist(requirement: Requirement, files: Sequence[IndexFile], target: Target)
     return max(fitting, key=lambda file: (file.version, file.filename), default=None)
 
 
-def _no_wheel(wheels: Sequence[IndexFile], target: Target) -> tuple[str, str] | None:
+def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: _Place) -> tuple[str, str] | None:
     if not wheels:
-        return "the index has only a source distribution of it", _OWN_WHEEL
+        return f"the {place.noun} has only a source distribution of it", _OWN_WHEEL
     allowed = [file for file in wheels if _allows(file.requires_python, target.python)]
     if not allowed:
         return f"it needs Python {_listed({file.requires_python or '' for file in wheels})}", _OWN_WHEEL
@@ -165,15 +188,15 @@ def _no_wheel(wheels: Sequence[IndexFile], target: Target) -> tuple[str, str] | 
     return None
 
 
-def _no_version(requirement: Requirement, files: Sequence[IndexFile]) -> tuple[str, str]:
+def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: _Place) -> tuple[str, str]:
     """Which versions there are instead: the same without its local label, else those nearest to it."""
     versions = sorted({file.version for file in files})
     label = _local_label(requirement)
     if label and any(requirement.specifier.contains(f"{version.public}+{label}") for version in versions):
-        why = f"the index has this version only without the local label +{label}"
-        return why, _LABEL_INDEX.format(label=label)
-    why = "the index does not have this version, or has it no more; the nearest there: "
-    return why + _nearest(requirement, versions), _OTHER_INDEX
+        why = f"the {place.noun} has this version only without the local label +{label}"
+        return why, place.label_todo.format(label=label)
+    why = f"the {place.noun} does not have this version, or has it no more; the nearest there: "
+    return why + _nearest(requirement, versions), place.todo
 
 
 def _nearest(requirement: Requirement, versions: Sequence[Version]) -> str:

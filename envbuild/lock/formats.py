@@ -11,7 +11,8 @@ from packaging.pylock import Package, PackageWheel, Pylock, PylockValidationErro
 from envbuild.errors import LockError
 from envbuild.lock.faults import describe
 from envbuild.lock.identity import Proof
-from envbuild.lock.model import Lock, LockedWheel, Target
+from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
+from envbuild.lock.system import package_of
 from envbuild.oci.digest import Digest
 
 WHEELS = "wheels"
@@ -58,9 +59,11 @@ def pylock_text(
         f"python = {toml_string(target.python)}",
         f"machine = {toml_string(target.machine)}",
         f"glibc = {toml_string(target.glibc)}",
+        *([f"slim = [{', '.join(map(toml_string, lock.slim))}]"] if lock.slim else []),
         *_table("identity", {it.name: it.outcome for it in proof.identities} if proof else {}),
         *_table("built", built or {}),
         *_table("base", base or {}),
+        *(line for it in lock.packages for line in _system_lines(it)),
     ]
     return ("\n".join(lines) + "\n").encode()
 
@@ -106,6 +109,15 @@ def _package_lines(wheel: LockedWheel) -> Iterator[str]:
     yield ""
 
 
+def _system_lines(package: SystemPackage) -> Iterator[str]:
+    yield ""
+    yield "[[tool.envbuild.packages]]"
+    for key in ("name", "version", "architecture", "filename"):
+        yield f"{key} = {toml_string(getattr(package, key))}"
+    yield f'sha256 = "{package.sha256.hex}"'
+    yield f"size = {package.size}"
+
+
 def _table(name: str, values: Mapping[str, str]) -> list[str]:
     lines = [f"{toml_string(key)} = {toml_string(value)}" for key, value in sorted(values.items())]
     return ["", f"[tool.envbuild.{name}]", *lines] if lines else []
@@ -113,11 +125,39 @@ def _table(name: str, values: Mapping[str, str]) -> list[str]:
 
 def _lock(parsed: Pylock, folder: Path | None) -> Lock:
     """The lock in a valid pylock.toml; ValueError when it is not one of ours."""
-    target = _target((parsed.tool or {}).get("envbuild"))
+    ours: Any = (parsed.tool or {}).get("envbuild")
+    target = _target(ours)
     wheels = {package.name: _wheel(package, folder) for package in parsed.packages}
     if len(wheels) < len(parsed.packages):
         raise ValueError("a distribution stands there twice")
-    return Lock(target=target, wheels=tuple(wheels[name] for name in sorted(wheels)))
+    return Lock(
+        target=target,
+        wheels=tuple(wheels[name] for name in sorted(wheels)),
+        packages=_packages(ours),
+        base=_base(ours),
+        slim=_slim(ours),
+    )
+
+
+def _base(ours: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    found = ours.get("base")
+    texts = found.items() if isinstance(found, dict) else ()
+    return tuple(sorted((key, text) for key, text in texts if isinstance(text, str)))
+
+
+def _slim(ours: Mapping[str, Any]) -> tuple[str, ...]:
+    found = ours.get("slim")
+    return tuple(sorted(it for it in found if isinstance(it, str))) if isinstance(found, list) else ()
+
+
+def _packages(ours: Mapping[str, Any]) -> tuple[SystemPackage, ...]:
+    found = ours.get("packages", [])
+    if not isinstance(found, list) or not all(isinstance(it, Mapping) for it in found):
+        raise ValueError("tool.envbuild.packages is no list of tables")
+    packages = {it.name: it for it in map(package_of, found)}
+    if len(packages) < len(found):
+        raise ValueError("a system package stands there twice")
+    return tuple(packages[name] for name in sorted(packages))
 
 
 def _target(value: Any) -> Target:

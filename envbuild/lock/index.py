@@ -12,7 +12,7 @@ from packaging.utils import InvalidSdistFilename, NormalizedName, canonicalize_n
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import LockError
-from envbuild.lock.settings import IndexSettings, bare_url
+from envbuild.lock.settings import IndexSettings, asked_url, bare_url
 from envbuild.lock.tags import parsed_wheel
 from envbuild.lock.web import Web, retried
 from envbuild.oci.digest import Digest
@@ -29,7 +29,7 @@ class IndexFile:
     version: Version
     filename: str
     url: str
-    """Without credentials and fragment."""
+    """Without credentials, query and fragment."""
     sha256: Digest | None = None
     """As the index says it; None where it says nothing."""
     requires_python: str | None = None
@@ -47,9 +47,9 @@ def files_of(client: Web, settings: IndexSettings, project: str) -> tuple[IndexF
     name = canonicalize_name(project)
     found: list[IndexFile] = []
     for index in settings.indexes:
-        found += _page(client, f"{index.rstrip('/')}/{name}/")
+        found += _page(client, asked_url(index, name))
     for place in settings.find_links:
-        found += _page(client, place) if "://" in place else _folder(Path(place))
+        found += _page(client, asked_url(place)) if "://" in place else _folder(Path(place))
     return tuple(file for file in found if file.name == name)
 
 
@@ -126,7 +126,7 @@ def _page(client: Web, url: str) -> tuple[IndexFile, ...]:
     """The links of a page; none when there is no such page."""
 
     def ask() -> "httpx.Response":
-        answer = client.get(bare_url(url), headers={"Accept": "text/html"})
+        answer = client.get(url, headers={"Accept": "text/html"})
         return answer if answer.status_code == HTTPStatus.NOT_FOUND else answer.raise_for_status()
 
     answer = retried(ask, url)

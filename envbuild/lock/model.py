@@ -36,18 +36,45 @@ class LockedWheel:
     size: int
     """Bytes."""
     url: str
-    """Where it was found, without credentials; no part of the wheel's identity."""
+    """Where it was found, without credentials and query; no part of the wheel's identity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemPackage:
+    """One Debian package, by content."""
+
+    name: str
+    version: str
+    """As Debian has it, with its epoch: `1:1.2.13.dfsg-1`."""
+    architecture: str
+    """`amd64`, `arm64` or `all`."""
+    filename: str
+    """Its path in an archive, which all mirrors have in common: `pool/main/z/zlib/zlib1g_1.2.13.dfsg-1_amd64.deb`."""
+    sha256: Digest
+    size: int
+    """Bytes."""
+
+    @property
+    def basename(self) -> str:
+        """The name of its file."""
+        return self.filename.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """Every wheel of the environment."""
+    """Every wheel of the environment, and every package of the system that the base lacks."""
 
     target: Target
     wheels: tuple[LockedWheel, ...]
     """Sorted by name; one wheel a name."""
+    packages: tuple[SystemPackage, ...] = ()
+    """Sorted by name; one a name."""
     yanked: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Names of wheels that their index has withdrawn (PEP 592), with its reason, which may be empty."""
+    base: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """`name`, `digest` and `mirror_of` of the base that it was made for, as far as a file says so; sorted."""
+    slim: tuple[str, ...] = field(default=(), compare=False)
+    """Names of the distributions of the run that were left out of it, as only training uses them; sorted."""
 
 
 class Resolver(Protocol):

@@ -83,16 +83,20 @@ def parsed_requirements(texts: Iterable[str]) -> tuple[Requirement, ...]:
     return tuple(good)
 
 
+_SETTINGS = "the index settings of pip or uv"
+
+
 def failure(question: Question, said: str) -> LockError:
     """What a resolver that gave up means: every distribution that has no wheel, else the resolver's own words."""
     pages = in_parallel(lambda requirement: question.files(requirement.name), question.requirements)
     pairs = zip(question.requirements, pages, strict=True)
-    faults = [diagnose(requirement, files, question.target) for requirement, files in pairs]
+    offline = question.settings.offline
+    faults = [diagnose(requirement, files, question.target, offline=offline) for requirement, files in pairs]
     found = [fault for fault in faults if fault is not None]
     if found:
         return UnlockableError(found, question.target, where=question.settings.places)
     what = f"the requirements cannot be locked for {describe(question.target)}: {_short(said)}"
-    todo = "correct the versions, or the index settings of pip or uv"
+    todo = f"correct the versions, or {'give other folders: --find-links DIR' if offline else _SETTINGS}"
     return LockError(what, where=question.settings.places, todo=todo)
 
 

@@ -27,6 +27,9 @@ _NOT_FOR_US = frozenset({
     "UV_WORKING_DIR",
 })  # fmt: skip
 
+_QUERY = re.compile(r"(://[^\s?`\"<>]*)\?[^\s`\"<>]*?(?=[)\]}'.,:;]*(?:[\s`\"<>]|$))")
+"""The query of an address in a text, without the marks of the sentence that it stands in."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSettings:
@@ -41,6 +44,8 @@ class IndexSettings:
     """True when `default` and `extra` are pip's."""
     certificates: str | None = None
     """pip's own CA bundle."""
+    ca_bundle: str | None = None
+    """A CA bundle that was asked for, which counts before all others."""
     trusted_hosts: tuple[str, ...] = ()
     """Hosts that pip was told to believe without a certificate."""
     keyring: bool = False
@@ -60,14 +65,24 @@ class IndexSettings:
 
 
 def bare_url(url: str) -> str:
-    """The address without user name, password and fragment."""
+    """The address without user name, password, query and fragment: queries carry tokens and signatures."""
     parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def asked_url(url: str, project: str = "") -> str:
+    """The address of an index's page, of the project if one is named, without what is sent by other means.
+
+    The query stays behind the path, as uv has it: `?token=...` is how some indexes know their users.
+    """
+    parts = urlsplit(url)
+    path = f"{parts.path.rstrip('/')}/{project}/" if project else parts.path
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], path, parts.query, ""))
 
 
 def without_credentials(said: str) -> str:
-    """What a program said, with what stands before an @ in its addresses cut out, valid addresses or not."""
-    return re.sub(r"(?<=://)[^/\n]*@", "", said)
+    """What a program said, with what stands before an @ in its addresses and their queries cut out, valid or not."""
+    return _QUERY.sub(r"\1", re.sub(r"(?<=://)[^/\n]*@", "", said))
 
 
 def uv_program() -> str:
@@ -168,12 +183,19 @@ def pip_environment(settings: IndexSettings) -> dict[str, str]:
         environment |= {"PIP_INDEX_URL": settings.default or "", "PIP_EXTRA_INDEX_URL": " ".join(settings.extra)}
         environment |= {"PIP_NO_INDEX": "" if settings.default else "1"}
     environment["PIP_FIND_LINKS"] = " ".join(settings.find_links)
+    if settings.ca_bundle:
+        # pip's own setting loses against that of its library requests.
+        environment |= dict.fromkeys(("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"), settings.ca_bundle)
+        environment["SSL_CERT_DIR"] = ""
     environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "NO_COLOR": "1"}
     return {name: value for name, value in environment.items() if value}
 
 
 def _certificates(settings: IndexSettings) -> dict[str, str]:
     """What makes uv believe the certificates that pip believes: pip's bundle, else the system's."""
+    if settings.ca_bundle:
+        others = dict.fromkeys(("SSL_CERT_DIR", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS"), "")
+        return others | {"SSL_CERT_FILE": settings.ca_bundle}
     if os.environ.get("SSL_CERT_FILE") or os.environ.get("UV_SYSTEM_CERTS"):
         return {}
     if settings.certificates:
@@ -267,7 +289,9 @@ def _existing(places: tuple[str, ...]) -> tuple[str, ...]:
 def _folder(path: Path) -> str:
     if not path.is_dir():
         todo = "give the folder that holds the wheels, such as `envbuild lock --download DIR` makes"
-        raise LockError("the folder of wheels is not there", where=f"--find-links {path}", todo=todo)
+        # Somebody may give a page's address, of whose slashes a path keeps one.
+        shown = without_credentials(re.sub(r"^([A-Za-z][\w+.-]*):/+(?:.*@)?", r"\1://", str(path)))
+        raise LockError("the folder of wheels is not there", where=f"--find-links {shown}", todo=todo)
     return str(path.absolute())
 
 

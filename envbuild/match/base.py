@@ -20,7 +20,7 @@ def decide_base(
     if plan.base:
         return _cuda_base(plan.base, python)
     suites = [it for it in profiles.suites if Version(it.glibc) >= Version(wheel.glibc)]
-    suite = next((it for it in suites if _had(it, python)), None)
+    suite = next((it for it in suites if had_image(it, python)), None)
     name = profiles.python_image.format(python=python, suite=(suite or profiles.suites[0]).name)
     if suite is None:
         reason = f"no slim image of Python {python} is known on a suite with glibc {wheel.glibc}: give a base by --base"
@@ -29,8 +29,8 @@ def decide_base(
     return Decision(what="base", value=name, reason=f"{whose}; {suite.reason}", source=suite.source)
 
 
-def _had(suite: Suite, python: str) -> bool:
-    """Whether this patch, or an earlier one of the same minor version, was released on the suite."""
+def had_image(suite: Suite, python: str) -> bool:
+    """Whether Python's own image of this patch, or of an earlier one of its minor version, was made on the suite."""
     version = Version(python)
     minor, exact = version.release[:2], python.count(".") > 1
     firsts = (Version(it) for it in suite.since)
@@ -44,8 +44,6 @@ def _cuda_base(row: CudaBase, python: str) -> Decision:
 
 def _how(row: CudaBase, minor: str) -> str:
     """How such an image gets a Python: it has none, and its distribution has just one."""
-    if row.python == minor:
-        args = f"--build-arg PARENT={row.image} --build-arg PYTHON='python3 python3-venv'"
-        return f"It has no Python: build one on it, docker build -f Dockerfile.base {args}, and give that by --base"
-    only = f"It has no Python, and its distribution has only {row.python}"
-    return f"{only}: give an image with Python {minor} on it by --base"
+    build = f"make one with it, envbuild base build --parent {row.image} --python {minor}, and give that by --base"
+    other = "" if row.python == minor else f", and its distribution has only {row.python}"
+    return f"It has no Python{other}: {build}"

@@ -6,13 +6,14 @@ layers stay compressed. The same image under the same names gives the same bytes
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from envbuild.errors import BuildError, UsageError
-from envbuild.files import written_whole
+from envbuild.files import check_writable, written_whole
 from envbuild.oci.blobs import READ_ONLY, Blob, blobs_of, mismatch
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
@@ -98,9 +99,26 @@ class Archive:
 def write_archive(
     content: Content, path: Path, names: Collection[Reference] = (), progress: Progress = lambda _done: None
 ) -> None:
-    """Write the archive to a file, whole or not at all; BuildError when a layer's bytes are not its descriptor's."""
-    with written_whole(path) as file:
+    """Write the archive to a file, whole or not at all; BuildError when a layer's bytes are not its descriptor's.
+
+    Where `path` is a link, what it leads to is written, and the link stays.
+    """
+    with written_whole(_target(path)) as file:
         Archive(content, tuple(names)).write(file, progress)
+
+
+def check_archive(path: Path) -> None:
+    """See that an archive can be written to `path`, before the work is done; UsageError where it cannot."""
+    try:
+        check_writable(_target(path))
+    except (OSError, BuildError) as error:
+        why = error.what if isinstance(error, BuildError) else error.strerror
+        todo = "give the path of a file, new or old, in a folder that is there and that this user may write"
+        raise UsageError(f"the archive cannot be written there: {why}", where=f"--archive {path}", todo=todo) from error
+
+
+def _target(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def _tagged(names: Sequence[Reference]) -> list[Reference]:

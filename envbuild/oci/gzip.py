@@ -1,12 +1,14 @@
 """Gzip members whose bytes no compression library decides (RFC 1951, RFC 1952).
 
 zlib, zlib-ng and ISA-L compress the same input to different bytes, so nothing here calls a compressor. A member holds
-either a deflate stream that somebody else made (a wheel's), or one made by the small encoders below.
+deflate blocks that somebody else made (a wheel's), and those of the small encoders below.
 """
 
 import re
 import struct
 import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # no name, no time, unknown system
@@ -14,6 +16,20 @@ _RUN = re.compile(rb"\0{5,}|0{5,}")
 """What tar headers are full of; looking for runs of any byte takes longer than all the rest."""
 STORED_LIMIT = 65535
 """Bytes that one stored block may hold."""
+ALIGNED = b"\x00\x00\xff\xff"
+"""An empty stored block but for its three bits, all zero: after it a stream goes on with whole bytes."""
+LAST = b"\x03\x00"
+"""An empty block that ends a stream (RFC 1951, section 3.2.6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Part of a deflate stream, of whole bytes, and what it stands for."""
+
+    deflated: bytes
+    plain: bytes
+    final: bool = False
+    """Whether the stream ends with it."""
 
 
 def start() -> bytes:
@@ -29,6 +45,27 @@ def end(crc32: int, size: int) -> bytes:
 def member(data: bytes) -> bytes:
     """Encode `data`, headers and other text-like runs of bytes, as one gzip member."""
     return _HEADER + deflate_runs(data) + end(zlib.crc32(data), len(data))
+
+
+def members(parts: Iterable[Part], crc32: Callable[[bytes], int] = zlib.crc32) -> Iterator[tuple[bytes, bytes]]:
+    """Make as few gzip members of the parts as they allow; yield each with its content.
+
+    Readers take a fixed time for each member, and unpigz, which engines call, a long one. `crc32` may be a faster one.
+    """
+    gathered: list[Part] = []
+    for part in parts:
+        gathered.append(part)
+        if part.final:
+            yield _gathered(gathered, b"", crc32)
+            gathered = []
+    if gathered:
+        yield _gathered(gathered, LAST, crc32)
+
+
+def _gathered(parts: list[Part], last: bytes, crc32: Callable[[bytes], int]) -> tuple[bytes, bytes]:
+    plain = b"".join([part.plain for part in parts])
+    deflated = [part.deflated for part in parts]
+    return b"".join([_HEADER, *deflated, last, end(crc32(plain), len(plain))]), plain
 
 
 def stored(data: bytes | memoryview, *, final: bool = True) -> list[bytes | memoryview]:
@@ -74,9 +111,12 @@ _LITERALS = [_literal(byte) for byte in range(256)]
 _LENGTHS = {length: _length(length) for length in range(3, 259)}
 
 
-def deflate_runs(data: bytes) -> bytes:
-    """Encode as one deflate block with fixed Huffman codes, where only runs of NUL and of the digit 0 are matched."""
-    pieces = ["011"]  # final block, fixed codes
+def deflate_runs(data: bytes, *, final: bool = True) -> bytes:
+    """Encode as one deflate block with fixed Huffman codes, where only runs of NUL and of the digit 0 are matched.
+
+    Where it is not final an empty stored block fills the last byte, so that more can follow.
+    """
+    pieces = ["011" if final else "010"]  # the block's end mark, read from its right; fixed codes
     position = 0
     for run in _RUN.finditer(data):
         first, after = run.span()
@@ -85,9 +125,11 @@ def deflate_runs(data: bytes) -> bytes:
         pieces += _literals(data[position:cut]), _literals(data[cut : first + 1]), _run(after - first - 1)
         position = after
     pieces += _literals(data[position:]), "0000000"  # end of block
+    if not final:
+        pieces.append("000")  # a stored block, not final
     pieces.reverse()
     text = "".join(pieces)
-    return int(text, 2).to_bytes((len(text) + 7) // 8, "little")
+    return int(text, 2).to_bytes((len(text) + 7) // 8, "little") + (b"" if final else ALIGNED)
 
 
 @lru_cache(maxsize=4096)

@@ -100,6 +100,12 @@ class Image:
         return Digest.of(self.config)
 
 
+def history_lines(config: Mapping[str, Any], count: int) -> list[str]:
+    """What the history of a config says of each of its layers; empty texts where it has not one line for each."""
+    lines = [str(it.get("created_by") or "") for it in config.get("history") or () if not it.get("empty_layer")]
+    return lines if len(lines) == count else [""] * count
+
+
 def manifest_bytes(config: bytes, layers: Sequence[Layer], annotations: Mapping[str, str]) -> bytes:
     """Serialise the OCI image manifest for a config and its layers."""
     value: dict[str, Any] = {

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from envbuild.errors import BaseError
+from envbuild.errors import BaseError, EnvbuildError
 from envbuild.files import write_whole
 from envbuild.oci.blobs import blobs_of, place_blob
 from envbuild.oci.digest import Digest
@@ -19,6 +20,7 @@ from envbuild.oci.image import (
     Image,
     Layer,
     canonical_json,
+    history_lines,
     manifest_bytes,
 )
 from envbuild.oci.index import Content, top_index
@@ -98,9 +100,19 @@ def _named(index: Mapping[str, Any], reference: str | None) -> Mapping[str, Any]
 def _manifest(folder: Path, index: Mapping[str, Any], architecture: str) -> tuple[dict[str, Any], bytes]:
     """Return the one manifest for the architecture, parsed and as it is; indexes may hold indexes."""
     found = {str(Digest.of(data)): (value, data) for value, data in _manifests(folder, index, architecture, _DEPTH)}
+    if not found and (others := _others(folder, index)):
+        what = f"the OCI layout has no images for linux/{architecture}, only for {', '.join(others)}"
+        todo = f"give an image for that platform, or choose what is there: --platform {others[0]}"
+        raise BaseError(what, where=str(folder), todo=todo)
     if len(found) != 1:
-        raise ValueError(f"it has {len(found) or 'no'} images for linux/{architecture}; say which: oci:FOLDER:NAME")
+        which = "; say which: oci:FOLDER:NAME" if found else ""
+        raise ValueError(f"it has {len(found) or 'no'} images for linux/{architecture}{which}")
     return next(iter(found.values()))
+
+
+def _others(folder: Path, index: Mapping[str, Any]) -> list[str]:
+    """The platforms that there are images for."""
+    return [f"linux/{it}" for it in ARCHITECTURES.values() if any(_manifests(folder, index, it, _DEPTH))]
 
 
 def _manifests(
@@ -131,7 +143,8 @@ def _image(folder: Path, value: Mapping[str, Any], data: bytes) -> Image:
     descriptors = [Descriptor.from_dict(entry) for entry in value["layers"]]
     if len(diff_ids) != len(descriptors):
         raise ValueError(f"it has {len(descriptors)} layers, and its config names {len(diff_ids)}")
-    layers = tuple(_layer(folder, *pair) for pair in zip(descriptors, diff_ids, strict=True))
+    lines = history_lines(config, len(descriptors))
+    layers = tuple(_layer(folder, *row) for row in zip(descriptors, diff_ids, lines, strict=True))
     if value.get("mediaType") == DOCKER_MANIFEST:
         # Docker's media types must not be mixed with OCI's when layers are added, so the same blobs get a manifest in
         # OCI's words, and the image a new digest.
@@ -139,19 +152,19 @@ def _image(folder: Path, value: Mapping[str, Any], data: bytes) -> Image:
     return Image(data, raw, layers)
 
 
-def _layer(folder: Path, descriptor: Descriptor, diff_id: Digest) -> Layer:
+def _layer(folder: Path, descriptor: Descriptor, diff_id: Digest, line: str) -> Layer:
     path = _blob_path(folder, descriptor.digest)
     if path.stat().st_size != descriptor.size:
         raise ValueError(f"{descriptor.digest} has {path.stat().st_size} bytes, not {descriptor.size}")
     media_type = OCI_OF_DOCKER.get(descriptor.media_type, descriptor.media_type)
     found = Descriptor(media_type, descriptor.digest, descriptor.size, descriptor.annotations)
-    return Layer(found, diff_id, partial(_open, path, found), reused=True)
+    return Layer(found, diff_id, partial(_open, path, found), created_by=line, reused=True)
 
 
 def _open(path: Path, descriptor: Descriptor) -> BinaryIO:
     try:
         # BufferedReader is a BinaryIO in all but name.
-        return cast("BinaryIO", io.BufferedReader(_Checked(path.open("rb", buffering=0), path, descriptor), _CHUNK))
+        return cast("BinaryIO", _Blamed(_Checked(path.open("rb", buffering=0), path, descriptor), _CHUNK))
     except OSError as error:
         raise _damaged(path, f"cannot be read: {error.strerror}") from error
 
@@ -187,3 +200,17 @@ class _Checked(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
+
+
+class _Blamed(io.BufferedReader):
+    """A blob that is read to its end where its reader fails over it, as wrong bytes may be why: BaseError then."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, Exception) and not isinstance(error, EnvbuildError):
+                while self.read(_CHUNK):
+                    pass
+        finally:
+            self.close()

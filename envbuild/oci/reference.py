@@ -6,6 +6,7 @@ from typing import Self
 
 from envbuild.oci.digest import Digest
 
+_OWN = re.compile(r"(?:env|serve|layer|fact|stamped|sha256)-[0-9a-f]{12,64}")
 DOCKER_HUB = "docker.io"
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*\Z")
@@ -63,3 +64,8 @@ class Reference:
     def at(self, digest: Digest) -> Self:
         """The same repository by digest."""
         return replace(self, tag=None, digest=digest)
+
+
+def is_own_tag(tag: str) -> bool:
+    """Whether a tag is one that envbuild gives by itself: to images, layers, facts, stamped images, and statements."""
+    return _OWN.fullmatch(tag) is not None

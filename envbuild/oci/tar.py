@@ -1,7 +1,8 @@
 """Tar headers, byte for byte the same everywhere (POSIX.1-2017, pax and ustar formats; OCI image-spec, layer.md).
 
 Python's `tarfile` writes different PAX headers in different releases, so headers are written here. Mode, owner and time
-never come from the machine: owners are 0:0, and the time is the first one that zip tools accept.
+never come from the machine: owners are 0:0 where nobody says another, and the time is the first one that zip tools
+accept.
 """
 
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class Entry:
     """Bytes of content; 0 for all but files."""
     target: str = ""
     """Where a symlink points."""
+    owner: tuple[int, int] = (0, 0)
+    """User and group, by number."""
 
 
 def padding(size: int) -> int:
@@ -51,7 +54,7 @@ def header(entry: Entry) -> bytes:
         records.append(_pax_record(b"size", str(entry.size).encode()))
     prefix, short = split or (b"", _ascii(name)[:100])
     size = 0 if entry.size >= _USTAR_SIZE_LIMIT else entry.size
-    block = _block(prefix, short, entry.mode, size, _TYPEFLAG[entry.kind], _ascii(target)[:100])
+    block = _block(prefix, short, entry.mode, size, _TYPEFLAG[entry.kind], _ascii(target)[:100], entry.owner)
     return _pax_header(b"".join(records)) + block if records else block
 
 
@@ -84,13 +87,14 @@ def _pax_header(records: bytes) -> bytes:
     return block + records + bytes(padding(len(records)))
 
 
-def _block(prefix: bytes, name: bytes, mode: int, size: int, typeflag: bytes, target: bytes) -> bytes:
+def _block(
+    prefix: bytes, name: bytes, mode: int, size: int, typeflag: bytes, target: bytes, owner: tuple[int, int] = (0, 0)
+) -> bytes:
     head = b"".join(
         (
             name.ljust(100, b"\0"),
             b"%07o\0" % mode,
-            b"0000000\0",  # uid
-            b"0000000\0",  # gid
+            *(b"%07o\0" % number for number in owner),
             b"%011o\0" % size,
             b"%011o\0" % MTIME,
         )
