@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 from envbuild.assemble.install import InstalledFile
 from envbuild.assemble.layer import LayerFile, Link
+from envbuild.checkup import PROGRAM, check_files
 from envbuild.errors import BaseError
 from envbuild.oci.image import ENVIRONMENT, Layer, canonical_json
 from envbuild.recipe import Base, Recipe
@@ -17,27 +17,30 @@ BASE_DIGEST = "org.opencontainers.image.base.digest"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OURS = "envbuild: "
 """How the history begins of layers that hold the environment, and of no base's."""
+CHECK_LINE = "start-up check"
+"""The history's line of the layer with the program that tests what a container has."""
 
 
 def environment_files(recipe: Recipe) -> tuple[list[LayerFile], list[Link]]:
     """Make what `python -m venv` makes: pyvenv.cfg and the interpreter's links (PEP 405)."""
-    interpreter = PurePosixPath(recipe.python_path)
-    text = (
-        f"home = {interpreter.parent}\n"
-        "include-system-site-packages = false\n"
-        f"version = {recipe.target.python}\n"
-        f"executable = {interpreter}\n"
-        f"command = {interpreter} -m venv {recipe.prefix}\n"
-    )
+    text = "\n".join((*recipe.pyvenv, ""))
     file = LayerFile(InstalledFile("pyvenv.cfg", executable=False, source=text.encode()), None)
     versioned = f"python{recipe.target.python_minor}"
     links = [
-        Link(f"bin/{versioned}", str(interpreter)),
+        Link(f"bin/{versioned}", recipe.python_path),
         Link("bin/python", versioned),
         Link("bin/python3", versioned),
         Link("lib64", "lib"),
     ]
     return [file], links
+
+
+def checkup_files(recipe: Recipe) -> list[LayerFile]:
+    """Make the start-up check and the list that it reads: a layer of their own, as rebasing makes the others anew."""
+    return [
+        LayerFile(InstalledFile(path, executable=path == PROGRAM, source=content), None)
+        for path, content in check_files(recipe).items()
+    ]
 
 
 def annotations(recipe: Recipe) -> dict[str, str]:

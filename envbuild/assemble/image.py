@@ -2,13 +2,16 @@
 
 import struct
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from typing import BinaryIO
 
 from envbuild.assemble.bytecode import MOST_LAYERS as BYTECODE_LAYERS
 from envbuild.assemble.bytecode import Bytecode, BytecodeLayer, Interpreter, Store, Tally
 from envbuild.assemble.cache import LayerCache
-from envbuild.assemble.config import annotations, config_bytes, environment_files
+from envbuild.assemble.config import CHECK_LINE, annotations, checkup_files, config_bytes, environment_files
+from envbuild.assemble.debian import SystemLayer, packages_key, packages_line
 from envbuild.assemble.fingerprint import Fingerprint, fingerprint, from_text, suspects, to_text
 from envbuild.assemble.layer import LayerFile, LayerResult
 from envbuild.assemble.making import LayerOrder, Made, Maker
@@ -36,6 +39,8 @@ class Assembled:
     """By a wheel's sha256 the members that were read and found to be what its RECORD says."""
     bytecode: Tally | None = None
     """How much bytecode the image has; None where none was asked for."""
+    remarks: tuple[str, ...] = ()
+    """What there is to know of system packages that were only unpacked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +78,9 @@ class Keys:
 
 def cache_keys(recipe: Recipe) -> Keys:
     """The keys that can be told before a wheel is read."""
-    layers = (*(plan.key for plan in plan_layers(recipe)), _environment(recipe).key)
-    return Keys(layers=layers, notes=(_wheels_key(recipe),))
+    system = (packages_key(recipe),) if recipe.packages else ()
+    layers = (*system, *(plan.key for plan in plan_layers(recipe)), _environment(recipe).key, _checkup(recipe).key)
+    return Keys(layers=layers, notes=(_wheels_key(recipe), *map(_remarks_key, system)))
 
 
 def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | None = None) -> tuple[LockedWheel, ...]:
@@ -85,7 +91,7 @@ def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | Non
     plans, found = plan_layers(recipe), _kept_overlaps(recipe, cache)
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
     if found is None:
-        known = _kept_prints(plans, cache)
+        known = kept_prints(plans, cache)
         unknown = [wheel for wheel in recipe.wheels if wheel not in known]
         # what those that are not known yet will clash with nobody knows; the others of this kind are few
         return tuple(dict.fromkeys((*lacking, *unknown, *suspects(known))))
@@ -94,7 +100,7 @@ def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | Non
     return tuple(dict.fromkeys((*lacking, *winners, *sources)))
 
 
-def assemble(
+def assemble(  # noqa: PLR0913, PLR0917 - the last four are for those who have them
     recipe: Recipe,
     base: Base,
     wheels: Wheels,
@@ -103,16 +109,20 @@ def assemble(
     made: Made = lambda _layer: None,
     compiling: Compiling | None = None,
     proving: Container[Digest] = (),
+    system: SystemLayer | None = None,
 ) -> Assembled:
     """Make the image of a recipe; WheelError or BuildError where a wheel is not fit for it.
 
     A layer is begun as soon as its wheels are there, and `made` is told each that had to be made as soon as it is. The
     wheels of `wheels_to_read` are enough, unless the bytes of a layer are asked for that only others have. Those of
-    `proving`, by their sha256, are held against their RECORD as they are read.
+    `proving`, by their sha256, are held against their RECORD as they are read. `system` is what a recipe with Debian
+    packages needs.
     """
     plans = plan_layers(recipe)
-    check_depth(len(plans) + 2 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
-    orders = [*map(_wheel_layer, plans), _environment(recipe)]
+    own = [_system_layer(recipe, system, cache)] if recipe.packages and system else []
+    assert len(own) == bool(recipe.packages), "a recipe with packages is assembled with them"
+    check_depth(len(own) + len(plans) + 3 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
+    orders = [*own, *map(wheel_layer, plans), _environment(recipe), _checkup(recipe)]
     total = sum(order.weight for order in orders)
     done = 0
 
@@ -123,24 +133,31 @@ def assemble(
 
     with Maker.working(recipe, cache, wheels, proving) as maker:
         layers = maker.layers(orders, told, made)
-        if overlaps := _overlaps(recipe, plans, cache, maker.opened):
-            layers += maker.layers([_overlap_layer(recipe, overlaps)], told, made)
-        bytecode, tally = _bytecode(compiling.of(recipe, overlaps, cache), maker) if compiling else ((), None)
+        if overlaps := shared_paths(recipe, plans, cache, maker.opened):
+            layers += maker.layers([overlap_layer(recipe, overlaps)], told, made)
+        bytecode, tally = bytecode_layers(compiling.of(recipe, overlaps, cache), maker) if compiling else ((), None)
         layers += maker.layers(bytecode, told, made)
     config = config_bytes(recipe, base, layers)
     everything = (*base.image.layers, *layers)
     image = Image(manifest_bytes(config, everything, annotations(recipe)), config, everything)
     return Assembled(
-        image=image, overlaps=tuple(overlaps), results=maker.results, true=maker.opened.true(), bytecode=tally
+        image=image,
+        overlaps=tuple(overlaps),
+        results=maker.results,
+        true=maker.opened.true(),
+        bytecode=tally,
+        remarks=_remarks(recipe, cache),
     )
 
 
-def _overlaps(recipe: Recipe, plans: Sequence[LayerPlan], cache: LayerCache, opened: OpenWheels) -> Sequence[Overlap]:
+def shared_paths(
+    recipe: Recipe, plans: Sequence[LayerPlan], cache: LayerCache, opened: OpenWheels
+) -> Sequence[Overlap]:
     """What was found before for the same wheels, else what the directories say of those that may overlap."""
     kept = _kept_overlaps(recipe, cache)
     if kept is not None:
         return kept
-    prints = _kept_prints(plans, cache)
+    prints = kept_prints(plans, cache)
     for plan in plans:
         if new := {wheel: fingerprint(opened[wheel].files) for wheel in plan.wheels if wheel not in prints}:
             prints |= new
@@ -150,7 +167,7 @@ def _overlaps(recipe: Recipe, plans: Sequence[LayerPlan], cache: LayerCache, ope
     return found
 
 
-def _kept_prints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
+def kept_prints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
     """What is known of the paths in wheels, without reading one."""
     cache.look_up((), [plan.paths for plan in plans])
     found: dict[LockedWheel, Fingerprint] = {}
@@ -195,17 +212,51 @@ def _environment(recipe: Recipe) -> LayerOrder:
     return LayerOrder(label="virtual environment", key=key, files=lambda _: files, links=links)
 
 
-def _wheel_layer(plan: LayerPlan) -> LayerOrder:
+def _checkup(recipe: Recipe) -> LayerOrder:
+    files = checkup_files(recipe)
+    contents = [str(Digest.of(it.file.source)) for it in files if isinstance(it.file.source, bytes)]
+    key = Digest.of(canonical_json(["checkup", recipe.layer_format, recipe.prefix, contents]))
+    return LayerOrder(label=CHECK_LINE, key=key, files=lambda _: files)
+
+
+def _system_layer(recipe: Recipe, system: SystemLayer, cache: LayerCache) -> LayerOrder:
+    key = packages_key(recipe)
+
+    def write(sink: BinaryIO, pool: Executor) -> LayerResult:
+        return system.write(recipe.packages, sink, pool, lambda told: cache.note(_remarks_key(key), told))
+
+    return LayerOrder(
+        label=packages_line(recipe.packages),
+        key=key,
+        files=lambda _: (),
+        weight=sum(it.size for it in recipe.packages),
+        writer=write,
+    )
+
+
+def _remarks_key(key: Digest) -> Digest:
+    return Digest.of(canonical_json(["remarks on", str(key)]))
+
+
+def _remarks(recipe: Recipe, cache: LayerCache) -> tuple[str, ...]:
+    """What was said when the layer of packages was made, here or elsewhere."""
+    found = cache.noted(_remarks_key(packages_key(recipe))) if recipe.packages else None
+    return tuple(it for it in found if isinstance(it, str)) if isinstance(found, list) else ()
+
+
+def wheel_layer(plan: LayerPlan) -> LayerOrder:
+    """What is ordered for the wheels of one plan."""
     weight = sum(wheel.size for wheel in plan.wheels)
     return LayerOrder(label=plan.label, key=plan.key, files=partial(_files_of, plan), weight=weight)
 
 
-def _overlap_layer(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerOrder:
+def overlap_layer(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerOrder:
+    """The layer on top that has the winners of paths that several wheels have."""
     files = partial(_winning_files, overlaps)
     return LayerOrder(label="paths that several packages share", key=_overlap_key(recipe, overlaps), files=files)
 
 
-def _bytecode(bytecode: Bytecode, maker: Maker) -> tuple[Sequence[LayerOrder], Tally]:
+def bytecode_layers(bytecode: Bytecode, maker: Maker) -> tuple[Sequence[LayerOrder], Tally]:
     """The layers of bytecode that have something in them; what lacks is compiled here."""
     wanted = bytecode.wanted()
     maker.cache.look_up([it.key for it in wanted], [it.contents for it in wanted])

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, Protocol
 
+from envbuild.oci.gzip import ALIGNED, LAST
+
 _IN, _OUT = 1 << 20, 1 << 20
 GZIP_ERRORS: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
 """What reading a gzip file raises that is damaged."""
@@ -39,7 +41,7 @@ def open_gzip(file: BinaryIO) -> BinaryIO:
     return opened
 
 
-def crc32(data: bytes | memoryview, before: int) -> int:
+def crc32(data: bytes | memoryview, before: int = 0) -> int:
     """CRC-32 of bytes, going on from that of what came before."""
     checksum: int = _library.crc32(data, before)
     return checksum
@@ -71,6 +73,32 @@ def inflate(data: memoryview) -> Iterator[tuple[memoryview, bytes]]:
         yield nothing, piece
     if not inflater.eof or inflater.unused_data:
         raise DamagedStreamError("does not end where the archive says")
+
+
+def continued(stream: bytes, content: bytes) -> bytes | None:
+    """Return a raw deflate stream without its end, so that more blocks can follow; `content` is what it stands for.
+
+    None for one that cannot be opened so: of several blocks, whose last nobody finds without decoding, or with bits set
+    behind its end. The first bit says whether the first block is the last. An empty stored block, not final, fills the
+    last byte: its three zero bits are those behind the end, or where too few are left, in one more byte (RFC 1951,
+    section 3.2.3). Either form is an error in place of the other, so a trial tells them apart.
+    """
+    if not stream[0] & 1:
+        return None
+    opened = bytes((stream[0] & 0xFE,)) + stream[1:]
+    for tail in (ALIGNED, b"\0" + ALIGNED):
+        if _stands_for(opened + tail + LAST, content):
+            return opened + tail
+    return None
+
+
+def _stands_for(stream: bytes, content: bytes) -> bool:
+    inflater: Inflater = _library.decompressobj(-15)
+    try:
+        plain = inflater.decompress(stream, len(content) + 1)
+    except Exception:  # noqa: BLE001 - each library has an exception class of its own
+        return False
+    return inflater.eof and not inflater.unused_data and plain == content
 
 
 def _next(inflater: Inflater, chunk: bytes | memoryview) -> bytes:

@@ -19,7 +19,9 @@ from envbuild.assemble.archive import Member, WheelArchive, check_name, parents
 from envbuild.assemble.scripts import read_entry_points, script, script_names, with_interpreter
 
 _WRAPPER_SUFFIX = re.compile(r"(\.exe|-script\.py|\.pya)\Z", re.IGNORECASE)
-_OWN = re.compile(r"bin|lib|lib64(/.*)?|(pyvenv\.cfg|bin/python(3(\.\d+)?)?)(/.*)?")
+_OWN = re.compile(
+    r"bin|lib|share|lib64(/.*)?|(pyvenv\.cfg|bin/python(3(\.\d+)?)?|bin/envbuild-check|share/envbuild)(/.*)?"
+)
 """What the environment itself is made of, and what would lie below its files and links."""
 _SHA256 = re.compile(r"sha256=[A-Za-z0-9_-]{43}")
 INSTALLER = b"envbuild\n"
@@ -203,7 +205,7 @@ def _script(
         return None  # setuptools wrote it for an entry point; pip, too, makes its own instead
     target = f"bin/{path}"
     if _OWN.fullmatch(target):
-        raise archive.refuse(f"{member.name} would replace the environment's interpreter")
+        raise archive.refuse(f"{member.name} would replace the environment's interpreter or its check")
     if member.size < _LARGEST_SCRIPT:
         content = archive.read(member)
         changed = with_interpreter(content, scheme.interpreter)
@@ -222,7 +224,7 @@ def _generated(
         except ValueError as error:
             raise archive.refuse(str(error)) from error
         if _OWN.fullmatch(f"bin/{name}"):
-            raise archive.refuse(f"entry point {name} would replace the environment's interpreter")
+            raise archive.refuse(f"entry point {name} would replace the environment's interpreter or its check")
         yield InstalledFile(f"bin/{name}", executable=True, source=content)
     folder = f"{scheme.site_packages}/{info}"
     yield InstalledFile(f"{folder}/INSTALLER", executable=False, source=INSTALLER)

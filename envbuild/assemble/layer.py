@@ -1,8 +1,9 @@
-"""A layer is spliced, not compressed: a wheel's own deflate streams, each framed as a gzip member.
+"""A layer is spliced, not compressed: a wheel's own deflate streams, with blocks between them for the tar's headers.
 
-For each file one small member holds the padding of the file before and the tar header, then one member holds the
-wheel's bytes as they are. Two digests are computed beside it, each in a thread: of the blob, and of the tar inside (the
-diff id). Files are read and inflated in parallel, some ahead of what is being written.
+For each file one block holds the padding of the file before and the tar header, then come the wheel's bytes as they
+are. Many small files share a gzip member; a large one has a member to itself. Two digests are computed beside it, each
+in a thread: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel, some ahead of
+what is being written.
 """
 
 import zlib
@@ -14,7 +15,7 @@ from hashlib import sha256
 from typing import BinaryIO
 
 from envbuild.assemble.archive import Member, WheelArchive
-from envbuild.assemble.inflate import DamagedStreamError, crc32, inflate
+from envbuild.assemble.inflate import DamagedStreamError, continued, crc32, inflate
 from envbuild.assemble.install import InstalledFile, record_hash
 from envbuild.assemble.parallel import in_order
 from envbuild.assemble.stream import HashedStream
@@ -129,43 +130,73 @@ def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
 
 def _part(batch: Sequence[_Item]) -> Iterable[Piece]:
     """Make a part of the layer: at once, but for a large file, which is inflated while it is taken."""
-    pieces = (piece for item in batch for piece in _pieces(item))
     if len(batch) == 1 and batch[0].size > _BATCH:
-        return pieces
-    blob, plain = zip(*pieces, strict=True)
-    return [(b"".join(blob), b"".join(plain))]
+        return _streamed(batch[0])
+    return list(gzip.members((part for item in batch for part in _parts(item)), crc32))
 
 
-def _pieces(item: _Item) -> Iterator[Piece]:
+def _streamed(item: _Item) -> Iterator[Piece]:
+    header = _header(item)
+    yield gzip.member(header), header
+    content = item.content
+    assert isinstance(content, LayerFile)
+    source = content.file.source
+    if isinstance(source, bytes):
+        yield gzip.start() + b"".join(gzip.stored(source)) + gzip.end(zlib.crc32(source), len(source)), source
+    elif content.archive is not None:
+        yield gzip.start(), b""
+        yield from _spliced(content.archive, source, content.file.recorded)
+        yield gzip.end(source.crc32, source.size), b""
+
+
+def _header(item: _Item) -> bytes:
+    """Return the padding of the entry before, and the tar header."""
+    content = item.content
+    if isinstance(content, LayerFile):
+        entry = tar.Entry(item.path, "file", content.file.mode, item.size)
+    elif content:
+        entry = tar.Entry(item.path, "symlink", 0o777, target=content.target)
+    else:
+        entry = tar.Entry(item.path, "directory", 0o755)
+    return bytes(item.padding) + tar.header(entry)
+
+
+def _parts(item: _Item) -> Iterator[gzip.Part]:
+    header = _header(item)
+    yield gzip.Part(gzip.deflate_runs(header, final=False), header)
     content = item.content
     if not isinstance(content, LayerFile):
-        kind: tar.Kind = "symlink" if content else "directory"
-        mode, target = (0o777, content.target) if content else (0o755, "")
-        yield _header(item, tar.Entry(item.path, kind, mode, target=target))
         return
-    yield _header(item, tar.Entry(item.path, "file", content.file.mode, item.size))
     source = content.file.source
     if isinstance(source, bytes):
         if source:
-            yield gzip.start() + b"".join(gzip.stored(source)) + gzip.end(zlib.crc32(source), len(source)), source
+            yield _stored(source)
     elif content.archive is not None:
-        yield from _spliced(content.archive, source, content.file.recorded)
+        yield from _small(content.archive, source, content.file.recorded)
 
 
-def _header(item: _Item, entry: tar.Entry) -> Piece:
-    data = bytes(item.padding) + tar.header(entry)
-    return gzip.member(data), data
+def _stored(content: bytes) -> gzip.Part:
+    return gzip.Part(b"".join(gzip.stored(content, final=False)), content)
+
+
+def _small(archive: WheelArchive, member: Member, recorded: str) -> Iterator[gzip.Part]:
+    if not member.size:
+        archive.read(member)  # an empty file still has to be one
+        return
+    pieces = list(_spliced(archive, member, recorded))
+    content = b"".join([plain for _, plain in pieces])
+    if not member.deflated:
+        yield _stored(content)
+        return
+    stream = b"".join([deflated for deflated, _ in pieces])
+    opened = continued(stream, content)
+    yield gzip.Part(opened or stream, content, final=opened is None)
 
 
 def _spliced(archive: WheelArchive, member: Member, recorded: str) -> Iterator[Piece]:
     """Pass a member's own bytes on, checking on the way that they are what the archive says."""
-    if not member.size:
-        archive.read(member)  # an empty file still has to be one
-        return
-    yield gzip.start(), b""
     pieces = _inflated if member.deflated else _framed
-    yield from _checked(archive, member, pieces(archive, member), recorded)
-    yield gzip.end(member.crc32, member.size), b""
+    return _checked(archive, member, pieces(archive, member), recorded)
 
 
 def _inflated(archive: WheelArchive, member: Member) -> Iterator[Piece]:

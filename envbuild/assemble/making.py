@@ -41,6 +41,8 @@ class LayerOrder:
     """Bytes of the wheels in it, for the progress."""
     prefix: str | None = None
     """The folder that the files lie below; None for the environment's own."""
+    writer: Callable[[BinaryIO, Executor], LayerResult] | None = None
+    """Writes a layer that no wheel has a part in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,8 @@ class Maker:
 
     def write(self, order: LayerOrder, sink: BinaryIO) -> LayerResult:
         """Write the bytes of a layer."""
+        if order.writer:
+            return order.writer(sink, self.pool)
         prefix = order.prefix or self.recipe.prefix
         return write_layer(sink, prefix, order.files(self.opened), self.pool, order.links)
 

@@ -1,7 +1,8 @@
 """One base taken away from under an environment, and another put there: layers stay what they are, by digest.
 
-The result is the image that building on the new base would give, as layers of wheels depend on the interpreter's minor
-version only. What depends on more is made again (the virtual environment's own files) or left out (bytecode).
+The result is the image that building on the new base would give, as layers of wheels and that of the start-up check
+depend on the interpreter's minor version only. What depends on more is made again (the virtual environment's own files)
+or left out (bytecode).
 """
 
 import json
@@ -25,6 +26,7 @@ from envbuild.assemble.config import (
     inner_config,
     whole_config,
 )
+from envbuild.assemble.debian import LINE
 from envbuild.assemble.layer import write_layer
 from envbuild.assemble.plan import check_depth
 from envbuild.errors import BaseError, BuildError, VerifyError
@@ -80,6 +82,7 @@ def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Reba
     old_recipe = _recipe(image, old, lock) if lock else None
     if new.digest == old.digest and new.asked == old.asked:
         return Rebased(image=image, recipe=old_recipe, kept=len(image.layers))
+    _check_system(ours, old, new)
     layers, dropped = _fitting(ours, old, new)
     # An image that lacks something is not what its recipe gives, so it must not be found by that name; of one with
     # bytecode nobody knows whether the new base's standard library would have got some.
@@ -134,6 +137,15 @@ def _check_fit(old: Base, new: Base) -> None:
         wrong.append(f"its glibc {new.target.glibc} is older than {old.target.glibc}")
     if wrong:
         raise BaseError(f"the new base does not fit the environment: {'; '.join(wrong)}", where=new.name, todo=todo)
+
+
+def _check_system(ours: Sequence[Layer], old: Base, new: Base) -> None:
+    """Refuse to move packages, which were chosen for what the old base has, and bring its records with them."""
+    if new.digest != old.digest and any(layer.created_by.startswith(LINE) for layer in ours):
+        what = (
+            "the image has system packages that were chosen for its base, with that base's record of what is installed"
+        )
+        raise BaseError(what, where=new.name, todo="build the environment anew on the new base")
 
 
 def _cuda(base: Base) -> str:
@@ -227,6 +239,7 @@ def derive_recipe(image: Image, old: Base, lock: Lock) -> Recipe:
         _bare(old),
         target=lock.target,
         wheels=lock.wheels,
+        packages=lock.packages,
         variables=tuple((name, text) for name, text in own.items() if name not in ("PATH", "VIRTUAL_ENV")),
         labels=tuple(sorted(_own_labels(image, old).items())),
         user=str(_config_of(image).get("User", "")),

@@ -59,17 +59,35 @@ def debian_base(suite: str, machine: str, cache: Path, report: Callable[[str], N
     if not _SUITE.match(suite):
         todo = "use debian:bookworm, for instance; an image of that name in a registry is docker://debian:TAG"
         raise UsageError(f"{suite[:40]!r} is no Debian suite", where=f"--base debian:{suite[:40]}", todo=todo)
-    key = Digest.of(canonical_json([FORMAT, suite, machine, PACKAGES]))
-    folder = cache / "bases" / f"debian-{suite}-{machine}-{key.short}"
+    folder = _folder(suite, machine, cache)
     with _locked(folder, report):
         image = _kept(folder, machine, report)
         return image or _made(folder, suite, machine, report)
 
 
+def _folder(suite: str, machine: str, cache: Path) -> Path:
+    key = Digest.of(canonical_json([FORMAT, suite, machine, PACKAGES]))
+    return cache / "bases" / f"debian-{suite}-{machine}-{key.short}"
+
+
+def kept_bases(cache: Path) -> Iterator[tuple[str, str, Path]]:
+    """Yield suite, machine and layout of what was bootstrapped before, and would be so again."""
+    for folder in sorted((cache / "bases").glob("debian-*")):
+        suite, _, machine = folder.name.removeprefix("debian-").rpartition("-")[0].partition("-")
+        if folder == _folder(suite, machine, cache) and folder.is_dir():
+            yield suite, machine, folder
+
+
 @contextmanager
 def _locked(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Of several runs one bootstraps, and the others wait for it; what a killed one left behind goes."""
+    """Of several runs one bootstraps, and the others wait for it; what a killed one left behind goes.
+
+    A kept base in a cache that nobody here may write to is what it is.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists() and not os.access(folder.parent, os.W_OK):
+        yield
+        return
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         try:
             flock(lock, LOCK_EX | LOCK_NB)

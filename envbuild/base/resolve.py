@@ -12,6 +12,7 @@ from envbuild.base.inspect import inspect
 from envbuild.errors import BaseError, RegistryError, UsageError
 from envbuild.oci.image import Image
 from envbuild.oci.layout import read_layout
+from envbuild.oci.login import refuse_login
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base
 
@@ -36,6 +37,7 @@ def registry_reference(text: str) -> Reference | None:
     """Where in a registry a base lies; None for `debian:SUITE` and OCI layouts; UsageError when it is no base."""
     if text.startswith(("debian:", "oci:")) or _is_layout(text):
         return None
+    refuse_login(text, "--base")
     try:
         return Reference.parse(text.removeprefix("docker://"))
     except ValueError as error:
@@ -65,7 +67,7 @@ def resolve_base(
     """
     reference, known = registry_reference(text), known_facts(cache, notes)
     found = _pulled(reference, machine, pull, wanted_python) if reference else _local(text, machine, cache, report)
-    facts = inspect(found.image, found.name, machine, known)
+    facts = inspect(found.image, found.name if reference else text, machine, known)
     base = Base(
         name=found.name,
         image=found.image,
@@ -127,21 +129,24 @@ def _with_way_out(error: RegistryError, wanted_python: str | None) -> RegistryEr
     return RegistryError(f"the base cannot be had: {error.what}", where=error.where, todo=todo, status=error.status)
 
 
-def check_base(base: Base, wanted_python: str, glibc_minimum: str) -> list[str]:
-    """Compare the base with the run; BaseError when it cannot carry it, remarks on what merely differs."""
+def check_base(base: Base, wanted_python: str, glibc_minimum: str, *, where: str = "") -> list[str]:
+    """Compare the base with the run; BaseError when it cannot carry it, remarks on what merely differs.
+
+    `where` is what the base was asked for by, as layouts have no name of their own.
+    """
     minor = ".".join(wanted_python.split(".")[:2])
     if base.target.python_minor != minor:
         suite = suite_for(minor)
         fitting = f"--base debian:{suite}" if suite else f"an image such as python:{minor}-slim"
         raise BaseError(
             f"the base has Python {base.target.python}, the run used {wanted_python}",
-            where=base.name,
+            where=where or base.name,
             todo=f"use a base with Python {minor}: {fitting}",
         )
     if Version(base.target.glibc) < Version(glibc_minimum):
         raise BaseError(
             f"the base has glibc {base.target.glibc}, the framework's wheel needs {glibc_minimum}",
-            where=base.name,
+            where=where or base.name,
             todo="use a newer base: debian:bullseye has 2.31, debian:bookworm 2.36, debian:trixie 2.41",
         )
     if base.target.python != wanted_python:

@@ -4,9 +4,10 @@ import hashlib
 import posixpath
 import re
 import tarfile
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, BinaryIO, Literal, cast
+from typing import IO, BinaryIO, Literal, Protocol, cast
 
 from envbuild.assemble.inflate import GZIP_ERRORS, open_gzip
 from envbuild.errors import BaseError
@@ -71,26 +72,36 @@ def read_tree(image: Image, name: str) -> Tree:
     return tree
 
 
-def _applied(lower: Tree, layer: Layer) -> Tree:
-    """Put a layer on top; its whiteouts hide what lies below, never what lies beside them."""
-    upper: Tree = {}
-    hidden: set[str] = set()
-    emptied: set[str] = set()
+def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
+    """Every member of a layer, in bounded memory; its content can be read of the archive before the next is asked for.
+
+    One of DAMAGED when it is no tar, is not packed as its media type says, or is not its diff id.
+    """
     with layer.open() as blob, ExitStack() as stack:
         # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
         packed = layer.descriptor.media_type == LAYER_GZIP
         content = _Hashed(stack.enter_context(open_gzip(blob)) if packed else blob)
         archive = stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", content), mode="r|", bufsize=_BUFFER))
-        for member in archive:
-            path = posixpath.normpath(member.name).lstrip("/")
-            folder, _, base = path.rpartition("/")
-            if base == ".wh..wh..opq":
-                emptied.add(folder)
-            elif base.startswith(".wh."):
-                hidden.add(posixpath.join(folder, base.removeprefix(".wh.")))
-            else:
-                upper[path] = _node(path, member, archive)
+        while (member := archive.next()) is not None:
+            yield member, archive
+            archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps a kilobyte of each
         content.finish(layer.diff_id)
+
+
+def _applied(lower: Tree, layer: Layer) -> Tree:
+    """Put a layer on top; its whiteouts hide what lies below, never what lies beside them."""
+    upper: Tree = {}
+    hidden: set[str] = set()
+    emptied: set[str] = set()
+    for member, archive in members(layer):
+        path = posixpath.normpath(member.name).lstrip("/")
+        folder, _, base = path.rpartition("/")
+        if base == ".wh..wh..opq":
+            emptied.add(folder)
+        elif base.startswith(".wh."):
+            hidden.add(posixpath.join(folder, base.removeprefix(".wh.")))
+        else:
+            upper[path] = _node(path, member, archive)
     hidden |= {path for path, node in upper.items() if node.kind != "directory"}
     tree = {path: node for path, node in lower.items() if not _gone(path, hidden, emptied)} | upper
     for path in upper:
@@ -169,7 +180,16 @@ class _Hashed:
             raise ValueError("its content is not what the config says (diff id)")
 
 
-def resolve(tree: Tree, path: str) -> str | None:
+class Placed(Protocol):
+    """What following links has to know of a node."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+
+
+def resolve(tree: Mapping[str, Placed], path: str) -> str | None:
     """Follow all links from an absolute path to an absolute path; None where it leads nowhere or in circles."""
     parts, done = path.split("/"), ""
     for _ in range(_STEPS):

@@ -3,65 +3,51 @@
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
-from envbuild.dockerfile.quote import FILTERS
-from envbuild.errors import BuildError
+from envbuild.checkup import PROGRAM, check_files
+from envbuild.dockerfile.render import templates_with
 from envbuild.lock.formats import WHEELS, is_local
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
 
+DEBS = "debs"
+"""The folder of a context where the Debian packages lie that it installs without a network."""
+CHECK = "check"
+"""The folder of a context with the start-up check and the list that it reads."""
+RENDERED = {
+    "Dockerfile": "Dockerfile.j2",
+    "Dockerfile.classic": "Dockerfile.classic.j2",
+    ".dockerignore": "dockerignore.j2",
+    "README.md": "README.md.j2",
+}
+"""Which template gives which file."""
 _INSTALLER = "/opt/installer"
 _PLATFORM = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
-def build_context(recipe: Recipe, requirements: bytes, pylock: bytes, templates: Path) -> dict[str, bytes]:
-    """Return file names and contents: Dockerfile, .dockerignore, requirements.txt and pylock.toml.
+def build_context(
+    recipe: Recipe, requirements: bytes, pylock: bytes, templates: Path | None, *, wheelhouse: bool = False
+) -> dict[str, bytes]:
+    """Return file names and contents: two Dockerfiles, .dockerignore, requirements.txt, pylock.toml, README.md
+    and the files of the start-up check.
 
-    The image that an engine builds of it has the environment, variables, labels and user of the assembled one.
-    BuildError when a value cannot be written safely, naming its field, or when a template is missing or broken.
+    `Dockerfile` wants BuildKit, `Dockerfile.classic` any builder; what either gives has the files, variables, labels
+    and user of the assembled image. `templates` is a folder whose templates replace the built-in ones of the same name.
+    With `wheelhouse` nothing is fetched: the caller puts every wheel into the folder `wheels` and every package's file
+    into `debs`. BuildError when a value cannot be written safely, naming its field, or when a template is broken.
     """
-    environment = _jinja(templates)
-    values = _values(recipe)
-    return {
-        "Dockerfile": _render(environment, "Dockerfile.j2", values),
-        ".dockerignore": _render(environment, "dockerignore.j2", values),
-        "requirements.txt": requirements,
-        "pylock.toml": pylock,
-    }
+    found = templates_with(templates)
+    values = _values(recipe, wheelhouse=wheelhouse)
+    rendered = {file: found.render(name, values) for file, name in RENDERED.items()}
+    return rendered | context_check(recipe) | {"requirements.txt": requirements, "pylock.toml": pylock}
 
 
-def _jinja(templates: Path) -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701 - a Dockerfile is no HTML; every value passes one of FILTERS
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(FILTERS)
-    return environment
+def context_check(recipe: Recipe) -> dict[str, bytes]:
+    """Return the files of the start-up check, by their paths in a context."""
+    return {f"{CHECK}/{_named(path)}": content for path, content in check_files(recipe).items()}
 
 
-def _render(environment: jinja2.Environment, name: str, values: dict[str, Any]) -> bytes:
-    try:
-        return environment.get_template(name).render(values).encode()
-    except jinja2.TemplateSyntaxError as error:
-        raise _broken(f"{error.filename or name}:{error.lineno}", error) from error
-    except (jinja2.TemplateError, OSError) as error:
-        raise _broken(name, error) from error
-
-
-def _broken(where: str, error: Exception) -> BuildError:
-    return BuildError(
-        f"a template cannot be used: {error}",
-        where=where,
-        todo="install envbuild again, or restore the folder templates/ of the checkout",
-    )
-
-
-def _values(recipe: Recipe) -> dict[str, Any]:
+def _values(recipe: Recipe, *, wheelhouse: bool) -> dict[str, Any]:
+    beside = bool(recipe.wheels) if wheelhouse else any(map(is_local, recipe.wheels))
     return {
         "environment": str(recipe.environment),
         "base": _pullable(recipe.base_name),
@@ -69,14 +55,25 @@ def _values(recipe: Recipe) -> dict[str, Any]:
         "base_digest": str(recipe.base_digest),
         "platform": _PLATFORM.get(recipe.target.machine, f"linux/{recipe.target.machine}"),
         "python": recipe.python_path,
-        "python_minor": recipe.target.python_minor,
+        "versioned": f"python{recipe.target.python_minor}",
+        "pyvenv": recipe.pyvenv,
         "prefix": recipe.prefix,
         "installer": _INSTALLER,
         "variables": recipe.variables,
         "labels": recipe.labels,
         "user": recipe.user,
-        "wheels": WHEELS if any(map(is_local, recipe.wheels)) else None,
+        "count": len(recipe.wheels),
+        "wheels": WHEELS if beside else None,
+        "wheelhouse": wheelhouse,
+        "packages": recipe.packages,
+        "debs": DEBS,
+        "check": CHECK,
+        "check_files": [("0755" if path == PROGRAM else "0644", _named(path), path) for path in check_files(recipe)],
     }
+
+
+def _named(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _pullable(base_name: str) -> str | None:

@@ -6,13 +6,18 @@ line is refused, not escaped, and every filter names the field that it refuses.
 
 import json
 import re
+import shlex
 import unicodedata
+from collections.abc import Callable
 
 from envbuild.errors import BuildError
+from envbuild.lock.model import SystemPackage
 
 _WORD = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:/@+\[\]-]*|(?:/[A-Za-z0-9._+-]+)+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+=[0-9][A-Za-z0-9.+~:-]*")
+"""Debian policy, sections 5.6.1 and 5.6.12."""
 _REFUSED = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Unicode categories: control characters, halves of surrogate pairs, line and paragraph separators."""
 
@@ -27,6 +32,27 @@ def as_json(value: str | list[str], field: str) -> str:
     for part in [value] if isinstance(value, str) else value:
         _printable(part, field)
     return json.dumps(value, ensure_ascii=False)
+
+
+def as_shell(value: str, field: str) -> str:
+    """Write one word of a shell command: single quotes, in which nothing is special, not even a heredoc's mark."""
+    return shlex.quote(_printable(value, field))
+
+
+def as_package(package: SystemPackage) -> str:
+    """Pass what apt-get installs: `libgomp1=12.2.0-14`."""
+    return _matching(_PACKAGE, f"{package.name}={package.version}", f"package {package.name!r}", "Debian's names")
+
+
+def as_deb(package: SystemPackage) -> str:
+    """Write the name that `apt-get download` gives a package's file (apt, QuoteString in acquire-item.cc)."""
+    version = as_package(package).partition("=")[2].replace(":", "%3a")
+    return f"{package.name}_{version}_{as_word(package.architecture, f'architecture of {package.name!r}')}.deb"
+
+
+def as_number(value: int) -> str:
+    """Write a count."""
+    return str(int(value))
 
 
 def as_word(value: str, field: str) -> str:
@@ -44,7 +70,17 @@ def as_label(name: str) -> str:
     return _matching(_LABEL, name, f"label {name!r}", "letters, digits and ._/-")
 
 
-FILTERS = {"env": as_env, "json": as_json, "word": as_word, "variable": as_variable, "label": as_label}
+FILTERS: dict[str, Callable[..., str]] = {
+    "deb": as_deb,
+    "env": as_env,
+    "json": as_json,
+    "label": as_label,
+    "number": as_number,
+    "package": as_package,
+    "shell": as_shell,
+    "variable": as_variable,
+    "word": as_word,
+}
 """The template's filters, by name."""
 
 

@@ -4,9 +4,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from socket import AF_UNIX
+from socket import socket as new_socket
 
 import docker
+from docker.context import ContextAPI
 from docker.errors import APIError, DockerException
+from docker.utils import parse_host
 from requests import RequestException
 
 from envbuild.errors import BuildError, MissingComponentError
@@ -14,6 +18,12 @@ from envbuild.errors import BuildError, MissingComponentError
 _SECONDS = 60
 """For one answer; running and pulling take as long as they take."""
 _TODO = "start Docker, or podman's socket (podman system service), or let DOCKER_HOST name an engine; without one, "
+
+
+_FORMS = "give DOCKER_HOST as unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST"
+_OR_NONE = "without it, Docker's or podman's socket on this machine is taken"
+_PATHS = ("unix://", "npipe://", "http+unix://")
+"""Addresses that are paths, in which an @ is a letter."""
 
 
 @contextmanager
@@ -24,14 +34,16 @@ def connected(instead: str) -> Iterator[docker.DockerClient]:
 
     MissingComponentError when none answers, BuildError for what the engine refuses inside the block.
     """
-    with _client(instead) as client, _told():
+    with _client(instead) as client, told():
         yield client
 
 
 @contextmanager
 def _client(instead: str) -> Iterator[docker.DockerClient]:
     socket = podman_socket(os.environ, Path("/var/run/docker.sock"))
+    _check_address(os.environ.get("DOCKER_HOST", ""))
     try:
+        _try_socket(f"unix://{socket}" if socket else _address())
         if socket is None:
             client = docker.from_env(timeout=_SECONDS, use_ssh_client=True)
         else:
@@ -44,6 +56,20 @@ def _client(instead: str) -> Iterator[docker.DockerClient]:
         client.close()
 
 
+def _address() -> str:
+    """Where docker.from_env goes."""
+    return os.environ.get("DOCKER_HOST") or str(ContextAPI.kwargs_from_context().get("base_url") or "")
+
+
+def _try_socket(address: str) -> None:
+    """Docker's library never closes a socket that it cannot connect; OSError."""
+    kind, _, path = parse_host(address).partition("://")
+    if kind == "http+unix":
+        with new_socket(AF_UNIX) as tried:
+            tried.settimeout(_SECONDS)
+            tried.connect(f"/{path.lstrip('/')}")
+
+
 def podman_socket(environment: Mapping[str, str], docker_socket: Path) -> Path | None:
     """Find podman's socket, where neither a setting nor Docker's own socket says which engine to take."""
     if any(environment.get(name) for name in ("DOCKER_HOST", "DOCKER_CONTEXT")) or docker_socket.exists():
@@ -53,18 +79,33 @@ def podman_socket(environment: Mapping[str, str], docker_socket: Path) -> Path |
     return next((socket for socket in sockets if socket.is_socket()), None)
 
 
+def _check_address(host: str) -> None:
+    try:
+        parse_host(host)
+    except (DockerException, ValueError):  # their messages have all of it, a password too
+        what, todo = "the address of the container engine is malformed, or has a password", f"{_FORMS}; {_OR_NONE}"
+        raise MissingComponentError(what, where=f"DOCKER_HOST={_bare(host)}", todo=todo) from None
+
+
 def _place(socket: Path | None) -> str:
-    return f"unix://{socket}" if socket else os.environ.get("DOCKER_HOST") or "Docker's default socket"
+    return f"unix://{socket}" if socket else _bare(os.environ.get("DOCKER_HOST", "")) or "Docker's default socket"
+
+
+def _bare(host: str) -> str:
+    """The address without user and password, also where it is none."""
+    end = host.find("://") + len("://") if "://" in host else 0
+    return host if host[:end] in _PATHS else host[:end] + host[end:].rpartition("@")[2]
 
 
 def _absence(error: Exception) -> str:
-    if "PermissionError" in str(error):
+    if isinstance(error, PermissionError) or "PermissionError" in str(error):
         return "this user may not speak to the container engine"
     return "no container engine answers"
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
+    """Say in our words what the engine refuses in the block, and that it ended."""
     try:
         yield
     except APIError as error:

@@ -1,20 +1,26 @@
 """Running one file by a container's own Python: no network, nothing of this machine, nothing left behind."""
 
 import io
-import secrets
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
+from threading import Event, Timer
+from types import MappingProxyType
 from typing import Any
 
 import docker
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
+from docker.utils.socket import frames_iter
+from requests import RequestException
 
 from envbuild.engine.client import explanation
 from envbuild.engine.image import LocalImage
+from envbuild.engine.left import maker
+from envbuild.engine.tarred import parents, tarred
 from envbuild.errors import UsageError
 
 _FOLDER = "envbuild-capture"
@@ -24,6 +30,8 @@ _ELSEWHERE = ("/opt/env/bin/python", "/opt/venv/bin/python", "/opt/conda/bin/pyt
 """Where images have a Python that they do not put on PATH."""
 MAX_RESULT = 64 * 2**20
 """Bytes."""
+_CHUNK = 1 << 20
+_NOTHING: Mapping[str, bytes | Path] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,8 @@ class Done:
     """Its exit code."""
     result: bytes | None
     """The file that it was told to write, if it did."""
+    late: bool = False
+    """Whether it was ended, as its time was up."""
 
 
 def run_file(
@@ -44,37 +54,70 @@ def run_file(
     *,
     python: str | None,
     heard: Callable[[str], None],
+    beside: Mapping[str, bytes | Path] = _NOTHING,
+    seconds: float | None = None,
 ) -> Done:
     """Run a file by the image's Python with `--out FILE` and arguments; `heard` gets the lines that it prints.
 
-    As the image's user, without a network and without its entry point. UsageError if the image has no Python.
+    As the image's user, without a network and without its entry point. Copies of the files in `beside` lie by these
+    names beside it, also in folders. After `seconds` it is ended. UsageError if the image has no Python.
     """
     interpreter = python or _find_python(client, image)
     command = [f"/{_FOLDER}/capture.py", "--out", _OUT, *arguments]
     with _created(client, image.id, entrypoint=[interpreter], command=command) as container:
-        container.put_archive("/", _archive(script))
-        lines = _started(container, f"--image {image.reference}", interpreter)
-        for line in _lines(lines):
-            heard(line)
-        code = int(container.wait(timeout=None)["StatusCode"])
-        return Done(code, _read(container, _OUT))
+        container.put_archive("/", _archive({"capture.py": script.encode(), **beside}))
+        with _ended_after(seconds, container) as ended:
+            with _started(client, container, f"--image {image.reference}", interpreter) as printed:
+                for line in _lines(printed):
+                    heard(line)
+            code = int(container.wait(timeout=None)["StatusCode"])
+        return Done(code, _read(container, _OUT), late=ended.is_set())
 
 
-def _started(container: Container, where: str, interpreter: str) -> Iterable[bytes]:
-    """Start a container; return what it prints, of which nothing is missed."""
+@contextmanager
+def _ended_after(seconds: float | None, container: Container) -> Iterator[Event]:
+    """Kill a container that still runs after some seconds; the event says that this was so."""
+    ended = Event()
+
+    def end() -> None:
+        ended.set()
+        with suppress(APIError, RequestException):  # it may have ended a moment ago
+            container.kill()
+
+    timer = Timer(seconds or 0, end)
+    timer.daemon = True
     try:
-        printed: Iterable[bytes] = container.attach(stdout=True, stderr=True, stream=True, logs=False)
+        if seconds is not None:
+            timer.start()
+        yield ended
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _started(
+    client: docker.DockerClient, container: Container, where: str, interpreter: str
+) -> Iterator[Iterable[bytes]]:
+    """Start a container; yield what it prints, of which nothing is missed."""
+    patience, client.api.timeout = client.api.timeout, None  # it may be silent for as long as it likes
+    try:
+        socket = container.attach_socket(params={"stdout": 1, "stderr": 1, "stream": 1})
+    finally:
+        client.api.timeout = patience
+    try:
         container.start()
+        yield (data for _, data in frames_iter(socket, tty=False))
     except APIError as error:
         todo = "say with --python where in the image its Python lies; see that the image is for this machine"
         raise UsageError(f"the image cannot run {interpreter}: {explanation(error)}", where=where, todo=todo) from error
-    return printed
+    finally:
+        getattr(socket, "_response", socket).close()  # what owns the connection is kept there by docker-py
 
 
 @contextmanager
 def _created(client: docker.DockerClient, image: str, **options: Any) -> Iterator[Container]:
     """Create a container; however the block ends, even before the engine has said its id, it is removed."""
-    name = f"envbuild-{secrets.token_hex(8)}"
+    name = f"envbuild-run-{maker()}"
     try:
         yield client.containers.create(image, name=name, network_mode="none", **options)
     finally:
@@ -85,12 +128,16 @@ def _created(client: docker.DockerClient, image: str, **options: Any) -> Iterato
 def _find_python(client: docker.DockerClient, image: LocalImage) -> str:
     """Find the Python that the image runs; a shell to ask is not in every image, so its files are looked at."""
     on_path = (f"{folder.rstrip('/')}/{name}" for name, folder in product(("python3", "python"), image.path))
-    with _created(client, image.id, entrypoint=["none"]) as container:
-        for path in (*on_path, *_ELSEWHERE):
-            if _exists(container, path):
-                return path
+    if found := first_file(client, image.id, (*on_path, *_ELSEWHERE)):
+        return found
     todo = "name an image that a model was trained in, or say with --python where in the image its Python lies"
     raise UsageError("the image has no Python on its PATH", where=f"--image {image.reference}", todo=todo)
+
+
+def first_file(client: docker.DockerClient, image: str, paths: Sequence[str]) -> str | None:
+    """The first of these paths that an image has, which is not started for it."""
+    with _created(client, image, entrypoint=["none"]) as container:
+        return next((path for path in paths if _exists(container, path)), None)
 
 
 def _exists(container: Container, path: str) -> bool:
@@ -103,17 +150,10 @@ def _exists(container: Container, path: str) -> bool:
     return True
 
 
-def _archive(script: str) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        folder = tarfile.TarInfo(_FOLDER)
-        folder.type, folder.mode = tarfile.DIRTYPE, 0o777
-        archive.addfile(folder)
-        data = script.encode()
-        file = tarfile.TarInfo(f"{_FOLDER}/capture.py")
-        file.size, file.mode = len(data), 0o644
-        archive.addfile(file, io.BytesIO(data))
-    return buffer.getvalue()
+def _archive(files: Mapping[str, bytes | Path]) -> Iterator[bytes]:
+    """Yield a tar of these files in a folder that anybody may write to."""
+    placed = {f"{_FOLDER}/{name}": content for name, content in files.items()}
+    return tarred(placed, {**dict.fromkeys(parents(placed), 0o755), _FOLDER: 0o777})
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import docker
 from docker.errors import APIError, ImageNotFound
 from docker.utils import parse_repository_tag
+from rich.filesize import decimal
 
 from envbuild.engine.client import explanation
 from envbuild.errors import RegistryError, UsageError
@@ -87,18 +88,58 @@ def _path(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _pull(client: docker.DockerClient, reference: str, report: Report) -> None:
     report.step(f"Pulling {reference}, which the engine does not have")
     repository, tag = parse_repository_tag(reference)
-    layers: dict[str, tuple[int, int]] = {}
+    layers: dict[str, Layer] = {}
     client.api.timeout = _QUIET
     try:
         for event in client.api.pull(repository, tag=tag or "latest", stream=True, decode=True):
             if "error" in event:
                 raise _not_pulled(reference, str(event["error"]))
-            detail = event.get("progressDetail") or {}
-            if event.get("status") == "Downloading" and detail.get("total"):
-                layers[str(event.get("id"))] = (int(detail.get("current", 0)), int(detail["total"]))
-                report.progress("pulled", sum(done for done, _ in layers.values()), None)
+            before = layers.get(str(event.get("id")))
+            layer = layer_after(event, before)
+            if layer and layer != before:
+                layers[str(event["id"])] = layer
+                _tell(report, *pulled(layers.values()))
     except APIError as error:
         raise _not_pulled(reference, explanation(error)) from error
+    if size := pulled(layers.values())[0]:
+        report.note(f"pulled {decimal(size)} in {len(layers)} layer{'s' * (len(layers) > 1)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """How much of a layer is here, in bytes."""
+
+    done: int = 0
+    total: int | None = None
+    """None until the engine says it."""
+
+
+def layer_after(event: Mapping[str, Any], before: Layer | None) -> Layer | None:
+    """Read an event of a pull (Docker Engine API, ImageCreate); None for what says nothing of a download.
+
+    Of a small layer an engine may tell the size only as it unpacks it.
+    """
+    status, detail = event.get("status"), event.get("progressDetail") or {}
+    total = int(detail.get("total") or 0) or (before.total if before else None)
+    if status in {"Pulling fs layer", "Waiting"}:
+        return before or Layer()
+    if status == "Downloading":
+        return Layer(int(detail.get("current") or 0), total)
+    if status in {"Verifying Checksum", "Download complete", "Extracting", "Pull complete"}:
+        return Layer(total or (before.done if before else 0), total)
+    return None
+
+
+def pulled(layers: Iterable[Layer]) -> tuple[int, int | None]:
+    """Add up what is here and what there is, in bytes; no total until every layer's is known."""
+    known = list(layers)
+    totals = [it.total for it in known if it.total is not None]
+    return sum(it.done for it in known), sum(totals) if len(totals) == len(known) else None
+
+
+def _tell(report: Report, done: int, total: int | None) -> None:
+    if done:
+        report.progress("pulled", done, total)
 
 
 def _not_pulled(reference: str, reason: str) -> RegistryError:

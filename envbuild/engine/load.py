@@ -1,8 +1,7 @@
 """An image straight into a running engine: what it has is not sent, and nothing is written on the way."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -11,6 +10,7 @@ import docker
 from docker.errors import ImageNotFound
 
 from envbuild.engine.client import connected
+from envbuild.engine.events import Event, events, fault_of
 from envbuild.engine.image import Report
 from envbuild.errors import BuildError, UsageError
 from envbuild.oci.archive import Archive
@@ -148,36 +148,17 @@ def _send(client: docker.DockerClient, archive: Archive, report: Report) -> int:
             done += len(part)
             report.progress("loading", done, total)
 
-    faults = [fault for event in _events(client, counted()) if (fault := _fault(event))]
+    answered = events(client, "/images/load", data=counted(), timeout=_QUIET)
+    faults = [fault for event in answered if (fault := _fault(event))]
     if faults:
         raise _refused(faults[0])
     return total
 
 
-def _events(client: docker.DockerClient, archive: Iterator[bytes]) -> Iterator[Mapping[str, Any]]:
-    """What the engine says while it loads; docker-py's own `load_image` leaves the connection open after an error."""
-    api = client.api
-    url = f"{api.base_url}/v{api.api_version}/images/load"
-    with closing(api.post(url, data=archive, stream=True, timeout=_QUIET)) as response:
-        for line in filter(bytes.strip, response.iter_lines()):
-            yield _event(line)
-        if not response.ok:
-            yield {"error": f"status {response.status_code}"}
-
-
-def _event(line: bytes) -> Mapping[str, Any]:
-    """One line of an answer; what is no event comes from something before the engine, such as a proxy."""
-    with suppress(ValueError):
-        event = json.loads(line)
-        if isinstance(event, dict):
-            return event
-    return {"error": line.decode(errors="replace")}
-
-
-def _fault(event: Mapping[str, Any]) -> str | None:
+def _fault(event: Event) -> str:
     """What an event says against the image; containerd's store says it in passing (moby, image_exporter.go)."""
     said = str(event.get("stream") or "")
-    return event.get("error") or event.get("message") or (said if said.startswith("Error unpacking") else None)
+    return fault_of(event) or (said if said.startswith("Error unpacking") else "")
 
 
 def _refused(why: str) -> _RefusedError:

@@ -1,99 +1,175 @@
-"""What Artifact Registry's own API knows: whether a repository exists and takes images, before gigabytes are sent."""
+"""What Artifact Registry's own API knows: whether a repository exists and takes images, before gigabytes are sent.
 
-import os
-import re
-from typing import Any
-from urllib.parse import urlsplit
+Whether an image is there, and under which digest, the registry itself says; the API is not asked for that.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import RegistryError
 from envbuild.oci.reference import Reference
-from envbuild.registry.faults import printable
-from envbuild.registry.transport import is_loopback
+from envbuild.registry.artifact_names import Place, place_of
 
-_HOST = re.compile(r"(?P<location>[a-z][a-z0-9-]*)-docker\.pkg\.dev\Z")
+if TYPE_CHECKING:
+    from google.cloud.artifactregistry_v1 import ArtifactRegistryClient
+
 _SECONDS = 30.0
-ENDPOINT = "ENVBUILD_ARTIFACT_REGISTRY_ENDPOINT"
-"""The variable that names another API endpoint; one on loopback is used without credentials."""
+_CREATING = 300.0
+"""Seconds that a new repository may take; mostly it is there within ten."""
+_TRIES = 7
+"""Over about twelve seconds."""
+_WRITER = "artifactregistry.repositories.get and .uploadArtifacts", "artifactregistry.writer"
+_ADMIN = "artifactregistry.repositories.create", "artifactregistry.admin"
 
 
-def check_repository(reference: Reference, *, endpoint: str | None = None) -> None:
-    """Check that `LOCATION-docker.pkg.dev/PROJECT/REPOSITORY/...` exists and is a standard Docker repository.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """A repository that takes images."""
 
-    Does nothing for other registries, nor when there are no Application Default Credentials: then a Docker
-    credential helper may still let the push through. RegistryError when the push could not succeed.
+    name: str
+    """`projects/P/locations/L/repositories/R`."""
+    immutable_tags: bool = False
+    """Whether a tag names the same image for ever."""
+    created: bool = False
+    """Whether it is new."""
+    hint: str = ""
+    """What its maker should know of it."""
+
+
+def check_repository(
+    reference: Reference, *, create: bool = False, endpoint: str | None = None, seconds: float = _SECONDS
+) -> Repository | None:
+    """Check that the repository of a reference exists and is a standard Docker repository, or create it.
+
+    None for other registries, and when there are no Application Default Credentials: then a Docker credential helper
+    may still let the push through. RegistryError when the push could not succeed, or the repository not be created.
     """
-    match = _HOST.match(reference.registry)
-    if match is None:
-        return
-    project, repository = _parts(reference)
-    name = f"projects/{project}/locations/{match['location']}/repositories/{repository}"
-    found = _get(name, endpoint or os.environ.get(ENDPOINT) or "", reference)
-    if found is not None:
-        _fits(found, name, reference)
-
-
-def _parts(reference: Reference) -> tuple[str, str]:
-    """Project and repository; a project of a domain is written `example.com/project` in a reference."""
-    parts = reference.repository.split("/")
-    project = ":".join(parts[:2]) if "." in parts[0] else parts[0]
-    rest = parts[project.count(":") + 1 :]
-    if len(rest) < 2:
-        todo = f"write {reference.registry}/PROJECT/REPOSITORY/IMAGE"
-        raise RegistryError("the reference names no image inside a repository", where=str(reference), todo=todo)
-    return project, rest[0]
-
-
-def _get(name: str, endpoint: str, reference: Reference) -> Any:
-    """The API's Repository, or None without credentials."""
-    import google.api_core.exceptions as refused  # noqa: PLC0415 - slow, and only needed for Google's hosts
-    import google.auth.exceptions as auth  # noqa: PLC0415
-    import requests  # noqa: PLC0415 - google-auth's transport lets its errors through
-    from google.cloud import artifactregistry_v1  # noqa: PLC0415
-
-    try:
-        with artifactregistry_v1.ArtifactRegistryClient(transport="rest", **_options(endpoint)) as client:
-            return client.get_repository(name=name, timeout=_SECONDS)
-    except auth.DefaultCredentialsError:
+    place = place_of(reference)
+    if place is None:
         return None
-    except refused.NotFound as error:
-        raise _absent(name, reference) from error
-    except (refused.Forbidden, refused.Unauthorized) as error:
-        todo = "the account needs artifactregistry.repositories.get and .uploadArtifacts (role artifactregistry.writer)"
-        raise RegistryError(_said(name, error), where=str(reference), todo=todo, status=error.code) from error
-    except (refused.GoogleAPICallError, auth.GoogleAuthError, requests.RequestException) as error:
-        todo = "check the network and: gcloud auth application-default login"
-        status = getattr(error, "code", None)
-        raise RegistryError(_said(name, error), where=str(reference), todo=todo, status=status) from error
+    from envbuild.registry.artifact_client import connected  # noqa: PLC0415 - slow, and only for Google's hosts
 
-
-def _options(endpoint: str) -> dict[str, Any]:
-    from google.auth.credentials import AnonymousCredentials  # noqa: PLC0415
-
-    options: dict[str, Any] = {"client_options": {"api_endpoint": endpoint}} if endpoint else {}
-    # Without credentials on loopback only: a token must not go to whatever answers there.
-    loopback = is_loopback(urlsplit(endpoint).hostname or "")
-    return options | ({"credentials": AnonymousCredentials()} if loopback else {})  # type: ignore[no-untyped-call]
-
-
-def _said(name: str, error: Exception) -> str:
-    return (
-        f"Artifact Registry does not show {name}: {printable(getattr(error, 'message', None) or type(error).__name__)}"
+    with connected(endpoint) as client:
+        if client is None:
+            _check_unasked(reference, create=create)
+            return None
+        found = _get(client, place, str(reference), seconds)
+        created = found is None and create
+        if created:
+            _create(client, place, str(reference))
+            found = _appeared(client, place, str(reference), seconds)
+        if found is None:
+            raise _absent(place, reference)
+    _fits(found, place.name, reference)
+    hint = _hint(place) if created else ""
+    return Repository(
+        name=place.name, immutable_tags=bool(found.docker_config.immutable_tags), created=created, hint=hint
     )
 
 
-def _absent(name: str, reference: Reference) -> RegistryError:
-    _, project, _, location, _, repository = name.split("/")
-    command = f"gcloud artifacts repositories create {repository} --repository-format=docker"
-    todo = f"{command} --location={location} --project={project}"
-    return RegistryError(f"the repository {name} does not exist", where=str(reference), todo=todo, status=404)
+def _check_unasked(reference: Reference, *, create: bool) -> None:
+    if create:
+        what = "there are no Google credentials here to create a repository with"
+        todo = "gcloud auth application-default login, or create it first and leave out --create-repository"
+        raise RegistryError(what, where=str(reference), todo=todo)
+
+
+def _get(client: "ArtifactRegistryClient", place: Place, where: str, seconds: float) -> Any:
+    """The API's Repository; None where there is none."""
+    from google.api_core.exceptions import NotFound  # noqa: PLC0415
+
+    from envbuild.registry.artifact_client import patiently, told  # noqa: PLC0415
+
+    with told(f"show {place.name}", where, *_WRITER):
+        try:
+            return client.get_repository(name=place.name, **patiently(seconds))
+        except NotFound:
+            return None
+
+
+def _appeared(client: "ArtifactRegistryClient", place: Place, where: str, seconds: float) -> Any:
+    """Get it, when what somebody else began to create at the same time is there."""
+    for tried in range(_TRIES):
+        found = _get(client, place, where, seconds)
+        if found is not None:
+            return found
+        time.sleep(0.1 * 2.0**tried)
+    return None
+
+
+def _create(client: "ArtifactRegistryClient", place: Place, where: str) -> None:
+    """Have it created, or find that it is: by somebody else meanwhile, or by a try whose answer was lost."""
+    from google.api_core.exceptions import AlreadyExists, Conflict, NotFound  # noqa: PLC0415
+    from google.api_core.future.polling import DEFAULT_POLLING  # noqa: PLC0415
+    from google.cloud.artifactregistry_v1 import Repository as Wanted  # noqa: PLC0415
+
+    from envbuild.registry.artifact_client import patiently, told  # noqa: PLC0415
+
+    wanted = Wanted(
+        format_=Wanted.Format.DOCKER, mode=Wanted.Mode.STANDARD_REPOSITORY, description="images by envbuild"
+    )
+    request = {"parent": place.parent, "repository_id": place.repository, "repository": wanted}
+    polling = DEFAULT_POLLING.with_delay(initial=0.2, maximum=5.0).with_timeout(_CREATING)
+    with told(f"create {place.name}", where, *_ADMIN):
+        try:
+            started: Any = client.create_repository(request=request, **patiently(_SECONDS))
+            started.result(polling=polling)
+        except (AlreadyExists, Conflict):
+            return
+        except NotFound as error:
+            todo = (
+                f"check the project {place.project} and the location {place.location}: gcloud artifacts locations list"
+            )
+            what = f"there is no place to create {place.name} in"
+            raise RegistryError(what, where=where, todo=todo, status=404) from error
+        except TimeoutError as error:
+            what = f"{place.name} was not created within {_CREATING:.0f} s"
+            raise RegistryError(what, where=where, todo="run the command again: it may be there by then") from error
+
+
+def _hint(place: Place) -> str:
+    """What choosing a location decides, which nobody can change afterwards."""
+    if not place.multiple:
+        return ""
+    return (
+        f"{place.location} is several regions: Vertex AI predicts only with images of a repository in the endpoint's "
+        f"own region, such as {_REGIONS[place.location]}"
+    )
+
+
+_REGIONS = {"us": "us-central1", "europe": "europe-west1", "asia": "asia-east1"}
+
+
+def _absent(place: Place, reference: Reference) -> RegistryError:
+    command = f"gcloud artifacts repositories create {place.repository} --repository-format=docker"
+    instead = "or let from-manifest, base push or rebase do that by --create-repository"
+    todo = f"{command} --location={place.location} --project={place.project}, {instead}"
+    return RegistryError(f"the repository {place.name} does not exist", where=str(reference), todo=todo, status=404)
 
 
 def _fits(found: Any, name: str, reference: Reference) -> None:
-    kind, mode = found.format_.name, found.mode.name
+    kind, mode = _enums(found)
     if kind != "DOCKER":
         what = f"{name} holds {kind}, not DOCKER images"
-    elif mode not in ("STANDARD_REPOSITORY", "MODE_UNSPECIFIED"):
+    elif mode not in ("STANDARD_REPOSITORY", "MODE_UNSPECIFIED", ""):
         what = f"{name} is a {mode}, which takes no pushes"
     else:
         return
     raise RegistryError(what, where=str(reference), todo="name a standard repository of format docker")
+
+
+def _enums(found: Any) -> tuple[str, str]:
+    """Format and mode by their names; what is newer than Google's client has none, and the registry itself decides."""
+    from google.cloud.artifactregistry_v1 import Repository as Wanted  # noqa: PLC0415
+
+    raw = Wanted.pb(found)
+    return _name(Wanted.Format, raw.format_) or f"format {raw.format_}", _name(Wanted.Mode, raw.mode)
+
+
+def _name(kind: Callable[[int], Any], number: int) -> str:
+    try:
+        return str(kind(number).name)
+    except ValueError:
+        return ""

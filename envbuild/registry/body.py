@@ -105,7 +105,8 @@ class _Body(io.RawIOBase):
         whole = self._size == self._descriptor.size and self._hasher.hexdigest() == self._descriptor.digest.hex
         if self._size > self._descriptor.size or not (chunk or whole):
             what = f"blob {self._descriptor.digest} is not what its digest says ({self._size} bytes read)"
-            raise RegistryError(what, where=self._where)
+            todo = "push the image again from where it still is, and see whether the registry's storage is damaged"
+            raise RegistryError(what, where=self._where, todo=todo)
         return chunk
 
     @property

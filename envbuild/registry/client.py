@@ -3,6 +3,7 @@
 Uploads are POST and one PUT with a known length: Artifact Registry takes no chunks, and no registry needs them.
 """
 
+import json
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,12 @@ _LARGE = 8 << 20
 _ERROR_BODY = 64 << 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HOPS = 5
+_PAGE = 1000
+"""Tags that are asked for at once."""
+_PAGES = 100
+"""Pages of referrers that are read at most."""
+_UNKNOWN = frozenset({400, 404, 405, 406, 501})
+"""How registries answer who asks for a list of referrers that they do not keep."""
 
 _T = TypeVar("_T")
 
@@ -113,6 +120,58 @@ class Registry:
         call = self._manifest_call("HEAD", repository, target, also=frozenset({404}))
         response = self._closed(call)
         return None if response.status_code == 404 else response.headers.get("docker-content-digest", "")
+
+    def tags(self, repository: str) -> tuple[str, ...]:
+        """All tags of a repository, sorted; RegistryError where it is none, or what is answered is no list of tags."""
+        found, more = list[str](), True
+        while more:
+            page, more = self._tags_after(repository, found[-1] if found else "")
+            found += page
+            more = more and bool(page)
+        return tuple(sorted(set(found)))
+
+    def _tags_after(self, repository: str, last: str) -> tuple[list[str], bool]:
+        """Some of the tags, and whether there are more (distribution-spec, "Listing Tags")."""
+        query = httpx.QueryParams({"n": str(_PAGE)} | ({"last": last} if last else {}))
+        url = self._url(f"{repository}/tags/list").copy_with(params=query)
+        call = _Call(method="GET", url=url, aim=Aim(host=self.host, repository=repository))
+
+        def attempt(_: int) -> tuple[bytes, bool]:
+            with closing(self._answer(call)) as response:
+                return bounded(response, MANIFEST_LIMIT), "link" in response.headers
+
+        data, more = self._tried(attempt)
+        try:
+            return [str(tag) for tag in json.loads(data)["tags"] or []], more
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RegistryError("the answer is no list of tags", where=redacted(url)) from error
+
+    def referrers(self, repository: str, digest: Digest) -> list[bytes] | None:
+        """The list of what refers to a manifest, in pages; None where the registry keeps none.
+
+        Distribution-spec, "Listing Referrers".
+        """
+        pages, url = list[bytes](), self._url(f"{repository}/referrers/{digest}")
+        for _ in range(_PAGES):
+            aim, accept = Aim(host=self.host, repository=repository), {"Accept": INDEX}
+            page, more = self._page(_Call(method="GET", url=url, aim=aim, headers=accept, also=_UNKNOWN))
+            if page is None:
+                return None
+            pages.append(page)
+            if not more:
+                break
+            url = hop(self._root, url, more)
+        return pages
+
+    def _page(self, call: _Call) -> tuple[bytes | None, str]:
+        """A page, and where the next one is; None where the registry knows no such list."""
+
+        def attempt(_: int) -> tuple[bytes | None, str]:
+            with closing(self._answer(call)) as response:
+                page = bounded(response, MANIFEST_LIMIT) if response.is_success else None
+                return page, response.links.get("next", {}).get("url", "")
+
+        return self._tried(attempt)
 
     def has_manifest(self, repository: str, digest: Digest) -> bool:
         """True when the manifest is there."""

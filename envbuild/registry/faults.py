@@ -13,6 +13,11 @@ from envbuild.errors import RegistryError
 _ADDRESS = re.compile(r"(https?://[^\s?\"'<>]+)\?[^\s\"'<>]*")
 _SECRET = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
 _MESSAGE = 300
+_DEAF = {
+    "push": "push to another registry: this one may be read-only, such as a mirror or a cache, or none at all",
+    "pull": "check the host and its port: what answers there may be no registry",
+}
+"""What to do where a method is not allowed (405)."""
 
 
 def redacted(url: httpx.URL | str) -> str:
@@ -85,7 +90,8 @@ def _reasons(aim: Aim, status: int) -> tuple[str, str]:
         case _ if status >= 500:
             return f"{aim.host} failed ({status})", "run it again later: what is there is not sent again"
         case _:
-            return f"{aim.host} refused with {status}", ""
+            todo = "check the host and the name, and look into the registry's log"
+            return f"{aim.host} refused with {status}", _DEAF[aim.action] if status == 405 else todo
 
 
 def refusal(response: httpx.Response, body: bytes, aim: Aim, hints: tuple[str, ...] = ()) -> RegistryError:

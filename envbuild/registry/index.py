@@ -10,8 +10,9 @@ from envbuild.oci.index import ImageIndex
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
-from envbuild.registry.push import PushResult, Report, confirm, push, set_tag
+from envbuild.registry.push import PushResult, Report, confirm, push
 from envbuild.registry.retry import Retry
+from envbuild.registry.tags import set_tag
 
 _Tagged = tuple[str, bytes, str]
 """Tag, and the bytes and media type of what gets it."""

@@ -17,6 +17,7 @@ from envbuild.oci.image import (
     Descriptor,
     Image,
     Layer,
+    history_lines,
     manifest_bytes,
 )
 from envbuild.oci.reference import Reference
@@ -119,11 +120,8 @@ def _layers(
     registry: Registry, reference: Reference, values: list[dict[str, Any]], config: Mapping[str, Any]
 ) -> tuple[Layer, ...]:
     diff_ids = [Digest.parse(text) for text in config["rootfs"]["diff_ids"]]
-    lines = [str(line.get("created_by") or "") for line in config.get("history") or () if not line.get("empty_layer")]
-    if len(lines) != len(values):
-        lines = [""] * len(values)
     layers = []
-    for value, diff_id, line in zip(values, diff_ids, lines, strict=True):
+    for value, diff_id, line in zip(values, diff_ids, history_lines(config, len(values)), strict=True):
         descriptor = _oci(Descriptor.from_dict(value), reference)
         # The registry knows the blob by its digest alone, so the renamed descriptor opens it as well.
         opener = partial(registry.open_blob, reference.repository, descriptor)

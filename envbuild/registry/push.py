@@ -17,6 +17,7 @@ from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import printable
 from envbuild.registry.retry import Retry
+from envbuild.registry.tags import set_tag
 from envbuild.waiting import as_completed
 
 PARALLEL = 4
@@ -185,12 +186,3 @@ def confirm(registry: Registry, reference: Reference, data: bytes) -> None:
         what = f"{reference.registry} does not confirm {digest}: it gives {other}"
         todo = "nothing was tagged or stamped; check the registry, and any proxy before it"
         raise RegistryError(what, where=str(reference.at(digest)), todo=todo)
-
-
-def set_tag(registry: Registry, repository: str, tag: str, data: bytes, media_type: str) -> None:
-    """Let a tag name a manifest or index that was confirmed.
-
-    One that is right already is left alone: repositories with immutable tags refuse even the same again.
-    """
-    if registry.manifest_digest(repository, tag) != str(Digest.of(data)):
-        registry.put_manifest(repository, tag, data, media_type)

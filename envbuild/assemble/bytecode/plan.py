@@ -13,8 +13,8 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
 
-LARGE = 4 << 20
-_MOST_LARGE, _GROUPS = 5, 4
+LARGE = 8 << 20
+_MOST_LARGE, _GROUPS = 4, 2
 MOST_LAYERS = _MOST_LARGE + _GROUPS + 1
 """Large wheels, small wheels, the base's standard library."""
 

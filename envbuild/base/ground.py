@@ -1,0 +1,87 @@
+"""What unpacked Debian packages meet in a base, read from its layers once and kept."""
+
+import json
+import posixpath
+import re
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from envbuild.assemble.debian import Folder, Ground
+from envbuild.base.tree import DAMAGED, Tree, members, read_tree, resolve
+from envbuild.errors import BaseError
+from envbuild.files import write_whole
+from envbuild.oci.image import Image, canonical_json
+
+_FORMAT = 1
+"""Raised whenever something else would be read from the same bytes."""
+_STATUS = "/var/lib/dpkg/status"
+_RELEASES = ("/etc/os-release", "/usr/lib/os-release")
+_MOST = 64 << 20
+"""Bytes of a file that is read whole; a database of ten thousand packages has 20 MB."""
+_LINE = re.compile(r"""^([A-Z_]+)=(["']?)([^"'\n]*)\2$""", re.MULTILINE)
+_KEYS = ("ID", "VERSION_ID", "VERSION_CODENAME")
+
+
+def read_ground(image: Image, name: str, cache: Path) -> Ground:
+    """What lies in a base, from the cache where it was read before; BaseError when a layer cannot be read."""
+    kept = cache / "bases" / "facts" / f"{image.digest.hex}-ground-{_FORMAT}.json"
+    if (found := _kept(kept)) is not None:
+        return found
+    ground = _read(image, name)
+    value = asdict(ground) | {"settings": sorted(ground.settings), "libraries": sorted(ground.libraries)}
+    write_whole(kept, canonical_json(value))
+    return ground
+
+
+def _kept(path: Path) -> Ground | None:
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        value = json.loads(path.read_bytes())
+        folders = {key: Folder(mode=it["mode"], owner=tuple(it["owner"])) for key, it in value.pop("folders").items()}
+        settings, libraries = (frozenset(value.pop(key)) for key in ("settings", "libraries"))
+        return Ground(folders=folders, settings=settings, libraries=libraries, **value)
+    return None
+
+
+def _read(image: Image, name: str) -> Ground:
+    tree = read_tree(image, name)
+    texts = _texts(image, tree, name)
+    return Ground(
+        status=texts.get(_STATUS, ""),
+        release=_release(next((texts[it] for it in _RELEASES if it in texts), "")),
+        folders={
+            path: Folder(mode=node.mode, owner=node.owner) for path, node in tree.items() if node.kind == "directory"
+        },
+        links={path: node.target for path, node in tree.items() if node.kind == "link"},
+        settings=frozenset(path for path in tree if path.startswith("etc/") and tree[path].kind == "file"),
+        libraries=frozenset(posixpath.basename(path) for path in tree if ".so" in path),
+    )
+
+
+def _texts(image: Image, tree: Tree, name: str) -> dict[str, str]:
+    """The files that are read whole, by the path that they are asked for under."""
+    places = {place: path for path in (_STATUS, *_RELEASES) if (place := resolve(tree, path))}
+    found: dict[str, str] = {}
+    for layer in reversed(image.layers):
+        wanted = {place: path for place, path in places.items() if path not in found}
+        if not wanted:
+            break
+        try:
+            for member, archive in members(layer):
+                place = posixpath.normpath(f"/{member.name}")
+                content = archive.extractfile(member) if place in wanted and member.isreg() else None
+                if content:
+                    found[wanted[place]] = content.read(_MOST).decode(errors="replace")
+        except DAMAGED as error:
+            what = f"layer {layer.descriptor.digest} of the base cannot be read: {error}"
+            raise BaseError(what, where=name, todo="fetch the base again, or give another") from error
+    return found
+
+
+def _release(text: str) -> dict[str, Any]:
+    """What os-release(5) says of the distribution; older ones name the release only in words: `9 (stretch)`."""
+    said = {key: value for key, _, value in _LINE.findall(text)}
+    if "VERSION_CODENAME" not in said and (words := re.search(r"\(([a-z]+)\)", said.get("VERSION", ""))):
+        said["VERSION_CODENAME"] = words[1]
+    return {key: said[key] for key in _KEYS if key in said}

@@ -1,0 +1,155 @@
+"""An engine's image as one of ours, read from what `docker save` gives (moby, image/spec/v1.2.md)."""
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from envbuild.engine.build import Built
+from envbuild.engine.image import Report
+from envbuild.errors import BuildError
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, Descriptor, Image, Layer, history_lines, manifest_bytes
+
+_QUIET = 600
+"""Seconds that an engine may say nothing while it gathers a large layer."""
+_CHUNK = 1 << 20
+_JSON_LIMIT = 4 << 20
+_GZIP = b"\x1f\x8b"
+_LEVEL = 1
+"""The fastest: the engine's builds give other bytes each time, so nobody has these layers already."""
+
+
+def saved(image: Built, folder: Path | None, known: Sequence[Layer], report: Report) -> Image:
+    """Read an image out of the engine, its layers compressed into `folder`; without one, just what they are.
+
+    Of those that are `known`, the base's, the known form is taken. BuildError when what the engine gives is not whole.
+    """
+    image.client.api.timeout = _QUIET
+    found = _Found(folder, {layer.diff_id: layer for layer in known})
+    stream = _Stream(image.client.api.get_image(image.id), report)
+    with tarfile.open(fileobj=io.BufferedReader(stream, _CHUNK), mode="r|") as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isreg() else None
+            if file is not None:
+                found.take(member.name, member.size, file)
+    return found.image()
+
+
+class _Stream(io.RawIOBase):
+    """The parts of an answer as a file."""
+
+    def __init__(self, parts: Iterator[bytes], report: Report) -> None:
+        super().__init__()
+        self._parts, self._report = parts, report
+        self._rest, self._done = memoryview(b""), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            self._rest = memoryview(next(self._parts, b""))
+            self._done += len(self._rest)
+            self._report.progress("reading from the engine", self._done, None)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+@dataclass(slots=True)
+class _Found:
+    """The members of the archive: its few small texts, and its layers by what they are uncompressed."""
+
+    folder: Path | None
+    known: Mapping[Digest, Layer]
+    texts: dict[str, bytes] = field(default_factory=dict)
+    layers: dict[Digest, Layer] = field(default_factory=dict)
+
+    def take(self, name: str, size: int, file: IO[bytes]) -> None:
+        head = file.read(min(size, _CHUNK))
+        if head[:1] in (b"{", b"[") and size <= _JSON_LIMIT:
+            self.texts[name] = head + file.read()
+        elif size >= tarfile.BLOCKSIZE or head.startswith(_GZIP):
+            layer = self._layer(head, file)
+            self.layers[layer.diff_id] = self.known.get(layer.diff_id, layer)
+            if layer.path and layer.diff_id in self.known:
+                layer.path.unlink()
+
+    def _layer(self, head: bytes, file: IO[bytes]) -> Layer:
+        plain = _plain(head, file)
+        if self.folder is None:
+            digest, size = _digest(plain)
+            return Layer(Descriptor(LAYER_TAR, digest, size), digest, _absent)
+        path = self.folder / f"{len(self.layers)}.tar.gz"
+        with path.open("wb") as target:
+            written = _Hashed(target)
+            with gzip.GzipFile(fileobj=written, filename="", mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
+                diff_id, _ = _digest(plain, packed)
+        descriptor = Descriptor(LAYER_GZIP, Digest(written.hasher.hexdigest()), written.size)
+        return Layer(descriptor, diff_id, lambda: path.open("rb"), path=path)
+
+    def image(self) -> Image:
+        """Join what was found; BuildError where something is missing."""
+        try:
+            config = self.texts[json.loads(self.texts["manifest.json"])[0]["Config"]]
+            layers = tuple(_described(self.layers, json.loads(config)))
+        except (KeyError, ValueError, TypeError, IndexError) as error:
+            todo = "push the image instead (--push), or load it (--load)"
+            what = "the engine does not give the whole image"
+            raise BuildError(what, where="container engine", todo=todo) from error
+        return Image(manifest_bytes(config, layers, {}), config, layers)
+
+
+def _described(layers: dict[Digest, Layer], config: dict[str, Any]) -> Iterator[Layer]:
+    """The config's layers in their order, with their lines in its history."""
+    diff_ids = [Digest.parse(text) for text in config["rootfs"]["diff_ids"]]
+    for diff_id, line in zip(diff_ids, history_lines(config, len(diff_ids)), strict=True):
+        layer = layers[diff_id]
+        yield replace(layer, created_by=line)
+
+
+@dataclass(slots=True)
+class _Hashed(io.RawIOBase):
+    """A file that hashes what is written to it."""
+
+    target: BinaryIO
+    hasher: Any = field(default_factory=hashlib.sha256)
+    size: int = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.hasher.update(data)
+        self.size += len(data)
+        return self.target.write(data)
+
+
+def _digest(parts: Iterator[bytes], target: IO[bytes] | gzip.GzipFile | None = None) -> tuple[Digest, int]:
+    hasher, size = hashlib.sha256(), 0
+    for part in parts:
+        hasher.update(part)
+        size += len(part)
+        if target is not None:
+            target.write(part)
+    return Digest(hasher.hexdigest()), size
+
+
+def _plain(head: bytes, file: IO[bytes]) -> Iterator[bytes]:
+    """The uncompressed bytes; engines with containerd's store give layers as they lie in a registry."""
+    inflated = zlib.decompressobj(zlib.MAX_WBITS | 16) if head.startswith(_GZIP) else None
+    chunk = head
+    while chunk:
+        yield inflated.decompress(chunk) if inflated else chunk
+        chunk = file.read(_CHUNK)
+
+
+def _absent() -> BinaryIO:
+    raise BuildError("the layer was not kept", where="container engine", todo="push the image, or write an archive")

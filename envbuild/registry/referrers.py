@@ -1,0 +1,215 @@
+"""What refers to an image: artifacts with a subject, found by the registry's own list or by a tag that stands for it.
+
+OCI distribution-spec 1.1, "Listing Referrers" and "Referrers Tag Schema"; image-spec 1.1, "Guidelines for Artifact
+Usage". A registry that has no list gets an index under the tag `sha256-<hex>`, which several clients may write at once.
+"""
+
+import json
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from io import BytesIO
+from typing import Any
+
+from envbuild.errors import RegistryError
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import INDEX, MANIFEST, Descriptor, canonical_json
+from envbuild.oci.reference import Reference
+from envbuild.registry.client import MANIFEST_LIMIT, Registry
+
+EMPTY = "application/vnd.oci.empty.v1+json"
+"""The media type of `{}`, which stands where an artifact has no config (manifest.md, "Guidance for an Empty
+Descriptor")."""
+_EMPTY_BYTES = b"{}"
+_TRIES = 6
+_PAUSE = 0.05
+"""Seconds after which an index is read again: a client that read it before ours was written has written by then."""
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """What is attached to an image: one blob, and what it is."""
+
+    kind: str
+    """Its media type, which is the artifact's type too."""
+    data: bytes
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def blob(self) -> Descriptor:
+        """The blob as the artifact's manifest names it."""
+        return Descriptor(self.kind, Digest.of(self.data), len(self.data))
+
+    def manifest(self, subject: Descriptor) -> bytes:
+        """The artifact's manifest; equal bytes on an equal subject give an equal one."""
+        value: dict[str, Any] = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "artifactType": self.kind,
+            "config": Descriptor(EMPTY, Digest.of(_EMPTY_BYTES), len(_EMPTY_BYTES)).to_dict(),
+            "layers": [self.blob.to_dict()],
+            "subject": subject.to_dict(),
+        }
+        return canonical_json(value | ({"annotations": dict(self.annotations)} if self.annotations else {}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Referrer:
+    """An artifact that refers to an image, as a list has it."""
+
+    digest: Digest
+    kind: str
+    annotations: Mapping[str, str]
+
+
+def subject_of(registry: Registry, reference: Reference) -> Descriptor:
+    """What a tag or digest names, as an artifact's subject has it; RegistryError where there is none."""
+    found = registry.manifest(reference.repository, reference.target)
+    digest = Digest.of(found.data)
+    if reference.digest not in (None, digest):
+        raise RegistryError(f"{reference.registry} gives other bytes for {reference.digest}", where=str(reference))
+    return Descriptor(found.media_type, digest, len(found.data))
+
+
+def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Referrer, ...]:
+    """Everything that refers to an image, each once, by the registry's list and by the tag.
+
+    Both are asked: what was attached before the registry had a list lies under the tag alone. RegistryError.
+    """
+    listed = _listed(registry, repository, subject) or []
+    tagged = _entries(_index(registry, repository, _tag(subject)))
+    found = {it.digest: it for it in _read((*listed, *tagged))}
+    return tuple(found.values())
+
+
+def attach(
+    registry: Registry, repository: str, subject: Descriptor, artifacts: Sequence[Artifact]
+) -> tuple[Digest, ...]:
+    """Attach artifacts to an image, and return their digests; what is there already is left alone.
+
+    RegistryError where the registry does not take them. Under a tag all of them are found, or none.
+    """
+    manifests = [it.manifest(subject) for it in artifacts]
+    if not manifests:
+        return ()
+    with_list = _listed(registry, repository, subject.digest) is not None
+    for blob in (Artifact(kind=EMPTY, data=_EMPTY_BYTES), *artifacts):
+        if not registry.has_blob(repository, blob.blob.digest):
+            registry.put_blob(repository, blob.blob, partial(BytesIO, blob.data))
+    for data in manifests:
+        registry.put_manifest(repository, str(Digest.of(data)), data, MANIFEST)
+    if not with_list:
+        entries = [_entry(it, data) for it, data in zip(artifacts, manifests, strict=True)]
+        _add(registry, repository, _tag(subject.digest), entries)
+    return tuple(Digest.of(data) for data in manifests)
+
+
+def read_artifact(registry: Registry, repository: str, referrer: Referrer, subject: Digest) -> bytes:
+    """The one blob of an artifact; empty where it is gone, has none, is over 4 MiB, or refers to something else.
+
+    RegistryError where the registry cannot be asked.
+    """
+    try:
+        data = registry.manifest(repository, str(referrer.digest)).data
+    except RegistryError as error:
+        if error.status != 404:
+            raise
+        return b""
+    try:
+        value = json.loads(data)
+        blob, about = Descriptor.from_dict(value["layers"][0]), Digest.parse(value["subject"]["digest"])
+    except (*_WRONG, IndexError):
+        return b""
+    if Digest.of(data) != referrer.digest or about != subject or blob.size > MANIFEST_LIMIT:
+        return b""
+    with registry.open_blob(repository, blob) as file:
+        return file.read()
+
+
+def _tag(subject: Digest) -> str:
+    return f"sha256-{subject.hex}"
+
+
+def _listed(registry: Registry, repository: str, subject: Digest) -> list[Mapping[str, Any]] | None:
+    """The registry's own list; None where it keeps none.
+
+    Only the answer tells: there are registries that say by a header that they keep one, and do not.
+    """
+    pages = registry.referrers(repository, subject)
+    if pages is None:
+        return None
+    try:
+        return [it for page in pages for it in json.loads(page)["manifests"] or ()]
+    except _WRONG:
+        return None  # a web page, with which proxies answer whatever they do not know
+
+
+def _read(entries: Iterable[Mapping[str, Any]]) -> Iterable[Referrer]:
+    """What is an artifact among the entries of an index; what is not is somebody else's affair."""
+    for entry in entries:
+        with suppress(*_WRONG):
+            kind = str(entry.get("artifactType") or "")
+            annotations = {str(name): str(text) for name, text in (entry.get("annotations") or {}).items()}
+            yield Referrer(digest=Digest.parse(entry["digest"]), kind=kind, annotations=annotations)
+
+
+def _entry(artifact: Artifact, manifest: bytes) -> dict[str, Any]:
+    described = Descriptor(MANIFEST, Digest.of(manifest), len(manifest), artifact.annotations).to_dict()
+    return described | {"artifactType": artifact.kind}
+
+
+def _index(registry: Registry, repository: str, tag: str) -> dict[str, Any]:
+    """The index under a tag; an empty one where there is none, RegistryError where it is something else."""
+    try:
+        found = registry.manifest(repository, tag)
+    except RegistryError as error:
+        if error.status != 404:
+            raise
+        return {"schemaVersion": 2, "mediaType": INDEX, "manifests": []}
+    try:
+        value = json.loads(found.data)
+        if not isinstance(value["manifests"], list):
+            raise TypeError("no list")
+    except _WRONG as error:
+        todo = "remove that tag, which the OCI specification keeps for what refers to an image"
+        where = f"{registry.host}/{repository}:{tag}"
+        raise RegistryError("the tag names no index of artifacts", where=where, todo=todo) from error
+    return dict(value)
+
+
+def _entries(index: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [it for it in index["manifests"] if isinstance(it, Mapping)]
+
+
+def _add(registry: Registry, repository: str, tag: str, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Put entries into the index under a tag, beside those of others.
+
+    The protocol has no way to write only where nobody else did meanwhile. So it is read again after each writing, and
+    written again where another client's index took the place of ours.
+    """
+    for number in range(_TRIES):
+        index = _index(registry, repository, tag)
+        there = {it.get("digest") for it in _entries(index)}
+        missing = [it for it in entries if it["digest"] not in there]
+        if not missing:
+            return
+        data = canonical_json(index | {"manifests": [*index["manifests"], *missing]})
+        _put(registry, repository, tag, data)
+        # Clients that were in step must not stay so; it decides nothing that is secret.
+        time.sleep(_PAUSE * (1 + number * random.random()))  # noqa: S311
+    what = "others write the list of what refers to the image all the time"
+    raise RegistryError(what, where=f"{registry.host}/{repository}:{tag}", todo="run it again when they are done")
+
+
+def _put(registry: Registry, repository: str, tag: str, data: bytes) -> None:
+    try:
+        registry.put_manifest(repository, tag, data, INDEX)
+    except RegistryError as error:
+        what = f"{registry.host} keeps no list of referrers, and the tag that stands for it cannot be set: {error.what}"
+        todo = "let tags that begin with sha256- move, or push to a registry with the referrers API"
+        where = f"{registry.host}/{repository}:{tag}"
+        raise RegistryError(what, where=where, todo=todo, status=error.status) from error
