@@ -1,22 +1,24 @@
 """A model in a folder of this machine: the metadata that a file cannot carry lies in `envbuild/pointer.json`."""
 
+import errno
 import fcntl
 import json
 import os
+import shlex
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 from envbuild.errors import EnvbuildError, StampError
 from envbuild.files import write_whole
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.stamp.record import FOLDER
-from envbuild.stamp.store import Changed, State
+from envbuild.stamp.store import SAVED_MODEL, Changed, State
 
 POINTER = f"{FOLDER}/pointer.json"
 LOCK = f"{FOLDER}/.lock"
@@ -38,11 +40,12 @@ class DirectoryStore:
         """The folder's URI."""
         return Path(self.folder).as_uri()
 
-    def names(self, *, deep: bool) -> Sequence[str]:
-        """Names of the files in the folder itself, or in all folders below it: the first thousand."""
+    def names(self, *, deep: bool) -> Mapping[str, str]:
+        """Files in the folder itself, or in all below it: the first thousand, each with the record it points to."""
         with told(Path(self.folder)):
             found = sorted(path.relative_to(self.folder).as_posix() for path in self._files(deep=deep))
-        return found[:_MOST_NAMES]
+        pointers = self._pointers()
+        return {name: _record_of(pointers.get(name)) for name in found[:_MOST_NAMES]}
 
     def state(self, name: str) -> State | None:
         """The file's state; its metadata counts only as long as the file is the one that it was written for."""
@@ -66,8 +69,8 @@ class DirectoryStore:
             if not path.exists():
                 write_whole(path, data)
 
-    def patch(self, name: str, values: Mapping[str, str], state: State) -> None:
-        """Set keys of the file's metadata if the file and its metadata still are as in `state`."""
+    def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
+        """Set or remove keys of the file's metadata if the file and its metadata still are as in `state`."""
         with told(self._path(POINTER)), self._locked():
             now = self.state(name)
             if now is None or (now.generation, now.metageneration) != (state.generation, state.metageneration):
@@ -75,7 +78,7 @@ class DirectoryStore:
             entry = {
                 "generation": now.generation,
                 "metageneration": str(int(now.metageneration) + 1),
-                "metadata": {**now.metadata, **values},
+                "metadata": {key: value for key, value in {**now.metadata, **values}.items() if value is not None},
             }
             objects = self._pointers() | {name: entry}
             write_whole(self._path(POINTER), canonical_json({"schema_version": "1.0", "objects": objects}))
@@ -87,12 +90,20 @@ class DirectoryStore:
             todo = "stamp as a user who may write there"
             raise StampError("the model's folder cannot be written", where=str(held), todo=todo)
 
+    def unpointing(self, name: str) -> str:  # noqa: ARG002 - one file has them all
+        """Return the command that removes the pointers of all models in the folder; their records stay."""
+        return f"rm {shlex.quote(str(self._path(POINTER)))}"
+
     def _path(self, name: str) -> Path:
         return Path(self.folder) / name
 
     def _files(self, *, deep: bool) -> Iterator[Path]:
         root = Path(self.folder)
-        return (path for path in (root.rglob("*") if deep else root.glob("*")) if path.is_file())
+        for path in root.rglob("*") if deep else root.glob("*"):
+            if path.is_file():
+                yield path
+            elif path.name == SAVED_MODEL and not (deep and path.is_dir()):
+                _refuse(path, "give the folder that has the model's files", StampError)
 
     def _pointers(self) -> dict[str, Any]:
         """Read the metadata of all files, by name; a reader needs no lock, because the file is replaced whole."""
@@ -112,9 +123,13 @@ class DirectoryStore:
     def _locked(self) -> Iterator[None]:
         path = self._path(LOCK)
         path.parent.mkdir(exist_ok=True)
-        with path.open("ab") as file:
+        with _regular(path, os.O_RDWR | os.O_CREAT, StampError) as file:
             _lock(file.fileno(), path)
             yield
+
+
+def _record_of(entry: Mapping[str, Any] | None) -> str:
+    return str(entry["metadata"].get("envbuild-record", "")) if entry else ""
 
 
 def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +143,7 @@ def _generation(path: Path) -> str | None:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return None
-        with path.open("rb") as file:
+        with _regular(path, os.O_RDONLY, StampError) as file:
             return str(Digest.of_file(file)[0])
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -149,7 +164,7 @@ def read_file(path: Path, *, limit: int, error: type[EnvbuildError] = StampError
     """Read a file of at most `limit` bytes; None when there is none, `error` when it is larger or not readable."""
     with told(path, error):
         try:
-            with path.open("rb") as file:
+            with _regular(path, os.O_RDONLY, error) as file:
                 data = file.read(limit + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -158,11 +173,25 @@ def read_file(path: Path, *, limit: int, error: type[EnvbuildError] = StampError
     return data
 
 
+def _regular(path: Path, flags: int, error: type[EnvbuildError]) -> BinaryIO:
+    """Open a regular file, and no pipe that nobody writes to, for which one would wait without end."""
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        _refuse(path, "remove it, or put the file back that belongs there", error)
+    return os.fdopen(handle, "rb")
+
+
+def _refuse(path: Path, todo: str, error: type[EnvbuildError]) -> NoReturn:
+    raise error("this is no file", where=str(path), todo=todo)
+
+
 @contextmanager
 def told(path: Path, error: type[EnvbuildError] = StampError) -> Iterator[None]:
     """Turn what the operating system refuses into `error`."""
     try:
         yield
     except OSError as cause:
-        todo = "check the permissions and the free space there"
+        long = cause.errno == errno.ENAMETOOLONG
+        todo = "give a shorter path" if long else "check the permissions and the free space there"
         raise error(f"the file system refused: {cause.strerror}", where=str(path), todo=todo) from cause

@@ -3,21 +3,31 @@
 import io
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, PreconditionFailed, RetryError
+from google.api_core.exceptions import (
+    ClientError,
+    Forbidden,
+    GoogleAPICallError,
+    NotFound,
+    PreconditionFailed,
+    RetryError,
+    TooManyRequests,
+)
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
-from google.cloud.storage import Client
+from google.cloud.storage import Bucket, Client
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests import RequestException
 
 from envbuild.errors import EnvbuildError, StampError
 from envbuild.stamp.record import FOLDER
-from envbuild.stamp.store import Changed, State
+from envbuild.stamp.store import Changed, State, Unsure
 
 _MOST_NAMES = 1000
 _DEFAULT_SECONDS = 60.0
@@ -54,13 +64,18 @@ class GcsStore:
         """The folder's URI."""
         return f"gs://{self.bucket}/{self.folder}"
 
-    def names(self, *, deep: bool) -> Sequence[str]:
-        """Names of the objects in the folder itself, or in all folders below it: the first thousand."""
+    def names(self, *, deep: bool) -> Mapping[str, str]:
+        """Objects in the folder itself, or in all below it: the first thousand, each with the record it points to."""
         prefix = f"{self.folder}/" if self.folder else ""
         delimiter = None if deep else "/"
         with told(self.where, self.bucket, "storage.objects.list"):
-            found = self.client.list_blobs(self.bucket, prefix=prefix, delimiter=delimiter, **_patience())
-            return [blob.name.removeprefix(prefix) for blob in itertools.islice(found, _MOST_NAMES)]
+            found = self.client.list_blobs(
+                bucket_of(self.client, self.bucket), prefix=prefix, delimiter=delimiter, **_patience()
+            )
+            return {
+                blob.name.removeprefix(prefix): (blob.metadata or {}).get("envbuild-record") or ""
+                for blob in itertools.islice(found, _MOST_NAMES)
+            }
 
     def state(self, name: str) -> State | None:
         """The object's state now; None when there is no such object, or no such bucket."""
@@ -87,16 +102,34 @@ class GcsStore:
             if not isinstance(error.__cause__, Forbidden) or self.state(name) is None:
                 raise
 
-    def patch(self, name: str, values: Mapping[str, str], state: State) -> None:
-        """Set keys of the object's metadata; Changed also when the reply to a first, successful try was lost."""
-        blob = self._blob(name)
+    def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
+        """Set or remove keys of the object's metadata; Changed also when the reply to a first, good try was lost."""
+        doubts: list[Exception] = []
+        try:
+            with self._told(name, "storage.objects.update"):
+                self._patch(name, values, state, doubts.append)
+        except StampError as error:
+            # 429 changes nothing; who was told so to the end knows it.
+            refused = isinstance(error.__cause__, ClientError | RetryError if doubts else ClientError)
+            if refused and all(isinstance(it, TooManyRequests) for it in doubts):
+                raise
+            raise Unsure(error) from error
+
+    def _patch(
+        self, name: str, values: Mapping[str, str | None], state: State, doubt: Callable[[Exception], object]
+    ) -> None:
+        """Try as the client itself does, and tell of each answer that leaves open what was done."""
+        blob, patience = self._blob(name), _patience()
         blob.metadata = dict(values)
-        generation, metageneration = int(state.generation), int(state.metageneration)
-        with self._told(name, "storage.objects.update"):
-            try:
-                blob.patch(if_generation_match=generation, if_metageneration_match=metageneration, **_patience())
-            except (PreconditionFailed, NotFound) as error:
-                raise Changed from error
+        retry = patience.pop("retry")
+        conditions = {
+            "if_generation_match": int(state.generation),
+            "if_metageneration_match": int(state.metageneration),
+        }
+        try:
+            retry(blob.patch, on_error=doubt)(**conditions, retry=None, **patience)
+        except (PreconditionFailed, NotFound) as error:
+            raise Changed from error
 
     def check(self, name: str) -> None:
         """Try both writes under conditions that never hold: 412 says that they are allowed, 403 that they are not."""
@@ -104,6 +137,11 @@ class GcsStore:
             self._blob(name).patch(if_generation_match=_NEVER, **_patience())
         with self._told(f"{FOLDER}/check", "storage.objects.create"), suppress(PreconditionFailed, NotFound):
             self._upload(f"{FOLDER}/check", b"", generation=_NEVER)
+
+    def unpointing(self, name: str) -> str:
+        """Return the command that removes the object's pointer (gcloud storage objects update)."""
+        url = shlex.quote(f"gs://{self.bucket}/{self._full(name)}")
+        return f"gcloud storage objects update {url} --remove-custom-metadata=envbuild-record"
 
     def _upload(self, name: str, data: bytes, *, generation: int) -> None:
         content_type = "application/json" if name.endswith(".json") else "application/toml"
@@ -115,17 +153,22 @@ class GcsStore:
         return f"{self.folder}/{name}" if self.folder else name
 
     def _blob(self, name: str) -> Any:
-        return self.client.bucket(self.bucket).blob(self._full(name))
+        return bucket_of(self.client, self.bucket).blob(self._full(name))
 
     def _told(self, name: str, permission: str) -> Any:
         return told(f"gs://{self.bucket}/{self._full(name)}", self.bucket, permission)
+
+
+def bucket_of(client: Client, name: str) -> Bucket:
+    """Name a bucket; GOOGLE_CLOUD_QUOTA_PROJECT pays where its requesters have to, as in all of Google's libraries."""
+    return client.bucket(name, user_project=os.environ.get("GOOGLE_CLOUD_QUOTA_PROJECT") or None)
 
 
 def read_object(
     client: Client, bucket: str, name: str, *, limit: int, error: type[EnvbuildError] = StampError
 ) -> bytes | None:
     """Read an object of at most `limit` bytes; None when there is none, `error` when it is larger or not readable."""
-    blob, where = client.bucket(bucket).blob(name), f"gs://{bucket}/{name}"
+    blob, where = bucket_of(client, bucket).blob(name), f"gs://{bucket}/{name}"
     sink = _Bounded(limit)
     with told(where, bucket, "storage.objects.get", error):
         try:
@@ -195,12 +238,36 @@ def _refused(
         case 401:
             return error("Cloud Storage wants other credentials (401)", where=where, todo=_LOGIN)
         case 403:
-            todo = f"grant the caller a role with it on gs://{bucket}, such as roles/storage.objectUser"
-            return error(f"permission {permission} is missing on bucket {bucket} (403)", where=where, todo=todo)
+            return _forbidden(_said(cause), where, bucket, permission, error)
+        case 400 if "requester pays" in _said(cause):
+            what = f"who uses bucket {bucket} pays for it, and no project was named that pays (400)"
+            return error(
+                what, where=where, todo="name the project that pays: export GOOGLE_CLOUD_QUOTA_PROJECT=PROJECT"
+            )
         case 404:
             return error("there is no such bucket", where=where, todo="check the bucket's name")
         case _:
             return error(f"Cloud Storage refused with {cause.code}: {_said(cause)}", where=where, todo=_AGAIN)
+
+
+def _forbidden(said: str, where: str, bucket: str, permission: str, error: type[EnvbuildError]) -> EnvbuildError:
+    """Name the permission that Cloud Storage names, which need not be the one that the request is known for."""
+    named = _PERMISSION.search(said)
+    missing = named[1] if named else permission
+    if missing == _USE_SERVICES:
+        todo = "grant roles/serviceusage.serviceUsageConsumer there, or have GOOGLE_CLOUD_QUOTA_PROJECT name another"
+        return error(f"permission {missing} is missing on the project that pays (403)", where=where, todo=todo)
+    if named or said == _NO_REASON:
+        todo = f"grant the caller a role with it on gs://{bucket}, such as roles/storage.objectUser"
+        return error(f"permission {missing} is missing on bucket {bucket} (403)", where=where, todo=todo)
+    todo = f"see what forbids it on gs://{bucket}: the caller needs {permission} there"
+    return error(f"Cloud Storage forbids it (403): {said}", where=where, todo=todo)
+
+
+_PERMISSION = re.compile(r"\b([a-z]+\.[a-z][A-Za-z]*\.[a-z][A-Za-z]*) access\b")
+"""In `CALLER does not have storage.objects.get access to the Google Cloud Storage object.`"""
+_USE_SERVICES = "serviceusage.services.use"
+_NO_REASON = "no reason given"
 
 
 def _given_up(cause: RetryError, where: str, error: type[EnvbuildError]) -> EnvbuildError:
@@ -217,4 +284,4 @@ def _said(cause: GoogleAPICallError) -> str:
     except (ValueError, KeyError, TypeError, AttributeError):
         text = ""
     line = "".join(letter if letter.isprintable() else " " for letter in text[:300])
-    return line or "no reason given"
+    return line or _NO_REASON

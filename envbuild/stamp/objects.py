@@ -7,8 +7,12 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, StampError
 from envbuild.stamp.directory import DirectoryStore, read_file
-from envbuild.stamp.store import Store, choose_anchor
-from envbuild.stamp.uri import ModelUri, parse_model_uri
+from envbuild.stamp.record import FOLDER
+from envbuild.stamp.store import SAVED_MODEL, Store, choose_anchor
+from envbuild.stamp.uri import LONGEST_NAME, ModelUri, encodable, parse_model_uri
+
+_LONGEST_OWN = len(f"/{FOLDER}/record-{64 * '0'}.json")
+"""Bytes that the longest name of what a stamp writes adds to that of the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +32,37 @@ def found(model_uri: str) -> Iterator[Model]:
     with ExitStack() as stack:
         own, parent = _stores(uri, stack)
         if not uri.folder and parent.state(uri.name) is not None:
+            _check_name(uri, uri.parent, uri.name)
             yield Model(uri=str(uri), store=parent, anchor=uri.name)
             return
-        anchor = choose_anchor(own.names(deep=False)) or choose_anchor(own.names(deep=True))
+        _check_name(uri, uri.path, "")
+        anchor = _anchor(own)
         if anchor is None:
             todo = "save the model there first, or give the URI of its file or folder"
             raise StampError("there is no model here: no file or object", where=str(uri), todo=todo)
+        _check_name(uri, uri.path, anchor)
         yield Model(uri=str(uri), store=own, anchor=anchor)
+
+
+def _anchor(store: Store) -> str | None:
+    """Choose what carries the pointer, or has it already; what a folder below is stamped with by itself is not ours."""
+    near = store.names(deep=False)
+    chosen = choose_anchor(near, [name for name, record in near.items() if record])
+    if chosen == SAVED_MODEL or (chosen is not None and near[chosen]):
+        return chosen
+    deep = store.names(deep=True)
+    pointing = [name for name, record in deep.items() if record in deep]
+    return choose_anchor(deep, pointing) if chosen is None or pointing else chosen
+
+
+def _check_name(uri: ModelUri, folder: str, anchor: str) -> None:
+    """StampError for names by which nothing can be written: no record has other than UTF-8, no object a longer one."""
+    if not encodable(anchor):
+        what = f"the name of the model's file is not UTF-8: {anchor!a}"
+        raise StampError(what, where=str(uri), todo="give the file a name in UTF-8")
+    if uri.bucket is not None and (size := len(folder.encode()) + _LONGEST_OWN) > LONGEST_NAME:
+        what = f"the model's name is too long: the record beside it would have {size} of {LONGEST_NAME} bytes"
+        raise StampError(what, where=str(uri), todo="copy the model to a shorter name: gcloud storage cp -r")
 
 
 def read_uri(uri: str, *, limit: int, error: type[EnvbuildError] = StampError) -> bytes:

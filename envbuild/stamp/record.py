@@ -6,7 +6,7 @@ The record is the truth and travels with the model's folder; the pointer is what
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +28,13 @@ USUAL_PLATFORM = "linux/amd64"
 """The one platform that a pointer's key does not name."""
 
 _MAJOR = 1
+_SCHEMA = re.compile(r"1\.[0-9]{1,9}")
+_OF_IMAGE = {
+    *("role", "variant", "platform", "reference", "digest", "environment", "overrides", "identity", "tag"),
+    *("relation", "manifest_sha256", "lock_sha256"),
+}
+"""The keys of an image that this release knows."""
+_IMAGE_KEY = "envbuild-image-"
 _WORD = re.compile(r"[a-z0-9][a-z0-9_]{0,31}\Z")
 _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+(?:/[a-z0-9]+)?\Z")
 _RECORD_NAME = re.compile(rf"{FOLDER}/record-([0-9a-f]{{64}})\.json\Z")
@@ -51,6 +58,10 @@ class StampEntry:
     """What was set by hand against the profiles, sorted."""
     identity: str | None = None
     """How far the wheels are the run's own: `41 of 42 identical; ...`; None where nobody looked."""
+    tag: str | None = None
+    """The tag that it was pushed under, which may name another image later; None for one that has none."""
+    relation: str | None = None
+    """What it has to do with the training environment, where it does not share it: `verified-compatible`."""
 
     def __post_init__(self) -> None:
         for word in (self.role, self.variant):
@@ -80,6 +91,8 @@ class StampedImage(StampEntry):
     """Of the training manifest; a copy lies beside the record."""
     lock_sha256: Digest
     """Of the lock; a copy lies beside the record."""
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What a newer minor version says of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +124,12 @@ class Stamp:
     """RFC 3339, UTC."""
     envbuild: str
     """Version of envbuild."""
+    by: str | None = None
+    """Who wrote it, as far as their machine knew: an account, or `user@host`."""
     previous: str | None = None
     """The name of the record before this one."""
     schema_version: str = SCHEMA_VERSION
+    """Newer than this release's where an image was carried over from such a record, with all that it says of it."""
 
     def image(self, slot: tuple[str, str, str]) -> StampedImage | None:
         """Return the image for a role, variant and platform."""
@@ -131,18 +147,31 @@ def stamped(entry: StampEntry, manifest: bytes, lock: bytes) -> StampedImage:
         environment=entry.environment,
         overrides=entry.overrides,
         identity=entry.identity,
+        tag=entry.tag,
+        relation=entry.relation,
         manifest_sha256=Digest.of(manifest),
         lock_sha256=Digest.of(lock),
     )
 
 
 def merged(images: Iterable[StampedImage], image: StampedImage) -> tuple[StampedImage, ...]:
-    """Put an image into its slot; other slots stay as they are, and so does a known reference to the same bytes."""
+    """Put an image into its slot; other slots stay as they are, and so does what else was known of the same bytes."""
     others = {other.slot: other for other in images}
     old = others.get(image.slot)
-    if old and old.digest == image.digest and image.reference is None:
-        image = replace(image, reference=old.reference)
+    if old and old.digest == image.digest:
+        image = replace(image, more=old.more)
+        if image.reference is None:
+            image = replace(image, reference=old.reference, tag=old.tag)
     return tuple(sorted((others | {image.slot: image}).values(), key=lambda one: one.slot))
+
+
+def later_schema(carried: str | None) -> str:
+    """Return the schema of a record that carries images of a record of schema `carried` over: the newer of both."""
+    return max(SCHEMA_VERSION, carried or SCHEMA_VERSION, key=_minor)
+
+
+def _minor(schema_version: str) -> int:
+    return int(schema_version.partition(".")[2])
 
 
 def rfc3339(moment: datetime) -> str:
@@ -154,25 +183,30 @@ def rfc3339(moment: datetime) -> str:
 
 def record_bytes(record: Stamp) -> bytes:
     """Serialise a record; equal records give equal bytes."""
-    return canonical_json(
-        {
-            "schema_version": record.schema_version,
-            "model": record.model,
-            "anchor": {"name": record.anchor.name, "generation": record.anchor.generation},
-            "images": [image_dict(image) for image in record.images],
-            "environment": str(record.environment),
-            "manifest_sha256": record.manifest_sha256.hex,
-            "lock_sha256": record.lock_sha256.hex,
-            "created": record.created,
-            "envbuild": record.envbuild,
-            "previous": record.previous,
-        }
-    )
+    value = {
+        "schema_version": record.schema_version,
+        "model": record.model,
+        "anchor": {"name": record.anchor.name, "generation": record.anchor.generation},
+        "images": [image_dict(image) for image in record.images],
+        "environment": str(record.environment),
+        "manifest_sha256": record.manifest_sha256.hex,
+        "lock_sha256": record.lock_sha256.hex,
+        "created": record.created,
+        "envbuild": record.envbuild,
+        "previous": record.previous,
+    }
+    # Records from before this key read back as the bytes that they were.
+    return canonical_json(value | ({"by": record.by} if record.by is not None else {}))
 
 
 def record_name(data: bytes) -> str:
     """Name a record by its content, inside the model's folder."""
     return f"{FOLDER}/record-{Digest.of(data).hex}.json"
+
+
+def record_digest(name: str) -> Digest:
+    """The digest that a record is named by."""
+    return Digest(name.removesuffix(".json").rpartition("-")[2])
 
 
 def manifest_name(image: StampedImage) -> str:
@@ -194,6 +228,7 @@ def read_record(name: str, data: bytes) -> Stamp:
         value = json.loads(data)
         newer = int(value["schema_version"].split(".")[0]) > _MAJOR
         if not newer:
+            canonical_json(value)  # not each text of JSON can be written again: "\ud800" cannot
             return _stamp(value)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StampError("this is not a record of a stamp", where=where, todo=todo) from error
@@ -202,6 +237,11 @@ def read_record(name: str, data: bytes) -> Stamp:
         where=where,
         todo="install a newer envbuild",
     )
+
+
+def dropped(metadata: Mapping[str, str], values: Mapping[str, str]) -> dict[str, None]:
+    """Return the keys of images that metadata names and a new pointer does not: they belong to what was replaced."""
+    return dict.fromkeys(key for key in metadata if key.startswith(_IMAGE_KEY) and key not in values)
 
 
 def pointer(record: Stamp, name: str) -> dict[str, str]:
@@ -231,12 +271,13 @@ def metadata_size(metadata: Mapping[str, str]) -> int:
 
 def _image_key(image: StampedImage) -> str:
     platform = "" if image.platform == USUAL_PLATFORM else "-" + image.platform.replace("/", "-")
-    return f"envbuild-image-{image.role}-{image.variant}{platform}"
+    return f"{_IMAGE_KEY}{image.role}-{image.variant}{platform}"
 
 
 def image_dict(image: StampedImage) -> dict[str, Any]:
     """Return an image as it stands in a record."""
     return {
+        **image.more,
         "role": image.role,
         "variant": image.variant,
         "platform": image.platform,
@@ -247,12 +288,14 @@ def image_dict(image: StampedImage) -> dict[str, Any]:
         "identity": image.identity,
         "manifest_sha256": image.manifest_sha256.hex,
         "lock_sha256": image.lock_sha256.hex,
+        **({"tag": image.tag} if image.tag else {}),
+        **({"relation": image.relation} if image.relation else {}),
     }
 
 
 def _stamp(value: Mapping[str, Any]) -> Stamp:
     return Stamp(
-        schema_version=str(value["schema_version"]),
+        schema_version=_SCHEMA.fullmatch(value["schema_version"])[0],  # type: ignore[index]
         model=str(value["model"]),
         anchor=Anchor(name=str(value["anchor"]["name"]), generation=str(value["anchor"]["generation"])),
         images=tuple(_image(image) for image in value["images"]),
@@ -261,8 +304,13 @@ def _stamp(value: Mapping[str, Any]) -> Stamp:
         lock_sha256=Digest(value["lock_sha256"]),
         created=str(value["created"]),
         envbuild=str(value["envbuild"]),
-        previous=value["previous"],
+        by=_optional_text(value.get("by")),
+        previous=None if value["previous"] is None else _RECORD_NAME.fullmatch(value["previous"])[0],  # type: ignore[index]
     )
+
+
+def _optional_text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _image(value: Mapping[str, Any]) -> StampedImage:
@@ -275,8 +323,11 @@ def _image(value: Mapping[str, Any]) -> StampedImage:
         environment=Digest.parse(value["environment"]),
         overrides=tuple(sorted((str(key), str(set_to)) for key, set_to in value.get("overrides", {}).items())),
         identity=value.get("identity"),
+        tag=value.get("tag"),
+        relation=_optional_text(value.get("relation")),
         manifest_sha256=Digest(value["manifest_sha256"]),
         lock_sha256=Digest(value["lock_sha256"]),
+        more={key: said for key, said in value.items() if key not in _OF_IMAGE},
     )
 
 

@@ -1,9 +1,10 @@
 """What a stamp needs of the place where a model lies, and which object of a model is its anchor."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from envbuild.errors import StampError
 from envbuild.stamp.record import FOLDER
 
 MODEL_SUFFIXES = (".keras", ".h5", ".pt", ".onnx")
@@ -28,6 +29,15 @@ class Changed(Exception):  # noqa: N818 - not an error yet: the stamp looks agai
     """The object is not in the state that was asked for any more; never leaves this package."""
 
 
+class Unsure(Exception):  # noqa: N818 - not an error yet either
+    """Nobody can tell from the answers whether a change was made; never leaves this package."""
+
+    def __init__(self, error: StampError) -> None:
+        super().__init__(str(error))
+        self.error = error
+        """What is told if it was not."""
+
+
 class Store(Protocol):
     """The folder that holds a model; names are relative to it, with `/` between their parts. All raise StampError."""
 
@@ -36,8 +46,11 @@ class Store(Protocol):
         """The folder's URI, for messages."""
         ...
 
-    def names(self, *, deep: bool) -> Sequence[str]:
-        """Names of the objects in the folder itself, or in all folders below it: the first thousand."""
+    def names(self, *, deep: bool) -> Mapping[str, str]:
+        """Objects in the folder itself, or in all below it: the first thousand, each with the record it points to.
+
+        Of an object without a pointer the record is the empty text.
+        """
         ...
 
     def state(self, name: str) -> State | None:
@@ -52,26 +65,37 @@ class Store(Protocol):
         """Write an object that is named by its content; one that is there already is left alone."""
         ...
 
-    def patch(self, name: str, values: Mapping[str, str], state: State) -> None:
-        """Set these keys of the metadata if the object still is in this state; Changed when it is not."""
+    def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
+        """Set these keys of the metadata, or remove those without a value, if the object still is in this state.
+
+        Changed when it is not, which is so too when an earlier try had been made and its reply was lost; Unsure when
+        the change may have been made, or may still be, without an answer that says so.
+        """
         ...
 
     def check(self, name: str) -> None:
         """Change nothing, and raise StampError when it is certain already that this object cannot be stamped."""
         ...
 
+    def unpointing(self, name: str) -> str:
+        """Return the command by which a person removes the object's pointer."""
+        ...
 
-def choose_anchor(names: Iterable[str]) -> str | None:
+
+def choose_anchor(names: Iterable[str], pointing: Collection[str] = ()) -> str | None:
     """Choose the object that carries the pointer; None when there is no object.
 
-    `saved_model.pb` in the folder itself, else the only `*.keras`, `*.h5`, `*.pt` or `*.onnx` there, else the first in
-    this order: the folder before those below it, `saved_model.pb` before other names, then by name.
+    `saved_model.pb` in the folder itself; else one that bears a pointer, so that a file more moves no stamp; else the
+    only `*.keras`, `*.h5`, `*.pt` or `*.onnx` there; else the first. First is the folder before those below it,
+    `saved_model.pb` before other names, then by name.
     """
     own = [name for name in names if not name.startswith(f"{FOLDER}/") and not name.endswith("/")]
     whole = [name for name in own if "/" not in name and name.endswith(MODEL_SUFFIXES)]
-    if SAVED_MODEL not in own and len(whole) == 1:
-        return whole[0]
-    return min(own, key=_order, default=None)
+    if SAVED_MODEL in own:
+        return SAVED_MODEL
+    if bearers := [name for name in own if name in pointing]:
+        return min(bearers, key=_order)
+    return whole[0] if len(whole) == 1 else min(own, key=_order, default=None)
 
 
 def _order(name: str) -> tuple[int, bool, str]:

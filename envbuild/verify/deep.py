@@ -1,34 +1,22 @@
 """An image made anew from its lock and base, with nothing that anybody kept: what it has to be, to the last byte."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from envbuild.assemble import LayerCache, assemble
 from envbuild.assemble.config import OURS
+from envbuild.assemble.debian import packages_line
 from envbuild.assemble.plan import plan_layers
 from envbuild.assemble.source import Wheels
 from envbuild.base import known_facts
 from envbuild.base.compiling import compiling_on
 from envbuild.base.inspect import inspect
+from envbuild.base.system import unpacker
 from envbuild.oci.image import Image, Layer
 from envbuild.recipe import Base, Recipe
 from envbuild.verify.findings import Finding, compared
 from envbuild.verify.standing import Subject
-
-_PLACE = "bases"
-"""The cache's folder that the work is done in: if it is killed, `cache prune` removes what it left there whole."""
-
-
-@contextmanager
-def workplace(cache: Path) -> Iterator[Path]:
-    """Yield an empty folder on the cache's disk, which ends with the block: after an error and Ctrl-C too."""
-    place = cache / _PLACE
-    place.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".new-verify-", dir=place) as name:
-        yield Path(name)
 
 
 def read_anew(base: Base, folder: Path) -> Base:
@@ -39,15 +27,17 @@ def read_anew(base: Base, folder: Path) -> Base:
 
 
 def make_anew(
-    recipe: Recipe, base: Base, wheels: Wheels, folder: Path, report: Callable[[str, int, int], None]
+    recipe: Recipe, base: Base, wheels: Wheels, folder: Path, report: Callable[[str, int, int], None], cache: Path
 ) -> Image:
     """Assemble the image with an empty cache in `folder`; BuildError as `assemble`, and where bytecode cannot be made.
 
+    Debian packages come from `cache` or the mirror, held to the lock as wheels are: LockError where it has one no more.
     Layers leave the disk as soon as their digests are known, so it holds only those that are at work.
     """
     todo = "verify on a machine that can run the base, or without --deep"
     compiling = compiling_on(base, folder, todo) if recipe.bytecode else None
-    return assemble(recipe, base, wheels, LayerCache(folder), report, _forget, compiling).image
+    system = unpacker(recipe.packages, base, cache, folder)
+    return assemble(recipe, base, wheels, LayerCache(folder), report, _forget, compiling, system=system).image
 
 
 def deep_findings(subject: Subject, recipe: Recipe, anew: Image) -> Iterator[Finding]:
@@ -57,6 +47,7 @@ def deep_findings(subject: Subject, recipe: Recipe, anew: Image) -> Iterator[Fin
     packages = {
         plan.label: tuple(f"{wheel.name} {wheel.version}" for wheel in plan.wheels) for plan in plan_layers(recipe)
     }
+    packages[packages_line(recipe.packages)] = tuple(f"{it.name} {it.version}" for it in recipe.packages)
     faults = [it for line in wanted if (it := _layer(line, wanted[line], found, packages.get(line, ())))]
     faults += [
         Finding(

@@ -8,13 +8,14 @@ from typing import Any, Self
 from packaging.version import Version
 
 from envbuild.assemble import derive_recipe, named_base, named_environment
-from envbuild.assemble.config import OURS, annotations, config_bytes
+from envbuild.assemble.config import CHECK_LINE, OURS, annotations, config_bytes
+from envbuild.assemble.debian import packages_line
 from envbuild.assemble.plan import plan_layers
 from envbuild.assemble.rebase import ENVIRONMENT_LINE
 from envbuild.errors import BuildError
 from envbuild.lock import Lock, Target
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image, Layer, canonical_json, manifest_bytes
+from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
 from envbuild.recipe import USER, Base, Recipe
 from envbuild.verify.findings import Finding, compared
 
@@ -119,7 +120,9 @@ def _layers(subject: Subject, recipe: Recipe) -> Finding:
     lacking = [plan for plan in plans if plan.label not in lines]
     foreign = [it.created_by or "(no history)" for it in subject.own if not it.created_by.startswith(OURS)]
     faults = [f"it lacks that of {plan.label}" for plan in lacking]
-    faults += ["it lacks that of the virtual environment"] if ENVIRONMENT_LINE not in lines else []
+    if recipe.packages and (line := packages_line(recipe.packages)) not in lines:
+        faults.append(f"it lacks that of {line}")
+    faults += [f"it lacks that of the {line}" for line in (ENVIRONMENT_LINE, CHECK_LINE) if line not in lines]
     faults += [f"this one is not of envbuild: {line[:200]}" for line in foreign[:_NAMED]]
     total, below = len(subject.image.layers), len(subject.base.image.layers)
     return Finding(
@@ -157,17 +160,16 @@ def _changed(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[st
 
 
 def _with_history(image: Image) -> Image:
-    """The image whose layers have their lines of the history; an OCI layout is read without."""
+    """The image whose layers have the whole lines of its history, as one that was made here has them without a prefix.
+
+    BuildError where its own words cannot be read, or written again.
+    """
     try:
         config = json.loads(image.config)
         canonical_json([config, json.loads(image.manifest)])  # half a surrogate pair can be parsed, but not written
-        lines = [
-            str(line.get("created_by") or "") for line in config.get("history") or () if not line.get("empty_layer")
-        ]
+        lines = history_lines(config, len(image.layers))
     except (ValueError, TypeError, AttributeError) as error:
         raise BuildError("the image's config or manifest is not valid JSON", where=str(image.digest)) from error
-    if len(lines) != len(image.layers):
-        lines = [""] * len(image.layers)
     layers = tuple(replace(it, created_by=line) for it, line in zip(image.layers, lines, strict=True))
     return replace(image, layers=layers)
 

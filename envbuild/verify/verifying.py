@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from envbuild.cache import workplace
 from envbuild.errors import BuildError
 from envbuild.lock import Arrivals, IndexSettings, Lock
 from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe
-from envbuild.verify.deep import deep_findings, make_anew, read_anew, workplace
+from envbuild.verify.deep import deep_findings, make_anew, read_anew
 from envbuild.verify.findings import Finding
 from envbuild.verify.matched import Matched, Run, loader_findings, match_run, stack_finding
 from envbuild.verify.standing import Subject, base_finding, standing
@@ -96,7 +97,8 @@ class _Verification:
             arrivals.start(recipe.wheels)
             if self.inquiry.deep:
                 self.teller.step("assembling all layers anew")
-                anew = make_anew(recipe, self.subject.base, arrivals, self.folder, self.teller.progress)
+                base, cache = self.subject.base, self.inquiry.cache
+                anew = make_anew(recipe, base, arrivals, self.folder, self.teller.progress, cache)
                 yield from deep_findings(self.subject, recipe, anew)
             if matched and proving:
                 self.teller.step("looking for CUDA's libraries as the loader does")

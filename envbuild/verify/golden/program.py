@@ -1,0 +1,208 @@
+"""Run a model on recorded inputs and write its outputs: `program.py --out FILE`, beside `order.json`.
+
+One file that any environment's Python from 3.7 on runs alone; it imports what the model's format needs and nothing of
+envbuild but the file beside it that capture is, whose arrays it writes.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib is slower to load, and enough is
+CAPTURE = "envbuild_capture"
+LAST_LINES = 12
+ONNX = {"float": "float32", "double": "float64", "bool": "bool"}
+"""Types that ONNX names in its own way."""
+
+
+class Unclear(Exception):  # noqa: N818 - the sample is at fault, not the environment
+    """Why inputs and model cannot be joined."""
+
+
+def main() -> None:
+    """Answer the order, whatever happens: what failed, and in which step, is an answer too."""
+    with open(os.path.join(HERE, "order.json"), encoding="utf-8") as file:  # noqa: PTH118, PTH123
+        order = json.load(file)
+    # The model lies beside this file, and must not be taken for a module.
+    sys.path[:] = [path for path in sys.path if path != HERE]
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    step = {"name": "import"}
+    try:
+        answer = {"outputs": encoded(outputs(order, step), order["outputs"])}
+    except Unclear as error:
+        answer = {"unclear": str(error)}
+    except BaseException as error:  # noqa: BLE001 - frameworks fail in any way
+        said = "".join(traceback.format_exception_only(type(error), error))
+        answer = {"failed": step["name"], "lines": [line for line in said.split("\n") if line][-LAST_LINES:]}
+    with open(sys.argv[sys.argv.index("--out") + 1], "w", encoding="utf-8") as file:  # noqa: PTH123
+        json.dump(answer, file)
+
+
+def outputs(order: dict[str, Any], step: dict[str, str]) -> Any:
+    """Load and call the model: an array, or a list or dict of arrays."""
+    framework, load, call = FORMATS[order["format"]]
+    modules = framework()
+    step["name"] = "load"
+    model = load(modules, os.path.join(HERE, order["model"]))  # noqa: PTH118 - an absolute path stays one
+    step["name"] = "run"
+    return call(modules, model, order["inputs"])
+
+
+def encoded(values: Any, wanted: list[str]) -> Any:
+    """Encode arrays as capture does; of outputs by name those that were recorded, where all of these are there."""
+    sys.path.append(HERE)
+    if isinstance(values, dict):
+        values = {str(name): value for name, value in values.items()}
+        if set(wanted) <= set(values):
+            values = {name: values[name] for name in wanted}
+    return importlib.import_module(CAPTURE).golden_sample([0], values)["outputs"]
+
+
+def array_of(item: dict[str, Any]) -> Any:
+    """Decode an input."""
+    numpy = importlib.import_module("numpy")
+    try:
+        dtype = numpy.dtype(item["dtype"])
+    except TypeError:
+        dtype = numpy.dtype(getattr(importlib.import_module("ml_dtypes"), item["dtype"]))
+    return numpy.frombuffer(base64.b64decode(item["data"]), dtype).reshape(item["shape"]).copy()
+
+
+def in_order(inputs: list[dict[str, Any]]) -> bool:
+    """Tell whether inputs go by their place and not by names."""
+    return all(item["name"] == "" or item["name"].isdigit() for item in inputs)
+
+
+def by_place(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort inputs that go by their place, which a manifest has as words."""
+    return sorted(inputs, key=lambda item: int(item["name"] or 0))
+
+
+def by_name(inputs: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
+    """Join inputs and the names that the model has; Unclear where that is a guess."""
+    given = [item["name"] for item in inputs]
+    if set(given) == set(names):
+        return {item["name"]: array_of(item) for item in inputs}
+    if len(given) == len(names) == 1:
+        return {names[0]: array_of(inputs[0])}
+    said = ", ".join(name or "(without a name)" for name in given)
+    raise Unclear(f"inputs {said} were recorded, and the model wants {', '.join(names)}")
+
+
+def tensorflow() -> Any:
+    """TensorFlow 2's names, also of TensorFlow 1.15."""
+    module = importlib.import_module("tensorflow")
+    if module.__version__.startswith("1."):
+        module.compat.v1.enable_v2_behavior()
+        return module.compat.v2
+    return module
+
+
+def load_saved_model(tf: Any, path: str) -> Any:
+    """Load it whole, as it owns the variables that its signatures read."""
+    return tf.saved_model.load(path)
+
+
+def call_saved_model(tf: Any, model: Any, inputs: list[dict[str, Any]]) -> Any:
+    """Call the signature that a server calls."""
+    names = [str(name) for name in model.signatures]
+    if "serving_default" not in names and len(names) != 1:
+        raise Unclear("its signatures are %s, and none is serving_default" % (", ".join(names) or "none"))
+    serve = model.signatures["serving_default" if "serving_default" in names else names[0]]
+    known = serve.structured_input_signature
+    specs = known[1] if known else dict(zip(serve._arg_keywords, serve.inputs))  # noqa: B905, SLF001 - of TensorFlow 1
+    values = by_name(inputs, list(specs))
+    return serve(**{name: tf.cast(tf.constant(value), specs[name].dtype) for name, value in values.items()})
+
+
+def keras() -> Any:
+    """The Keras that programs get in this environment."""
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        return importlib.import_module("tf_keras")
+    try:
+        return importlib.import_module("keras")
+    except ImportError:
+        return importlib.import_module("tensorflow").keras
+
+
+def load_keras(module: Any, path: str) -> Any:
+    """Load it without its losses, which only training needs."""
+    return module.models.load_model(path, compile=False)
+
+
+def call_keras(_: Any, model: Any, inputs: list[dict[str, Any]]) -> Any:
+    """Predict as keras_callback() does when it records."""
+    if not in_order(inputs):
+        return model.predict_on_batch({item["name"]: array_of(item) for item in inputs})
+    arrays = [array_of(item) for item in by_place(inputs)]
+    return model.predict_on_batch(arrays if len(arrays) > 1 else arrays[0])
+
+
+def torch() -> Any:
+    """PyTorch."""
+    return importlib.import_module("torch")
+
+
+def load_torchscript(module: Any, path: str) -> Any:
+    """Load it onto the CPU, wherever it was saved."""
+    return module.jit.load(path, map_location="cpu").eval()
+
+
+def load_torch_export(module: Any, path: str) -> Any:
+    """Load a program that torch.export wrote."""
+    return module.export.load(path).module()
+
+
+def call_torch(module: Any, model: Any, inputs: list[dict[str, Any]]) -> Any:
+    """Call it by place or by name."""
+    weight = next((it.dtype for it in model.parameters() if it.is_floating_point()), None)
+    with module.no_grad():
+        if in_order(inputs):
+            return model(*[tensor(module, item, weight) for item in by_place(inputs)])
+        return model(**{item["name"]: tensor(module, item, weight) for item in inputs})
+
+
+def tensor(module: Any, item: dict[str, Any], weight: Any) -> Any:
+    """Decode an input; numbers that a list held are float64, which models that have weights of another type refuse."""
+    dtype, data = getattr(module, item["dtype"]), bytearray(base64.b64decode(item["data"]))
+    value = (module.frombuffer(data, dtype=dtype) if data else module.empty(0, dtype=dtype)).reshape(item["shape"])
+    return value.to(weight) if weight is not None and item["dtype"] == "float64" else value
+
+
+def onnxruntime() -> Any:
+    """ONNX Runtime."""
+    return importlib.import_module("onnxruntime")
+
+
+def load_onnx(module: Any, path: str) -> Any:
+    """Load it for the CPU."""
+    return module.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def call_onnx(_: Any, session: Any, inputs: list[dict[str, Any]]) -> Any:
+    """Call it by its own names."""
+    types = {one.name: one.type[len("tensor(") : -1] for one in session.get_inputs()}
+    values = by_name(inputs, list(types))
+    feed = {name: value.astype(ONNX.get(types[name], types[name])) for name, value in values.items()}
+    names = [one.name for one in session.get_outputs()]
+    return dict(zip(names, session.run(names, feed)))  # noqa: B905 - Python 3.7 has no strict
+
+
+FORMATS: dict[str, Any] = {
+    "saved_model": (tensorflow, load_saved_model, call_saved_model),
+    "keras": (keras, load_keras, call_keras),
+    "hdf5": (keras, load_keras, call_keras),
+    "torchscript": (torch, load_torchscript, call_torch),
+    "torch_export": (torch, load_torch_export, call_torch),
+    "onnx": (onnxruntime, load_onnx, call_onnx),
+}
+"""How a model of each format is run; others hold weights, which no program comes with, or pickles."""
+
+if __name__ == "__main__":
+    main()

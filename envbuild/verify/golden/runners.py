@@ -1,0 +1,186 @@
+"""Where a sample can be run: in a container of an image, or by an interpreter of this machine."""
+
+import os
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Protocol
+
+import docker
+
+from envbuild.base.process import output, running
+from envbuild.compare.images import check_name, opened
+from envbuild.engine.build import loaded_base
+from envbuild.engine.client import connected
+from envbuild.engine.container import MAX_RESULT, run_file
+from envbuild.engine.image import LocalImage, Report, find_image
+from envbuild.errors import UsageError
+from envbuild.oci.login import exists
+
+INSTEAD = "leave out --run, or give host and --python PATH instead of images: an interpreter needs no engine"
+"""What people without an engine can do."""
+_LINES = 12
+_LONGEST = 500
+_ENGINE = "docker-daemon:"
+_REGISTRY = "docker://"
+_ARCHIVES = ("oci:", "oci-archive:", "docker-archive:")
+_OWN = ("PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__")
+"""Variables that tell envbuild's interpreter what it is, and would tell another the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What came of a run."""
+
+    answer: bytes | None
+    """What the program wrote; None where it did not come to that."""
+    code: int
+    """Its exit code: 128 and the signal's number where one ended it."""
+    lines: tuple[str, ...] = ()
+    """The last that it printed."""
+    late: bool = False
+    """Whether it was ended as its time was up."""
+
+
+class Runner(Protocol):
+    """An environment that can run a file."""
+
+    @property
+    def name(self) -> str:
+        """As it was given: an image, or the path of an interpreter."""
+        ...
+
+    def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
+        """Run a file with others beside it; UsageError where there is no Python that starts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InImage:
+    """Containers of an image that the engine has."""
+
+    name: str
+    client: docker.DockerClient
+    image: LocalImage
+
+    def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
+        """Run in a new container: as the image's user, without a network, with copies of the files."""
+        heard = _Heard()
+        done = run_file(
+            self.client, self.image, program, (), python=None, heard=heard.add, beside=beside, seconds=seconds
+        )
+        return Ran(answer=done.result, code=done.code, lines=heard.lines, late=done.late)
+
+
+@contextmanager
+def in_image(text: str, *, machine: str, cache: Path, report: Report) -> Iterator[InImage]:
+    """Yield a runner for an image: a reference, which the engine pulls, or what `compare.opened` opens, which it loads.
+
+    What was loaded is gone from the engine when the block ends. MissingComponentError without an engine, RegistryError
+    for what cannot be pulled, UsageError for what names no image.
+    """
+    check_name(text)
+    with ExitStack() as stack:
+        client = stack.enter_context(connected(INSTEAD))
+        name = text.removeprefix(_ENGINE).removeprefix(_REGISTRY)
+        if _lies_here(text):
+            image = stack.enter_context(opened(text, machine=machine, cache=cache, teller=report))
+            name = stack.enter_context(loaded_base(client, image, report))
+        yield InImage(name=text, client=client, image=find_image(client, name, report))
+
+
+def _lies_here(text: str) -> bool:
+    if text.startswith((_ENGINE, _REGISTRY)):
+        return False
+    return text.startswith(_ARCHIVES) or exists(text.rpartition("@")[0] or text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InInterpreter:
+    """An interpreter of this machine, which is not kept from its network and files."""
+
+    name: str
+    variables: Mapping[str, str] | None = None
+    """What it runs with; None for those of this process."""
+
+    def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
+        """Run it; what it starts ends with it."""
+        with TemporaryDirectory(prefix="envbuild-golden-") as name:
+            folder = Path(name)
+            _lay(folder, {"envbuild_golden.py": program.encode(), **beside})
+            command = [_found(self.name), str(folder / "envbuild_golden.py"), "--out", str(folder / "answer")]
+            heard = _Heard()
+            code = _run(command, self.variables or os.environ, heard, seconds)
+            return Ran(
+                answer=_answer(folder / "answer"),
+                code=code if code is not None and code >= 0 else 128 - (code or 0),
+                lines=heard.lines,
+                late=code is None,
+            )
+
+
+def _lay(folder: Path, files: Mapping[str, bytes | Path]) -> None:
+    """Lay files down; large ones by a link, as nothing writes to them."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            path.symlink_to(content.absolute())
+
+
+def _found(python: str) -> str:
+    """The program's path; a name without folders is looked for on PATH, as by a shell."""
+    return str(Path(python).absolute()) if "/" in python else python
+
+
+def _run(command: list[str], variables: Mapping[str, str], heard: "_Heard", seconds: float) -> int | None:
+    """Run a program; its exit code, or None where its time was up."""
+    environment = {name: value for name, value in variables.items() if name not in _OWN}
+    try:
+        with running(command, environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            reader = threading.Thread(target=heard.read, args=(output(process),), daemon=True)
+            reader.start()
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return None
+            reader.join(1)  # a child that it left may hold its output open
+            return code
+    except OSError as error:
+        todo = "give the path of an environment's Python, such as ./venv/bin/python"
+        raise UsageError(f"this interpreter cannot be run: {error.strerror}", where=command[0], todo=todo) from error
+
+
+def _answer(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_RESULT + 1)
+    except OSError:
+        return None
+    return data if len(data) <= MAX_RESULT else None
+
+
+class _Heard:
+    """The last lines of a program that may print any amount."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=_LINES)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self._lines)
+
+    def add(self, line: str) -> None:
+        if line.strip():
+            self._lines.append(line.rstrip()[:_LONGEST])
+
+    def read(self, stream: IO[bytes]) -> None:
+        while data := stream.readline(_LONGEST):
+            self.add(data.decode(errors="replace"))

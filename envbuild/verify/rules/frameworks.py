@@ -1,0 +1,97 @@
+"""The framework and its build."""
+
+from collections.abc import Iterator
+
+from envbuild.verify.findings import Finding, Severity
+from envbuild.verify.rules.builds import Build, builds
+from envbuild.verify.rules.releases import label, same_numbers, same_release
+from envbuild.verify.rules.saying import about_packages, agree, brings_all, differs, with_pin
+from envbuild.verify.sides.side import Side
+
+_NO_LABEL = "no local label"
+"""Tools that write versions down drop labels, so this is no proof of another build."""
+
+
+def framework(wanted: Side, found: Side) -> Iterator[Finding]:
+    """Each framework of the first side, under whichever distribution the other has it."""
+    if brings_all(wanted, found):
+        return
+    there = builds(found)
+    for name, build in builds(wanted).items():
+        if name in there:
+            yield _version(found, name, build, there[name])
+        elif found.packages is not None and found.complete:
+            yield _absent(found, name, build, there)
+
+
+def _version(found: Side, name: str, build: Build, other: Build) -> Finding:
+    one, two = build.version, other.version
+    if same_release(one, two):
+        brought = f" by {other.distribution}" if other.distribution != build.distribution else ""
+        return agree("framework", name, two + brought, wanted=one, found=two)
+    todo = with_pin(found, f"{build.distribution}=={one}")
+    finding = differs("framework", name, wanted=one, found=two, todo=todo)
+    return about_packages(finding, f"{other.distribution} {two}")
+
+
+def _absent(found: Side, name: str, build: Build, there: dict[str, Build]) -> Finding:
+    others = " and ".join(f"{it} {other.version}" for it, other in there.items())
+    says = f"wanted {build.version}, and it is not there" + (f"; {others} is" if others else "")
+    todo = with_pin(found, f"{build.distribution}=={build.version}")
+    return differs("framework", name, says, wanted=build.version, found=others, todo=todo)
+
+
+def framework_build(wanted: Side, found: Side) -> Iterator[Finding]:
+    """Device, CUDA, label and commit of frameworks that have the same version."""
+    if brings_all(wanted, found):
+        return
+    there = builds(found)
+    for name, build in builds(wanted).items():
+        other = there.get(name)
+        if other and same_release(build.version, other.version):
+            yield from _build(found, name, build, other)
+
+
+def _build(found: Side, name: str, build: Build, other: Build) -> Iterator[Finding]:
+    pairs = list(_facts(build, other))
+    wrong = next(((one, two) for one, two in pairs if not _same(one, two)), None)
+    if wrong:
+        todo = _todo(found, build, other)
+        severity: Severity | None = "note" if _NO_LABEL in wrong or _is_chosen(found, build, other) else None
+        yield differs("framework-build", name, wanted=wrong[0], found=wrong[1], todo=todo, severity=severity)
+    elif pairs:
+        yield agree("framework-build", name, ", ".join(two for _, two in pairs))
+
+
+def _facts(build: Build, other: Build) -> Iterator[tuple[str, str]]:
+    """What tells one build from another, as far as both say it: device, CUDA, commit, label."""
+    if build.device and other.device:
+        yield f"built for the {build.device.upper()}", f"built for the {other.device.upper()}"
+    here, there = build.facts, other.facts
+    if here and there and here.cuda and there.cuda:
+        yield f"built with CUDA {here.cuda}", f"built with CUDA {there.cuda}"
+    if here and there and here.git_version and there.git_version:
+        yield f"built from {here.git_version}", f"built from {there.git_version}"
+    labels = label(build.version), label(other.version)
+    if any(labels):
+        one, two = (f"+{it}" if it else _NO_LABEL for it in labels)
+        yield one, two
+
+
+def _same(one: str, other: str) -> bool:
+    """Of CUDA the first two numbers count."""
+    before, _, version = one.rpartition(" ")
+    if before.endswith("CUDA"):
+        return same_numbers(version, other.rpartition(" ")[2], 2)
+    return one == other
+
+
+def _is_chosen(found: Side, build: Build, other: Build) -> bool:
+    """Whether it is for another device on purpose: by its variant, or as a build that can do more."""
+    return build.device != other.device and other.device in (found.variant, "gpu")
+
+
+def _todo(found: Side, build: Build, other: Build) -> str:
+    if build.device and other.device and build.device != other.device:
+        return f"nothing if that is meant; else choose `--variant {build.device}`, or compare predictions"
+    return with_pin(found, f"{build.distribution}=={build.version}")

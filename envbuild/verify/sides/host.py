@@ -1,0 +1,161 @@
+"""The machine here as a side: what it has now, and whether what a program needs can be had from here."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from envbuild.capture.accelerator import accelerator_facts
+from envbuild.capture.machine import cpu_facts, platform_facts
+from envbuild.capture.reading import present
+from envbuild.capture.redact import REDACTED, hides_secret, scrub
+from envbuild.capture.tree import tree_facts
+from envbuild.manifest.hardware import Accelerator, Cpu
+from envbuild.manifest.model import Contract, Data, Platform, TrainingManifest
+from envbuild.manifest.parse import Parser
+from envbuild.verify.sides.manifest import side_of_manifest
+from envbuild.verify.sides.side import Side
+
+T = TypeVar("T")
+
+LARGEST_READ = 1 << 30
+"""Bytes; of larger data only the size is looked at."""
+
+Visible = Callable[[str], bool | None]
+"""Whether an object or folder in Cloud Storage can be seen from here; None where nobody knows."""
+
+
+def nobody_knows(_uri: str) -> bool | None:
+    """Look nowhere."""
+    return None
+
+
+def side_of_host(
+    environment: TrainingManifest | None,
+    wanted: Contract,
+    name: str = "host",
+    *,
+    folder: Path = Path(),
+    visible: Visible = nobody_knows,
+) -> Side:
+    """What this machine has now, with an environment of it that was captured; without, nothing is said of packages.
+
+    Data and code of `wanted` are looked for from `folder`, and data in Cloud Storage by `visible`; local files of at
+    most a GiB are digested where the run's size is theirs. Values that a capture would cut secrets out of are left out,
+    and their names are not.
+    """
+    side = side_of_manifest(environment, name) if environment else _machine(name)
+    variables = _variables()
+    return replace(
+        side,
+        kind="host",
+        accelerator=_read(Accelerator, accelerator_facts()),
+        cpu=_read(Cpu, cpu_facts()),
+        variables={key: value for key, value in variables.items() if _is_open(key, value)},
+        names=frozenset(variables),
+        contract=Contract(),
+        model=None,
+        numerics=None,
+        absent_data=_absent(wanted, folder, visible),
+        data=_data(wanted, folder),
+        trees=_trees(wanted, folder),
+    )
+
+
+def _machine(name: str) -> Side:
+    platform = _read(Platform, platform_facts()) or Platform()
+    return Side(
+        name=name,
+        kind="host",
+        system=platform.system,
+        machine=platform.machine,
+        libc=platform.libc,
+        libc_version=platform.libc_version,
+    )
+
+
+def _read(kind: type[T], facts: dict[str, Any]) -> T | None:
+    """Facts as a manifest would have them; None where it would refuse them."""
+    parser = Parser()
+    found = parser.read(kind, present(facts))
+    return None if parser.faults else found
+
+
+def _variables() -> dict[str, str]:
+    """All variables of this process, spelled as a capture spells them."""
+    found: dict[str, str] = present(dict(os.environ))
+    return found
+
+
+def _is_open(name: str, value: str) -> bool:
+    """Whether a value holds no secret, so that any message may show it."""
+    return not hides_secret(name, value, sure=True) and scrub(value) == value
+
+
+def _absent(wanted: Contract, folder: Path, visible: Visible) -> frozenset[str] | None:
+    """The places that cannot be seen; None where that is not known of any."""
+    seen = {it.uri: _seen(os.environ.get(it.variable or "") or it.uri, folder, visible) for it in wanted.data}
+    known = {uri for uri, there in seen.items() if there is not None}
+    return frozenset(uri for uri in known if not seen[uri]) if known or not seen else None
+
+
+def _seen(place: str, folder: Path, visible: Visible) -> bool | None:
+    """Whether there is something at a place; where a variable names it, that is wherever the variable points here."""
+    if REDACTED in place:
+        return None
+    if place.startswith("gs://"):
+        return visible(place)
+    path = _local(place, folder)
+    try:
+        return path.exists() if path else None
+    except (OSError, ValueError):  # a folder that may not be looked into, or what is no path
+        return False
+
+
+def _local(place: str, folder: Path) -> Path | None:
+    """The path of a place on this machine; None where it is elsewhere."""
+    if "://" not in place:
+        return folder / place
+    return folder / unquote(urlsplit(place).path) if place.startswith("file://") else None
+
+
+def _data(wanted: Contract, folder: Path) -> dict[str, Data]:
+    """The local files of a contract as they are now, as far as something can be held against them."""
+    asked = (it for it in wanted.data if it.objects is None and (it.checksum or it.size is not None))
+    return {it.uri: now for it in asked if (now := _file_now(it, folder))}
+
+
+def _file_now(data: Data, folder: Path) -> Data | None:
+    """A file's size and, where the size is the run's and not above a limit, its digest; None where there is no file."""
+    place = os.environ.get(data.variable or "") or data.uri
+    path = None if REDACTED in place else _local(place, folder)
+    try:
+        if path is None or not path.is_file():
+            return None
+        size = path.stat().st_size
+        alike = data.size in (None, size) and (data.checksum or "").startswith("sha256:")
+        return Data(uri=data.uri, size=size, checksum=_digest(path) if alike and size <= LARGEST_READ else None)
+    except (OSError, ValueError):  # a file that may not be read, or what is no path
+        return None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _trees(wanted: Contract, folder: Path) -> dict[str, str]:
+    """Git's digests of the code that exists here and can be read."""
+    digests = {it.path: _tree(folder / it.path) for it in wanted.preprocessing}
+    return {path: digest for path, digest in digests.items() if digest}
+
+
+def _tree(path: Path) -> str | None:
+    try:
+        digest: str | None = tree_facts(str(path)).get("git_tree")
+    except ValueError:  # there is nothing
+        return None
+    return digest

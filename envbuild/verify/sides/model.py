@@ -1,0 +1,255 @@
+"""A stamped model as a side: the run that made it, and its files as they are now."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from envbuild.capture.model.facts import model_facts
+from envbuild.errors import LockError, ManifestError, StampError
+from envbuild.lock import Lock, read_pylock
+from envbuild.manifest import read_manifest
+from envbuild.manifest.artifact import Model, ModelFile
+from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.parse import Parser
+from envbuild.manifest.reader import MAX_MANIFEST
+from envbuild.oci.digest import Digest
+from envbuild.stamp import (
+    History,
+    Stamp,
+    StampedImage,
+    lock_name,
+    manifest_name,
+    parse_model_uri,
+    read_history,
+)
+from envbuild.stamp.objects import found
+from envbuild.stamp.record import FOLDER, read_record
+from envbuild.stamp.stamping import RECORD_LIMIT
+from envbuild.stamp.store import Store
+from envbuild.verify.findings import Finding
+from envbuild.verify.rules.modelfiles import Changes, being, compared, doubt, listed, told
+from envbuild.verify.rules.saying import counted
+from envbuild.verify.sides.manifest import side_of_manifest
+from envbuild.verify.sides.side import Side
+
+Slot = tuple[str, str, str]
+"""Role, variant and platform."""
+_STAMP_AGAIN = "stamp the model again from its run: envbuild from-manifest MANIFEST --stamp MODEL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StampedModel:
+    """All that can be read of a model without its framework and without a registry."""
+
+    uri: str
+    """As it was given."""
+    history: History
+    manifest: TrainingManifest | None
+    """The run's, by the copy beside the record; None where there is none to be trusted."""
+    locks: Mapping[Slot, Lock]
+    """Of each stamped image, by the copy beside the record."""
+    model: Model | None
+    """Its files now; None where nobody looked."""
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """What is wrong with a copy, by its name in the model's folder."""
+    before: Stamp | None = None
+    """Of a model without a stamp, the newest record of one that lay there before under the same name."""
+
+    @property
+    def stamp(self) -> Stamp | None:
+        """The newest record; None where the model bears no stamp."""
+        return self.history.records[0].stamp if self.history.records else None
+
+
+def read_model(uri: str) -> StampedModel:
+    """Read a model's stamp, the copies of manifest and locks beside it, and its files; StampError, UsageError."""
+    history = read_history(uri)
+    copies = _Copies()
+    stamp = history.records[0].stamp if history.records else None
+    if stamp:
+        with found(uri) as place:
+            copies.read(place.store, stamp)
+    return StampedModel(
+        uri=uri,
+        history=history,
+        manifest=copies.manifest,
+        locks=copies.locks,
+        model=files_now(uri),
+        faults=copies.faults,
+        before=None if stamp else _left(uri),
+    )
+
+
+def files_now(uri: str) -> Model | None:
+    """What a model's files say now; what could not be read of them is in `unread`."""
+    parser = Parser()
+    model = parser.read(Model, model_facts(uri))
+    return None if parser.faults else model
+
+
+def side_of_model(it: StampedModel) -> Side:
+    """What its run had, with the model's files as they are now; only those where no manifest is to be had."""
+    if it.manifest is None:
+        return Side(name=it.uri, kind="model", model=it.model)
+    side = side_of_manifest(it.manifest, it.uri)
+    return replace(side, kind="model", model=it.model or side.model)
+
+
+def _left(uri: str) -> Stamp | None:
+    """The newest record in a model's folder that was written for a file of its anchor's name."""
+    with found(uri) as model:
+        names = [it for it in model.store.names(deep=True) if it.startswith(f"{FOLDER}/record-")]
+        records = [it for name in names if (it := _record(model.store, name)) and it.anchor.name == model.anchor]
+    return max(records, key=lambda it: it.created, default=None)
+
+
+def _record(store: Store, name: str) -> Stamp | None:
+    try:
+        data = store.read(name, limit=RECORD_LIMIT)
+        return read_record(name, data) if data is not None else None
+    except StampError:  # damaged, or of a newer envbuild: it says nothing
+        return None
+
+
+def artifact_findings(it: StampedModel) -> Iterator[Finding]:
+    """Whether the model is the one that was stamped, has its copies, and still is what the run saved."""
+    yield _stamp_finding(it)
+    yield from _copy_findings(it)
+    before = it.manifest.model if it.manifest else None
+    if before and before.files:
+        yield from _file_findings(before, it)
+
+
+def train_image(stamp: Stamp) -> StampedImage | None:
+    """The image whose manifest is the run's: one for training, the one that was stamped last if it is one."""
+    images = sorted(stamp.images, key=lambda it: (it.role != "train", it.manifest_sha256 != stamp.manifest_sha256))
+    return images[0] if images else None
+
+
+@dataclass(slots=True)
+class _Copies:
+    """What lies beside a record, each held against the digest that the record has of it."""
+
+    manifest: TrainingManifest | None = None
+    locks: dict[Slot, Lock] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+
+    def read(self, store: Store, stamp: Stamp) -> None:
+        own = train_image(stamp)
+        for image in stamp.images:
+            data = self._copy(store, manifest_name(image), image.manifest_sha256)
+            if data is not None and image is own:
+                self._take_manifest(data, manifest_name(image))
+            data = self._copy(store, lock_name(image), image.lock_sha256)
+            if data is not None:
+                self._take_lock(data, image)
+
+    def _copy(self, store: Store, name: str, digest: Digest) -> bytes | None:
+        data = store.read(name, limit=MAX_MANIFEST)
+        if data is None:
+            self.faults[name] = "it is not there"
+        elif Digest.of(data) != digest:
+            self.faults[name] = "its content is not what the record says"
+            data = None
+        return data
+
+    def _take_manifest(self, data: bytes, name: str) -> None:
+        try:
+            self.manifest = read_manifest(data, name)
+        except ManifestError as error:
+            self.faults[name] = error.what
+
+    def _take_lock(self, data: bytes, image: StampedImage) -> None:
+        try:
+            # Wheels that lay beside the lock were not copied; where they would lie is of no matter here.
+            self.locks[image.slot] = read_pylock(data, lock_name(image), Path("/"))
+        except LockError as error:
+            self.faults[lock_name(image)] = error.what
+
+
+def _stamp_finding(it: StampedModel) -> Finding:
+    stamp = it.stamp
+    if it.before and stamp is None:
+        anchor = it.before.anchor
+        wanted = f"{anchor.name} at generation {anchor.generation}"
+        when = f"the model was replaced or copied after it was stamped at {it.before.created}"
+        says = f"{when}: {anchor.name} has no stamp now"
+        return _fault("stamp", says, wanted=wanted, found="no stamp", why=_NOT_TOLD, todo=_STAMP_AGAIN)
+    if stamp is None:
+        says, todo = "the model bears no stamp, so that nothing says which run it comes from", _STAMP_AGAIN
+        return _fault("stamp", says, found="no stamp", why=_NOT_TOLD, todo=todo)
+    wanted = f"{stamp.anchor.name} at generation {stamp.anchor.generation}"
+    if not it.history.current:
+        says = f"the model was replaced after it was stamped: {stamp.anchor.name} has another generation"
+        return _fault("stamp", says, wanted=wanted, found="another generation", why=_NOT_TOLD, todo=_STAMP_AGAIN)
+    says = f"{stamp.anchor.name} still is the file that was stamped at {stamp.created}{_not_looked_at(it)}"
+    return Finding(about="stamp", rule="artifact-stamp", agrees=True, says=says, wanted=wanted, found=wanted)
+
+
+def _not_looked_at(it: StampedModel) -> str:
+    """The stamp hangs on one file; of the others only the run's record tells what they were."""
+    if it.manifest and it.manifest.model and it.manifest.model.files:
+        return ""
+    if it.model and it.stamp and [file.path for file in it.model.files] == [it.stamp.anchor.name]:
+        return ""
+    return "; nobody recorded the model's other files, which were not compared"
+
+
+_NOT_TOLD = "What is verified would be another run than the one that made this model."
+
+
+def _copy_findings(it: StampedModel) -> Iterator[Finding]:
+    for name, fault in sorted(it.faults.items()):
+        why = "The record names it by digest; without it nothing says what the run had."
+        todo = f"copy the model's whole folder, envbuild/ with it, from where it was stamped; or {_STAMP_AGAIN}"
+        yield replace(_fault("copies", f"{name}: {fault}", found=fault, why=why, todo=todo), about=name)
+    if it.stamp and not it.faults:
+        says = "manifest and lock of every stamped image lie beside the record, unchanged"
+        yield Finding(about="copies", rule="artifact-copies", agrees=True, says=says)
+
+
+def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
+    """Hold the files now against those that the run saved; what cannot be read any more is as bad as gone."""
+    now = it.model
+    if now is None or not now.files:
+        reason = now.unread if now and now.unread else "no reason is known"
+        says = f"the model's files cannot be read: {reason}"
+        yield _fault("files", says, wanted=counted(len(before.files), "file"), found="none", why=_OTHERS, todo=_COPY)
+        return
+    seen = compared(before, now)
+    closed = tuple(path for path in seen.common if path not in seen.changed and _is_closed(it.uri, seen.new[path]))
+    gone = f"missing, or cannot be seen: {now.unread}" if now.unread not in (None, before.unread) else "missing"
+    faults = [
+        *_differing(seen.changed, "not what the run saved", seen),
+        *_differing(seen.missing, gone, seen),
+        *_differing(closed, "not to be read", seen),
+    ]
+    yield from faults
+    if seen.common and not faults:
+        files = "model's file is" if len(seen.common) == 1 else f"model's {len(seen.common)} files are"
+        says = f"the {files} as the run saved {'it' if len(seen.common) == 1 else 'them'}{doubt(seen)}"
+        yield Finding(about="files", rule="artifact-files", agrees=True, says=says)
+    yield from (replace(one, severity="note") for one in _differing(seen.extra, "new since the run", seen))
+
+
+_OTHERS = "The model that would be served is not, byte for byte, the one that the run was recorded with."
+_COPY = "find out who wrote it; copy the model again from the run, or train and stamp anew"
+
+
+def _differing(paths: tuple[str, ...], how: str, seen: Changes) -> Iterator[Finding]:
+    if paths:
+        wanted, now = (listed([told(path, files.get(path)) for path in paths]) for files in (seen.old, seen.new))
+        yield _fault("files", being(paths, how), wanted=wanted, found=now, why=_OTHERS, todo=_COPY)
+
+
+def _is_closed(uri: str, file: ModelFile) -> bool:
+    """Whether a local file has no digest because it may not be opened; reading a large one may just take too long."""
+    if file.sha256 or uri.startswith("gs://"):
+        return False
+    place = Path(parse_model_uri(uri).path)
+    return not os.access(place / file.path if place.is_dir() else place, os.R_OK)
+
+
+def _fault(about: str, says: str, **values: str) -> Finding:
+    return Finding(about=about, rule=f"artifact-{about}", agrees=False, says=says, **values)  # type: ignore[arg-type]

@@ -1,0 +1,143 @@
+"""What a model is stamped with, held against the registries that have it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from envbuild.errors import RegistryError
+from envbuild.oci.digest import Digest
+from envbuild.oci.reference import Reference
+from envbuild.registry import Credentials, Registry, Retry, environment_tag
+from envbuild.registry.pull import read_manifest
+from envbuild.stamp.record import Stamp, StampedImage
+from envbuild.verify.findings import Finding
+
+_GONE = "whoever runs the model from its stamp gets nothing, and what it was trained in is lost"
+_MOVED = "whoever names the image by its tag gets another environment than the model's"
+
+
+def registry_findings(
+    stamp: Stamp, *, credentials: Credentials | None = None, retry: Retry | None = None
+) -> Iterator[Finding]:
+    """Whether each stamped image is still there by its digest, and the tag of its environment still names it.
+
+    Only manifests are asked for. RegistryError where a registry cannot be asked.
+    """
+    for image in stamp.images:
+        if image.reference is None:
+            about, says = _about(image), "it lies in an OCI layout, and no registry is known to have it"
+            yield Finding(about=about, agrees=True, says=says, rule="digest-gone", wanted=str(image.digest))
+            continue
+        reference = Reference.parse(image.reference)
+        with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
+            there = registry.has_manifest(reference.repository, image.digest)
+            yield _there(image, reference) if there else _gone(image, reference)
+            if there:
+                if image.role == "train":  # the environment's own image
+                    yield from _tagged(
+                        registry, image, reference, environment_tag(image.environment), "the tag of its environment"
+                    )
+                if image.tag:
+                    yield from _tagged(registry, image, reference, image.tag, "the tag that it was pushed under")
+
+
+def tag_findings(
+    stamp: Stamp, given: Reference, *, credentials: Credentials | None = None, retry: Retry | None = None
+) -> Iterator[Finding]:
+    """Whether the tag of an image that was given beside its model names one that the model is stamped with.
+
+    Nothing is said of a reference by digest, and of a repository that the stamp does not name. RegistryError where
+    there is no such tag.
+    """
+    those = [it for it in stamp.images if it.reference and Reference.parse(it.reference).name == given.name]
+    if given.digest or not those:
+        return
+    tagged = replace(given, tag=given.target)
+    with Registry(given.registry, credentials=credentials, retry=retry) as registry:
+        named = _named(registry, tagged)
+    if named is None:
+        todo = "check the tag, or give the image by the digest that the model is stamped with"
+        raise RegistryError(f"{tagged} does not exist", where=str(tagged), todo=todo, status=404)
+    if image := next((it for it in those if str(it.digest) in named), None):
+        says = f"{tagged} is the model's image for {_words(image)}"
+        yield Finding(about="tag", agrees=True, says=says, rule="tag-moved", wanted=str(image.digest), found=named[0])
+    else:
+        yield _moved(tagged, those, named[0])
+
+
+def _there(image: StampedImage, reference: Reference) -> Finding:
+    says = f"{reference.registry} has {image.digest}"
+    about, digest = _about(image), str(image.digest)
+    return Finding(about=about, agrees=True, says=says, rule="digest-gone", wanted=digest, found=digest)
+
+
+def _gone(image: StampedImage, reference: Reference) -> Finding:
+    again = "push it again from where it still is, or build it again from the manifest and the lock beside the model"
+    return Finding(
+        about=_about(image),
+        agrees=False,
+        says=f"{reference.name} no longer has {image.digest}, which the model is stamped with",
+        rule="digest-gone",
+        wanted=str(image.digest),
+        found="nothing",
+        why=_GONE,
+        todo=f"{again}, stamp the model anew, and see to it that no cleanup policy removes stamped images",
+    )
+
+
+def _moved(tagged: Reference, those: list[StampedImage], found: str) -> Finding:
+    wanted = ", ".join(str(it.digest) for it in those)
+    return Finding(
+        about="tag",
+        agrees=False,
+        says=f"{tagged} is {found} by now, and the model is stamped with {wanted}",
+        rule="tag-moved",
+        wanted=wanted,
+        found=found,
+        why=_MOVED,
+        todo="name the image by its digest, or stamp the model with the new one if that is meant",
+    )
+
+
+def _tagged(registry: Registry, image: StampedImage, reference: Reference, tag: str, which: str) -> Iterator[Finding]:
+    """Whether a tag names it, if there is one: images that an engine built have none of their environment."""
+    tagged = replace(reference, tag=tag, digest=None)
+    named = _named(registry, tagged)
+    if named is None:
+        return
+    if str(image.digest) in named:
+        says = f"{tagged} names it"
+        yield Finding(about=_about(image), agrees=True, says=says, rule="tag-moved", found=named[0])
+        return
+    yield Finding(
+        about=_about(image),
+        agrees=False,
+        says=f"{tagged}, {which}, is {named[0]} by now, and not {image.digest}",
+        rule="tag-moved",
+        severity="warning",
+        wanted=str(image.digest),
+        found=named[0],
+        why="an image without a tag is what cleanup policies remove first, and builds take the other one from now on",
+        todo=f"tag {image.image} again, or stamp the model with the other one",
+    )
+
+
+def _named(registry: Registry, tagged: Reference) -> tuple[str, ...] | None:
+    """The digest that a tag names, and those in it where that is an index; None without such a tag."""
+    try:
+        value, data = read_manifest(registry, tagged, tagged.target)
+        entries = value.get("manifests") or ()
+        return str(Digest.of(data)), *(str(Digest.parse(entry["digest"])) for entry in entries)
+    except RegistryError as error:
+        if error.status == 404:
+            return None
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RegistryError(f"{tagged} has a manifest that cannot be read", where=str(tagged)) from error
+
+
+def _about(image: StampedImage) -> str:
+    return f"image {_words(image)}"
+
+
+def _words(image: StampedImage) -> str:
+    return f"{image.role} {image.variant} {image.platform}"
