@@ -10,7 +10,9 @@ from envbuild.assemble import Compiling
 from envbuild.assemble.bytecode import compiled_by
 from envbuild.base import check_base, resolve_base
 from envbuild.base.compiling import compiling_on
+from envbuild.base.system import System, lock_system
 from envbuild.cache import prune, size_limit
+from envbuild.errors import RegistryError
 from envbuild.lock import (
     IndexSettings,
     Lock,
@@ -18,48 +20,70 @@ from envbuild.lock import (
     Options,
     Target,
     lock_run,
-    pylock_text,
     read_settings,
 )
 from envbuild.match import Stack, name_of
 from envbuild.oci.index import Content, ImageIndex, image_index
+from envbuild.pipeline.attesting import attest_parts, check_attestations
+from envbuild.pipeline.job import Job
 from envbuild.pipeline.making import Making
-from envbuild.pipeline.order import Order, Outcome, Part, Plan, Reporter
-from envbuild.pipeline.outputs import check_engine, check_outputs, write_outputs
+from envbuild.pipeline.order import PLATFORMS, Order, Outcome, Part, Plan, Reporter
+from envbuild.pipeline.outputs import check_builder, check_engine, check_outputs, write_outputs
 from envbuild.recipe import Base, make_recipe
-from envbuild.registry import PushResult, SharedCache, check_push, check_repository, pull, push_index
-from envbuild.stamp import StampEntry, check_stampable, stamp
-
-PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+from envbuild.registry import (
+    PushResult,
+    SharedCache,
+    check_push,
+    check_repository,
+    environment_tag,
+    pull,
+    push_index,
+)
+from envbuild.registry.tags import check_tag, stamped_tag, tag_stamped
+from envbuild.stamp import Seen, StampEntry, StampResult, check_stampable, stamp
 
 
 def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) -> Outcome:
     """Carry the plans out: lock, make and push (or write) the image; the stamp comes last, or not at all."""
-    _check_destinations(order)
-    settings = read_settings(order.find_links, offline=order.offline)
-    with ExitStack() as stack:
-        shared = _shared(order, stack)
-        parts = tuple(_part(order, plan, settings, shared, report, several=len(plans) > 1) for plan in plans)
-    images = [part.assembled.image for part in parts]
-    content: Content = images[0] if len(parts) == 1 else image_index(images)
-    pushed = _pushed(order, parts, content, report)
-    outcome = write_outputs(order, parts, content, pushed, report)
-    if order.stamp:
-        outcome = replace(outcome, stamped=_stamp(order.stamp, order, parts, now))
+    early = check_stampable(order.stamp) if order.stamp else None
+    settled = check_destinations(order, report)
+    if order.attestations.key:
+        # A key vouches for what was made here, and not for what others say that they made.
+        order = replace(order, remote_cache=False)
+    settings = _settings(order)
+    with ExitStack() as until:
+        shared = _shared(order, until)
+        parts = tuple(_part(order, plan, settings, shared, report, until, settled=settled) for plan in plans)
+        images = [part.assembled.image for part in parts]
+        content: Content = images[0] if len(parts) == 1 else image_index(images)
+        pushed = _pushed(order, parts, content, report)
+        attest_parts(order, parts, pushed, report, now)
+        outcome = write_outputs(order, parts, content, pushed, report)
+    if order.stamp and early:
+        outcome = replace(outcome, stamped=_stamp(order.stamp, order, parts, now, report, early))
     _keep_small(order.cache, report)
     return outcome
 
 
 def _part(
-    order: Order, plan: Plan, settings: IndexSettings, shared: SharedCache | None, report: Reporter, *, several: bool
+    order: Order,
+    plan: Plan,
+    settings: IndexSettings,
+    shared: SharedCache | None,
+    report: Reporter,
+    until: ExitStack,
+    *,
+    settled: bool,
 ) -> Part:
-    """Make the image of one platform, and push it."""
+    """Make the image of one platform, and push it; `settled` where tags may not move."""
     base = _base(order, plan, shared, report)
     run = _lock(order, plan, base.target, settings, report)
+    system = _system(order, plan, base, report)
+    run = replace(run, lock=replace(run.lock, packages=system.packages))
     compiling = _compiling(order, base, report) if order.bytecode else None
     recipe = make_recipe(plan.stack, run.lock, base, compiled_by(base.interpreter) if compiling else "")
-    target = replace(order.push, tag=None) if order.push and several else order.push
-    making = Making(
+    target = replace(order.push, tag=None) if order.push and len(order.platforms) > 1 else order.push
+    job = _job(order)(
         order=order,
         plan=plan,
         recipe=recipe,
@@ -68,19 +92,56 @@ def _part(
         shared=shared,
         report=report,
         target=target,
+        until=until,
         compiling=compiling,
+        system=system,
     )
-    made = making.existing() or making.made(settings)
+    if settled:
+        _check_tags(job)
+    made = job.made(settings)
     return Part(
         plan=plan,
         recipe=recipe,
         assembled=made.assembled,
         pushed=made.pushed,
         lock=run.lock,
-        pylock=pylock_text(made.run.lock, made.run.proof, dict(made.run.built), base.to_dict()),
+        pylock=job.pylock(made.run),
         proof=made.run.proof,
         added=_added(plan.stack, run.lock),
+        # Of folders alone all wheels are copied anyway, and people without a network build such a context.
+        wheelhouse=made.wheelhouse or (order.offline and not recipe.packages),
+        named=made.named,
     )
+
+
+def _system(order: Order, plan: Plan, base: Base, report: Reporter) -> System:
+    """What the run had loaded of its system and the base lacks, where that is wanted."""
+    if not order.system_packages:
+        return System()
+    found = lock_system(plan.manifest, base, order.cache, report.step, offline=order.offline)
+    for line in found.warnings:
+        report.warn(line)
+    for line in found.notes:
+        report.note(line)
+    return found
+
+
+def _job(order: Order) -> type[Job]:
+    """What makes the image."""
+    if order.builder == "assemble":
+        return Making
+    if order.builder == "cloudbuild":
+        from envbuild.pipeline.cloud import Cloud  # noqa: PLC0415 - Google's library is slow to import
+
+        return Cloud
+    from envbuild.pipeline.docker import Buildx, Docker  # noqa: PLC0415 - Docker's library is slow to import
+
+    return Buildx if order.builder_name else Docker
+
+
+def _settings(order: Order) -> IndexSettings:
+    settings = read_settings(order.find_links, offline=order.offline)
+    return replace(settings, ca_bundle=str(order.ca_bundle.absolute())) if order.ca_bundle else settings
 
 
 def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
@@ -105,21 +166,46 @@ def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Repor
 
 def _shared(order: Order, stack: ExitStack) -> SharedCache | None:
     """What the repository that is pushed to has of layers."""
-    if order.push is None or not order.remote_cache:
+    if order.push is None or not order.remote_cache or order.builder != "assemble":
         return None
     return stack.enter_context(SharedCache(order.push))
 
 
-def _check_destinations(order: Order) -> None:
-    """Fail before the long work when its result would have nowhere to go, or an option cannot be meant."""
+def check_destinations(order: Order, report: Reporter) -> bool:
+    """Fail before the long work when its result would have nowhere to go, or an option cannot be meant.
+
+    Say whether tags may not move there, as far as that can be known.
+    """
+    settled = False
     size_limit()
-    if order.stamp:
-        check_stampable(order.stamp)
+    check_attestations(order)
+    check_builder(order)
     if order.push:
-        check_repository(order.push)
-        check_push(order.push)
+        repository = check_repository(order.push, create=order.create_repository)
+        settled = bool(repository and repository.immutable_tags)
+        if repository and repository.created:
+            report.note(f"created {repository.name}")
+        if repository and repository.hint:
+            report.warn(repository.hint)
+        # Cloud Build pushes as somebody else.
+        if order.builder != "cloudbuild":
+            check_push(order.push)
     check_outputs(order)
     check_engine(order)
+    return settled
+
+
+def _check_tags(job: Job) -> None:
+    """Refuse tags that name another image than will be made: of one environment there is one image, by this builder."""
+    if job.target is None:
+        return
+    if isinstance(job, Making):
+        for tag in filter(None, (job.target.tag, environment_tag(job.recipe.environment))):
+            check_tag(replace(job.target, tag=tag), job.recipe.environment)
+        if job.order.push and job.order.push.tag and not job.target.tag:
+            check_tag(job.order.push, job.recipe.environment, indexed=True)
+    elif name := getattr(job, "name", None):  # what engines push by, who make other bytes each time
+        check_tag(name, None)
 
 
 def _base(order: Order, plan: Plan, notes: SharedCache | None, report: Reporter) -> Base:
@@ -133,7 +219,7 @@ def _base(order: Order, plan: Plan, notes: SharedCache | None, report: Reporter)
         wanted_python=plan.stack.python,
         notes=notes,
     )
-    for remark in check_base(base, plan.stack.python, plan.stack.glibc_minimum):
+    for remark in check_base(base, plan.stack.python, plan.stack.glibc_minimum, where=plan.base):
         report.warn(remark)
     report.note(f"Python {base.target.python}, glibc {base.target.glibc}, {base.digest}")
     return base
@@ -171,23 +257,44 @@ def _added(stack: Stack, locked: Lock) -> tuple[str, ...]:
     return tuple(f"{it.name}=={it.version}" for it in locked.wheels if it.name not in names)
 
 
-def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime) -> str:
-    """Write each platform's image on the model; the last record names them all."""
-    return [_stamp_part(model, order, part, now) for part in parts][-1]
+def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, early: Seen) -> str:
+    """Write each platform's image on the model that was there at first; the last record names them all."""
+    for part in parts:
+        _tag_stamped(part, report)
+    results = [_stamp_part(model, order, part, now, early) for part in parts]
+    for image in (it for result in results for it in result.left if results[-1].stamp.image(it.slot) is None):
+        slot = " ".join(image.slot)
+        report.warn(f"the model was replaced or copied, and its {slot} was not stamped again: it was {image.image}")
+    return results[-1].record
 
 
-def _stamp_part(model: str, order: Order, part: Part, now: datetime) -> str:
+def _tag_stamped(part: Part, report: Reporter) -> None:
+    """Give the image a tag that a cleanup policy can keep it by; without one it is on the model all the same."""
+    if part.pushed is None:
+        return
+    try:
+        tag_stamped(part.pushed.reference)
+    except RegistryError as error:
+        tag = stamped_tag(part.digest)
+        report.warn(
+            f"the image has not got the tag {tag}, by which cleanup policies keep what is stamped: {error.what}"
+        )
+
+
+def _stamp_part(model: str, order: Order, part: Part, now: datetime, early: Seen) -> StampResult:
     entry = StampEntry(
         role="train",
         variant=part.plan.stack.variant,
         platform=PLATFORMS[part.recipe.target.machine],
         reference=str(part.pushed.reference) if part.pushed else None,
-        digest=part.assembled.image.digest,
+        digest=part.digest,
         environment=part.recipe.environment,
         overrides=part.plan.stack.overrides,
         identity=part.proof.summary,
+        tag=order.push.tag if order.push else None,
     )
-    return stamp(model, entry, manifest=order.manifest, lock=part.pylock, now=now).record
+    lock = part.pylock
+    return stamp(model, entry, manifest=order.manifest, lock=lock, now=now, early=early)
 
 
 def _keep_small(cache: Path, report: Reporter) -> None:

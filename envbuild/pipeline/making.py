@@ -1,52 +1,32 @@
 """From the recipe to the image: wheels arrive, layers are made, and layers are sent, all at the same time."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from envbuild.assemble import Assembled, Compiling, LayerCache, assemble, cache_keys, wheels_to_read
+from envbuild.assemble import Assembled, LayerCache, assemble, cache_keys, wheels_to_read
 from envbuild.errors import RegistryError
-from envbuild.lock import Arrivals, IndexSettings, LockedRun, LockedWheel, confirm
+from envbuild.lock import Arrivals, IndexSettings, LockedWheel
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image, Layer, canonical_json
-from envbuild.oci.reference import Reference
-from envbuild.pipeline.order import Order, Plan, Reporter
-from envbuild.recipe import Base, Recipe
-from envbuild.registry import PushResult, SharedCache, Upload, environment_tag, find_environment, push
-from envbuild.verify import prove_loading
+from envbuild.oci.image import Image, Layer
+from envbuild.pipeline.job import Job, Made
+from envbuild.pipeline.order import Reporter
+from envbuild.registry import PushResult, Upload, environment_tag, find_environment, push
 
 _NAME = 60
 """Letters of a layer's name beside a bar."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """The image, and where it is."""
+class Making(Job):
+    """The assembler: no daemon, and the same bytes everywhere."""
 
-    assembled: Assembled
-    pushed: PushResult | None
-    """None when the image was not pushed."""
-    run: LockedRun
-    """The lock, held against the files."""
+    __slots__ = ()
 
+    def made(self, settings: IndexSettings) -> Made:
+        """Find the image, or make it, and push it where that is wanted."""
+        return self._existing() or self._made(settings)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Making:
-    """What is made, from what."""
-
-    order: Order
-    plan: Plan
-    recipe: Recipe
-    base: Base
-    run: LockedRun
-    shared: SharedCache | None
-    report: Reporter
-    target: Reference | None
-    """Where the image is pushed to."""
-    compiling: Compiling | None = None
-    """By what bytecode is made, where the image is to have it."""
-
-    def existing(self) -> Made | None:
+    def _existing(self) -> Made | None:
         """The image of this very environment in the registry that is pushed to; nothing has to be made then."""
         recipe = self.recipe
         if self.target is None or not self.order.remote_cache:
@@ -63,7 +43,7 @@ class Making:
             return None
         self.report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
         image = replace(image, layers=tuple(replace(layer, found="registry") for layer in image.layers))
-        run = self._confirmed({})
+        run = self.confirmed({})
         pushed = push(image, self.target)
         return Made(assembled=Assembled(image=image, overlaps=(), results={}, true={}), pushed=pushed, run=run)
 
@@ -80,13 +60,13 @@ class Making:
                 return f"layer {layer.descriptor.digest} is another than was made here, {known.result.digest}"
         return ""
 
-    def made(self, settings: IndexSettings) -> Made:
+    def _made(self, settings: IndexSettings) -> Made:
         """Make the image, and push it where that is wanted; no tag is set before everything was checked."""
         cache = LayerCache(self.order.cache, self.shared)
         keys = cache_keys(self.recipe)
-        cache.look_up(keys.layers, (*keys.notes, self._proof))
+        cache.look_up(keys.layers, (*keys.notes, self.proof))
         needed = self._needed(cache)
-        with Arrivals(self.order.cache, report=self._fetched, settings=settings) as arrivals, self._upload() as upload:
+        with Arrivals(self.order.cache, report=self.fetched, settings=settings) as arrivals, self._upload() as upload:
             self._announce(needed)
             arrivals.start(needed)
             offer = upload.offer if upload else _ignore
@@ -94,22 +74,25 @@ class Making:
                 for layer in self.base.image.layers:
                     offer(layer)
             assembled = assemble(
-                self.recipe, self.base, arrivals, cache, self.report.progress, offer, self.compiling, self._proving
+                self.recipe,
+                self.base,
+                arrivals,
+                cache,
+                self.report.progress,
+                offer,
+                self.compiling,
+                self._proving,
+                self.system.layer,
             )
-            self._prove(cache, arrivals)
+            self.prove(cache, arrivals)
             _tell(assembled, self.report)
-            run = self._confirmed(assembled.true)
+            run = self.confirmed(assembled.true)
             pushed = self._finish(upload, assembled, cache) if upload else None
         return Made(assembled=assembled, pushed=pushed, run=run)
 
     @property
     def _tags(self) -> tuple[str, ...]:
         return (environment_tag(self.recipe.environment),)
-
-    @property
-    def _proof(self) -> Digest:
-        """What is noted when CUDA's libraries were found."""
-        return Digest.of(canonical_json(["loader proof", str(self.recipe.environment)]))
 
     @property
     def _proving(self) -> frozenset[Digest]:
@@ -119,10 +102,7 @@ class Making:
 
     def _needed(self, cache: LayerCache) -> tuple[LockedWheel, ...]:
         needed = wheels_to_read(self.recipe, cache, self.compiling)
-        return needed if self._proved(cache) else tuple(dict.fromkeys((*needed, *self.recipe.wheels)))
-
-    def _proved(self, cache: LayerCache) -> bool:
-        return self.plan.stack.cuda is None or cache.noted(self._proof) is not None
+        return needed if self.proved(cache) else tuple(dict.fromkeys((*needed, *self.recipe.wheels)))
 
     @contextmanager
     def _upload(self) -> Iterator[Upload | None]:
@@ -144,31 +124,6 @@ class Making:
     def _sent(self, name: str, done: int, total: int) -> None:
         self.report.progress(f"pushing {name[:_NAME]}", done, total)
 
-    def _fetched(self, done: int, total: int, _text: str) -> None:
-        self.report.progress("fetching", done, total)
-
-    def _prove(self, cache: LayerCache, arrivals: Arrivals) -> None:
-        """Fail before the image has a name where the framework would not find its CUDA libraries in it."""
-        if self._proved(cache):
-            return
-        self.report.step("looking for CUDA's libraries as the loader does")
-        wheels = {wheel.sha256: arrivals.path(wheel) for wheel in self.recipe.wheels}
-        found = prove_loading(
-            self.plan.stack, self.recipe, self.base, wheels, self.plan.profiles, self.order.cache / "loading"
-        )
-        found.require()
-        self.report.note(found.summary)
-        for note in found.notes:
-            self.report.note(str(note))
-        cache.note(self._proof, "found")
-
-    def _confirmed(self, true: Mapping[Digest, Collection[str]]) -> LockedRun:
-        """Hold what the index showed against what it then served; the proof may lose by it."""
-        confirmed = confirm(self.run, self.order.cache, true)
-        if self.order.require_identical:
-            confirmed.proof.require_identical()
-        return confirmed
-
     def _finish(self, upload: Upload, assembled: Assembled, cache: LayerCache) -> PushResult:
         result = upload.finish(assembled.image, self._tags)
         cache.share(assembled.results)
@@ -187,6 +142,8 @@ def _tell(assembled: Assembled, report: Reporter) -> None:
         report.note(f"{tally.compiled} modules have bytecode; {tally.refused} do not compile")
         for path in tally.gave_up:
             report.warn(f"{path} has no bytecode: compiling it took too much time or memory")
+    for line in assembled.remarks:
+        report.warn(line)
     for overlap in assembled.overlaps[:10]:
         losers = ", ".join(overlap.losers)
         report.warn(

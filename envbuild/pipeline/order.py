@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from envbuild.assemble import Assembled
+from envbuild.attest import Wanted
 from envbuild.lock import Lock, Proof
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match import CudaChoice, Profiles, Stack, VariantChoice
@@ -16,7 +17,12 @@ from envbuild.recipe import Recipe
 from envbuild.registry import PushResult
 
 if TYPE_CHECKING:
+    from envbuild.cloudbuild import CloudBuild
     from envbuild.engine.load import Loaded
+
+
+PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+Builder = Literal["assemble", "docker", "cloudbuild"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +64,8 @@ class Order:
     """What is set by hand against the profiles."""
     platforms: tuple[str, ...] = ()
     """`linux/arm64`; several give an index of as many images, none the run's own."""
+    templates: Path | None = None
+    """The folder whose templates replace the built-in ones."""
     archive: Path | None = None
     """The file that the image is written to as `docker load` takes it."""
     bytecode: bool = False
@@ -66,6 +74,20 @@ class Order:
     """What the image is called in the engine that it is loaded into."""
     remote_cache: bool = True
     """Whether what the registry has of this environment is taken for what it says it is."""
+    create_repository: bool = False
+    """Whether a repository of Artifact Registry that is not there may be created."""
+    builder: Builder = "assemble"
+    """What makes the image."""
+    builder_name: str = ""
+    """A builder of buildx to build by, on other machines perhaps; empty for the engine itself."""
+    cloud: "CloudBuild | None" = None
+    """What Cloud Build is told, where it builds."""
+    ca_bundle: Path | None = None
+    """Certificate authorities that indexes are believed by, before those of pip and of this machine."""
+    system_packages: bool = True
+    """Whether the image gets the Debian packages that the run had libraries loaded from and the base lacks."""
+    attestations: Wanted = field(default_factory=Wanted)
+    """What is said of each image that is pushed, and what signs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +119,20 @@ class Part:
     """How far the wheels are the very files that the run had."""
     added: tuple[str, ...] = ()
     """`numpy==1.26.4`: what the run's record does not have and its distributions require."""
+    wheelhouse: bool = False
+    """Whether the context has every wheel."""
+    named: "Callable[[Reference], Loaded] | None" = None
+    """Gives the image a name in the engine that built it; None where no engine did."""
 
     @property
     def platform(self) -> str:
         """`linux/amd64`."""
         return platform_name(self.assembled.image)
+
+    @property
+    def digest(self) -> Digest:
+        """The digest of the image, as the registry has it where it was pushed."""
+        return _digest(self.pushed) if self.pushed else self.assembled.image.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,5 +158,10 @@ class Outcome:
 
     @property
     def digest(self) -> Digest:
-        """The digest of the image or index."""
-        return self.content.digest
+        """The digest of the image or index, as the registry has it where it was pushed."""
+        return _digest(self.pushed) if self.pushed else self.content.digest
+
+
+def _digest(pushed: PushResult) -> Digest:
+    assert pushed.reference.digest is not None, "a push ends with a reference by digest"
+    return pushed.reference.digest

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envbuild.dockerfile import build_context
+from envbuild.dockerfile import check_templates
 from envbuild.errors import UsageError
-from envbuild.files import data_folder, staged_folder, write_whole
-from envbuild.lock import copy_local, requirements_text
+from envbuild.files import staged_folder
+from envbuild.lock.certificates import check_bundle
 from envbuild.oci.archive import Archive, write_archive
 from envbuild.oci.index import Content
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
+from envbuild.pipeline.context import Context, write_context
 from envbuild.pipeline.order import Order, Outcome, Part, Reporter
 from envbuild.registry import PushResult
 
@@ -32,24 +33,42 @@ def write_outputs(
     # What a layout has already stays where it is; a new one appears whole.
     kept = layout is not None and (layout / "index.json").exists()
     with staged_folder(order.out) as folder:
-        _write_contexts(folder, parts)
+        _write_contexts(folder, parts, order)
         if layout and not kept:
             write_layout(content, folder, name="latest")
+        # Where one of these fails, no folder is left that looks like a success.
+        if order.archive:
+            _write_archive(order, order.archive, content, report)
+        loaded = _loaded(order.load, parts, content, report) if order.load else None
     if layout and kept:
         write_layout(content, layout, name="latest")
-    if order.archive:
-        _write_archive(order, order.archive, content, report)
-    loaded = _loaded(order.load, content, report) if order.load else None
     return Outcome(
         parts=tuple(parts), content=content, pushed=pushed, layout=layout, archive=order.archive, loaded=loaded
     )
 
 
-def _loaded(name: Reference, content: Content, report: Reporter) -> "Loaded":
+def _loaded(name: Reference, parts: Sequence[Part], content: Content, report: Reporter) -> "Loaded":
+    if named := parts[0].named:
+        return named(name)
     from envbuild.engine.load import load  # noqa: PLC0415 - Docker's library is slow to import
 
     report.step(f"loading {name} into the container engine")
     return load(content, [name], report)
+
+
+def check_order(order: Order) -> None:
+    """Refuse what shows without asking anybody, so before plans are made and in dry runs, too.
+
+    UsageError for options that do not go together, BuildError for a broken template.
+    """
+    if order.templates:
+        check_templates(order.templates)
+    if order.ca_bundle:
+        check_bundle(order.ca_bundle)
+    if order.builder == "cloudbuild":
+        from envbuild.pipeline.cloud import check_options  # noqa: PLC0415 - Google's library is slow to import
+
+        check_options(order)
 
 
 def check_outputs(order: Order) -> None:
@@ -61,6 +80,21 @@ def check_outputs(order: Order) -> None:
     if order.archive and _is_foreign(order.archive):
         todo = "remove it, or give --archive another file"
         raise UsageError("the file is there, and is no archive of envbuild", where=str(order.archive), todo=todo)
+
+
+def check_builder(order: Order) -> None:
+    """Refuse what the builder cannot do, and see that what it needs is there; UsageError, MissingComponentError."""
+    if order.builder_name and order.builder != "docker":
+        todo = "add --builder docker"
+        raise UsageError("only --builder docker has builders", where=f"--builder-name {order.builder_name}", todo=todo)
+    if order.builder == "docker":
+        from envbuild.pipeline.docker import check_docker  # noqa: PLC0415 - Docker's library is slow to import
+
+        check_docker(order)
+    if order.builder == "cloudbuild":
+        from envbuild.pipeline.cloud import check_cloud  # noqa: PLC0415 - Google's library is slow to import
+
+        check_cloud(order)
 
 
 def check_engine(order: Order) -> None:
@@ -83,15 +117,12 @@ def _is_foreign(path: Path) -> bool:
     return path.is_file() and head not in (b"", _FIRST)
 
 
-def _write_contexts(folder: Path, parts: Sequence[Part]) -> None:
+def _write_contexts(folder: Path, parts: Sequence[Part], order: Order) -> None:
     """Write a context for each platform: in `context`, or in one folder each below it."""
     for part in parts:
         name = "context" if len(parts) == 1 else f"context/{part.platform.replace('/', '-')}"
-        requirements = requirements_text(part.lock)
-        context = build_context(part.recipe, requirements, part.pylock, data_folder("templates"))
-        for file, data in context.items():
-            write_whole(folder / name / file, data)
-        copy_local(part.lock, folder / name)
+        context = Context(recipe=part.recipe, lock=part.lock, pylock=part.pylock, wheelhouse=part.wheelhouse)
+        write_context(folder / name, context, order)
 
 
 def _write_archive(order: Order, path: Path, content: Content, report: Reporter) -> None:

@@ -20,7 +20,13 @@ def make_plans(order: Order) -> tuple[Plan, ...]:
         todo = "capture the run again, where its packages are installed"
         raise ManifestError("the manifest lists no distribution", where=order.manifest_name, todo=todo)
     profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if order.overrides else frameworks_of(manifest))
-    return tuple(_plan(order, manifest, profiles, machine) for machine in order.platforms or (None,))
+    plans = tuple(_plan(order, manifest, profiles, machine) for machine in order.platforms or (None,))
+    if order.builder == "cloudbuild":
+        from envbuild.pipeline.cloud import check_plan  # noqa: PLC0415 - Google's library is slow to import
+
+        for plan in plans:
+            check_plan(plan)
+    return plans
 
 
 def _plan(order: Order, manifest: TrainingManifest, profiles: Profiles, machine: str | None) -> Plan:

@@ -1,0 +1,106 @@
+"""What all builders of a context have in common: staging it, and finding in the registry what they pushed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from envbuild.assemble import LayerCache
+from envbuild.engine.building import Request
+from envbuild.engine.secrets import hidden_words, index_secrets, secret_files
+from envbuild.errors import RegistryError
+from envbuild.lock import Arrivals, IndexSettings
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image
+from envbuild.oci.reference import Reference
+from envbuild.oci.tar import MTIME
+from envbuild.pipeline.context import Context, staged_context, why_wheelhouse
+from envbuild.pipeline.job import Job
+from envbuild.pipeline.order import PLATFORMS
+from envbuild.registry import Registry, pull
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a builder is given, and how the context was made."""
+
+    request: Request
+    wheelhouse: bool
+
+
+class ContextJob(Job):
+    """What all builders of a context have in common."""
+
+    __slots__ = ()
+
+    @contextmanager
+    def prepared(self, settings: IndexSettings, base: str, *, secrets: bool) -> Iterator[Prepared]:
+        """Stage the context, with the wheels if need be, and the secrets; all of it is gone when the block ends."""
+        wheelhouse = self.fetched_wheels(settings, secrets=secrets)
+        context = Context(recipe=self.recipe, lock=self.run.lock, pylock=self.pylock(self.run), wheelhouse=wheelhouse)
+        contents = {} if wheelhouse else index_secrets(settings, self.recipe.wheels)
+        with staged_context(context, self.order) as folder, secret_files(contents) as files:
+            arguments = {"BASE": base} if base else {}
+            request = Request(
+                context=folder,
+                dockerfile="Dockerfile" if secrets else "Dockerfile.classic",
+                platform=PLATFORMS[self.recipe.target.machine],
+                wheels=self.recipe.wheels,
+                network=not wheelhouse,
+                arguments=arguments | ({"SOURCE_DATE_EPOCH": str(MTIME)} if secrets else {}),
+                secrets=files,
+                hidden=hidden_words(settings, contents),
+            )
+            yield Prepared(request=request, wheelhouse=wheelhouse)
+
+    def fetched_wheels(self, settings: IndexSettings, *, secrets: bool) -> bool:
+        """Get all wheels into the cache where the context has to have them."""
+        cache = LayerCache(self.order.cache)
+        packages = bool(self.system.packages)
+        reason = why_wheelhouse(settings, secrets=secrets, needed=not self.proved(cache), packages=packages)
+        if not reason:
+            return False
+        self.system.fetch()
+        self.report.step(f"fetching the wheels, which the context gets: {reason}")
+        with Arrivals(self.order.cache, report=self.fetched, settings=settings) as arrivals:
+            arrivals.start(self.recipe.wheels)
+            for wheel in self.recipe.wheels:
+                arrivals.path(wheel)
+            self.prove(cache, arrivals)
+        return True
+
+    @property
+    def name(self) -> Reference:
+        """What is pushed to: without a tag of the user's one that tells whose it is, as engines push by tag only."""
+        assert self.target is not None
+        return self.target if self.target.tag else replace(self.target, tag=self.own_tag)
+
+    @property
+    def own_tag(self) -> str:
+        return f"docker-{self.recipe.environment.short}"
+
+    def from_registry(self, digest: Digest) -> Image:
+        """The image as the registry has it; RegistryError where it does not confirm digest and tag."""
+        name = self.name
+        image = pull(name.at(digest), machine=self.recipe.target.machine)
+        with Registry(name.registry) as registry:
+            found = registry.manifest_digest(name.repository, name.target)
+        if found not in ("", str(digest)):
+            what = f"the registry has {found or 'nothing'} under the tag, and not {digest}, which was pushed"
+            raise RegistryError(what, where=str(name), todo="see who else pushes this tag, and push again")
+        return image
+
+    def marked(self, image: Image) -> Image:
+        """Tell the base's layers from those that were made."""
+        below = [it.diff_id for it in self.base.image.layers]
+        layers = [
+            replace(layer, reused=was, found="base" if was else "")
+            for number, layer in enumerate(image.layers)
+            for was in [below[number : number + 1] == [layer.diff_id]]
+        ]
+        return replace(image, layers=tuple(layers))
+
+    def pullable(self) -> bool:
+        try:
+            return Reference.parse(self.base.name).digest is not None
+        except ValueError:
+            return False

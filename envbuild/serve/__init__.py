@@ -1,0 +1,1 @@
+"""Serving images: a model's training image, by digest, with layers on top."""

@@ -1,0 +1,277 @@
+"""From a training image to the image that serves: what is put on top, proven, tried, pushed and stamped."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from envbuild.assemble import Compiling, LayerCache
+from envbuild.assemble.bytecode import compiled_by
+from envbuild.assemble.child import Addition, Parent, checked
+from envbuild.assemble.content import Content
+from envbuild.errors import RegistryError, VerifyError
+from envbuild.lock import Lock, Options, read_settings
+from envbuild.lock.extras import lock_above, useless
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image
+from envbuild.pipeline import Order, Reporter
+from envbuild.pipeline.build import check_destinations
+from envbuild.pipeline.extend import compiling_for, extended
+from envbuild.registry import PushResult, SharedCache, pull, push
+from envbuild.serve.application import application_of
+from envbuild.serve.attesting import attest_served
+from envbuild.serve.check import OWN_RUNTIME, check_serving
+from envbuild.serve.compatible import check_compatible
+from envbuild.serve.embed import embedded
+from envbuild.serve.gate import check_gate, gate
+from envbuild.serve.lookup import find_serving, labelled, recipe_digest, serving_tag
+from envbuild.serve.model import APP_FOLDER, Origin, Served, ServeOrder, Server, Slimmed
+from envbuild.serve.origin import find_origin
+from envbuild.serve.outputs import place
+from envbuild.serve.servers import server_parts
+from envbuild.serve.slim import proof_of
+from envbuild.serve.slim_parent import find_slimmed, slim_parent
+from envbuild.serve.stamping import stamp_served
+from envbuild.stamp import check_stampable
+from envbuild.verify.findings import Finding
+from envbuild.verify.sharing import prove_sharing
+
+_NAME = 60
+"""Letters of a layer's name beside a bar."""
+
+
+def serve(order: ServeOrder, report: Reporter, now: datetime) -> Served:
+    """Make the image that serves a model, or hold the model against a server that brings its own; the stamp comes last.
+
+    UsageError, StampError, RegistryError, MissingComponentError for what can be told early; LockError where what is
+    added and the environment exclude each other; VerifyError where serving would not have training's environment, or
+    the gate fails.
+    """
+    check_serving(order)
+    early = check_stampable(order.order.stamp) if order.order.stamp else None
+    check_destinations(order.order, report)
+    check_gate(order)
+    if order.order.attestations.key:
+        # A key vouches for what was made here, and not for what others say that they made.
+        order = replace(order, order=replace(order.order, remote_cache=False))
+    origin = find_origin(order, report, now)
+    order = replace(order, order=replace(order.order, manifest=origin.manifest_bytes))
+    make = _beside if order.server in OWN_RUNTIME else _built
+    served = make(order, origin, report)
+    attest_served(order, served, report, now)
+    if early:
+        served = replace(served, stamped=stamp_served(order, served, now, early, report))
+    return served
+
+
+def _beside(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
+    """Hold the model against a server with a runtime of its own; nothing is built."""
+    report.step(f"holding the model against {order.server}")
+    found = check_compatible(order, origin, report)
+    _tell(found.findings, report)
+    _refuse(found.findings, "this server may not compute what the model was trained to", str(found.reference))
+    return Served(
+        origin=origin,
+        image=pull(found.reference, machine=origin.parent.lock.target.machine),
+        above=Lock(target=origin.parent.lock.target, wheels=()),
+        server=Server(),
+        findings=found.findings,
+        pushed=None,
+        layout=None,
+        runtime=found.reference,
+    )
+
+
+def _built(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
+    """Put on top what serving needs, prove that nothing below moved, try it, and take it where it is wanted."""
+    check_gate(order, origin.platform)
+    server = server_parts(order, origin)
+    above = _above(order, server, origin.parent.lock, report)
+    with ExitStack() as until:
+        shared = _shared(order.order, until)
+        contents = tuple(_contents(order, origin, server, report, until))
+        slim = _slimmed(order, origin, server, above, contents, report)
+        parent = slim_parent(origin, slim, order, report) if slim else origin.parent
+        addition = _addition(order, server, above, contents)
+        plan = _plan(order.order, parent, above, addition, shared, report)
+        image = known = _known(order.order, plan, report)
+        if image is None:
+            image = _made(order.order, plan, shared, report, until)
+        findings = _tried(order, origin, image, server, slim, report)
+        pushed = _pushed(order.order, image, plan, report)
+        layout, loaded = place(order.order, image, report, pushed=pushed is not None)
+    return Served(
+        origin=origin,
+        image=image,
+        above=above,
+        server=server,
+        findings=findings,
+        pushed=pushed,
+        layout=layout,
+        slimmed=slim,
+        archive=order.order.archive,
+        loaded=loaded,
+        found=known is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """Everything that decides the image's bytes."""
+
+    parent: Parent
+    above: Lock
+    addition: Addition
+    compiling: Compiling | None
+    recipe: Digest
+
+
+def _above(order: ServeOrder, server: Server, below: Lock, report: Reporter) -> Lock:
+    """Lock what the server and the application need beyond the environment, none of whose pins can move."""
+    requirements = (*server.requirements, *order.extras)
+    if not requirements:
+        return Lock(target=below.target, wheels=())
+    report.step(f"adding {', '.join(requirements)} above the environment")
+    options = _options(order.order, report)
+    above = lock_above(requirements, below, options)
+    for line in useless(order.extras, below, above, options):
+        report.warn(line)
+    for withdrawn, why in above.yanked:
+        report.warn(f"{withdrawn} was withdrawn from its index ({why or 'no reason given'})")
+    report.note(f"distributions added: {len(above.wheels)}; none of the environment's is moved")
+    return above
+
+
+def _options(order: Order, report: Reporter) -> Options:
+    settings = read_settings(order.find_links, offline=order.offline)
+    if order.ca_bundle:
+        settings = replace(settings, ca_bundle=str(order.ca_bundle.absolute()))
+    return Options(
+        cache=order.cache,
+        resolver=order.resolver,
+        settings=settings,
+        build=order.build,
+        say=report.note,
+        counted=report.compared,
+    )
+
+
+def _shared(order: Order, until: ExitStack) -> SharedCache | None:
+    """What the repository that is pushed to has of layers."""
+    if order.push is None or not order.remote_cache:
+        return None
+    return until.enter_context(SharedCache(order.push))
+
+
+def _addition(order: ServeOrder, server: Server, above: Lock, contents: tuple[Content, ...]) -> Addition:
+    addition = Addition(
+        variables=server.variables,
+        ports=server.ports,
+        folder=APP_FOLDER if order.app or server.files else None,
+        contents=contents,
+    )
+    return checked(addition, above, order.cmd or server.cmd)
+
+
+def _plan(
+    order: Order, parent: Parent, above: Lock, addition: Addition, shared: SharedCache | None, report: Reporter
+) -> _Plan:
+    compiling = compiling_for(parent, order.cache, report, shared) if order.bytecode else None
+    recipe = recipe_digest(parent, above, addition, compiled_by(compiling.identity) if compiling else "")
+    return _Plan(parent=parent, above=above, addition=labelled(addition, recipe), compiling=compiling, recipe=recipe)
+
+
+def _contents(
+    order: ServeOrder, origin: Origin, server: Server, report: Reporter, until: ExitStack
+) -> Iterator[Content]:
+    """The files, what changes least below all others."""
+    if order.embed:
+        yield until.enter_context(embedded(origin, order.order.cache, report))
+    if server.files:
+        yield Content(f"server {order.server}", server.files)
+    if order.app:
+        yield application_of(order)
+
+
+def _slimmed(
+    order: ServeOrder, origin: Origin, server: Server, above: Lock, contents: Sequence[Content], report: Reporter
+) -> Slimmed | None:
+    """What the image does without; None where it is all of training's environment."""
+    if not order.slim:
+        return None
+    code = {path: file for it in contents for path, file in it.files.items() if path.startswith(f"{APP_FOLDER}/")}
+    found = find_slimmed(order, origin, server, above, code, report)
+    if not found.dropped:
+        report.note("nothing is there that only training uses")
+        return None
+    return found
+
+
+def _known(order: Order, plan: _Plan, report: Reporter) -> Image | None:
+    """The image of equal inputs in the registry that is pushed to; nothing has to be made then."""
+    if order.push is None or not order.remote_cache:
+        return None
+    try:
+        found = find_serving(order.push, plan.recipe, plan.parent)
+    except RegistryError as error:
+        report.note(f"the registry was not asked for the image: {error.what}")
+        return None
+    if found:
+        report.note(f"the registry has the image {plan.recipe.short} already; nothing is built")
+    return found
+
+
+def _made(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter, until: ExitStack) -> Image:
+    """Put the image together; its layers can be opened until then, and others find them where it is pushed to."""
+    report.step("assembling the serving image")
+    cache, options = LayerCache(order.cache, shared), _options(order, report)
+    made = until.enter_context(
+        extended(plan.parent, plan.above, plan.addition, options, report, compiling=plan.compiling, cache=cache)
+    )
+    return made.image
+
+
+def _tried(
+    order: ServeOrder, origin: Origin, image: Image, server: Server, slim: Slimmed | None, report: Reporter
+) -> tuple[Finding, ...]:
+    """Refuse an image that has not all of training's environment, or that the gate does not let through."""
+    report.step("proving that serving has training's environment")
+    train, what = origin.parent.image, "the serving image would not have training's environment"
+    proof = prove_sharing(train, image, report.progress)
+    _tell(proof, report)
+    _refuse(proof, what, str(origin.parent.digest))
+    named = str(origin.reference or origin.parent.digest)
+    found = (*(it.held(named, "the serving image") for it in proof), *gate(order, origin, image, server, report))
+    if slim is None:
+        return found
+    proved = proof_of(slim, found, order.gate)
+    _tell((proved,), report)
+    _refuse((proved,), "the image may be slim in a way that changes predictions", "--slim")
+    return *found, proved
+
+
+def _tell(findings: Sequence[Finding], report: Reporter) -> None:
+    for it in findings:
+        if it.agrees or it.severity == "note":
+            report.note(str(it))
+        else:
+            report.warn(f"{it.about}: {it.says}")
+
+
+def _refuse(findings: Sequence[Finding], what: str, where: str) -> None:
+    """VerifyError where a finding is an error, with all that are."""
+    wrong = [it for it in findings if not it.agrees and it.severity == "error"]
+    if wrong:
+        says = "\n  - ".join((f"{what}:", *(f"{it.about}: {it.says}" for it in wrong)))
+        raise VerifyError(says, where=where, todo=wrong[0].todo)
+
+
+def _pushed(order: Order, image: Image, plan: _Plan, report: Reporter) -> PushResult | None:
+    if order.push is None:
+        return None
+    report.step(f"pushing to {order.push}")
+
+    def told(name: str, done: int, total: int) -> None:
+        report.progress(f"pushing {name[:_NAME]}", done, total)
+
+    return push(image, order.push, tags=(serving_tag(plan.recipe),), report=told)

@@ -1,0 +1,290 @@
+"""A model held against a server that brings its own runtime: TensorFlow Serving, Triton.
+
+Such a server cannot share the training environment. What can be known is whether its versions load what that
+environment saved: a SavedModel is read by the same release of TensorFlow and by later ones of the same major version
+(tensorflow.org/guide/versions, "Compatibility of SavedModels, graphs and checkpoints").
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.version import InvalidVersion, Version
+
+from envbuild.errors import UsageError
+from envbuild.manifest.artifact import Model
+from envbuild.oci.reference import Reference
+from envbuild.pipeline import Reporter
+from envbuild.registry import pull
+from envbuild.serve.model import Origin, ServeOrder, ServerName
+from envbuild.serve.saved_model import SavedFacts, saved_facts
+from envbuild.serve.server_versions import (
+    DEFAULT_IMAGES,
+    TRITON_BACKENDS,
+    TRITON_ONNX,
+    TRITON_TENSORFLOW,
+    TRITON_WITHOUT_TENSORFLOW,
+    ImageSays,
+    image_says,
+    since,
+    version_in,
+)
+from envbuild.verify.findings import Finding, Severity
+
+RELATION = "verified-compatible"
+"""What is stamped of a server that was held against the model, and does not share its environment."""
+_TITLES = {"tf-serving": "TensorFlow Serving", "triton": "Triton"}
+_TRY = "try the model in that image once"
+_TODO = "take a server of the run's own TensorFlow, or --server fastapi, which serves with the training environment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compatible:
+    """What came of holding a model against a server."""
+
+    reference: Reference
+    """The server's image, by digest."""
+    version: str
+    """The server's: `2.15.1` of TensorFlow Serving, `24.02` of Triton."""
+    findings: tuple[Finding, ...]
+    relation: str = RELATION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The two sides."""
+
+    server: ServerName
+    version: str
+    tag: str
+    """Of the server's image; empty for one that was named by digest."""
+    says: ImageSays
+    origin: Origin
+    model: Model
+    saved: SavedFacts | None
+    """What a SavedModel says; None for another model, and where it could not be read."""
+
+    @property
+    def title(self) -> str:
+        """`Triton 24.02`."""
+        return f"{_TITLES[self.server]} {self.version}"
+
+
+def check_compatible(order: ServeOrder, origin: Origin, report: Reporter) -> Compatible:
+    """Hold the model against the server that was ordered; what disagrees is in the findings.
+
+    UsageError where nobody says which server, or of what version; RegistryError where its image cannot be had.
+    """
+    server = order.server
+    assert server in DEFAULT_IMAGES, "only servers with images of their own are asked for"
+    wanted = _image(order, server)
+    report.step(f"asking the registry for {wanted}")
+    image = pull(wanted, machine=origin.parent.lock.target.machine)
+    says = image_says(server, json.loads(image.config).get("config") or {})
+    model = (origin.stamped and origin.stamped.model) or origin.manifest.model
+    if model is None:
+        raise UsageError("nothing says what the model is", where=order.model or "", todo="give the stamped model")
+    version = order.server_version or says.version or version_in(server, wanted.tag or "")
+    if version is None:
+        what, todo = f"nothing says which version of {_TITLES[server]} this is", "give --server-version"
+        raise UsageError(what, where=str(wanted), todo=todo)
+    held = Held(
+        server=server,
+        version=version,
+        tag=wanted.tag or "",
+        says=says,
+        origin=origin,
+        model=model,
+        saved=saved_facts(order.model or model.uri) if model.format == "saved_model" else None,
+    )
+    reference = wanted.at(image.found_as or image.digest)
+    return Compatible(reference=reference, version=version, findings=tuple(compared(held)))
+
+
+def compared(held: Held) -> Iterator[Finding]:
+    """Yield what has to agree between a model and a server."""
+    yield from _said_version(held)
+    yield _artifact(held)
+    if held.model.format == "saved_model":
+        yield _tensorflow(held)
+        yield from _saved(held)
+    elif held.model.format == "onnx":
+        yield _onnx(held)
+    elif held.model.format == "torchscript":
+        yield _unknown(
+            "server-torch", f"nothing says which PyTorch {held.title} has", "try the model in that image once"
+        )
+    yield from _cuda(held)
+
+
+def _image(order: ServeOrder, server: ServerName) -> Reference:
+    if order.server_image is None and order.server_version is None:
+        todo = "give --server-image IMAGE, --server-version VERSION, or both"
+        raise UsageError(f"nothing says which {_TITLES[server]} is meant", where="--server", todo=todo)
+    text = order.server_image or DEFAULT_IMAGES[server].format(version=order.server_version)
+    try:
+        return Reference.parse(text)
+    except ValueError as error:
+        raise UsageError(f"this names no image: {error}", where=text, todo="give HOST/NAME:TAG or @DIGEST") from error
+
+
+def _said_version(held: Held) -> Iterator[Finding]:
+    said = held.says.version or version_in(held.server, held.tag)
+    if said is None or _same(said, held.version):
+        return
+    says = f"the image says that it has {_TITLES[held.server]} {said}, and {held.version} was said"
+    todo = "leave out --server-version, or give the image that has that version"
+    yield _finding("server-version", says, wanted=held.version, found=said, todo=todo)
+
+
+def _artifact(held: Held) -> Finding:
+    """Whether the server has anything that loads such a file."""
+    kind, can = held.model.format or "unknown", _loads(held)
+    if kind in can:
+        return _agrees("server-artifact", f"{held.title} serves models of the format {kind}", kind)
+    says = f"{held.title} serves {', '.join(sorted(can)) or 'no model by itself'}, and the model is {kind}"
+    todo = "save the model in such a format (Keras: model.export(FOLDER)), or take --server fastapi"
+    return _finding("server-artifact", says, wanted=kind, found=", ".join(sorted(can)), todo=todo)
+
+
+def _loads(held: Held) -> frozenset[str]:
+    if held.server == "tf-serving":
+        return frozenset({"saved_model"})
+    parts = held.tag.partition("-")[2] if version_in("triton", held.tag) else "py3"
+    can = TRITON_BACKENDS.get(parts, frozenset())
+    gone = Version(held.version) >= Version(TRITON_WITHOUT_TENSORFLOW)
+    return can - {"saved_model"} if gone else can
+
+
+def _tensorflow(held: Held) -> Finding:
+    """Whether the server's TensorFlow is the run's or a later one."""
+    theirs = held.version if held.server == "tf-serving" else since(TRITON_TENSORFLOW, held.version)
+    ours = _writer(held)
+    if ours is None or theirs is None:
+        side = "the model was saved with" if ours is None else f"{held.title} has"
+        return _unknown("server-tensorflow", f"nothing says which TensorFlow {side}", _TODO)
+    return tensorflow_finding(ours, theirs, held.title)
+
+
+def tensorflow_finding(ours: str, theirs: str, title: str) -> Finding:
+    """Hold the TensorFlow that saved a model against the one that is to load it."""
+    rule, saved, loads = "server-tensorflow", _minor(ours), _minor(theirs)
+    if saved is None or loads is None:
+        return _unknown(rule, f"{ours} and {theirs} cannot be compared as versions", _TODO)
+    if saved == loads:
+        return _agrees(rule, f"the model was saved with TensorFlow {ours}, and {title} has {theirs}", theirs)
+    if loads < saved:
+        says = f"the model was saved with TensorFlow {ours}, and {title} has {theirs}, which is older"
+        why = "An older TensorFlow may not know an operation or attribute of the model, and reads it in another sense."
+        return _finding(rule, says, wanted=ours, found=theirs, why=why, todo=_TODO)
+    says = f"the model was saved with TensorFlow {ours}, and {title} has {theirs}, which can load it"
+    why = "Another release computes the same model by other kernels, so that predictions differ a little."
+    return _finding(rule, says, wanted=ours, found=theirs, why=why, todo=_TODO, severity="warning")
+
+
+def _saved(held: Held) -> Iterator[Finding]:
+    if held.saved is None:
+        yield _unknown("server-signature", "the SavedModel's signatures could not be read", _TRY)
+        return
+    names = ", ".join(held.saved.signatures) or "none"
+    if "serving_default" in held.saved.signatures:
+        yield _agrees("server-signature", f"the SavedModel has signatures: {names}", names)
+    else:
+        says = f"the SavedModel has no signature serving_default, which a server calls; it has {names}"
+        todo = "export it with one: tf.saved_model.save(model, FOLDER, signatures={'serving_default': ...})"
+        yield _finding("server-signature", says, wanted="serving_default", found=names, todo=todo)
+    if custom := held.saved.custom_operations:
+        says = f"the model uses operations that TensorFlow itself has not: {', '.join(custom[:5])}"
+        why = "A server refuses a model whose operations are not built into it."
+        todo = "take an image whose server has them built in, or --server fastapi"
+        yield _finding("server-operations", says, found=", ".join(custom), why=why, todo=todo)
+
+
+def _onnx(held: Held) -> Finding:
+    theirs, ours = since(TRITON_ONNX, held.version), _installed(held, "onnxruntime", "onnxruntime-gpu")
+    if ours is None or theirs is None:
+        side = "the run had" if ours is None else f"{held.title} has"
+        return _unknown("server-onnx", f"nothing says which ONNX Runtime {side}", _TRY)
+    older = (_minor(theirs) or (0, 0)) < (_minor(ours) or (0, 0))
+    says = f"the run had ONNX Runtime {ours}, and {held.title} has {theirs}"
+    if not older:
+        return _agrees("server-onnx", says, theirs)
+    why = "An older runtime may not know the model's operator set."
+    return _finding("server-onnx", says, wanted=ours, found=theirs, why=why, todo="take a newer Triton")
+
+
+def _cuda(held: Held) -> Iterator[Finding]:
+    """Whether CUDA and cuDNN have the major versions that the run's framework was built with."""
+    framework = held.origin.manifest.framework
+    if held.origin.variant != "gpu" or framework is None or framework.cuda is None:
+        return
+    if held.says.cuda is None:
+        says = "the image does not say which CUDA it has, and the model was trained on a GPU"
+        todo = "take the image for GPUs (TensorFlow Serving: VERSION-gpu), if it is to run on one"
+        yield _finding("server-cuda", says, wanted=framework.cuda, found="", todo=todo, severity="warning")
+        return
+    for name, ours, theirs in (("CUDA", framework.cuda, held.says.cuda), ("cuDNN", framework.cudnn, held.says.cudnn)):
+        if not ours or not theirs:
+            continue
+        says = f"the run's {framework.name} was built with {name} {ours}, and the image has {theirs}"
+        if ours.split(".")[0] == theirs.split(".")[0]:
+            yield _agrees("server-cuda", says, theirs)
+            continue
+        why = f"Another {name} computes by other kernels, so that predictions differ a little."
+        yield _finding("server-cuda", says, wanted=ours, found=theirs, why=why, todo=_TODO, severity="warning")
+
+
+def _writer(held: Held) -> str | None:
+    """The TensorFlow that saved the model, by its own files; else the run's."""
+    said = [it.version for it in held.model.written_by if it.name == "tensorflow"]
+    found = [it.version for it in held.origin.manifest.frameworks if it.name == "tensorflow"]
+    return next(iter(said + found), None)
+
+
+def _installed(held: Held, *names: str) -> str | None:
+    return next((it.version for it in held.origin.manifest.distributions if it.name in names), None)
+
+
+def _minor(text: str) -> tuple[int, int] | None:
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        return None
+    return version.major, version.minor
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two words mean one version; a branch such as `2.15` means all its releases."""
+    shorter, longer = sorted((one.split("."), other.split(".")), key=len)
+    return longer[: len(shorter)] == shorter
+
+
+def _finding(
+    rule: str,
+    says: str,
+    *,
+    wanted: str = "",
+    found: str = "",
+    why: str = "",
+    todo: str = "",
+    severity: Severity = "error",
+) -> Finding:
+    return Finding(
+        about="server",
+        rule=rule,
+        agrees=False,
+        says=says,
+        wanted=wanted,
+        found=found,
+        why=why,
+        todo=todo,
+        severity=severity,
+    )
+
+
+def _agrees(rule: str, says: str, value: str) -> Finding:
+    return Finding(about="server", rule=rule, agrees=True, says=says, wanted=value, found=value)
+
+
+def _unknown(rule: str, says: str, todo: str) -> Finding:
+    return _finding(rule, says, todo=todo, severity="warning")

@@ -1,0 +1,231 @@
+"""A container that serves as on a serving platform, and is asked from within: it has no network, and leaves nothing."""
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import APIError, DockerException, NotFound
+from docker.types import LogConfig
+from docker.utils.socket import frames_iter
+from requests import RequestException
+
+from envbuild.engine.client import explanation
+from envbuild.engine.left import maker
+from envbuild.engine.tarred import parents, tarred
+from envbuild.recipe import PREFIX
+from envbuild.serve import probe
+
+FOLDER = "/envbuild-gate"
+"""A volume of the container's own, with what is asked and the model; a read-only root file system takes no files."""
+MODEL = f"{FOLDER}/model"
+_PYTHON = f"{PREFIX}/bin/python"
+_PROBE = "probe.py"
+_LINES = 12
+_LONGEST = 500
+_CHUNK = 1 << 20
+_PAUSE = 0.1
+_KILLED = 137
+"""The exit code of what somebody else removed: 128 and the number of SIGKILL."""
+_ENDED = 409
+"""What engines say to who wants something of a container that has ended."""
+
+
+class NotStartedError(Exception):
+    """What the engine said of a container that it could not start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What is started."""
+
+    image: str
+    """As the engine knows it."""
+    variables: Mapping[str, str]
+    files: Mapping[str, bytes | Path]
+    """What lies in the volume, by paths in it."""
+    read_only: bool = True
+    """Whether nothing but /tmp can be written."""
+    output: int = 16 << 20
+    """Bytes that it may print before it is ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came of a request."""
+
+    status: int | None = None
+    """Of the answer; None where there was none."""
+    body: str = ""
+    fault: str = ""
+    """Why there was no answer."""
+
+
+class Output:
+    """The last lines that a container printed, and how much it was."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self.size = most, 0
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._rest = b""
+
+    @property
+    def flooded(self) -> bool:
+        """Whether it printed more than anybody would read."""
+        return self.size > self._most
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The last ones, one that has no end yet too."""
+        rest = self._rest.decode(errors="replace").rstrip()
+        return (*self._lines, rest)[-_LINES:] if rest else tuple(self._lines)
+
+    def add(self, data: bytes) -> None:
+        """Take what it printed; of a line that has no end, the last of it is kept."""
+        self.size += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-_LONGEST:]
+        texts = (line[:_LONGEST].decode(errors="replace").rstrip() for line in lines[-2 * _LINES :])
+        self._lines.extend(text for text in texts if text)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A container that was started."""
+
+    client: docker.DockerClient
+    name: str
+    output: Output
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self.started
+
+    def ended(self) -> int | None:
+        """Its exit code; None while it runs."""
+        state = self._state()
+        return None if state.get("Running") else int(state.get("ExitCode", _KILLED))
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel ended it."""
+        return bool(self._state().get("OOMKilled"))
+
+    def _state(self) -> Mapping[str, Any]:
+        with suppress(NotFound):  # others may remove it
+            state: Mapping[str, Any] = self.client.api.inspect_container(self.name)["State"]
+            return state
+        return {}
+
+    def ask(self, method: str, port: int, route: str, seconds: int, file: str = "") -> Reply:
+        """Send one request to its own loopback, with a file of the volume as the body."""
+        command = [_PYTHON, "-I", "-S", f"{FOLDER}/{_PROBE}", method, str(port), route, str(seconds)]
+        command += [f"{FOLDER}/{file}"] if file else []
+        try:
+            made = self.client.api.exec_create(self.name, command)["Id"]
+            said, other = self.client.api.exec_start(made, demux=True)
+        except APIError as error:
+            if error.status_code != _ENDED:
+                raise
+            return Reply(fault="the container has ended")
+        return _reply(said or b"", other or b"", seconds)
+
+    def end(self, seconds: float) -> int | None:
+        """Send SIGTERM; return its exit code, or None where it still runs after some seconds."""
+        with suppress(APIError):  # it may have ended a moment ago
+            self.client.api.kill(self.name, "SIGTERM")
+        return self.ended_within(seconds)
+
+    def ended_within(self, seconds: float) -> int | None:
+        """Its exit code once it has ended; None where it still runs after some seconds."""
+        end = time.monotonic() + seconds
+        while (code := self.ended()) is None and time.monotonic() < end:
+            time.sleep(_PAUSE)
+        return code
+
+
+def _reply(said: bytes, other: bytes, seconds: int) -> Reply:
+    try:
+        answer: dict[str, Any] = json.loads(said)
+        if "status" in answer:
+            return Reply(status=int(answer["status"]), body=str(answer["body"]))
+    except (ValueError, KeyError, TypeError):
+        last = (said + other).decode(errors="replace").strip().rpartition("\n")[2]
+        return Reply(fault=f"{_PYTHON} of the image could not ask: {last[:_LONGEST]}")
+    if "late" in answer:
+        return Reply(fault=f"no answer came within {seconds} s")
+    return Reply(fault="nothing listens there" if "refused" in answer else str(answer.get("broken"))[:_LONGEST])
+
+
+@contextmanager
+def serving(client: docker.DockerClient, launch: Launch) -> Iterator[Serving]:
+    """Start a container as the image's own user, without a network; it is removed however the block ends.
+
+    NotStartedError where it cannot be started, so that nothing of the image ran.
+    """
+    api, name = client.api, f"envbuild-gate-{maker()}"
+    host = api.create_host_config(
+        network_mode="none",
+        read_only=launch.read_only,
+        tmpfs={"/tmp": "rw,exec,mode=1777"} if launch.read_only else None,  # noqa: S108 - the container's own
+        log_config=LogConfig(type="none"),  # the engine must not fill its disk with what is printed
+    )
+    try:
+        with _told():
+            api.create_container(
+                launch.image, name=name, volumes=[FOLDER], environment=dict(launch.variables), host_config=host
+            )
+        files = {_PROBE: Path(probe.__file__), **launch.files}
+        api.put_archive(name, FOLDER, tarred(files, dict.fromkeys(parents(files), 0o755)))
+        output = Output(launch.output)
+        with _heard(client, name, output):
+            with _told():
+                api.start(name)
+            yield Serving(client, name, output)
+    finally:
+        with suppress(NotFound):
+            api.remove_container(name, force=True, v=True)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except APIError as error:
+        raise NotStartedError(explanation(error)) from error
+
+
+@contextmanager
+def _heard(client: docker.DockerClient, name: str, output: Output) -> Iterator[None]:
+    """Hear what a container prints, from its start on; one that prints without end is ended."""
+    patience, client.api.timeout = client.api.timeout, None  # it may be silent for as long as it likes
+    try:
+        socket = client.api.attach_socket(name, params={"stdout": 1, "stderr": 1, "stream": 1})
+    finally:
+        client.api.timeout = patience
+
+    # What owns the connection is kept there by docker-py.
+    close = getattr(socket, "_response", socket).close
+
+    def hear() -> None:
+        with suppress(OSError, ValueError, DockerException, RequestException):  # it is closed, or the engine is gone
+            for _, data in frames_iter(socket, tty=False):
+                output.add(data)
+                if output.flooded:
+                    close()  # engines that cannot pass on what it prints do not get to its end
+                    client.api.kill(name)
+                    return
+
+    thread = threading.Thread(target=hear, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        close()

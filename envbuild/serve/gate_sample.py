@@ -1,0 +1,175 @@
+"""A golden sample as a request for predictions, and the answer held against what was recorded."""
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, islice
+from typing import Any
+
+from envbuild.manifest.artifact import Array, Golden
+from envbuild.verify.findings import Finding
+from envbuild.verify.golden.arrays import DamagedError, Number, content, numbers, width_of
+from envbuild.verify.golden.judge import judged
+
+RULE = "serve-golden"
+_LARGEST = 1_400_000
+"""Bytes of a request's rows: Vertex AI's shared endpoints take 1.5 MB in all (custom container requirements)."""
+_MOST = 1024
+"""Rows of a request, which `--server fastapi` takes unless it is told otherwise."""
+_DEEPEST = 32
+"""Dimensions; NumPy has at most 64, and models fewer than ten."""
+_WHY = "clients get no predictions, or none that anybody has seen to be right"
+_TODO = "have the predict route answer as Vertex AI's contract says: one prediction for each instance, in their order"
+
+
+class UnfitError(Exception):
+    """Why numbers cannot be told in JSON, or JSON is none of them."""
+
+
+def request_of(golden: Golden) -> tuple[bytes, Golden]:
+    """Return `{"instances": [...]}`, and as much of the sample as is in it; UnfitError where none can be.
+
+    Plain values of one input, objects by name of several, as TensorFlow Serving's row format and Vertex AI's custom
+    containers have it. What is larger than a request to Vertex AI may be loses its last rows.
+    """
+    names = [it.name for it in golden.inputs]
+    if len(names) > 1 and any(not it or it.isdigit() for it in names):
+        raise UnfitError("several inputs without names go by their places, which a request has not")
+    columns = [_rows(it) for it in golden.inputs]
+    if len({len(it) for it in columns}) != 1:
+        raise UnfitError("its inputs are not batches of one length")
+    rows = columns[0] if len(names) == 1 else [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    sizes = accumulate(len(json.dumps(it)) + len(", ") for it in rows)
+    fitting = sum(it <= _LARGEST for it in islice(sizes, _MOST))
+    if not fitting:
+        raise UnfitError(f"one row of it is larger than a request may be, {_LARGEST} bytes")
+    body = json.dumps({"instances": rows[:fitting]}, allow_nan=False).encode()
+    return body, golden if fitting == len(rows) else _first(golden, len(rows), fitting)
+
+
+def held_answer(golden: Golden, body: str) -> Iterator[Finding]:
+    """Hold what a predict route answered against the recorded outputs, within the sample's tolerance.
+
+    JSON has no types, so that numbers are compared as numbers.
+    """
+    try:
+        found = tuple(_array(name, rows) for name, rows in _columns(_predictions(body)).items())
+        recorded = tuple(_plain(it) for it in golden.outputs)
+    except UnfitError as error:
+        yield Finding(about="golden", rule=RULE, agrees=False, says=str(error), why=_WHY, todo=_TODO)
+        return
+    yield from (replace(it, rule=RULE) for it in judged(replace(golden, outputs=recorded), found))
+
+
+def _rows(array: Array) -> list[Any]:
+    if not array.shape:
+        raise UnfitError(f"input {array.name} has no batch".replace("  ", " "))
+    rows: list[Any] = _nested(_numbers(array), array.shape)
+    return rows
+
+
+def _numbers(array: Array) -> Sequence[Number]:
+    try:
+        if width_of(array.dtype) and not array.dtype.startswith("complex"):
+            return numbers(array.dtype, content(array))
+    except DamagedError as error:
+        raise UnfitError(f"{array.name or 'an array'} is damaged: {error}") from error
+    raise UnfitError(f"JSON has no numbers of the type {array.dtype}")
+
+
+def _first(golden: Golden, rows: int, fitting: int) -> Golden:
+    """The first rows of a sample, whose outputs have a row for each of the inputs."""
+    if any(it.shape[:1] != (rows,) for it in golden.outputs):
+        raise UnfitError("it is larger than a request may be, and its outputs have no row for each instance")
+    inputs, outputs = (tuple(_cut(it, fitting) for it in those) for those in (golden.inputs, golden.outputs))
+    return replace(golden, inputs=inputs, outputs=outputs)
+
+
+def _cut(array: Array, rows: int) -> Array:
+    width, shape = width_of(array.dtype) or 0, (rows, *array.shape[1:])
+    data = base64.b64encode(content(array)[: math.prod(shape) * width]).decode()
+    return replace(array, shape=shape, data=data, sha256=None)
+
+
+def _nested(values: Sequence[Number], shape: Sequence[int]) -> Any:
+    if not shape:
+        return _worded(values[0])
+    step = math.prod(shape[1:])
+    return [_nested(values[at * step : (at + 1) * step], shape[1:]) for at in range(shape[0])]
+
+
+def _worded(value: Number) -> Number | str:
+    """What JSON has no number for, by the words that the JSON form of Protocol Buffers has for it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _predictions(body: str) -> list[Any]:
+    try:
+        found = json.loads(body)["predictions"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UnfitError(f"the answer has no predictions: {body[:200]}") from error
+    if not isinstance(found, list):
+        raise UnfitError(f"the predictions are no list: {body[:200]}")
+    return found
+
+
+def _columns(predictions: list[Any]) -> Mapping[str, list[Any]]:
+    """The values of each output: predictions are objects by name where there are several."""
+    if not predictions or not all(isinstance(it, dict) for it in predictions):
+        return {"": predictions}
+    names = predictions[0]
+    if any(it.keys() != names.keys() for it in predictions):
+        raise UnfitError("the predictions do not all have the same outputs")
+    return {str(name): [it[name] for it in predictions] for name in names}
+
+
+def _array(name: str, rows: list[Any]) -> Array:
+    shape = _shape(rows)
+    return _float64(name, shape, list(_flat(rows, shape)))
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Of the first of everything; whether all are like it shows when they are read."""
+    shape: list[int] = []
+    while isinstance(value, list):
+        shape.append(len(value))
+        value = value[0] if value else None
+    if len(shape) > _DEEPEST:
+        raise UnfitError(f"the predictions have {len(shape)} dimensions")
+    return tuple(shape)
+
+
+def _flat(value: Any, shape: Sequence[int]) -> Iterator[float]:
+    if not shape:
+        yield _number(value)
+        return
+    if not isinstance(value, list) or len(value) != shape[0]:
+        raise UnfitError("the predictions do not all have the same shape")
+    for it in value:
+        yield from _flat(it, shape[1:])
+
+
+def _number(value: Any) -> float:
+    """A number of JSON, or what servers say for one that JSON has not."""
+    if value in ("NaN", "Infinity", "-Infinity", None):
+        return float(value or "NaN")
+    if not isinstance(value, int | float):
+        raise UnfitError(f"a prediction is no number: {json.dumps(value)[:100]}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _plain(array: Array) -> Array:
+    return _float64(array.name, array.shape, [float(it) for it in _numbers(array)])  # type: ignore[arg-type]
+
+
+def _float64(name: str, shape: tuple[int, ...], values: Sequence[float]) -> Array:
+    data = base64.b64encode(struct.pack(f"<{len(values)}d", *values)).decode()
+    return Array(name=name, dtype="float64", shape=shape, data=data)

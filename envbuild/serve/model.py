@@ -1,0 +1,146 @@
+"""What is wanted of a serving image, what it starts from, and what came of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from envbuild.assemble.child import Parent
+from envbuild.lock import Lock
+from envbuild.manifest.model import TrainingManifest
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image
+from envbuild.oci.reference import Reference
+from envbuild.pipeline import Order
+from envbuild.registry import PushResult
+from envbuild.verify.findings import Finding
+
+if TYPE_CHECKING:
+    from envbuild.verify.sides.model import StampedModel
+
+ServerName = Literal["fastapi", "tf-serving", "triton"]
+Gate = Literal["auto", "require", "off"]
+
+APP_FOLDER = "/app"
+"""Where the application lies in an image, which is its working folder."""
+MODEL_FOLDER = "/model"
+"""Where an embedded model lies in an image."""
+PORT = 8080
+"""Where a server listens unless AIP_HTTP_PORT says otherwise (Vertex AI, custom container requirements)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """What answers requests: its distributions, its files, and how it is started and asked."""
+
+    requirements: tuple[str, ...] = ()
+    """`fastapi>=0.115`: locked above the training environment."""
+    files: Mapping[str, bytes | Path] = field(default_factory=dict)
+    """By their absolute paths in the image."""
+    cmd: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    ports: tuple[int, ...] = ()
+    health: str = ""
+    """The route that answers 200 when predictions can be asked for; empty where none is known."""
+    predict: str = ""
+    """The route that takes `{"instances": [...]}`; empty where none is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOrder:
+    """What is wanted."""
+
+    order: Order
+    """Where it goes and how wheels are found, as for a training image.
+
+    Its manifest is the model's own; of a stamped model it is empty until the origin is found.
+    """
+    model: str | None
+    """The stamped model's URI; None where only a manifest was given."""
+    extras: tuple[str, ...] = ()
+    """Requirements that are locked above the training environment."""
+    server: ServerName | None = None
+    server_version: str | None = None
+    """Of the program that tf-serving or triton name."""
+    server_image: str | None = None
+    """The image of that program, which is stamped by digest."""
+    app: Path | None = None
+    """The folder that is put into the image as `/app`."""
+    cmd: tuple[str, ...] = ()
+    """What is started; empty for the server's."""
+    embed: bool = False
+    """Whether the model lies in the image."""
+    slim: bool = False
+    """Whether distributions that only training needs are left out."""
+    gate: Gate = "auto"
+    """Whether the container is tried before it is pushed: where there is an engine, always, or never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a serving image starts from."""
+
+    parent: Parent
+    """The training image, and what it was locked from."""
+    reference: Reference | None
+    """By digest; None where it lies in no registry."""
+    manifest: TrainingManifest
+    manifest_bytes: bytes
+    variant: str
+    platform: str
+    environment: Digest
+    """The training environment's id."""
+    overrides: tuple[tuple[str, str], ...] = ()
+    identity: str | None = None
+    stamped: "StampedModel | None" = None
+    """The model and its stamp; None where only a manifest was given."""
+    pylock: bytes = b""
+    """The lock as it is stamped, where the training image was made of a manifest now; else empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slimmed:
+    """What a slim image does without."""
+
+    lock: Lock
+    """What is left."""
+    dropped: tuple[str, ...]
+    """`tensorboard 2.15.1: only training writes summaries`."""
+    saved: int
+    """Bytes of the wheels that are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What was built, and where it is now."""
+
+    origin: Origin
+    image: Image
+    above: Lock
+    """What was locked beyond the training environment."""
+    server: Server
+    findings: tuple[Finding, ...]
+    """What the gate looked at."""
+    pushed: PushResult | None
+    layout: Path | None
+    slimmed: Slimmed | None = None
+    stamped: str | None = None
+    """The record's name beside the model."""
+    archive: Path | None = None
+    loaded: str | None = None
+    """The engine's own name of it."""
+    runtime: Reference | None = None
+    """The image of a server that brings its own runtime, by digest: nothing was built then."""
+    found: bool = False
+    """Whether the registry had it from an earlier run."""
+
+    @property
+    def reference(self) -> Reference | None:
+        """By digest; None where it lies in no registry."""
+        return self.pushed.reference if self.pushed else self.runtime
+
+    @property
+    def digest(self) -> Digest:
+        """As the registry has it, where it lies in one."""
+        found = self.reference.digest if self.reference else None
+        return found or self.image.digest

@@ -1,0 +1,277 @@
+"""What a serving image starts from: the stamped training image, another variant of it, or a manifest's environment."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from envbuild.assemble.child import Parent
+from envbuild.cache import workplace
+from envbuild.errors import BaseError, StampError, UsageError, VerifyError
+from envbuild.lock import Lock
+from envbuild.manifest.model import TrainingManifest
+from envbuild.match.stack import Variant
+from envbuild.oci.image import Image
+from envbuild.oci.layout import ARCHITECTURES, read_layout
+from envbuild.oci.reference import Reference
+from envbuild.pipeline import Order, Part, Plan, Reporter, build, make_plans
+from envbuild.pipeline.again import recorded_base
+from envbuild.pipeline.extend import find_parent
+from envbuild.pipeline.order import PLATFORMS
+from envbuild.serve.model import Origin, ServeOrder
+from envbuild.stamp import Stamp, StampedImage, lock_name
+from envbuild.verify.sides.current import current_stamp, manifest_copy
+from envbuild.verify.sides.model import StampedModel, artifact_findings, read_model
+
+_CARRIED = "python"
+"""What was set by hand for one variant that goes for another as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a serving image will start from, as far as that is known before anything is pulled or built."""
+
+    name: str
+    """The model or manifest, for messages."""
+    manifest: TrainingManifest
+    manifest_bytes: bytes
+    variant: str
+    platform: str
+    stamped: StampedModel | None = None
+    """The model and its stamp; None where only a manifest was given."""
+    image: StampedImage | None = None
+    """The training image of this variant and platform that the model is stamped with."""
+    nearest: StampedImage | None = None
+    """The one whose lock another is made from."""
+
+    @property
+    def reference(self) -> Reference | None:
+        """Where the training image lies; None where it has to be found or made."""
+        return Reference.parse(self.image.reference) if self.image and self.image.reference else None
+
+    @property
+    def lock(self) -> Lock | None:
+        """What the nearest image was made from; None without a stamp."""
+        return self.stamped.locks.get(self.nearest.slot) if self.stamped and self.nearest else None
+
+    @property
+    def words(self) -> str:
+        """`cpu linux/amd64`."""
+        return f"{self.variant} {self.platform}"
+
+
+def find_start(order: ServeOrder, report: Reporter) -> Start:
+    """Read the model or the manifest, and say what a serving image starts from; writes nothing.
+
+    StampError for a model without a stamp that holds, VerifyError for one whose files are not what the run saved.
+    """
+    return _of_model(order, order.model, report) if order.model else _of_manifest(order.order)
+
+
+def find_origin(order: ServeOrder, report: Reporter, now: datetime) -> Origin:
+    """Have the training image: by its digest from the stamp, else built, and pushed where the serving image goes.
+
+    Errors are those of `find_start`, of pulling and of building; VerifyError where what is built is not the image that
+    is stamped, or another variant would have other versions.
+    """
+    start = find_start(order, report)
+    image = start.image
+    lock = start.stamped.locks.get(image.slot) if start.stamped and image else None
+    parent = _parent(start, lock, order.order.out, report) if lock else None
+    if parent is None or image is None:
+        return _built(start, order.order, report, now)
+    return Origin(
+        parent=parent,
+        reference=start.reference,
+        manifest=start.manifest,
+        manifest_bytes=start.manifest_bytes,
+        variant=start.variant,
+        platform=start.platform,
+        environment=image.environment,
+        overrides=image.overrides,
+        identity=image.identity,
+        stamped=start.stamped,
+    )
+
+
+def _of_manifest(order: Order) -> Start:
+    plan: Plan = make_plans(order)[0]
+    return Start(
+        name=order.manifest_name,
+        manifest=plan.manifest,
+        manifest_bytes=order.manifest,
+        variant=plan.stack.variant,
+        platform=PLATFORMS[plan.stack.machine],
+    )
+
+
+def _of_model(order: ServeOrder, uri: str, report: Reporter) -> Start:
+    model = read_model(uri)
+    stamp = current_stamp(model)
+    data = manifest_copy(model, stamp)
+    if model.manifest is None or data is None:
+        todo = "copy the model's whole folder, envbuild/ with it, from where it was stamped, or give the run's manifest"
+        what = f"the copy of the run's manifest is not to be had: {_faults(model) or 'it was changed'}"
+        raise StampError(what, where=uri, todo=todo)
+    _check_files(model, report)
+    variant, platform = _chosen(order.order, stamp, model.manifest, uri)
+    start = Start(
+        name=uri,
+        manifest=model.manifest,
+        manifest_bytes=data,
+        variant=variant,
+        platform=platform,
+        stamped=model,
+        image=stamp.image(("train", variant, platform)),
+        nearest=_nearest(_train(stamp), variant, platform),
+    )
+    _check_lock(start)
+    return start
+
+
+def _faults(model: StampedModel) -> str:
+    return "; ".join(f"{name}: {fault}" for name, fault in sorted(model.faults.items()))
+
+
+def _train(stamp: Stamp) -> tuple[StampedImage, ...]:
+    return tuple(it for it in stamp.images if it.role == "train")
+
+
+def _check_files(model: StampedModel, report: Reporter) -> None:
+    """Refuse a model one of whose files is not what the run saved; VerifyError."""
+    wrong = [it for it in artifact_findings(model) if not it.agrees]
+    grave = [it for it in wrong if it.severity == "error" and it.rule == "artifact-files"]
+    if grave:
+        each = (f"{it.says}: recorded {it.wanted}, found {it.found}" for it in grave)
+        says = "\n  - ".join(("the model is not the one that was trained:", *each))
+        raise VerifyError(says, where=model.uri, todo=grave[0].todo)
+    for it in wrong:
+        (report.note if it.severity == "note" else report.warn)(f"{it.about}: {it.says}")
+
+
+def _chosen(order: Order, stamp: Stamp, manifest: TrainingManifest, uri: str) -> tuple[str, str]:
+    """The variant and platform: those that were asked for, else the run's own as far as they are stamped."""
+    images = _train(stamp)
+    if not images:
+        todo = "stamp it with its run first: envbuild from-manifest MANIFEST --push REPOSITORY --stamp MODEL"
+        raise StampError("the model is stamped with no training image", where=uri, todo=todo)
+    own = PLATFORMS.get(manifest.platform.machine or "", "")
+    there = [it.platform for it in images]
+    platform = order.platforms[0] if order.platforms else own if own in there else there[0]
+    variants = {it.variant for it in images if it.platform == platform} or {it.variant for it in images}
+    variant = order.variant if order.variant != "auto" else "gpu" if "gpu" in variants else "cpu"
+    return variant, platform
+
+
+def _nearest(images: Sequence[StampedImage], variant: str, platform: str) -> StampedImage:
+    """The image itself where it is stamped; else first the same platform's, as those have one base."""
+    return min(images, key=lambda it: (it.platform != platform, it.variant != variant))
+
+
+def _check_lock(start: Start) -> None:
+    """StampError where the lock beside the stamp is not the one that the image was made from."""
+    if start.lock is None and start.nearest and start.stamped:
+        name = lock_name(start.nearest)
+        todo = "copy the model's whole folder, envbuild/ with it, from where it was stamped"
+        what = f"the lock of its training image cannot be used: {start.stamped.faults.get(name, 'it is not there')}"
+        raise StampError(what, where=f"{start.name}, {name}", todo=todo)
+
+
+def _parent(start: Start, lock: Lock, out: Path, report: Reporter) -> Parent | None:
+    """The stamped training image, in its registry or in the layout that it was written to; None where it is neither."""
+    if start.reference:
+        report.step(f"training image {start.reference}")
+        return find_parent(start.reference, lock)
+    image = _in_layout(out, start)
+    if image is None:
+        report.note(f"the training image was never pushed, and is not in {out}: it is made again")
+        return None
+    report.step(f"training image {out}@{image.digest}")
+    return Parent(image=image, lock=lock)
+
+
+def _in_layout(folder: Path, start: Start) -> Image | None:
+    """The image that the model is stamped with, if a layout has it."""
+    assert start.image is not None, "the caller looked"
+    if not (folder / "oci-layout").is_file():
+        return None
+    with suppress(BaseError):  # of another platform, or damaged: then it is made again
+        image = read_layout(folder, machine=_machine(start.platform))
+        return image if image.digest == start.image.digest else None
+    return None
+
+
+def _machine(platform: str) -> str:
+    """`x86_64` for `linux/amd64`; UsageError for a platform that no image is made for."""
+    found = [machine for machine, name in ARCHITECTURES.items() if platform == f"linux/{name}"]
+    if not found:
+        raise UsageError("no image is made for this platform", where=platform, todo="give another --platform")
+    return found[0]
+
+
+def _built(start: Start, order: Order, report: Reporter, now: datetime) -> Origin:
+    """Build the training image, or find it by its environment where it would be pushed; nothing is stamped."""
+    why = "it is built" if start.stamped is None else "it is made from the run's manifest and lock"
+    report.step(f"training image for {start.words}: {why}")
+    with workplace(order.cache) as folder:
+        wanted = _training_order(start, order, folder / "out")
+        part: Part = build(wanted, make_plans(wanted), report, now).parts[0]
+    _check_built(start, part)
+    reference = part.pushed.reference if part.pushed else None
+    found = find_parent(reference, part.lock) if reference else Parent(image=part.assembled.image, lock=part.lock)
+    return Origin(
+        parent=found,
+        reference=reference,
+        manifest=start.manifest,
+        manifest_bytes=start.manifest_bytes,
+        variant=start.variant,
+        platform=start.platform,
+        environment=part.recipe.environment,
+        overrides=part.plan.stack.overrides,
+        identity=part.proof.summary,
+        stamped=start.stamped,
+        pylock=part.pylock if start.stamped is None else b"",
+    )
+
+
+def _training_order(start: Start, order: Order, out: Path) -> Order:
+    """What the pipeline is asked for: the image without a tag of its own, and without what goes above it."""
+    plain = replace(
+        order,
+        manifest=start.manifest_bytes,
+        manifest_name=start.name,
+        out=out,
+        push=replace(order.push, tag=None) if order.push else None,
+        archive=None,
+        load=None,
+        stamp=None,
+        bytecode=False,
+    )
+    if start.nearest is None or start.lock is None:
+        return plain
+    same = start.nearest.platform == start.platform
+    base = order.base or recorded_base(start.lock, variant=start.variant, same_platform=same)
+    overrides = {key: text for key, text in start.nearest.overrides if start.image or key == _CARRIED}
+    variant: Variant = "gpu" if start.variant == "gpu" else "cpu"
+    return replace(plain, variant=variant, platforms=(start.platform,), base=base, overrides=overrides)
+
+
+def _check_built(start: Start, part: Part) -> None:
+    """VerifyError where what was built is not what is stamped, or has other versions than the lock it is made from."""
+    if start.image and part.digest != start.image.digest:
+        what = f"the model is stamped with {start.image.digest}, and its manifest now gives {part.digest}"
+        todo = "push the stamped image from where it still lies, or build, push and stamp the training image anew"
+        raise VerifyError(what, where=f"{start.name}, {start.words}", todo=todo)
+    if start.lock and (moved := list(_moved(start.lock, part.lock))):
+        what = "\n  - ".join(("this variant would have other versions than the one that is stamped:", *moved))
+        todo = "have an index or a folder (--find-links DIR) that still has the stamped versions"
+        raise VerifyError(what, where=f"{start.name}, {start.words}", todo=todo)
+
+
+def _moved(before: Lock, after: Lock) -> Iterator[str]:
+    """The pins that both have in other versions."""
+    known = {it.name: it.version for it in before.wheels}
+    for it in after.wheels:
+        if known.get(it.name, it.version) != it.version:
+            yield f"{it.name} {known[it.name]} -> {it.version}"

@@ -1,0 +1,217 @@
+"""NumPy's arrays, and the numbers and strings of JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+BYTES = "bytes"
+"""The type of strings, which JSON has as text, or as {"b64": "..."} what is no text."""
+
+
+class Special(float):
+    """What was sent as no number or as infinite; an infinity of another type is a number that was too large."""
+
+
+SPECIAL = {word: Special(word) for word in ("NaN", "Infinity", "-Infinity")}
+"""What JSON has no number for, by the words that the JSON form of Protocol Buffers has for it."""
+LONGEST = 20
+"""Characters of the longest integer that a type of 64 bits holds, -2**63 or 2**64 - 1."""
+WHOLE = 2**53
+"""From here on not each whole number has a float64."""
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a fault
+    """Why a request is not answered, in words for whoever sent it."""
+
+    def __init__(self, reason: str, status: int = 400) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of a model."""
+
+    name: str
+    dtype: str | None = None
+    """As NumPy names it, or `bytes`; None where the model does not say."""
+    shape: tuple[int | None, ...] | None = None
+    """None for a dimension that may vary, and for a shape that the model does not say."""
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """Read a body that is to be a JSON object."""
+    try:
+        value = _loaded(body)
+    except (ValueError, RecursionError):
+        raise Refused("the body is no JSON") from None
+    if not isinstance(value, dict):
+        raise Refused("the body is no JSON object")
+    return value
+
+
+def parameters_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of a request or tensor; null, as Google's client sends to private endpoints, is none."""
+    parameters = value.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise Refused('"parameters" is to be an object')
+    return parameters
+
+
+def written(value: Any) -> bytes:
+    """Write JSON that every reader takes: no bare NaN."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def array_of(value: Any, dtype: str | None, name: str) -> np.ndarray:
+    """Make an array of numbers or strings, exactly of this type; Refused where that would change a value."""
+    if dtype == BYTES:
+        return _strings(value, name)
+    found = _numbers(value, name)
+    if dtype is None:
+        return _float(found, np.dtype("float32"), name) if found.dtype.kind == "f" else found
+    wanted = np.dtype(dtype)
+    if wanted.kind == "b" or found.dtype.kind == "b":
+        if wanted.kind != found.dtype.kind:
+            raise Refused(f"input {name!r} takes {dtype}: true and false are no numbers")
+        return found
+    return _whole(found, value, wanted, name) if wanted.kind in "iu" else _float(found, wanted, name)
+
+
+def check_shape(array: np.ndarray, tensor: Tensor) -> None:
+    """Refuse an array that the model does not take."""
+    if tensor.shape is None:
+        return
+    fits = len(array.shape) == len(tensor.shape)
+    if not fits or any(want not in (None, have) for want, have in zip(tensor.shape, array.shape)):  # noqa: B905
+        wanted = ", ".join("any" if it is None else str(it) for it in tensor.shape)
+        raise Refused(f"input {tensor.name!r} has shape {list(array.shape)}, and the model takes [{wanted}]")
+
+
+def plain(array: np.ndarray) -> Any:
+    """Return lists of what JSON knows: each float as the shortest decimal that is its float64."""
+    kind = array.dtype.kind
+    if kind in "OSU":
+        return _mapped(array.tolist(), _text)
+    if kind in "biu":
+        return array.tolist()
+    if kind == "c":
+        raise Refused("the model answers with complex numbers, which JSON has not", 500)
+    # bfloat16 is of no kind that NumPy knows; each of its values, and of float16's, is a float32.
+    floats = array if array.dtype in (np.float32, np.float64) else array.astype("float32")
+    values = floats.tolist()
+    return values if np.isfinite(floats).all() else _mapped(values, _special)
+
+
+def _loaded(body: bytes) -> Any:
+    try:
+        return json.loads(body, parse_constant=SPECIAL.__getitem__)
+    except ValueError:  # no JSON, or an integer of more digits than Python reads
+        return json.loads(body, parse_constant=SPECIAL.__getitem__, parse_int=_integer)
+
+
+def _integer(digits: str) -> float:
+    """Read an integer, as a float where no type of integers holds it: inputs of floats take it."""
+    if len(digits) <= LONGEST and -(2**63) <= (value := int(digits)) < 2**64:
+        return value
+    return float(digits)
+
+
+def _numbers(value: Any, name: str) -> np.ndarray:
+    try:
+        found = np.array(value)
+        if found.dtype.kind in "UO":
+            value = _mapped(value, _number)
+            found = np.array(value)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise _no_numbers(name) from None
+    if found.dtype.kind not in "biuf":
+        raise _no_numbers(name)
+    infinite = np.isinf(found)
+    if infinite.any() and not all(isinstance(it, Special) for it in np.array(value, dtype=object)[infinite]):
+        raise Refused(f'input {name!r} has a number too large for any type; an infinity is the word "Infinity"')
+    return found
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str):
+        return SPECIAL[value]
+    return _integer(str(value)) if type(value) is int else value
+
+
+def _no_numbers(name: str) -> Refused:
+    return Refused(f"input {name!r} is to be numbers, in rows of the same length")
+
+
+def _whole(found: np.ndarray, value: Any, wanted: np.dtype, name: str) -> np.ndarray:
+    limits = np.iinfo(wanted)
+    refused = Refused(f"input {name!r} takes {wanted.name}: whole numbers from {limits.min} to {limits.max}")
+    if found.dtype.kind == "f":  # so are numbers below zero and above 2**63 together, whose last digits are lost then
+        found = np.array(value, dtype=object)
+        if not all(map(_is_whole, found.flat)):
+            raise refused
+    if found.size and not (limits.min <= int(found.min()) and int(found.max()) <= limits.max):
+        raise refused
+    return found.astype(wanted)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) < WHOLE)
+
+
+def _float(found: np.ndarray, wanted: np.dtype, name: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        cast = found.astype(wanted)
+    if (np.isinf(cast) & np.isfinite(found)).any():
+        raise Refused(f"input {name!r} takes {wanted.name}, which has no number as large as one of these")
+    return cast
+
+
+def _strings(value: Any, name: str) -> np.ndarray:
+    shape, level = [], [value]
+    while level and isinstance(level[0], list):
+        lengths = {len(it) if isinstance(it, list) else -1 for it in level}
+        if len(lengths) > 1:
+            raise Refused(f"input {name!r} has rows of different lengths")
+        shape.append(lengths.pop())
+        level = [it for row in level for it in row]
+    array = np.empty(len(level), dtype=object)
+    array[:] = [_bytes(it, name) for it in level]
+    return array.reshape(shape)
+
+
+def _bytes(value: Any, name: str) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    try:
+        return base64.b64decode(value["b64"], validate=True)
+    except (TypeError, KeyError, ValueError, binascii.Error):
+        raise Refused(f'input {name!r} is to be strings, or {{"b64": "..."}} for bytes') from None
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(value).decode()}
+
+
+def _special(value: float) -> Any:
+    if value - value == 0:  # finite
+        return value
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"  # noqa: PLR0124 - only NaN is not itself
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    return [_mapped(it, change) for it in value] if isinstance(value, list) else change(value)
