@@ -1,0 +1,230 @@
+"""Data: which folder here stands for which place of the run, and where the container sees it."""
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from envbuild.capture.redact import scrub_line
+from envbuild.errors import UsageError
+from envbuild.local.model import WORKSPACE, Mount
+from envbuild.manifest.model import Contract, Data
+from envbuild.stamp.uri import encodable
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_NO_BUCKET = (
+    "what follows gs:// is not a bucket's name: 3 to 63 small letters, digits, dashes and underscores, more with dots,"
+    " first and last a letter or digit"
+)
+"""Cloud Storage, "About Cloud Storage buckets", bucket names."""
+GCS = "/gcs"
+"""Where all buckets are seen."""
+_CLOSED = (
+    *("/bin", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys", "/var/run"),
+    *("/opt/env", "/opt/notebook", WORKSPACE),
+    *(f"{it}/{name}" for it in ("/usr", "/usr/local") for name in ("bin", "lib", "lib32", "lib64", "sbin")),
+    *("/usr/libexec", "/usr/libx32", "/usr/share/ca-certificates", "/usr/share/zoneinfo"),
+)
+"""What a container cannot do without: nothing may be mounted over it, around it, or in it."""
+_KEPT = (*_CLOSED, GCS, "/tmp")  # noqa: S108 - of the container
+"""Over or around which nothing may be mounted."""
+_CUDA = "/usr/local/cuda"
+"""How the names begin of CUDA's folders, `cuda` and `cuda-12.2`, in NVIDIA's images."""
+_OPEN = "/run/media"
+"""Disks that were plugged in here, which no container has."""
+_ELSEWHERE = "map another place, and name it by a variable: --data /data=PATH -e NAME=/data"
+_TODO = "give gs://bucket/folder=./folder, or the absolute path that the run read: /data/train=./train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataMap:
+    """A place of the run and what stands for it here."""
+
+    uri: str
+    """`gs://bucket/folder` or an absolute path, without a slash at the end."""
+    mount: Mount
+
+
+def read_maps(texts: Sequence[str], home: str | None) -> tuple[DataMap, ...]:
+    """Read `URI=PATH`, `URI=PATH:rw`; read-only by default, as what trains must not change what it learns from.
+
+    A place in Cloud Storage is seen at /gcs/bucket/..., as on Vertex AI ("Prepare training code", Cloud Storage FUSE).
+    UsageError for what names no place, for a path that is not there, and for two maps of one place.
+    """
+    maps = tuple(_map(text, home) for text in texts)
+    for number, it in enumerate(maps):
+        if any(other.mount.target == it.mount.target for other in maps[:number]):
+            raise UsageError(
+                "two folders cannot stand for one place", where=_data(it.uri), todo="leave out one of them"
+            )
+    return maps
+
+
+def rewritten(value: str, maps: Iterable[DataMap]) -> str:
+    """The value as the container needs it, if it is a mapped place or lies in one; the longest one counts."""
+    for it in sorted(maps, key=lambda it: len(it.uri), reverse=True):
+        if value == it.uri or value.startswith(f"{it.uri}/"):
+            return it.mount.target + value[len(it.uri) :]
+    return value
+
+
+def seen_at(place: str) -> str | None:
+    """The path of a place in the container, if it were mounted as it should be; None where it is no path there."""
+    if place.startswith("gs://"):
+        return f"/gcs/{place[5:]}"
+    if place.startswith("file://"):
+        place = unquote(urlsplit(place).path)
+    return None if "://" in place or not place else posixpath.normpath(posixpath.join(WORKSPACE, place))
+
+
+def is_seen(path: str, mounts: Iterable[Mount]) -> bool:
+    """Whether a path of the container lies in what is mounted."""
+    return any(within(path, it.target) for it in mounts)
+
+
+def within(path: str, folder: str) -> bool:
+    """Whether a path is the folder or lies in it, by whole components."""
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def place_of(data: Data, variables: Mapping[str, str]) -> str:
+    """Where the container will look for data: where its variable points now, else where the run had it."""
+    return (variables.get(data.variable) if data.variable else None) or data.uri
+
+
+def found_here(contract: Contract, variables: Mapping[str, str], mounts: Sequence[Mount]) -> Iterator[Mount]:
+    """Local data of the run that is here too: read-only, at the path that the program knows.
+
+    What lies in the working folder, or in what is mounted already, is left out.
+    """
+    places = {place_of(it, variables) for it in contract.data}
+    for path in sorted(it for place in places if not place.startswith("gs://") and (it := seen_at(place))):
+        if is_seen(path, mounts) or not is_free(path):
+            continue
+        source = _there(path)
+        if source is not None:
+            mount = Mount(source=source, target=path, read_only=True)
+            mounts = (*mounts, mount)
+            yield mount
+
+
+def check_mounts(mounts: Sequence[Mount]) -> None:
+    """See that engines can be told each path, and that each mount within another has a place there.
+
+    The engine would make that place otherwise, as root, in the folder here.
+    """
+    for it in mounts:
+        if not encodable(str(it.source)):
+            raise UsageError("no engine can be told this path", where=shown(str(it.source)), todo="rename it, in UTF-8")
+    for outer, inner in permutations(mounts, 2):
+        if inner.target != outer.target and within(inner.target, outer.target):
+            place = outer.source / inner.target[len(outer.target) + 1 :]
+            if not place.exists() or place.is_dir() != inner.source.is_dir():
+                kind = "folder" if inner.source.is_dir() else "file"
+                what = f"{inner.target} lies in {outer.target}, and {outer.source} has no such {kind}"
+                raise UsageError(what, where=str(inner.source), todo=f"make an empty {kind} there: {place}")
+
+
+def is_free(path: str) -> bool:
+    """Whether something may be mounted at a path of the container: nothing else needs it."""
+    if within(path, _OPEN):
+        return True
+    needed = any(within(path, it) for it in _CLOSED) or any(within(it, path) for it in _KEPT)
+    return path != "/" and not needed and not path.startswith(_CUDA)
+
+
+def shown(text: str) -> str:
+    """A text of the caller's in one line, for messages, without what looks like a secret.
+
+    What follows the `=` of a mapping is a path, whatever the place before it is called.
+    """
+    parts = [text] if {"?", "@"} & set(text) else text.split("=")
+    return "=".join(map(scrub_line, parts)).encode(errors="backslashreplace").decode()
+
+
+def _check_target(path: str, where: str) -> None:
+    """Refuse a path of the container that something else needs."""
+    if path == GCS:
+        raise UsageError("this names no bucket", where=where, todo="map them one by one: gs://bucket=./folder")
+    if within(path, WORKSPACE):
+        what = f"{WORKSPACE} is this folder in the container, so that relative data lies there already"
+        raise UsageError(what, where=where, todo=f"put the data into this folder, or {_ELSEWHERE}")
+    if not is_free(path):
+        what = f"nothing can be mounted at {path}, which the container needs itself"
+        raise UsageError(what, where=where, todo=_ELSEWHERE)
+
+
+def _map(text: str, home: str | None) -> DataMap:
+    place, source, writable = _split(text, home)
+    uri = _uri(place, text)
+    target = seen_at(uri) or uri
+    _check_target(target, _data(text))
+    return DataMap(uri=uri, mount=Mount(source=source, target=target, read_only=not writable))
+
+
+def _split(text: str, home: str | None) -> tuple[str, Path, bool]:
+    """Place, path here, and whether it may be written: at the one `=` behind which something is here."""
+    cuts = [cut.start() for cut in re.finditer("=", text)]
+    if not cuts:
+        raise UsageError("this maps nothing", where=_data(text), todo=_TODO)
+    sources = [text[cut + 1 :] for cut in cuts]
+    readings = [(text[:cut], *found) for cut, it in zip(cuts, sources, strict=True) if (found := _source(it, home))]
+    if not readings:
+        names = " or ".join(shown(_without_mode(it)) or "''" for it in sources)
+        raise UsageError(f"there is no such file or folder here: {names}", where=_data(text), todo="correct the path")
+    if len(readings) > 1:
+        raise UsageError("this can be read in two ways", where=_data(text), todo="give an absolute path after the =")
+    return readings[0]
+
+
+def _source(text: str, home: str | None) -> tuple[Path, bool] | None:
+    path = _without_mode(text)
+    if home and path.startswith("~/"):  # which no shell replaces behind a =
+        path = home + path[1:]
+    found = _there(path) if path else None
+    return (found, text.endswith(":rw")) if found else None
+
+
+def _without_mode(text: str) -> str:
+    return text[:-3] if text.endswith((":rw", ":ro")) else text
+
+
+def _there(path: str) -> Path | None:
+    """A file or folder without links on its way, which engines and kernels follow differently; None without one."""
+    try:
+        found = Path(path).resolve(strict=True)
+        return found if found.is_dir() or found.is_file() else None
+    except (OSError, ValueError, RuntimeError):  # none, or it may not be looked at, or a circle of links
+        return None
+
+
+def _uri(place: str, text: str) -> str:
+    if not place.isprintable() or not encodable(place):
+        raise UsageError("this names no place", where=_data(text), todo=_TODO)
+    if place.startswith("gs://"):
+        return _bucket_uri(place, text)
+    path = seen_at(place)
+    if path is None or not place.startswith(("/", "file://")):
+        todo = f"{_TODO}; a relative path lies in the working folder, which the container has"
+        raise UsageError("this names no place of a run that could be mapped", where=_data(text), todo=todo)
+    return path.replace("//", "/")  # two slashes may lead by POSIX
+
+
+def _bucket_uri(place: str, text: str) -> str:
+    bucket, _, name = place.removeprefix("gs://").partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise UsageError(_NO_BUCKET, where=_data(text), todo=_TODO)
+    name = name.removesuffix("/")
+    if name and {"", ".", ".."} & set(name.split("/")):
+        raise UsageError("no path can stand for this name", where=_data(text), todo="map a folder around it")
+    if "*" in name:
+        todo = f"map the folder: gs://{bucket}/{name[: name.index('*')].rpartition('/')[0]}"
+        raise UsageError("a pattern names no folder", where=_data(text), todo=todo)
+    return f"gs://{bucket}/{name}".removesuffix("/")
+
+
+def _data(text: str) -> str:
+    return f"--data {shown(text)}"

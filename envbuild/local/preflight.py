@@ -1,0 +1,246 @@
+"""What is looked at before anything is downloaded: the machine, the contract, and what the choice makes different."""
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+
+from envbuild.local.data import is_free, is_seen, place_of, seen_at, within
+from envbuild.local.gpus import gpu_findings, names_of
+from envbuild.local.machine import side_of_machine
+from envbuild.local.model import WORKSPACE, Choice, Machine, Settled, Subject
+from envbuild.local.subject import chosen_side, machine_of
+from envbuild.manifest.hardware import Cpu
+from envbuild.manifest.model import Data
+from envbuild.oci.layout import ARCHITECTURES
+from envbuild.verify.findings import Finding
+from envbuild.verify.rules import hold
+from envbuild.verify.rules.builds import builds
+from envbuild.verify.rules.gpu import memory
+from envbuild.verify.rules.platforms import system
+from envbuild.verify.rules.processor import cpu_flags
+from envbuild.verify.rules.saying import agree, counted, differs, listing
+from envbuild.verify.sides import Side
+
+_PULLED, _BUILT, _INSTALLED = 3, 5, 3
+"""Room by the compressed size: that, and two of it unpacked; of an image that is built also its wheels and layers."""
+_USUAL = {"gpu": 4e9, "cpu": 0.6e9}
+"""Bytes of an image of TensorFlow, where nobody knows more."""
+_START = "start Docker, or podman's socket (podman system service), or let DOCKER_HOST name an engine"
+_ADC = "GOOGLE_APPLICATION_CREDENTIALS"
+_BUCKETS = "gs://"
+
+
+def preflight(
+    subject: Subject,
+    choice: Choice,
+    machine: Machine,
+    *,
+    size: int | None,
+    settled: Settled,
+    engine: bool = True,
+) -> Iterator[Finding]:
+    """All findings, what agrees among them; an error is what cannot go well.
+
+    `size` is that of the image's layers in bytes, 0 for one that the engine has; `engine` is false for a virtual
+    environment, which needs none.
+    """
+    found = [
+        *((_engine(machine),) if engine else ()),
+        *_hardware(subject, choice, machine),
+        _disk(subject, choice, machine, size, engine=engine),
+        *_variables(settled),
+        *_data(subject, settled, engine=engine),
+    ]
+    yield from subject.findings
+    yield from (it.held(subject.name, "this machine") for it in found)
+
+
+def _engine(machine: Machine) -> Finding:
+    engine = machine.engine
+    if engine is None:
+        todo = f"{_START}; without one, `--venv DIR` makes a virtual environment from the same lock"
+        return Finding(about="engine", agrees=False, says="no container engine answers", found="none", todo=todo)
+    kind = "podman" if engine.kind == "podman" else "Docker"
+    more = ", rootless" * engine.rootless + ", on another machine or in a virtual one" * (not engine.near)
+    return Finding(about="engine", agrees=True, says=f"{kind} {engine.version}{more}", found=kind)
+
+
+def _hardware(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Finding]:
+    side, host = chosen_side(subject, choice.variant, choice.platform), side_of_machine(machine)
+    yield from _architecture(subject, choice, machine)
+    yield from hold(_with_avx(side), host, (cpu_flags,))
+    yield from _gpus(subject, choice, machine)
+    if choice.gpus:
+        yield from hold(side, host, (memory,))
+
+
+def _architecture(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Finding]:
+    """Emulation, and another architecture or system than the run's, which no rounding survives."""
+    here, there = machine_of(choice.platform), subject.side.machine
+    run = machine_of(there) if there else here
+    if choice.platform != machine.platform:
+        yield _emulated(choice.platform, machine)
+    elif subject.image is None and here not in ARCHITECTURES:
+        says, todo = f"there are no images for {here}", "use a machine with x86_64 or aarch64"
+        yield differs("machine", "architecture", says, wanted="x86_64 or aarch64", found=here, todo=todo)
+    elif run != here:
+        yield _not_identical(run, here)
+    else:
+        yield agree("machine", "architecture", here, wanted=run, found=here)
+    if subject.image is None:
+        made = chosen_side(subject, choice.variant, choice.platform)
+        yield from hold(subject.side, replace(made, system="Linux"), (system,))
+
+
+def _emulated(platform: str, machine: Machine) -> Finding:
+    avx = platform == "linux/amd64"
+    why = (
+        "QEMU before 7.2 and Rosetta on most versions of macOS have no AVX, without which TensorFlow's wheels abort."
+        if avx
+        else "Linux emulates another machine only where QEMU is registered for it (binfmt_misc), many times slower."
+    )
+    says = f"the image is for {platform}, and this machine is {machine.platform}: it runs by emulation, if at all"
+    todo = f"give the model or the manifest of its run instead, from which one for {machine.platform} is built"
+    wanted, found = platform, machine.platform
+    return differs("machine", "architecture", says, wanted=wanted, found=found, todo=todo, severity="warning", why=why)
+
+
+def _not_identical(run: str, here: str) -> Finding:
+    says = f"the run was on {run}, and here it is {here}: predictions are close to the run's, and not bit-identical"
+    why = "Each architecture has wheels of its own, whose kernels round differently."
+    todo = "compare predictions with those of the run by `--golden`, or use a machine of its architecture"
+    return differs("machine", "architecture", says, wanted=run, found=here, todo=todo, severity="warning", why=why)
+
+
+def _with_avx(side: Side) -> Side:
+    """The run's instruction sets, and those that TensorFlow's wheels take for granted whatever was recorded."""
+    if side.machine != "x86_64" or "tensorflow" not in builds(side):
+        return side
+    cpu = side.cpu or Cpu()
+    return replace(side, cpu=replace(cpu, flags=tuple(sorted({*cpu.flags, "avx", "sse2"}))))
+
+
+def _gpus(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Finding]:
+    """Everything that GPUs need, where they are to be had; else that the run had some."""
+    if choice.gpus:
+        yield from gpu_findings(subject, choice.variant, choice.platform, machine)
+        return
+    had = names_of(subject.side.accelerator) or ("a GPU" if choice.variant == "gpu" else "")
+    if not had:
+        yield agree("gpu-absent", "GPU", "none is needed")
+        return
+    says = f"the run had {had}" if subject.image is None else "the image was made for a GPU"
+    why = "It is slower, and the last digits of predictions move."
+    yield differs(
+        "gpu-absent",
+        "GPU",
+        f"{says}, and here the CPU computes",
+        wanted=had,
+        found="the CPU",
+        todo="nothing if that is meant; else compare predictions with those of the run by `--golden`",
+        severity="note",
+        why=why,
+    )
+
+
+def _disk(subject: Subject, choice: Choice, machine: Machine, size: int | None, *, engine: bool) -> Finding:
+    free, place = machine.free, _place(machine)
+    if size == 0:
+        return Finding(about="disk", agrees=True, says="nothing has to be downloaded")
+    if free is None:
+        says, todo = f"nobody knows how much is free {place}", "see to it that there is room for some GB"
+        return Finding(about="disk", agrees=False, severity="note", says=says, todo=todo)
+    about = _size(subject, choice, size)
+    times, what = _room(subject, choice) if engine else (_INSTALLED, "its wheels, and them unpacked")
+    wanted, found = f"{about * times / 1e9:.1f} GB", f"{free / 1e9:.1f} GB"
+    says = f"{found} are free {place}, and it takes up to {wanted}"
+    if free >= about * times:
+        return Finding(about="disk", agrees=True, says=says, wanted=wanted, found=found)
+    why = f"What is {about / 1e9:.1f} GB compressed takes {times} times that: {what}."
+    images = "images that are not used (docker image prune), or " if engine else ""
+    todo = f"remove {images}old downloads (envbuild cache prune)"
+    return Finding(about="disk", agrees=False, says=says, wanted=wanted, found=found, why=why, todo=todo)
+
+
+def _room(subject: Subject, choice: Choice) -> tuple[int, str]:
+    """How many times its size an image takes to come here, and what lies there then."""
+    if choice.pull or subject.image:
+        return _PULLED, "its layers, and them unpacked"
+    return _BUILT, "its wheels, its layers, and them unpacked"
+
+
+def _place(machine: Machine) -> str:
+    engine = machine.engine
+    if engine and not engine.near:
+        return "on the engine's machine"
+    return f"in {engine.folder}, where the engine keeps images" if engine and engine.folder else "for the cache"
+
+
+def _size(subject: Subject, choice: Choice, size: int | None) -> float:
+    """Bytes of the image: as they are known, else of the wheels that the same variant is locked with, else as usual."""
+    nearest = choice.pull or choice.expected or choice.nearest
+    lock = subject.locks.get(nearest.slot) if nearest and nearest.variant == choice.variant else None
+    return size or (sum(it.size for it in lock.wheels) if lock else 0) or _USUAL[choice.variant]
+
+
+def _variables(settled: Settled) -> Iterator[Finding]:
+    for name in settled.missing:
+        yield differs(
+            "variable-missing",
+            name,
+            "the run had it, the program reads it, and nothing provides it",
+            wanted="set",
+            found="not set",
+            todo=f"give it by `-e {name}=...`, or by a line in `.env`",
+        )
+    if settled.variables:
+        yield agree("variable-missing", "variables", f"given: {listing(sorted(settled.variables))}")
+
+
+def _data(subject: Subject, settled: Settled, *, engine: bool) -> Iterator[Finding]:
+    """Places that the program reads: mounted, in the folder that is mounted, or to be read with credentials."""
+    places = [(it, place_of(it, settled.variables)) for it in subject.contract.data]
+    lost = [(it, place) for it, place in places if not _is_reached(place, settled, engine=engine)]
+    yield from (_unreached(it, place) for it, place in lost)
+    if reached := len(places) - len(lost):
+        yield agree("data-absent", "data", f"{counted(reached, 'place')} can be reached")
+
+
+def _is_reached(place: str, settled: Settled, *, engine: bool) -> bool:
+    path = seen_at(place)
+    if path is None or is_seen(path, settled.mounts):
+        return path is not None
+    if place.startswith(_BUCKETS):
+        # Outside a container there are the credentials of this machine, if there are any.
+        return _ADC in settled.variables or not engine
+    if within(path, WORKSPACE):
+        return _exists(posixpath.relpath(path, WORKSPACE))
+    return not engine and _exists(path)
+
+
+def _exists(path: str) -> bool:
+    """Whether it lies here; this folder is the one that the container works in."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # a folder that may not be looked into, or what is no path
+        return False
+
+
+def _unreached(data: Data, place: str) -> Finding:
+    named = f"name another place by `-e {data.variable}=...`" if data.variable else ""
+    says = "it cannot be read from here"
+    if place.startswith(_BUCKETS):
+        says = "it is not mapped, and the container has no credentials"
+        todo = f"map a copy of it: `--data {quote(place)}=PATH`, or pass credentials by `--with-adc`"
+    elif seen_at(place) is None:
+        todo = "see to it that the program can read it from there"
+    elif not place.startswith("/") or within(place, WORKSPACE):
+        todo = "start in the folder where it lies"
+    elif is_free(place):
+        todo = f"map a copy of it: `--data {quote(place)}=PATH`"
+    else:
+        todo = "map a copy of it to a place of its own, which the program is told by a variable"
+    todo = f"{todo}, or {named}" if named else todo
+    return differs("data-absent", data.uri, says, wanted="there", found="not seen", todo=todo, severity="warning")

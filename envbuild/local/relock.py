@@ -1,0 +1,47 @@
+"""The lock of a run for this machine, where no stamped one fits it."""
+
+import platform
+from pathlib import Path
+
+from envbuild.errors import UsageError
+from envbuild.local.acquire import Building, order_of
+from envbuild.local.model import Choice, Subject
+from envbuild.lock import Lock, Options, Target, lock_run, read_settings
+from envbuild.manifest.model import TrainingManifest
+from envbuild.pipeline import Reporter, make_plans
+
+
+def stamped_lock(subject: Subject, choice: Choice) -> Lock | None:
+    """The lock that the model is stamped with for what was chosen; None where there is none."""
+    stamped = choice.pull or choice.expected
+    return subject.locks.get(stamped.slot) if stamped else None
+
+
+def check_known(subject: Subject) -> TrainingManifest:
+    """The manifest that says what is to be locked; UsageError where there is none."""
+    if subject.manifest is None:
+        todo = "give the run's manifest, or stamp the model again from its run"
+        raise UsageError("nothing says what this environment consists of", where=subject.name, todo=todo)
+    return subject.manifest
+
+
+def lock_here(subject: Subject, choice: Choice, building: Building, report: Reporter) -> Lock:
+    """Lock the run's pins for this machine's own C library; LockError, MatchError, UsageError without a manifest."""
+    manifest = check_known(subject)
+    plan = make_plans(order_of(subject, choice, building, Path("unused")))[0]
+    libc, version = platform.libc_ver()
+    if libc != "glibc":
+        todo = "run it in a container: leave out --venv"
+        raise UsageError("wheels are locked for Linux with glibc only", where=libc or platform.system(), todo=todo)
+    stack = plan.stack
+    report.step(f"locking {len(stack.requirements)} distributions for this machine")
+    options = Options(
+        cache=building.cache,
+        settings=read_settings(building.find_links, offline=building.offline),
+        fixed=(stack.distribution,),
+        say=report.note,
+        counted=report.compared,
+        system=plan.manifest.platform.system,
+    )
+    target = Target(python=stack.python, machine=stack.machine, glibc=version)
+    return lock_run(stack.requirements, target, manifest.distributions, options, stack.gaps).lock
