@@ -52,7 +52,8 @@ train() {
 # A manifest belongs to one run: a model that was not trained again keeps its own.
 capture() {
   if [ "$work/manifest.json" -nt "$work/model-expected.json" ]; then return; fi
-  .venv/bin/envbuild capture --python "$work/train/bin/python" --model "$work/model" --out "$work/manifest.json" >&2
+  .venv/bin/envbuild capture --python "$work/train/bin/python" --model "$work/model" \
+    --golden "$work/model-expected.npz" --out "$work/manifest.json" >&2
 }
 
 step "Setting envbuild up in .venv"
@@ -78,5 +79,7 @@ say ""
 say "Done in $SECONDS s. What to try next:"
 say "  .venv/bin/envbuild from-manifest $work/manifest.json --base debian:$suite --dry-run  # each decision and its reason"
 say "  .venv/bin/envbuild from-manifest $work/manifest.json --base debian:$suite --push HOST/REPO/IMAGE --stamp $work/model"
+say "  .venv/bin/envbuild local $work/model --venv $work/env --golden  # the environment anew, and its predictions compared"
+say "  .venv/bin/envbuild from-manifest $work/model --role serve --server fastapi --embed-model --out $work/serving  # the image that serves it"
 say "  $work/train/bin/python examples/predict.py $work/model     # the same predictions, to the last bit"
 printf '%s\n' "$image"

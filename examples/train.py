@@ -85,6 +85,7 @@ def _write_expected(path: Path, model: tf.keras.Model, inputs: np.ndarray) -> No
         "predictions": predictions.numpy().tolist(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path.with_suffix(".npz"), inputs=inputs, outputs=predictions.numpy())  # for `envbuild capture --golden`
     path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 

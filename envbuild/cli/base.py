@@ -1,10 +1,11 @@
-"""`envbuild base`: looking at base images, and having them in a registry of one's own."""
+"""`envbuild base`: looking at base images, making them, and having them in a registry of one's own."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from envbuild.cli import base_build, base_list, base_push
 from envbuild.cli.console import Progress
 from envbuild.cli.printed import check_stdout
 from envbuild.cli.references import AsJson, Platform, base_of, machine_of, repository
@@ -14,10 +15,13 @@ if TYPE_CHECKING:
     from envbuild.recipe import Base
 
 app = typer.Typer(
-    help="Look at base images, and copy them into a registry of your own.",
+    help="Look at base images, make them, and have them in a registry of your own.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.command("build")(base_build.run)
+app.command("list")(base_list.run)
+app.command("push")(base_push.run)
 
 Ref = Annotated[str, typer.Argument(help="An image reference, an OCI layout folder, or debian:SUITE.", metavar="REF")]
 Target = Annotated[str, typer.Argument(help="Where it goes; by default it keeps its tag.", metavar="TARGET_REPO[:TAG]")]
@@ -81,7 +85,7 @@ def mirror(source: Ref, target: Target, *, platform: Only = None, as_json: AsJso
         result = (
             _copied(found, place, machine, progress)
             if found
-            else _pushed(source, place, machine_of(platform), progress)
+            else base_push.pushed(source, place, machine_of(platform), progress)
         )
         progress.note(
             f"{result['sent'] / 1e6:.1f} MB sent, {result['mounted'] / 1e6:.1f} MB mounted, "
@@ -104,6 +108,7 @@ def _copied(source: "Reference", target: "Reference", machine: str | None, progr
     known, name = known_facts(cache_folder()), str(replace(source, digest=None))
     for digest in done.manifests:
         known.remember_mirror(digest, name)
+    _keep(done.reference, name, machine or machine_of(None))
     return {
         "image": str(done.reference),
         "digest": str(done.reference.digest),
@@ -115,21 +120,14 @@ def _copied(source: "Reference", target: "Reference", machine: str | None, progr
     }
 
 
-def _pushed(source: str, target: "Reference", machine: str, progress: Progress) -> dict[str, Any]:
-    from dataclasses import replace
+def _keep(mirror: "Reference", name: str, machine: str) -> None:
+    """Note it for `base list` by the digest of this machine's image, under which facts are kept."""
+    from envbuild.errors import RegistryError
+    from envbuild.registry import pull
 
-    from envbuild.registry import push
-
-    base = base_of(source, machine, progress)
-    suite = source.removeprefix("debian:") if source.startswith("debian:") else None
-    progress.step(f"pushing {source} to {target}")
-    done = push(base.image, replace(target, tag=target.tag or suite), report=progress.progress)
-    return {
-        "image": str(done.reference),
-        "digest": str(done.reference.digest),
-        "source": source,
-        "manifests": 1,
-        "sent": done.uploaded,
-        "mounted": 0,
-        "existing": done.existing,
-    }
+    try:
+        image = pull(mirror, machine=machine)
+    except RegistryError:
+        return  # it has none for this machine
+    digest = str(image.found_as or image.digest)
+    base_push.keep(str(mirror), "mirrored", digest=digest, parent=name, machine=machine, read_as=str(image.digest))

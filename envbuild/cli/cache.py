@@ -1,11 +1,12 @@
 """`envbuild cache`: what the cache holds, and making it smaller."""
 
 import json
+import os
 from typing import Annotated
 
 import typer
 
-from envbuild.errors import UsageError
+from envbuild.errors import BuildError, UsageError
 
 app = typer.Typer(
     help="Show what the cache holds, and make it smaller.",
@@ -60,7 +61,11 @@ def prune(
     if keep is not None and not keep.strip():
         raise UsageError("--keep is empty", where="--keep", todo="give a size, or leave it out; is a variable unset?")
     limit = read_size(keep, "--keep") if keep else size_limit() or 0
-    gone = pruned(cache_folder(), keep=limit, dry_run=dry_run)
+    folder = cache_folder()
+    if not dry_run and folder.exists() and not os.access(folder, os.W_OK):
+        todo = "run this where and as who may write there, or set ENVBUILD_CACHE to the cache that is meant"
+        raise BuildError("nothing can be removed: the cache is read-only here", where=str(folder), todo=todo)
+    gone = pruned(folder, keep=limit, dry_run=dry_run)
     size = sum(it.size for it in gone)
     if as_json:
         typer.echo(json.dumps({"removed": [str(it.path) for it in gone], "size": size, "dry_run": dry_run}, indent=2))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from envbuild.cli.configured import on_line
 from envbuild.cli.printed import check_stdout
 from envbuild.errors import UsageError
 
@@ -93,7 +94,7 @@ def run(
 
 def _check_alone(ctx: typer.Context) -> None:
     """Refuse what --script would ignore."""
-    others = [f"--{name}" for name, value in ctx.params.items() if value and name != "as_script"]
+    others = [f"--{name}" for name in ctx.params if name != "as_script" and on_line(ctx, name)]
     if others or COMMAND in ctx.meta:
         what = f"--script prints the file alone, and {', '.join(others) or 'a command'} would be ignored"
         raise UsageError(what, where="envbuild capture", todo="print the file, and give it the options when it runs")

@@ -1,6 +1,7 @@
 """What people see, all of it on stderr: stdout is for the next program."""
 
 import os
+import re
 import sys
 import threading
 import time
@@ -43,8 +44,13 @@ def err() -> "Console | Plain":
 
 
 def printable(text: str) -> str:
-    """Escape control characters except line ends: names out of manifests and replies must not drive the terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+    """Escape what would drive a terminal, except line ends, or the CI system that reads the log: names are anyone's.
+
+    GitHub Actions runs what begins a line with `::`, and `##[...]` anywhere in it (ActionCommand.cs of actions/runner);
+    Azure Pipelines and TeamCity run `##vso[...]` and `##teamcity[...]`.
+    """
+    plain = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+    return re.sub(r"#(?=#\w*\[)", r"\\x23", re.sub(r"(?m)^( *):(?=:)", r"\1\\x3a", plain))
 
 
 class Progress:
@@ -62,6 +68,7 @@ class Progress:
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
         self._began: dict[str, float] = {}
+        self._told: frozenset[str] = frozenset()
         self._last_line = -PLAIN_INTERVAL
         self._over = False
 
@@ -113,11 +120,14 @@ class Progress:
     def _line(self, label: str, done: int, total: int | None) -> None:
         now = self._clock()
         began = self._began.setdefault(label, now)
-        if total is not None and done >= total:
+        ended = total is not None and done >= total
+        if ended:
             del self._began[label]
-        if now - self._last_line < PLAIN_INTERVAL:
+        # What was begun to be told is told to its end.
+        if now - self._last_line < PLAIN_INTERVAL and not (ended and label in self._told):
             return
         self._last_line = now
+        self._told = self._told - {label} if ended else self._told | {label}
         of = f" of {decimal(total)}" if total is not None else ""
         rate = f", {decimal(int(done / (now - began)))}/s" if now > began else ""
         self._console.print(f"  {label}: {decimal(done)}{of}{rate}")

@@ -80,8 +80,7 @@ def run(
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
         had, stack = _decide(record, variant, cuda_source, set_, platform)
-        for decision in (it for it in stack.decisions if it.warning):
-            progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
+        _warn(stack, progress)
         options = Options(
             cache=cache,
             resolver=resolver.value,
@@ -100,6 +99,11 @@ def run(
             locked.proof.require_identical()
         write_lock(out, locked)
     typer.echo(json.dumps(_result(locked, out, started), indent=2) if as_json else str(out / "pylock.toml"))
+
+
+def _warn(stack: "Stack", progress: Progress) -> None:
+    for decision in (it for it in stack.decisions if it.warning):
+        progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
 
 
 def _check_requirements(texts: "Iterable[str]") -> None:
@@ -189,7 +193,7 @@ def _target(
         report=progress.note,
         wanted_python=stack.python,
     )
-    for remark in check_base(found, stack.python, stack.glibc_minimum):
+    for remark in check_base(found, stack.python, stack.glibc_minimum, where=base):
         progress.warn(remark)
     return found.target
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from envbuild.cli.base_push import check_place
 from envbuild.cli.console import Progress
+from envbuild.cli.ordering import CreateRepository
 from envbuild.cli.printed import check_stdout
 from envbuild.cli.references import AsJson, Platform, base_of, machine_of, repository
 from envbuild.errors import UsageError
@@ -41,6 +43,7 @@ def run(
     old_base: OldBase = None,
     lock: LockFile = None,
     push: Push = None,
+    create_repository: CreateRepository = False,
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
@@ -53,10 +56,15 @@ def run(
     from envbuild.registry import pull
 
     check_stdout()
+    if create_repository and push is None:
+        todo = "give --push REPO too, or leave it out"
+        raise UsageError("the image's own repository is there already", where="--create-repository", todo=todo)
     source, machine = _image(image), machine_of(platform)
     target = repository(push, "--push") if push is not None else replace(source, tag=None, digest=None)
     locked = read_lock(lock) if lock else None
     with Progress() as progress:
+        if push is not None:
+            check_place(target, progress, create=create_repository)
         progress.step(f"rebasing {source} onto {base}")
         found = pull(source, machine=machine)
         old = base_of(old_base or base_named_by(found, str(source), "--old-base"), machine, progress)
@@ -80,14 +88,14 @@ def _image(text: str) -> "Reference":
         raise UsageError(f"this is no image: {error}", where=f"IMAGE {text}", todo=todo) from error
 
 
-def read_lock(path: Path) -> "Lock":
-    """Read what --lock names; UsageError where there is no such file."""
+def read_lock(path: Path, option: str = "--lock ") -> "Lock":
+    """Read what --lock names, or an argument; UsageError where there is no such file."""
     from envbuild.lock import read_pylock
 
     try:
         return read_pylock(path.read_bytes(), str(path), path.parent)
     except FileNotFoundError as error:
-        raise UsageError("there is no such file", where=f"--lock {path}", todo="give the path of a lock") from error
+        raise UsageError("there is no such file", where=f"{option}{path}", todo="give the path of a lock") from error
 
 
 def base_named_by(image: "Image", source: str, option: str) -> str:

@@ -59,24 +59,34 @@ RanOn = Annotated[
 
 
 def read_record(name: str, kind: FormatName | None, given: "Given", progress: Progress) -> tuple[str, bytes]:
+    """Return what a record is called and the bytes of the manifest it makes, as `read_run`."""
+    called, data, _ = read_run(name, kind, given, progress)
+    return called, data
+
+
+def read_run(
+    name: str, kind: FormatName | None, given: "Given", progress: Progress
+) -> "tuple[str, bytes, TrainingManifest]":
     """Return what a record is called and the manifest it makes, and tell what the record does not say.
 
-    A manifest that nothing was added to keeps its bytes, as its digest may stand elsewhere already.
+    A manifest that nothing was added to keeps its bytes, as its digest may stand elsewhere already; it may have many
+    megabytes, and is parsed once.
     """
     from envbuild.manifest import read_manifest
-    from envbuild.manifest.formats import FORMATS, convert, detect, manifest_bytes
+    from envbuild.manifest.formats import FORMATS, Given, convert, detect, manifest_bytes
 
     record = open_record(name)
     found = kind.value if kind else detect(record)
     manifest = convert(record, found, given, datetime.now(UTC))
     if found == "capture":
         _tell_gaps(manifest, progress)
-        same = manifest == read_manifest(record.data, record.name)
-        return record.name, record.data if same else manifest_bytes(manifest)
+        same = given == Given() or manifest == read_manifest(record.data, record.name)
+        return record.name, record.data if same else manifest_bytes(manifest), manifest
     sure = "" if kind else "; if it is something else, say so by --from"
     progress.step(f"{record.name} is read as {found}: {FORMATS[found]}{sure}")
     _tell(manifest, progress)
-    return record.name, manifest_bytes(manifest)
+    data = manifest_bytes(manifest)
+    return record.name, data, read_manifest(data, record.name)
 
 
 def open_record(name: str) -> "Record":

@@ -1,6 +1,5 @@
 """What commands on images share: references to repositories, platforms, and getting a base."""
 
-import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
     from envbuild.recipe import Base
 
-_RESERVED = re.compile(r"(?:env|layer|fact)-[0-9a-f]{12,64}")
 Platform = Annotated[
     str | None, typer.Option(help="linux/amd64 or linux/arm64; by default this machine's.", metavar="PLATFORM")
 ]
@@ -21,18 +19,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 def repository(text: str, where: str) -> "Reference":
     """Read where an image is to go; `where` is the argument that says so; UsageError when it cannot be meant."""
-    from envbuild.oci.reference import Reference
+    from envbuild.oci.login import refuse_login
+    from envbuild.oci.reference import Reference, is_own_tag
 
     todo = "give a repository such as europe-docker.pkg.dev/PROJECT/REPO/IMAGE or 127.0.0.1:5000/IMAGE"
-    if "@" in text.partition("/")[0]:
-        raise UsageError("a reference holds no user or password", where=where, todo=f"{todo}; use `docker login`")
+    refuse_login(text, where)
     if "/" not in text:
         raise UsageError("there is no registry before the repository", where=f"{where} {text}", todo=todo)
     try:
         reference = Reference.parse(text)
     except ValueError as error:
         raise UsageError(str(error), where=f"{where} {text}", todo=todo) from error
-    if reference.tag and _RESERVED.fullmatch(reference.tag):
+    if reference.tag and is_own_tag(reference.tag):
         todo = "choose another tag; envbuild keeps what it knows of environments, layers and wheels under such ones"
         raise UsageError("the tag is one of envbuild's own", where=f"{where} {text}", todo=todo)
     if reference.digest:

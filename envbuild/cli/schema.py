@@ -1,13 +1,17 @@
-"""`envbuild schema`: the JSON schema of the training manifest."""
+"""`envbuild schema`: the JSON schemas of the training manifest and of the record on a model."""
 
 from importlib import resources
+from typing import Annotated
 
 import typer
 
 from envbuild.cli.printed import check_stdout
 
+Record = Annotated[bool, typer.Option("--record", help="Of the record that a model is stamped with, instead.")]
 
-def run() -> None:
-    """Print the JSON schema of the manifest."""
+
+def run(*, record: Record = False) -> None:
+    """Print the JSON schema of the manifest, or of a stamp's record."""
     check_stdout()
-    typer.echo(resources.files("envbuild.manifest").joinpath("schema.json").read_text("utf-8"), nl=False)
+    package = "envbuild.stamp" if record else "envbuild.manifest"
+    typer.echo(resources.files(package).joinpath("schema.json").read_text("utf-8"), nl=False)

@@ -1,6 +1,6 @@
 """What a build did: lines that show where its time and bytes went, and the whole as JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
@@ -8,6 +8,9 @@ from rich.filesize import decimal
 if TYPE_CHECKING:
     from envbuild.oci.image import Layer
     from envbuild.pipeline import Outcome, Part
+    from envbuild.registry import PushResult
+    from envbuild.serve.model import Served, ServeOrder
+    from envbuild.serve.origin import Start
 
 _NAME = 70
 """Letters of a layer's packages."""
@@ -26,12 +29,18 @@ def _part_lines(part: "Part", *, several: bool) -> Iterator[str]:
     layers = part.assembled.image.layers
     ours = layers[len(layers) - len(part.assembled.results) :] if part.assembled.results else ()
     for layer in ours:
-        state = ", ".join(text for text in (_found(layer), _sent(part, layer)) if text)
-        yield f"{decimal(layer.descriptor.size):>9}  {state:<24}  {_short(layer.created_by)}"
-    made, base = sum(not layer.found for layer in ours), len(layers) - len(ours)
-    found = f"{made} made, {len(ours) - made} found, {base} of the base" if ours else "all found in the registry"
+        yield _line(layer, part.pushed)
     platform = f"{part.platform}: " if several else ""
-    yield f"{platform}{len(layers)} layers, {decimal(sum(layer.descriptor.size for layer in layers))}: {found}"
+    size = decimal(sum(layer.descriptor.size for layer in layers))
+    yield f"{platform}{len(layers)} layers, {size}: {_origins(layers, ours)}"
+
+
+def _origins(layers: "Sequence[Layer]", ours: "Sequence[Layer]") -> str:
+    if not ours and all(layer.found == "registry" for layer in layers):
+        return "all found in the registry"
+    made = sum(not layer.found for layer in ours or layers)
+    base = sum(_found(layer) == "base" for layer in layers)
+    return f"{made} made, {len(layers) - base - made} found, {base} of the base"
 
 
 def _found(layer: "Layer") -> str:
@@ -39,8 +48,13 @@ def _found(layer: "Layer") -> str:
     return layer.found or ("base" if layer.reused else "made")
 
 
-def _sent(part: "Part", layer: "Layer") -> str:
-    return part.pushed.blobs.get(layer.descriptor.digest, "there") if part.pushed else ""
+def _line(layer: "Layer", pushed: "PushResult | None") -> str:
+    state = ", ".join(text for text in (_found(layer), _sent(pushed, layer)) if text)
+    return f"{decimal(layer.descriptor.size):>9}  {state:<24}  {_short(layer.created_by)}"
+
+
+def _sent(pushed: "PushResult | None", layer: "Layer") -> str:
+    return pushed.blobs.get(layer.descriptor.digest, "there") if pushed else ""
 
 
 def _short(text: str) -> str:
@@ -73,16 +87,92 @@ def _part_result(part: "Part") -> dict[str, Any]:
     layers = part.assembled.image.layers
     return {
         "environment": str(part.recipe.environment),
-        "layers": [
-            {
-                "digest": str(layer.descriptor.digest),
-                "size": layer.descriptor.size,
-                "reused": layer.reused,
-                "found": _found(layer),
-            }
-            for layer in layers
-        ],
+        "layers": [_layer_result(layer) for layer in layers],
         "identity": part.proof.to_dict(),
         "overrides": dict(part.plan.stack.overrides),
         "added": list(part.added),
+    }
+
+
+def _layer_result(layer: "Layer") -> dict[str, Any]:
+    return {
+        "digest": str(layer.descriptor.digest),
+        "size": layer.descriptor.size,
+        "reused": layer.reused,
+        "found": _found(layer),
+    }
+
+
+def serving_plan(order: "ServeOrder", start: "Start") -> dict[str, Any]:
+    """What a serving image would start from and be given, before anything is pulled or built."""
+    where = order.order
+    return {
+        "parent": start.image.image if start.image else None,
+        "variant": start.variant,
+        "platform": start.platform,
+        "server": order.server,
+        "extras": list(order.extras),
+        "app": str(order.app) if order.app else None,
+        "cmd": list(order.cmd),
+        "embed": order.embed,
+        "slim": order.slim,
+        "gate": order.gate,
+        "push": str(where.push) if where.push else None,
+        "stamp": where.stamp,
+    }
+
+
+def plan_lines(planned: dict[str, Any]) -> Iterator[str]:
+    """The same for people: what nobody asked for is left out."""
+    made = f"to be made: {planned['variant']} {planned['platform']}"
+    for name, value in (planned | {"parent": planned["parent"] or made}).items():
+        if value:
+            yield f"{name} {_said(value)}"
+
+
+def _said(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else "yes" if value is True else str(value)
+
+
+def served_summary(served: "Served", seconds: float) -> Iterator[str]:
+    """One line for each layer on top of the training image; then the whole."""
+    if served.runtime is None:
+        known, layers = {it.diff_id for it in served.origin.parent.image.layers}, served.image.layers
+        ours = [it for it in layers if it.diff_id not in known]
+        for layer in ours:
+            yield _line(layer, served.pushed)
+        size = decimal(sum(layer.descriptor.size for layer in layers))
+        yield f"{len(layers)} layers, {size}: {len(layers) - len(ours)} of the training image, {len(ours)} on top"
+    sent = f"{decimal(served.pushed.uploaded)} sent to the registry, " if served.pushed else ""
+    yield f"{sent}{seconds:.1f} s"
+
+
+def served_reference(served: "Served") -> str:
+    """What the next program finds the image by: in the registry, else in the engine, else as a file or folder."""
+    if served.reference:
+        return str(served.reference)
+    return served.loaded or f"{served.archive or served.layout}@{served.digest}"
+
+
+def served_result(served: "Served", seconds: float) -> dict[str, Any]:
+    """The whole for the next program."""
+    origin = served.origin
+    return {
+        "role": "serve",
+        "parent": str(origin.reference or origin.parent.digest),
+        "digest": str(served.digest),
+        "image": str(served.reference) if served.reference else None,
+        "layout": str(served.layout) if served.layout else None,
+        "archive": str(served.archive) if served.archive else None,
+        "loaded": served.loaded,
+        "stamped": served.stamped,
+        "seconds": round(seconds, 3),
+        "variant": origin.variant,
+        "platform": origin.platform,
+        "environment": str(origin.environment),
+        "added": [f"{it.name}=={it.version}" for it in served.above.wheels],
+        "dropped": list(served.slimmed.dropped) if served.slimmed else [],
+        "found": served.found,
+        "layers": [_layer_result(layer) for layer in served.image.layers],
+        "findings": [it.to_dict() for it in served.findings],
     }

@@ -1,125 +1,254 @@
-"""`envbuild verify`: whether an image is what its lock, its base and its run say."""
+"""`envbuild verify`: whether what trains, what serves and what is stamped agree."""
 
 import json
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from envbuild.cli import locking
-from envbuild.cli.console import Progress, printable
+from envbuild.cli.by_lock import ByLock
+from envbuild.cli.console import Progress
+from envbuild.cli.golden import Asked, golden_findings
 from envbuild.cli.printed import check_stdout
-from envbuild.cli.references import AsJson, base_of
-from envbuild.errors import UsageError, VerifyError
+from envbuild.cli.references import AsJson, Platform, machine_of
+from envbuild.cli.targets import FORMS, in_one_line, kind_of
+from envbuild.cli.vouching import Osv, Signed, Vouching
+from envbuild.errors import EnvbuildError, UsageError, VerifyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuild.oci.image import Image
-    from envbuild.verify import Finding, Run
+    from envbuild.verify import Finding
+    from envbuild.verify.policy import Policy
+    from envbuild.verify.reports import Verdict
 
-ImageAt = Annotated[str, typer.Argument(help="An image reference, or an OCI layout folder.", metavar="IMAGE")]
-LockFile = Annotated[Path, typer.Option("--lock", help="The pylock.toml that it was built from.", metavar="FILE")]
+
+class FormName(StrEnum):
+    """What --format takes."""
+
+    TEXT = "text"
+    JSON = "json"
+    SARIF = "sarif"
+    JUNIT = "junit"
+
+
+Targets = Annotated[
+    list[str], typer.Argument(help=f"{FORMS}. Each is held against the first.", metavar="TARGET...", show_default=False)
+]
+LockFile = Annotated[
+    Path | None,
+    typer.Option("--lock", help="Hold one image against the pylock.toml that it was built from.", metavar="FILE"),
+]
 Manifest = Annotated[
     str | None,
-    typer.Option(help="The run's manifest: then its stack and its CUDA libraries are looked at too.", metavar="FILE"),
+    typer.Option(
+        help="With --lock, the run's manifest: its stack and its CUDA libraries are looked at too.", metavar="FILE"
+    ),
 ]
 Base = Annotated[
     str | None,
-    typer.Option(help="The base that it stands on, where the image does not say; as in from-manifest.", metavar="REF"),
+    typer.Option(
+        help="With --lock, the base that the image stands on, where it does not say; as in from-manifest.",
+        metavar="REF",
+    ),
 ]
 Deep = Annotated[
-    bool, typer.Option("--deep", help="Trust nothing: fetch every wheel, and make every layer and the manifest anew.")
+    bool,
+    typer.Option(
+        "--deep", help="With --lock, trust nothing: fetch every wheel, and make every layer and the manifest anew."
+    ),
 ]
+Golden = Annotated[
+    bool, typer.Option("--golden", help="See whether the run recorded a sample of predictions that could be repeated.")
+]
+RunIt = Annotated[
+    bool,
+    typer.Option(
+        "--run",
+        help="With --golden, run the model on it: in the images that are given and, where host and --python are, by "
+        "that interpreter; else in the stamped images.",
+    ),
+]
+Python = Annotated[
+    str | None,
+    typer.Option(help="What host means besides this machine: the environment of this interpreter.", metavar="PATH"),
+]
+PolicyFile = Annotated[
+    Path | None, typer.Option("--policy", help="What fails: severities by rule, and what is accepted.", metavar="FILE")
+]
+Format = Annotated[
+    FormName | None,
+    typer.Option("--format", help="What is printed, by default text; sarif and junit are for CI.", show_default=False),
+]
+
+_SAYING_ONE_THING = ("image", "lock", "host")
+_A = {"model": "a model", "manifest": "a manifest", "lock": "a lock", "context": "a build context", "host": "a machine"}
 
 
 def run(
-    image: ImageAt,
+    targets: Targets,
     *,
-    lock: LockFile,
+    lock: LockFile = None,
     manifest: Manifest = None,
     base: Base = None,
     cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO,
     set_: locking.Set = None,
     deep: Deep = False,
+    golden: Golden = False,
+    run_: RunIt = False,
+    python: Python = None,
+    platform: Platform = None,
+    signed: Signed = None,
+    osv: Osv = None,
+    policy: PolicyFile = None,
+    form: Format = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold an image against its lock and its base, one line for each thing that has to agree.
+    """Hold environments against each other: what trained, what is stamped, what will serve, what this machine has.
 
-    Without --deep only manifest and config are read, and layers are believed. Exit code 16 where anything
-    differs. --set and --cuda-source are what from-manifest was given, where --manifest is.
+    The first target is what has to be met. One model alone is held against its own stamp, images and files. Exit code
+    16 where a finding fails the policy: by default, where any is an error. --set and --cuda-source are what
+    from-manifest was given; they go with --lock and --manifest.
     """
-    from envbuild.cli.rebase import base_named_by, read_lock
-    from envbuild.files import cache_folder
-    from envbuild.lock import read_settings
-    from envbuild.verify import Inquiry, verify_image
-
     check_stdout()
-    locked, settings = read_lock(lock), read_settings()
+    by_lock = ByLock(
+        lock=lock or Path(),
+        manifest=manifest,
+        base=base,
+        cuda_source=cuda_source,
+        overrides=tuple(set_ or ()),
+        deep=deep,
+    )
+    vouching = Vouching(signed=signed, osv=osv)
+    _check(targets, by_lock, lock is not None, golden=golden, run_=run_, vouched=signed is not None or osv is not None)
+    vouching.check(targets)
+    _check_python(targets, python)
+    form = _form(form, as_json=as_json)
+    judge = _policy(policy)
+    more: dict[str, Any] = {}
+    failed: EnvbuildError | None = None
+    found: tuple[Finding, ...] = ()
     with Progress() as progress:
-        asked = _run(manifest, cuda_source, set_ or [], progress)
-        progress.step(f"verifying {image}")
-        found = _image(image, locked.target.machine)
-        named = base or base_named_by(found, image, "--base")
-        inquiry = Inquiry(
-            image=found,
-            base=base_of(named, locked.target.machine, progress),
-            lock=locked,
-            run=asked,
-            deep=deep,
-            cache=cache_folder(),
-            settings=settings,
-        )
-        findings = verify_image(inquiry, progress)
-    _print(image, found, findings, as_json=as_json)
+        if lock is not None:
+            image, found = by_lock.findings(targets[0], progress)
+            more = {"image": targets[0], "digest": str(image.found_as or image.digest)}
+            found = (*found, *vouching.by_lock(targets[0], lock, progress))
+        elif golden or not vouching.alone(targets):
+            asked = Asked(golden=golden, run=run_, python=python)
+            found, failed = _held(targets, machine_of(platform), asked, vouching, progress)
+        found = (*found, *vouching.signatures(targets, progress))
+    verdict = _verdict(targets, found, judge, failed.what if failed else "")
+    _print(verdict, form, more)
+    if failed:
+        raise failed
+    _judge(verdict)
 
 
-def _image(text: str, machine: str) -> "Image":
-    from envbuild.base import layout_image, registry_reference
-    from envbuild.registry import pull
-
-    try:
-        reference = registry_reference(text)
-    except UsageError as error:
-        todo = "give an image reference, or an OCI layout folder"
-        raise UsageError("this is no image", where=f"IMAGE {text}", todo=todo) from error
-    return pull(reference, machine=machine) if reference else layout_image(text, machine)
-
-
-def _run(
-    manifest: str | None, cuda_source: locking.CudaSourceName, overrides: list[str], progress: Progress
-) -> "Run | None":
-    """The run's record; UsageError for what was set without one."""
-    if manifest is None:
-        if overrides or cuda_source is not locking.CudaSourceName.AUTO:
-            todo = "give the run's --manifest too, or leave them out"
-            raise UsageError(
-                "these say how a run is matched, and there is none", where="--set, --cuda-source", todo=todo
-            )
-        return None
-    from envbuild.cli.records import read_record
-    from envbuild.manifest.formats import Given
-    from envbuild.match import pairs_of
-    from envbuild.verify import Run
-
-    name, data = read_record(manifest, None, Given(), progress)
-    return Run(manifest=data, name=name, cuda_source=cuda_source.value, overrides=pairs_of(overrides))
+def _check(targets: list[str], by_lock: ByLock, locked: bool, *, golden: bool, run_: bool, vouched: bool) -> None:
+    """Refuse what does not go together, before anything is read."""
+    kinds = [kind_of(it)[0] for it in targets]
+    if locked and len(targets) == 1 and kinds[0] != "image":
+        todo = "give the image that was built from it; or give the lock as a target of its own, without --lock"
+        where = f"TARGET {in_one_line(targets[0])}"
+        raise UsageError(f"--lock is for an image, and this is {_A[kinds[0]]}", where=where, todo=todo)
+    if locked and (len(targets) > 1 or golden):
+        todo = "give one image with --lock; or give the lock as a target of its own"
+        raise UsageError("--lock is for one image", where=f"--lock {by_lock.lock}", todo=todo)
+    given = {
+        "--manifest": by_lock.manifest,
+        "--base": by_lock.base,
+        "--set": by_lock.overrides,
+        "--deep": by_lock.deep,
+        "--cuda-source": by_lock.cuda_source is not locking.CudaSourceName.AUTO,
+    }
+    useless = [name for name, value in given.items() if value and not locked]
+    if useless:
+        todo = "give --lock too, or leave them out; a manifest can be a target of its own"
+        raise UsageError("these go with --lock", where=", ".join(useless), todo=todo)
+    if not (locked or vouched) and len(targets) == 1 and kinds[0] in _SAYING_ONE_THING:
+        todo = "give what it has to agree with before it: a model, a manifest, a lock or an image; or --lock"
+        raise UsageError("there is nothing to hold this against", where=f"TARGET {targets[0]}", todo=todo)
+    if run_ and not golden:
+        raise UsageError("--run says how far --golden goes", where="--run", todo="give --golden too")
 
 
-def _print(name: str, image: "Image", findings: "Sequence[Finding]", *, as_json: bool) -> None:
-    """Print the findings; VerifyError where one differs."""
-    wrong = [it for it in findings if not it.agrees]
-    if as_json:
-        result = {
-            "image": name,
-            "digest": str(image.found_as or image.digest),
-            "agrees": not wrong,
-            "findings": [it.to_dict() for it in findings],
-        }
-        typer.echo(json.dumps(result, indent=2))
-    else:
-        for finding in findings:
-            typer.echo(printable(str(finding)).replace("\n", " "))
-    if wrong:
-        what = f"{len(wrong)} of {len(findings)} findings differ"
-        raise VerifyError(what, where=name, todo="do not run this image before it is known why")
+def _check_python(targets: list[str], python: str | None) -> None:
+    if python is None:
+        return
+    if not python.strip():
+        todo = "give the path of an interpreter, such as ./venv/bin/python"
+        raise UsageError("this names no interpreter", where=f"--python {python!r}", todo=todo)
+    if not any(kind_of(it)[0] == "host" for it in targets):
+        todo = "give host as a target too, or leave --python out"
+        raise UsageError("--python says what host is, and no target is host", where=f"--python {python}", todo=todo)
+
+
+def _form(form: FormName | None, *, as_json: bool) -> FormName:
+    if as_json and form not in (None, FormName.JSON):
+        raise UsageError("--json is another format", where=f"--format {form}, --json", todo="leave one of them out")
+    return FormName.JSON if as_json else form or FormName.TEXT
+
+
+def _policy(path: Path | None) -> "Policy":
+    from envbuild.verify.policy import Policy, read_policy
+    from envbuild.verify.titles import TITLES
+
+    return read_policy(path, TITLES) if path else Policy()
+
+
+def _held(
+    targets: list[str], machine: str, asked: "Asked", vouching: Vouching, progress: Progress
+) -> "tuple[tuple[Finding, ...], EnvbuildError | None]":
+    """What was found, and what ended the golden part, if anything did: the rest is known by then."""
+    from envbuild.cli.opening import Opening
+    from envbuild.manifest.model import Contract
+    from envbuild.verify.against import verify_targets
+
+    with ExitStack() as stack:
+        opening = Opening(machine=machine, python=asked.python, stack=stack, progress=progress)
+        first = opening.target(targets[0], Contract())
+        opened = [first, *(opening.target(text, first.side.contract) for text in targets[1:])]
+        more = golden_findings(opened, machine, asked, progress) if asked.golden else iter(())
+        progress.step("holding them against each other")
+        findings = [*verify_targets(opened, progress.progress), *vouching.vulnerabilities(opened, progress)]
+        try:
+            findings.extend(more)
+        except EnvbuildError as error:
+            return tuple(findings), error
+    return tuple(findings), None
+
+
+def _verdict(targets: list[str], found: "Sequence[Finding]", judge: "Policy", failed: str) -> "Verdict":
+    from envbuild.verify.reports import Verdict
+
+    findings = judge.judged(found, datetime.now(UTC).date())
+    return Verdict(targets=tuple(targets), findings=findings, policy=judge, failed=failed)
+
+
+def _print(verdict: "Verdict", form: FormName, more: dict[str, Any]) -> None:
+    from envbuild.verify.reports import junit, lines, sarif, sound
+    from envbuild.verify.titles import TITLES
+
+    match form:
+        case FormName.JSON:
+            typer.echo(json.dumps(sound({**more, **verdict.to_dict()}), indent=2))
+        case FormName.SARIF:
+            typer.echo(json.dumps(sound(sarif(verdict, TITLES)), indent=2))
+        case FormName.JUNIT:
+            typer.echo(junit(verdict))
+        case FormName.TEXT:
+            for line in lines(verdict.findings):
+                typer.echo(in_one_line(line))
+
+
+def _judge(verdict: "Verdict") -> None:
+    """VerifyError where a finding fails the policy."""
+    if verdict.wrong:
+        count, wrong = len(verdict.findings), len(verdict.wrong)
+        what = f"{wrong} of {count} {'finding' if count == 1 else 'findings'} {'differs' if wrong == 1 else 'differ'}"
+        todo = "do not serve with this before it is known why"
+        raise VerifyError(what, where=in_one_line(" ".join(verdict.targets)), todo=todo)

@@ -1,0 +1,142 @@
+"""`envbuild deploy-check`: whether an image may serve a model, in one line of a deployment's pipeline."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envbuild.cli.console import Progress
+from envbuild.cli.printed import check_stdout
+from envbuild.cli.references import AsJson, Platform, machine_of
+from envbuild.cli.targets import in_one_line, kind_of
+from envbuild.cli.vouching import Signed
+from envbuild.errors import UsageError, VerifyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from envbuild.oci.reference import Reference
+    from envbuild.verify.findings import Finding
+    from envbuild.verify.policy import Policy
+    from envbuild.verify.reports import Verdict
+
+Model = Annotated[
+    str, typer.Argument(help="The stamped model: gs://, a file or folder.", metavar="MODEL", show_default=False)
+]
+Image = Annotated[
+    str,
+    typer.Argument(help="What is to be deployed: NAME:TAG or NAME@DIGEST.", metavar="IMAGE", show_default=False),
+]
+PolicyFile = Annotated[
+    Path | None, typer.Option("--policy", help="What fails, as for envbuild verify.", metavar="FILE")
+]
+
+
+def run(
+    model: Model,
+    image: Image,
+    *,
+    policy: PolicyFile = None,
+    signed: Signed = None,
+    platform: Platform = None,
+    as_json: AsJson = False,
+) -> None:
+    """See whether an image may serve a model; print its reference by digest, and nothing else, if it may.
+
+    It has to be an image that the model is stamped with, or one that has all of the training image's environment; and
+    the model's files have to be those that were stamped. No container engine is needed. What was found goes to stderr.
+    Exit code 16 where a finding fails the policy: by default, where any is an error.
+    """
+    check_stdout()
+    given, machine, judge = _reference(model, image), machine_of(platform), _policy(policy)
+    with Progress() as progress:
+        reference, found = _findings(kind_of(model)[1], given, machine, signed, progress)
+    verdict = _verdict(model, given, found, judge)
+    if as_json:
+        _print_json(verdict, reference)
+    else:
+        _print(verdict)
+    if verdict.wrong:
+        count, wrong = len(verdict.findings), len(verdict.wrong)
+        what = f"this image is not to be deployed: {wrong} of {count} findings {'differs' if wrong == 1 else 'differ'}"
+        todo = "see what the findings say, and deploy an image that the model is stamped with"
+        raise VerifyError(what, where=in_one_line(f"{model} {image}"), todo=todo)
+    if not as_json:
+        typer.echo(str(reference))
+
+
+def _reference(model: str, image: str) -> "Reference":
+    from envbuild.oci.login import refuse_login
+    from envbuild.oci.reference import Reference
+
+    kind, _ = kind_of(model)
+    if kind != "model":
+        todo = "give the stamped model first, and then the image"
+        raise UsageError(
+            f"a model is checked, and this is of the kind {kind}", where=f"MODEL {in_one_line(model)}", todo=todo
+        )
+    refuse_login(image, "IMAGE")
+    try:
+        return Reference.parse(image.removeprefix("image:").removeprefix("docker://"))
+    except ValueError as error:
+        todo = "give an image of a registry: HOST/NAME:TAG or HOST/NAME@sha256:..."
+        raise UsageError(
+            f"this is no image that can be deployed: {error}", where=f"IMAGE {in_one_line(image)}", todo=todo
+        ) from error
+
+
+def _policy(path: Path | None) -> "Policy":
+    from envbuild.serve.gate_deploy import RULES
+    from envbuild.verify.policy import Policy, read_policy
+    from envbuild.verify.titles import TITLES
+
+    return read_policy(path, [*TITLES, *RULES]) if path else Policy()
+
+
+def _findings(
+    model: str, given: "Reference", machine: str, signed: str | None, progress: Progress
+) -> "tuple[Reference, tuple[Finding, ...]]":
+    """The image by the digest that was looked at, and what was found: a tag may name another one meanwhile."""
+    from envbuild.registry import pull
+    from envbuild.serve.gate_deploy import deploy_findings, digest_of
+    from envbuild.verify.sides.model import read_model
+
+    progress.step(f"reading model {in_one_line(model)}")
+    stamped = read_model(model)
+    progress.step(f"reading image {given}")
+    image = pull(given, machine=machine)
+    reference = given.at(digest_of(image))
+    found = tuple(deploy_findings(stamped, given, image, progress.progress))
+    return reference, (*found, *_signatures(reference, signed, progress))
+
+
+def _signatures(reference: "Reference", key: str | None, progress: Progress) -> "Iterator[Finding]":
+    if key is None:
+        return
+    from envbuild.verify.signed import check_signed
+
+    progress.step(f"looking for signatures of {reference}")
+    yield from (it.held(str(reference), str(reference)) for it in check_signed(reference, key))
+
+
+def _verdict(model: str, given: "Reference", found: "Sequence[Finding]", judge: "Policy") -> "Verdict":
+    from envbuild.verify.reports import Verdict
+
+    findings = judge.judged(found, datetime.now(UTC).date())
+    return Verdict(targets=(model, str(given)), findings=findings, policy=judge)
+
+
+def _print(verdict: "Verdict") -> None:
+    from envbuild.verify.reports import lines
+
+    for line in lines(verdict.findings):
+        typer.echo(in_one_line(line), err=True)
+
+
+def _print_json(verdict: "Verdict", reference: "Reference") -> None:
+    from envbuild.verify.reports import sound
+
+    deploy = None if verdict.wrong else str(reference)
+    typer.echo(json.dumps(sound({"image": deploy, **verdict.to_dict()}), indent=2))

@@ -1,0 +1,42 @@
+"""`envbuild eject`: the built-in templates, to change them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from envbuild.cli.console import Progress
+from envbuild.cli.ordering import check_given
+from envbuild.cli.printed import check_stdout
+from envbuild.errors import UsageError
+
+
+def run(
+    folder: Annotated[str, typer.Argument(help="Where they go.", metavar="DIR")] = "templates",
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite templates that were changed.")] = False,
+) -> None:
+    """Write the templates of the build context into a folder.
+
+    Delete those that stay as they are, change the others, and give the folder to from-manifest --template,
+    or name it in envbuild.toml: [templates] folder = "DIR". Prints the folder.
+    """
+    from envbuild.dockerfile import built_in
+    from envbuild.files import write_whole
+
+    check_given({"DIR": folder})
+    check_stdout()
+    place, templates = Path(folder), built_in()
+    changed = [name for name, data in templates.items() if _differs(place / name, data)]
+    if changed and not force:
+        todo = "give another folder, or --force to lose the changes"
+        raise UsageError(f"these were changed: {', '.join(changed)}", where=folder, todo=todo)
+    for name, data in templates.items():
+        write_whole(place / name, data)
+    with Progress() as progress:
+        progress.note(f"wrote {', '.join(templates)}")
+    typer.echo(place)
+
+
+def _differs(path: Path, data: bytes) -> bool:
+    return path.exists() and path.read_bytes() != data

@@ -1,0 +1,174 @@
+"""What both ways of `envbuild local` share: reading the target, and telling what was decided and found."""
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from envbuild.cli import locking
+from envbuild.cli.console import Progress, printable
+from envbuild.cli.local_options import Asked, CheckName
+from envbuild.cli.targets import in_one_line, kind_of
+from envbuild.errors import UsageError, VerifyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import docker
+
+    from envbuild.local.acquire import Building
+    from envbuild.local.model import Choice, Machine, Settled, Subject
+    from envbuild.lock import Options
+    from envbuild.pipeline import Reporter
+    from envbuild.verify.findings import Finding
+
+_REMEDY = "mend it as it is said there, or go on all the same with --check warn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """All that is known before anything is downloaded."""
+
+    subject: "Subject"
+    machine: "Machine"
+    choice: "Choice"
+    settled: "Settled"
+
+
+def subject_of(target: str, machine: str, client: "docker.DockerClient | None", progress: Progress) -> "Subject":
+    """Read the target; UsageError for what has no environment."""
+    from envbuild.local.subject import subject_of_image, subject_of_manifest, subject_of_model
+
+    kind, name = kind_of(target)
+    progress.step(f"reading {kind} {in_one_line(name)}")
+    match kind:
+        case "model":
+            from envbuild.verify.sides.model import read_model
+
+            return subject_of_model(read_model(name))
+        case "manifest":
+            from envbuild.cli.records import read_run
+            from envbuild.manifest.formats import Given
+
+            called, data, manifest = read_run(name, None, Given(), progress)
+            return subject_of_manifest(called, data, manifest)
+        case "image":
+            from envbuild.local.named import side_of_named
+
+            return subject_of_image(name, side_of_named(name, client, machine, progress))
+        case _:
+            todo = "give a stamped model, the manifest of its run, or an image"
+            raise UsageError(f"a {kind} is no environment that could be started", where=in_one_line(target), todo=todo)
+
+
+def prepared(asked: Asked, machine: "Machine", client: "docker.DockerClient | None", progress: Progress) -> Prepared:
+    """Read the target, choose for this machine, and settle the contract; say what was decided."""
+    import os
+    from pathlib import Path
+
+    from envbuild.local.choose import choose
+    from envbuild.local.contract import settle
+    from envbuild.local.dotenv import default_env_files
+    from envbuild.local.pins import known_changes
+
+    subject = subject_of(asked.target, machine.machine, client, progress)
+    choice = choose(subject, machine, asked.wanted.variant.value)
+    for line in (*choice.reasons, *known_changes(subject, choice)):
+        progress.note(line)
+    needs = asked.needs
+    files = needs.env_file if needs.env_file is not None else default_env_files(Path())
+    settled = settle(
+        subject,
+        options=needs.env or (),
+        env_files=files,
+        maps=needs.data or (),
+        with_adc=needs.with_adc,
+        environment=os.environ,
+    )
+    return Prepared(subject=subject, machine=machine, choice=choice, settled=settled)
+
+
+def building_of(asked: Asked) -> "Building":
+    """How what has to be built is built."""
+    from envbuild.files import cache_folder
+    from envbuild.local.acquire import Building
+
+    wanted = asked.wanted
+    links = tuple(wanted.find_links or ())
+    return Building(cache=cache_folder(), base=wanted.base, find_links=links, offline=wanted.offline)
+
+
+def reporter_of(progress: Progress) -> "Reporter":
+    """Where the stages of a build tell what they do."""
+    from envbuild.pipeline import Reporter
+
+    return Reporter(
+        step=progress.step,
+        note=progress.note,
+        warn=progress.warn,
+        progress=progress.progress,
+        compared=locking.counter(progress),
+    )
+
+
+def options_of(asked: Asked, progress: Progress) -> "Options":
+    """How what is put on top of an environment is locked."""
+    from envbuild.files import cache_folder
+    from envbuild.lock import Options, read_settings
+
+    settings = read_settings(asked.wanted.find_links or (), offline=asked.wanted.offline)
+    return Options(cache=cache_folder(), settings=settings, say=progress.note, counted=locking.counter(progress))
+
+
+def heard(found: "Iterable[Finding]", progress: Progress) -> "tuple[Finding, ...]":
+    """Say each finding on stderr."""
+    findings = tuple(found)
+    for it in findings:
+        tell = progress.note if it.agrees or it.severity == "note" else progress.warn
+        tell(in_one_line(printable(f"{it.about}: {it.says}")))
+        if not it.agrees and it.todo:
+            progress.note(in_one_line(printable(f"  do: {it.todo}")))
+    return findings
+
+
+def stop(findings: "Sequence[Finding]", check: CheckName) -> None:
+    """VerifyError where a finding is an error, unless errors are only to be told."""
+    wrong = [it for it in findings if not it.agrees and it.severity == "error"]
+    if wrong and check is CheckName.STRICT:
+        names = ", ".join(dict.fromkeys(it.about for it in wrong))
+        raise VerifyError("this machine cannot give what the run had", where=names, todo=_REMEDY)
+
+
+def print_plan(ready: Prepared, findings: "Sequence[Finding]", *, as_json: bool) -> None:
+    """Print the decision for --dry-run."""
+    choice = ready.choice
+    image = ready.subject.image or (choice.pull.image if choice.pull else None)
+    if not as_json:
+        typer.echo(f"{choice.variant} {choice.platform} {image or 'to be built'}")
+        return
+    value = {
+        "variant": choice.variant,
+        "platform": choice.platform,
+        "gpus": choice.gpus,
+        "image": image,
+        "build": image is None,
+        "reasons": list(choice.reasons),
+        "variables": sorted(ready.settled.variables),
+        "missing": list(ready.settled.missing),
+        "mounts": [{"source": str(it.source), "target": it.target} for it in ready.settled.mounts],
+        "findings": [it.to_dict() for it in findings],
+    }
+    typer.echo(json.dumps(value, indent=2))
+
+
+def print_parity(found: "Iterable[Finding]", *, as_json: bool) -> int:
+    """Print what came of the golden sample; 16 where predictions differ."""
+    findings = tuple(found)
+    if as_json:
+        typer.echo(json.dumps({"findings": [it.to_dict() for it in findings]}, indent=2))
+    else:
+        for it in findings:
+            typer.echo(in_one_line(printable(str(it))))
+    wrong = [it for it in findings if not it.agrees and it.severity == "error"]
+    return VerifyError.exit_code if wrong else 0

@@ -1,0 +1,101 @@
+"""What `envbuild verify` holds targets to besides each other: a key that signed them, and known vulnerabilities."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envbuild.cli.console import Progress
+from envbuild.cli.targets import in_one_line, kind_of
+from envbuild.errors import UsageError
+
+if TYPE_CHECKING:
+    from envbuild.oci.reference import Reference
+    from envbuild.verify import Finding
+    from envbuild.verify.against import Target
+
+Signed = Annotated[
+    str | None,
+    typer.Option("--signed", help="Whether images in registries are signed by this public key, in PEM.", metavar="KEY"),
+]
+Osv = Annotated[
+    Path | None,
+    typer.Option("--osv", help="Known vulnerabilities by this copy of OSV's all.zip for PyPI.", metavar="FILE"),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vouching:
+    """What was asked."""
+
+    signed: str | None
+    osv: Path | None
+
+    def check(self, targets: Sequence[str]) -> None:
+        """UsageError for a key where no target is an image in a registry."""
+        if self.signed is not None and not _references(targets):
+            todo = "give an image by its reference, or leave --signed out"
+            raise UsageError("signatures lie in registries, and no target is there", where="--signed", todo=todo)
+
+    def alone(self, targets: Sequence[str]) -> bool:
+        """Whether one image is asked for its signature alone, so that nobody has to read what is in it."""
+        return self.signed is not None and self.osv is None and [kind_of(it)[0] for it in targets] == ["image"]
+
+    def signatures(self, targets: Sequence[str], progress: Progress) -> "Iterator[Finding]":
+        """Whether each image in a registry is signed by the key."""
+        if self.signed is None:
+            return
+        from envbuild.verify.signed import check_signed
+
+        for name, reference in _references(targets).items():
+            progress.step(f"looking for signatures of {in_one_line(name)}")
+            yield from (it.held(name, name) for it in check_signed(reference, self.signed))
+
+    def vulnerabilities(self, targets: "Sequence[Target]", progress: Progress) -> "Iterator[Finding]":
+        """What is known of the distributions of each target; the database is read once."""
+        yield from self._known({it.name: _versions(it) for it in targets}, progress)
+
+    def by_lock(self, name: str, lock: Path, progress: Progress) -> "Iterator[Finding]":
+        """What is known of the wheels of a lock, which stand for the image that is held against it."""
+        from envbuild.cli.rebase import read_lock
+
+        wheels = read_lock(lock).wheels if self.osv else ()
+        yield from self._known({name: {(it.name, it.version) for it in wheels}}, progress)
+
+    def _known(self, versions: dict[str, set[tuple[str, str]]], progress: Progress) -> "Iterator[Finding]":
+        if self.osv is None:
+            return
+        from envbuild.verify.vulnerable import read_database, vulnerabilities
+
+        progress.step(f"reading {in_one_line(str(self.osv))}")
+        read = read_database(self.osv, {name for those in versions.values() for name, _ in those})
+        for target, those in versions.items():
+            if not those:
+                todo = "give what says which packages it has; of host, --python PATH"
+                raise UsageError("no distribution of it is known", where=f"--osv, {in_one_line(target)}", todo=todo)
+            yield from (it.held(target, target) for it in vulnerabilities(those, read))
+
+
+def _versions(target: "Target") -> set[tuple[str, str]]:
+    """The distributions of a target; those of a model are its run's, and those of the locks of its images."""
+    said = {(it.name, it.version) for it in (target.side.packages or {}).values() if it.version}
+    locks = target.model.locks.values() if target.model else ()
+    return said | {(wheel.name, wheel.version) for lock in locks for wheel in lock.wheels}
+
+
+def _references(targets: Sequence[str]) -> "dict[str, Reference]":
+    """The images among the targets that lie in registries."""
+    from envbuild.oci.login import exists
+    from envbuild.oci.reference import Reference
+
+    found: dict[str, Reference] = {}
+    for text in targets:
+        kind, name = kind_of(text)
+        plain = name.removeprefix("docker://")
+        if kind == "image" and (plain != name or not exists(name.rpartition("@")[0] or name)):
+            with suppress(ValueError):  # docker-daemon:NAME, and what else is no reference
+                found[text] = Reference.parse(plain)
+    return found
