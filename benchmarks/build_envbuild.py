@@ -1,6 +1,6 @@
 """One build from a lock to "in the registry", by the same functions as `envbuild from-manifest` calls; it prints JSON.
 
-python -m benchmarks.build_envbuild LOCK_FOLDER BASE REPOSITORY CACHE [VARIABLE]
+python -m benchmarks.build_envbuild [--bytecode] LOCK_FOLDER BASE REPOSITORY CACHE [VARIABLE]
 """
 
 import json
@@ -8,8 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from envbuild.assemble import LayerCache, assemble, cache_keys, wheels_to_read
+from envbuild.assemble import Compiling, LayerCache, assemble, cache_keys, wheels_to_read
+from envbuild.assemble.bytecode import compiled_by
 from envbuild.base import resolve_base
+from envbuild.base.compiling import compiling_on
 from envbuild.lock import Arrivals, Lock, read_held
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
@@ -18,7 +20,8 @@ from envbuild.registry import SharedCache, Upload, environment_tag, find_environ
 
 def main() -> None:
     began = time.perf_counter()
-    folder, base_name, repository, cache, *variables = sys.argv[1:]
+    options = {"--bytecode"} & set(sys.argv)
+    folder, base_name, repository, cache, *variables = (it for it in sys.argv[1:] if it not in options)
     lock = read_held(Path(folder))
     assert lock, folder
     reference = Reference.parse(repository)
@@ -31,16 +34,19 @@ def main() -> None:
             report=lambda _text: None,
             notes=shared,
         )
-        recipe = make_recipe(base, lock, variables)
+        compiling = compiling_on(base, Path(cache), "leave --bytecode out") if options else None
+        recipe = make_recipe(base, lock, variables, compiled_by(base.interpreter) if compiling else "")
         steps = {"base": time.perf_counter() - began}
         image = find_environment(reference, recipe.environment, machine=recipe.target.machine)
         steps["asked"] = time.perf_counter() - began
-        done = push(image, reference).reference if image else made(recipe, base, Path(cache), reference, shared)
+        done = (
+            push(image, reference).reference if image else made(recipe, base, Path(cache), reference, shared, compiling)
+        )
     seconds = time.perf_counter() - began
     print(json.dumps({"reference": str(done), "seconds": seconds, "steps": steps, "peak": peak()}))
 
 
-def make_recipe(base: Base, lock: Lock, variables: list[str]) -> Recipe:
+def make_recipe(base: Base, lock: Lock, variables: list[str], bytecode: str = "") -> Recipe:
     """A variable makes another environment of the same layers."""
     return Recipe(
         base_name=base.name,
@@ -50,19 +56,22 @@ def make_recipe(base: Base, lock: Lock, variables: list[str]) -> Recipe:
         wheels=lock.wheels,
         variables=tuple((name, "1") for name in variables),
         labels=(),
+        bytecode=bytecode,
     )
 
 
-def made(recipe: Recipe, base: Base, folder: Path, reference: Reference, shared: SharedCache) -> Reference:
+def made(
+    recipe: Recipe, base: Base, folder: Path, reference: Reference, shared: SharedCache, compiling: Compiling | None
+) -> Reference:
     """What `envbuild.pipeline.making.Making.made` does, without CUDA's proof and without telling."""
     cache, keys = LayerCache(folder, shared), cache_keys(recipe)
     with Arrivals(folder) as arrivals, Upload(reference) as upload:
         cache.look_up(keys.layers, keys.notes)
-        if needed := wheels_to_read(recipe, cache):
+        if needed := wheels_to_read(recipe, cache, compiling):
             arrivals.start(needed)
             for layer in base.image.layers:
                 upload.offer(layer)
-        result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer)
+        result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer, compiling)
         pushed = upload.finish(result.image, (environment_tag(recipe.environment),)).reference
         cache.share(result.results)
     return pushed

@@ -46,11 +46,11 @@ if [[ $status -eq 0 ]]; then
   stage format "$bin/ruff" format --check .
   stage types "$bin/mypy"
   stage imports "$bin/lint-imports"
-  stage unit limited 900 "$bin/pytest" -q -n 2 --basetemp "$work/unit" tests/unit
+  stage unit limited 840 "$bin/pytest" -q -n 2 --basetemp "$work/unit" tests/unit
   if [[ $parts == test ]]; then
     selected="real and not slow" most=1620
-    [[ ${1:-all} != long ]] || selected="slow" most=7200
-    stage e2e limited "$most" "$bin/pytest" -q -m "$selected" --durations=15 --basetemp "$work/e2e" tests/e2e
+    [[ ${1:-all} != long ]] || selected="slow" most=10800
+    stage e2e limited "$most" "$bin/pytest" -q -n 2 --dist loadfile -m "$selected" --durations=15 --basetemp "$work/e2e" tests/e2e
   fi
 fi
 

@@ -1,15 +1,17 @@
 """The services that the end-to-end tests run against: a registry and a Docker engine, private to one session."""
 
 import ipaddress
+import itertools
 import json
 import os
 import re
 import shutil
+import socket as sockets
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +24,7 @@ from tests.environ import cleaned
 
 _DOCKERD = Path("/usr/sbin/dockerd")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_NUMBERS = itertools.count()
 T = TypeVar("T")
 
 
@@ -95,7 +98,10 @@ class Engine:
         repository, mark, rest = reference.partition("@")
         if not mark:
             repository, _, rest = reference.rpartition(":")
-        return self.client.images.pull(repository, tag=rest)
+        # docker-py's own pull passes over an error of the engine, and then misses the image.
+        for event in self.client.api.pull(repository, tag=rest, stream=True, decode=True):
+            assert "error" not in event, event["error"]
+        return self.client.images.get(f"{repository}{mark or ':'}{rest}")
 
 
 def _wait(container: Any, timeout: float) -> None:
@@ -108,33 +114,43 @@ def _wait(container: Any, timeout: float) -> None:
 
 
 @contextmanager
-def running_engine() -> Iterator[Engine]:
+def running_engine(disk: str = "", options: Sequence[str] = (), programs: str = "") -> Iterator[Engine]:
     """Run a dockerd that shares nothing with one that may already run: folders, bridge, firewall, containerd's names.
 
-    Containers reach the network through its bridge; published ports are served by its proxy on loopback.
+    Containers reach the network through its bridge; published ports are served by its proxy on loopback. `disk` is the
+    size of a disk of its own, as tmpfs has it: `280m`; `programs` is a folder that comes first on its PATH. It may be
+    killed.
     """
     if os.geteuid() != 0:
         raise AssertionError("dockerd needs root: run the end-to-end tests as root")
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="envbuild-engine-"))
         stack.callback(_remove_mounted, folder)
+        if disk:
+            (folder / "data").mkdir()
+            command_output("mount", "-t", "tmpfs", "-o", f"size={disk}", "envbuild", str(folder / "data"))
         socket, log, bridge = folder / "docker.sock", folder / "log", stack.enter_context(_bridge())
         command = [
             str(_DOCKERD), "--data-root", str(folder / "data"), "--exec-root", str(folder / "exec"),
             "-H", f"unix://{socket}", "--pidfile", str(folder / "docker.pid"), "--storage-driver", "overlay2",
             "--bridge", bridge, "--iptables=false", "--ip6tables=false",
-            "--containerd-namespace", bridge, "--containerd-plugins-namespace", f"{bridge}-plugins",
+            "--containerd-namespace", bridge, "--containerd-plugins-namespace", f"{bridge}-plugins", *options,
         ]  # fmt: skip
-        stack.enter_context(running(command, log, lambda: _engine_answers(socket)))
+        if programs:
+            command = ["env", f"PATH={programs}:{os.environ['PATH']}", *command]
+        stack.enter_context(running(command, log, lambda: engine_answers(socket)))
         client = _client(socket, folder)
         stack.callback(client.close)
-        stack.callback(_remove_containers, client)
+        # A test may have killed it.
+        stack.callback(lambda: _remove_containers(client) if engine_answers(socket) else None)
         yield Engine(client, socket)
 
 
-def _engine_answers(socket: Path) -> bool:
-    if not socket.exists():
-        return False
+def engine_answers(socket: Path) -> bool:
+    """Whether there is an engine; clients that connect to none leave a socket open, so that is tried first."""
+    with sockets.socket(sockets.AF_UNIX) as tried:
+        if tried.connect_ex(str(socket)):
+            return False
     try:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=5) as client:
             return client.get("http://docker/_ping").status_code == 200
@@ -156,16 +172,25 @@ def _remove_containers(client: docker.DockerClient) -> None:
 
 
 def _remove_mounted(folder: Path) -> None:
+    for process in _processes_in(folder):  # of an engine that was killed
+        os.kill(process, 9)
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for mount in reversed([mount for mount in mounts if mount.startswith(f"{folder}/")]):
         subprocess.run(["umount", "--lazy", mount], check=True)
     shutil.rmtree(folder)
 
 
+def _processes_in(folder: Path) -> Iterator[int]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(folder).encode() in path.read_bytes():
+                yield int(path.parent.name)
+
+
 @contextmanager
 def _bridge() -> Iterator[str]:
     """Make a bridge whose containers reach the network; two engines on one bridge or chain would undo each other."""
-    name, address = f"envb{os.getpid()}", _free_address()
+    name, address = f"envb{os.getpid()}{next(_NUMBERS):x}", _free_address()
     network = str(ipaddress.ip_interface(address).network)
     with ExitStack() as stack:
         command_output("ip", "link", "add", name, "type", "bridge")

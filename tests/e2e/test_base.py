@@ -51,6 +51,7 @@ def bootstrap(cache: Path, folder: str, umask: int, **env: str) -> subprocess.Po
     )  # fmt: skip
 
 
+@pytest.mark.slow  # two Debians: 75 s
 def test_umask_time_zone_locale_hash_seed_and_folder_are_no_part_of_the_bytes(tmp_path):
     odd = {"TZ": "Asia/Kathmandu", "LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "PYTHONHASHSEED": "4242"}
     digests = []

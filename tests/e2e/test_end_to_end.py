@@ -78,6 +78,7 @@ def test_tensorflow_2_15_on_python_3_11_from_training_to_serving(tmp_path, train
     assert sorted(line.lower().replace("_", "-") for line in freeze.split()) == frozen(distributions)
 
 
+@pytest.mark.slow  # two TensorFlows: 75 s
 def test_tensorflow_2_8_on_python_3_9_whose_manifest_is_made_in_its_base(tmp_path, envbuild, registry, engine, cache):
     [layout] = bases(cache, "bullseye")
     pushed = push(read_layout(layout, machine="x86_64"), Reference.parse(f"{registry.host}/e2e/bullseye:latest"))

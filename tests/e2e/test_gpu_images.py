@@ -89,9 +89,10 @@ def room(tmp_path, registry, engine, cache) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    [SMALLEST, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)],
+    [SMALLEST, *OTHERS],
     ids=lambda case: f"{case.framework}-{case.version}",
 )
 def test_the_loader_finds_every_cuda_library_that_the_framework_opens(case, room, envbuild, registry, engine):

@@ -24,7 +24,7 @@ from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
 from tests.e2e import parts
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]  # two minutes; what is special in wheels is in test_hostile_wheels
 
 LIST = Path(__file__).with_name("hundred.txt")
 TARGET = Target(python="3.11.2", machine="x86_64", glibc="2.36")

@@ -79,11 +79,13 @@ def files(root: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow  # TensorFlow: 25 s
 def test_umoci_unpacks_it(unpacked):
     assert (unpacked / "opt/env/lib/python3.11/site-packages/tensorflow/__init__.py").is_file()
     assert (unpacked / "opt/env/bin/python").readlink() == Path("python3.11")
 
 
+@pytest.mark.slow  # TensorFlow: 40 s
 def test_podman_pulls_the_same_files(pushed, unpacked):
     folder = Path(tempfile.mkdtemp(prefix="pm-", dir="/tmp"))  # podman's paths must be short
     podman = ["podman", "--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "overlay"]

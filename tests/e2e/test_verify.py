@@ -83,7 +83,7 @@ def test_one_other_pin_is_named(built, envbuild, tmp_path):
     done = envbuild(*map(str, place), check=False)
     assert done.returncode == 16, done.stderr
     [line] = [line for line in done.stdout.splitlines() if " layers: " in line]
-    assert line.startswith("differs")
+    assert line.startswith("error")
     assert "six 1.16.0" in line
 
 
@@ -98,4 +98,4 @@ def test_the_bases_layers_under_another_config_are_another_base(built, envbuild,
         check=False,
     )  # fmt: skip
     assert (done.returncode, len(done.stdout.splitlines())) == (16, 1)
-    assert done.stdout.startswith("differs  base: the image says that it stands on")
+    assert done.stdout.startswith("error    base: the image says that it stands on")

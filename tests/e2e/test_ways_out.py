@@ -13,6 +13,7 @@ COMPILED = re.compile(r"code object from '(/opt/env/[^']*\.py)'")
 """What `python -v` says of a module for which it finds no bytecode."""
 
 
+@pytest.mark.slow  # TensorFlow, twice: 50 s
 def test_an_image_with_bytecode_goes_into_the_engine_and_into_a_file(tmp_path, train_env, envbuild, engine):
     python = train_env("3.11", "tensorflow-cpu==2.15.1", "pip==24.0")
     manifest, archive = tmp_path / "manifest.json", tmp_path / "image.tar"

@@ -1,6 +1,8 @@
 """Cloud Storage's JSON API on loopback: generations, preconditions and permissions as the real one has them.
 
-It behaves as Google's storage-testbench does, and refuses more than 8 KiB of custom metadata as only the real one does.
+It behaves as Google's storage-testbench does, and refuses what only the real one refuses: more than 8 KiB of custom
+metadata, other content for what is held or retained, who does not pay for a bucket whose requesters have to, changes of
+one object that come too fast, access lists where access is uniform.
 """
 
 import base64
@@ -9,8 +11,8 @@ import json
 import re
 import secrets
 import socket
+import struct
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,15 +23,19 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import google_crc32c
 
+from tests.fakes.gcs_bucket import Bucket, RefusedError, Stored
+
 MAX_METADATA = 8 * 1024
 _PATH = re.compile(
-    r"/(?:(?P<kind>upload|download)/)?storage/v1/b/(?P<bucket>[^/]+)"
+    r"(?:/~(?P<client>\w+))?/(?:(?P<kind>upload|download)/)?storage/v1/b/(?P<bucket>[^/]+)"
     r"(?:/o(?:/(?P<name>[^/]+)(?:/copyTo/b/(?P<to_bucket>[^/]+)/o/(?P<to_name>[^/]+))?)?)?/?\Z"
 )
 _WRITABLE = frozenset({
     "metadata", "contentType", "contentEncoding", "cacheControl", "contentDisposition", "contentLanguage", "customTime",
-    "storageClass", "temporaryHold", "eventBasedHold", "contexts",
+    "storageClass", "temporaryHold", "eventBasedHold", "retention", "contexts",
 })  # fmt: skip
+_PROTECTIONS = frozenset({"temporaryHold", "eventBasedHold", "retention"})
+"""What a copy begins without."""
 _PERMISSIONS = {
     "bucket": "storage.buckets.get",
     "list": "storage.objects.list",
@@ -44,49 +50,7 @@ _PERMISSIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """One content of an object, with its metadata."""
-
-    data: bytes
-    generation: int
-    metageneration: int = 1
-    properties: Mapping[str, Any] = field(default_factory=dict)
-    """What a client may set: metadata, contentType, holds, contexts."""
-
-
-@dataclass(kw_only=True)
-class Bucket:
-    """What lies in one bucket."""
-
-    objects: dict[str, Stored] = field(default_factory=dict)
-    archived: list[tuple[str, Stored]] = field(default_factory=list)
-    """Older contents, kept when `versioning` is on."""
-    versioning: bool = False
-    denied: set[str] = field(default_factory=set)
-    _newest: int = 0
-
-    def put(self, name: str, data: bytes, metadata: Mapping[str, str] | None = None, **properties: Any) -> Stored:
-        """Store a new content under a name; it begins with metageneration 1 and no metadata of the one before."""
-        self.remove(name)
-        # Real generations are microseconds since 1970 too.
-        self._newest = max(self._newest + 1, time.time_ns() // 1000)
-        properties |= {"metadata": dict(metadata)} if metadata else {}
-        self.objects[name] = Stored(data=data, generation=self._newest, properties=properties)
-        return self.objects[name]
-
-    def remove(self, name: str) -> None:
-        """Remove an object, if it is there."""
-        old = self.objects.pop(name, None)
-        if old and self.versioning:
-            self.archived.append((name, old))
-
-    def find(self, name: str, generation: str | None) -> Stored | None:
-        """Return an object, or the content of one generation of it."""
-        current = self.objects.get(name)
-        if generation is None or (current and current.generation == int(generation)):
-            return current
-        return next((old for key, old in self.archived if key == name and old.generation == int(generation)), None)
+Kind = Literal["status", "drop", "reset", "lost", "late", "half", "stall", "call"]
 
 
 @dataclass(kw_only=True)
@@ -97,11 +61,18 @@ class Fault:
     """bucket, list, get, media, insert, resume, patch, update, delete or copy."""
     name: str = ""
     """A regular expression, searched in the object's name."""
-    kind: Literal["status", "drop", "lost", "half", "stall", "call"] = "status"
-    """`status`: answer so instead; `drop`: close the connection, do nothing; `lost`: do it, then close without a reply;
-    `half`: close in the middle of the reply's body; `stall`: do not answer; `call`: run `call`, then go on."""
+    kind: Kind = "status"
+    """`status`: answer so instead; `drop`: close the connection, do nothing; `reset`: the same, rudely; `lost`: do it,
+    then close without a reply; `late`: close, and do it in `apply_late`; `half`: close in the middle of the reply's
+    body; `stall`: do not answer; `call`: run `call`, then go on."""
     times: int = 1
+    client: str = ""
+    """Only requests of this client; of all where it is empty."""
+    after: int = 0
+    """How many requests that it fits pass first."""
     status: int = 503
+    message: str = ""
+    """What a `status` says besides."""
     call: Callable[[], object] | None = None
 
 
@@ -112,6 +83,8 @@ class Request:
     operation: str
     bucket: str
     name: str
+    client: str = ""
+    """From an address with `/~NAME` at its end, for which see `url_of`."""
     parameters: Mapping[str, str]
     headers: Mapping[str, str]
     """Names in lower case."""
@@ -127,6 +100,12 @@ class FakeGcs:
         """Resumable uploads: how they began, the object's properties, what came so far."""
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
+        self.met: list[Fault] = []
+        """Which faults came about, one for each time."""
+        self.late: list[Request] = []
+        """Requests that are still under way though nobody waits for the answer any more."""
+        self.gate: Callable[[Request], bool] = lambda request: True
+        """Called as each request comes in, and may keep it waiting; one for which it is false is hung up on."""
         self.lock = threading.RLock()
         self.released = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"gcs": self}))
@@ -147,6 +126,10 @@ class FakeGcs:
         return self.buckets.setdefault(name, Bucket())
 
     create_bucket = bucket
+
+    def url_of(self, client: str) -> str:
+        """Return the address that tells one client's requests from another's."""
+        return f"{self.url}/~{client}" if client else self.url
 
     def put(self, bucket: str, name: str, data: bytes, metadata: Mapping[str, str] | None = None) -> None:
         """Store an object, as another client would."""
@@ -181,24 +164,36 @@ class FakeGcs:
         """Run `call` before the next requests of this kind are looked at: what happens in between."""
         self.fail(operation, kind="call", call=call, times=times)
 
+    def apply_late(self) -> None:
+        """Do what came `late`; the conditions of a request are checked now, and nobody gets an answer."""
+        with self.lock:
+            late, self.late = self.late, []
+            for request in late:
+                with suppress(RefusedError):
+                    _Service(self, request).answer()
+
     def seen(self, operation: str, name: str = "") -> list[Request]:
         """The requests of one kind whose object's name fits the regular expression, in order."""
         return [one for one in self.requests if one.operation == operation and re.search(name, one.name)]
 
-    def fault(self, operation: str, name: str) -> Fault | None:
+    def fault(self, request: Request) -> Fault | None:
         """Take the next fault that fits."""
         with self.lock:
             for fault in self.faults:
-                if fault.operation == operation and fault.times > 0 and re.search(fault.name, name):
-                    fault.times -= 1
-                    return fault
+                if not _fits(fault, request):
+                    continue
+                if fault.after > 0:
+                    fault.after -= 1
+                    continue
+                fault.times -= 1
+                self.met.append(fault)
+                return fault
         return None
 
 
-class _RefusedError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+def _fits(fault: Fault, request: Request) -> bool:
+    wanted = fault.client in {"", request.client} and fault.operation == request.operation
+    return wanted and fault.times > 0 and re.search(fault.name, request.name) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,20 +219,22 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def _handle(self) -> None:
+        fault: Fault | None = None
         try:
             request = self._request()
+            if not self.gcs.gate(request):
+                return self._hang_up()
             self.gcs.requests.append(request)
-            fault = self.gcs.fault(request.operation, request.name)
-            if fault and self._stopped(fault):
-                return
+            fault = self.gcs.fault(request)
+            if fault and self._stopped(fault, request):
+                return None
             with self.gcs.lock:
                 reply = _Service(self.gcs, request).answer()
-        except _RefusedError as refused:
-            fault, reply = None, _refusal(refused.status, str(refused))
+        except RefusedError as refused:
+            reply = _refusal(refused.status, str(refused), refused.reason)
         if fault and fault.kind == "lost":
-            self._hang_up()
-        else:
-            self._send(reply, half=bool(fault and fault.kind == "half"))
+            return self._hang_up()
+        return self._send(reply, half=bool(fault and fault.kind == "half"))
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle  # noqa: N815 - http.server's names
 
@@ -246,7 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         match = _PATH.match(url.path)
         if match is None:
-            raise _RefusedError(404, "Not Found")
+            raise RefusedError(404, "Not Found")
         parameters = dict(parse_qsl(url.query, keep_blank_values=True))
         name = unquote(match["name"] or "")
         if match["to_name"]:
@@ -255,17 +252,23 @@ class _Handler(BaseHTTPRequestHandler):
             operation=_operation(self.command, match, parameters),
             bucket=unquote(match["bucket"]),
             name=name or parameters.get("name", "") or _begun_name(self.gcs, parameters),
+            client=match["client"] or "",
             parameters=parameters,
             headers={key.lower(): value for key, value in self.headers.items()},
             body=body,
         )
 
-    def _stopped(self, fault: Fault) -> bool:
+    def _stopped(self, fault: Fault, request: Request) -> bool:
         """Do what a fault wants before the request is looked at; True when that was all."""
         match fault.kind:
             case "status":
-                self._send(_refusal(fault.status, "scripted"))
+                self._send(_refusal(fault.status, fault.message))
             case "drop":
+                self._hang_up()
+            case "reset":
+                self._reset()
+            case "late":
+                self.gcs.late.append(request)
                 self._hang_up()
             case "stall":
                 self.gcs.released.wait()
@@ -280,7 +283,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _hang_up(self) -> None:
         self.close_connection = True
-        self.connection.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _reset(self) -> None:
+        """Close with a reset instead of an end, which is what a socket without linger does."""
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        socket.close(self.connection.detach())
 
     def _send(self, reply: _Reply, *, half: bool = False) -> None:
         body = reply.body if reply.body is not None else b""
@@ -307,8 +317,11 @@ class _Service:
     def answer(self) -> _Reply:
         bucket = self.gcs.buckets.get(self.request.bucket)
         if bucket is None:
-            raise _RefusedError(404, "The specified bucket does not exist.")
-        self._permit(bucket, _PERMISSIONS[self.request.operation])
+            raise RefusedError(404, "The specified bucket does not exist.", "notFound")
+        bucket.check_payer(
+            self.request.parameters.get("userProject") or self.request.headers.get("x-goog-user-project")
+        )
+        bucket.check_permission(_PERMISSIONS[self.request.operation])
         handler: Callable[[Bucket], _Reply] = getattr(self, self.request.operation)
         return handler(bucket)
 
@@ -339,7 +352,7 @@ class _Service:
             return _Reply(body=stored.data, headers=headers)
         start, size = int(wanted[1]), len(stored.data)
         if start >= size:
-            raise _RefusedError(416, "Requested range not satisfiable")
+            raise RefusedError(416, "Requested range not satisfiable")
         end = min(int(wanted[2] or size - 1), size - 1)
         headers |= {"Content-Range": f"bytes {start}-{end}/{size}"}
         return _Reply(status=206, body=stored.data[start : end + 1], headers=headers)
@@ -355,7 +368,8 @@ class _Service:
                 upload = secrets.token_hex(8)
                 self.gcs.uploads[upload] = (self.request, properties, bytearray())
                 query = f"uploadType=resumable&upload_id={upload}"
-                where = f"{self.gcs.url}/upload/storage/v1/b/{self.request.bucket}/o?{query}"
+                here = self.gcs.url_of(self.request.client)
+                where = f"{here}/upload/storage/v1/b/{self.request.bucket}/o?{query}"
                 return _Reply(body=b"", headers={"Location": where})
             case _:
                 properties = {"contentType": self.request.headers.get("content-type", "")}
@@ -365,7 +379,7 @@ class _Service:
         begun = self.gcs.uploads.get(self.request.parameters["upload_id"])
         wanted = re.match(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", self.request.headers.get("content-range", ""))
         if begun is None or wanted is None:
-            raise _RefusedError(404, "No such upload")
+            raise RefusedError(404, "No such upload")
         request, properties, data = begun
         if wanted[1] is not None and int(wanted[1]) <= len(data):
             data[int(wanted[1]) :] = self.request.body
@@ -382,31 +396,37 @@ class _Service:
         return self._change(bucket, self._existing(bucket), _writable(self._json()))
 
     def delete(self, bucket: Bucket) -> _Reply:
-        self._check(self._existing(bucket), reading=False)
-        bucket.remove(self.request.name)
+        stored = self._existing(bucket)
+        self._check(stored, reading=False)
+        bucket.check_removable(f"{self.request.bucket}/{self.request.name}", stored)
+        bucket.check_rate(f"{self.request.bucket}/{self.request.name}")
+        if "generation" in self.request.parameters:
+            bucket.remove_generation(self.request.name, stored.generation)
+        else:
+            bucket.remove(self.request.name)
         return _Reply(status=204, body=b"")
 
     def copy(self, bucket: Bucket) -> _Reply:
         stored, parameters = self._existing(bucket), self.request.parameters
         target = self.gcs.buckets.get(parameters["to_bucket"])
         if target is None:
-            raise _RefusedError(404, "The specified bucket does not exist.")
-        self._permit(target, "storage.objects.create")
-        self._check(target.objects.get(parameters["to_name"]), reading=False)
-        made = target.put(parameters["to_name"], stored.data, **{**stored.properties, **_writable(self._json())})
+            raise RefusedError(404, "The specified bucket does not exist.")
+        target.check_permission("storage.objects.create")
+        there = target.objects.get(parameters["to_name"])
+        self._check(there, reading=False)
+        target.check_removable(f"{parameters['to_bucket']}/{parameters['to_name']}", there)
+        kept = {key: value for key, value in stored.properties.items() if key not in _PROTECTIONS}
+        made = target.put(parameters["to_name"], stored.data, **{**kept, **_writable(self._json())})
         return _Reply(value=self._resource(parameters["to_name"], made, parameters["to_bucket"]))
 
-    def _permit(self, bucket: Bucket, permission: str) -> None:
-        if permission in bucket.denied:
-            what = f"caller does not have {permission} access to the Google Cloud Storage object."
-            raise _RefusedError(403, f"{what} Permission '{permission}' denied on resource (or it may not exist).")
-
     def _existing(self, bucket: Bucket) -> Stored:
-        stored = bucket.find(self.request.name, self.request.parameters.get("generation"))
+        parameters = self.request.parameters
+        deleted = parameters.get("softDeleted", "").lower() == "true"
+        stored = bucket.find(self.request.name, parameters.get("generation"), deleted=deleted)
         if stored is None:
             # Who may not list is not told either whether there is such an object.
-            self._permit(bucket, "storage.objects.list")
-            raise _RefusedError(404, f"No such object: {self.request.bucket}/{self.request.name}")
+            bucket.check_permission("storage.objects.list")
+            raise RefusedError(404, f"No such object: {self.request.bucket}/{self.request.name}")
         return stored
 
     def _check(self, stored: Stored | None, *, reading: bool) -> None:
@@ -415,9 +435,9 @@ class _Service:
         for field_name in ("generation", "metageneration"):
             value = str(getattr(stored, field_name) if stored else 0)
             if parameters.get(f"if{field_name}match", value) != value:
-                raise _RefusedError(412, "At least one of the pre-conditions you specified did not hold.")
+                raise RefusedError(412, "At least one of the pre-conditions you specified did not hold.")
             if parameters.get(f"if{field_name}notmatch") == value:
-                raise _RefusedError(304 if reading else 412, "Not Modified")
+                raise RefusedError(304 if reading else 412, "Not Modified")
 
     def _json(self) -> dict[str, Any]:
         value = json.loads(self.request.body or b"{}")
@@ -427,27 +447,36 @@ class _Service:
     def _named(self, properties: Mapping[str, Any]) -> str:
         name = self.request.parameters.get("name") or properties.get("name")
         if not name or len(name.encode()) > 1024:
-            raise _RefusedError(400, "Required object name")
+            raise RefusedError(400, "Required object name")
         return str(name)
 
     def _store(self, bucket: Bucket, name: str, properties: Mapping[str, Any], data: bytes) -> _Reply:
-        self._check(bucket.objects.get(name), reading=False)
+        old = bucket.objects.get(name)
+        if old:
+            bucket.check_permission("storage.objects.delete")
+        self._check(old, reading=False)
+        bucket.check_removable(f"{self.request.bucket}/{name}", old)
         for key, value in _sums(data).items():
             if properties.get(key, value) != value:
-                raise _RefusedError(400, f"Provided {key} does not match the calculated one")
+                raise RefusedError(400, f"Provided {key} does not match the calculated one")
         _check_metadata(properties)
+        bucket.check_access({**properties, **self.request.parameters})
+        bucket.check_rate(f"{self.request.bucket}/{name}")
         return _Reply(value=self._resource(name, bucket.put(name, data, **_writable(properties))))
 
     def _change(self, bucket: Bucket, old: Stored, properties: Mapping[str, Any]) -> _Reply:
         self._check(old, reading=False)
         _check_metadata(properties)
+        bucket.check_access({**self._json(), **self.request.parameters})
+        bucket.check_rate(f"{self.request.bucket}/{self.request.name}")
         new = replace(old, metageneration=old.metageneration + 1, properties=properties)
-        bucket.objects[self.request.name] = new
+        bucket.change(self.request.name, new)
         return _Reply(value=self._resource(self.request.name, new))
 
     def _resource(self, name: str, stored: Stored, bucket: str | None = None) -> dict[str, Any]:
         """The object's resource (JSON API, "Objects")."""
-        bucket = bucket or self.request.bucket
+        bucket, client = bucket or self.request.bucket, self.request.client
+        here = self.gcs.url_of(client)
         path = f"b/{bucket}/o/{name.replace('%', '%25').replace('/', '%2F').replace('?', '%3F').replace('#', '%23')}"
         moment = datetime.fromtimestamp(stored.generation / 1e6, UTC).isoformat().replace("+00:00", "Z")
         return {
@@ -463,8 +492,8 @@ class _Service:
             "etag": base64.b64encode(f"{stored.generation}/{stored.metageneration}".encode()).decode(),
             "timeCreated": moment,
             "updated": moment,
-            "selfLink": f"{self.gcs.url}/storage/v1/{path}",
-            "mediaLink": f"{self.gcs.url}/download/storage/v1/{path}?generation={stored.generation}&alt=media",
+            "selfLink": f"{here}/storage/v1/{path}",
+            "mediaLink": f"{here}/download/storage/v1/{path}?generation={stored.generation}&alt=media",
         }
 
 
@@ -482,7 +511,7 @@ def _operation(method: str, match: re.Match[str], parameters: Mapping[str, str])
         case "GET":
             return "list" if match.string.rstrip("/").endswith("/o") else "bucket"
         case _:
-            raise _RefusedError(404, "Not Found")
+            raise RefusedError(404, "Not Found")
 
 
 def _begun_name(gcs: FakeGcs, parameters: Mapping[str, str]) -> str:
@@ -493,7 +522,8 @@ def _begun_name(gcs: FakeGcs, parameters: Mapping[str, str]) -> str:
 def _entries(bucket: Bucket, parameters: Mapping[str, str]) -> Iterator[tuple[str, Stored | None]]:
     """List objects by name, and None for each common prefix that a delimiter makes."""
     prefix, delimiter = parameters.get("prefix", ""), parameters.get("delimiter", "")
-    held = [*bucket.objects.items(), *(bucket.archived if parameters.get("versions", "").lower() == "true" else [])]
+    versions, deleted = (parameters.get(key, "").lower() == "true" for key in ("versions", "softDeleted"))
+    held = bucket.held(versions=versions, deleted=deleted)
     told = set()
     for name, stored in sorted(held, key=lambda one: (one[0].encode(), one[1].generation)):
         if not name.startswith(prefix):
@@ -510,7 +540,7 @@ def _multipart(request: Request) -> tuple[dict[str, Any], bytes]:
     """Split multipart/related (RFC 2387): the object's properties, then its content."""
     wanted = re.search(r'boundary="?([^";]+)"?', request.headers.get("content-type", ""))
     if wanted is None:
-        raise _RefusedError(400, "No boundary")
+        raise RefusedError(400, "No boundary")
     _, first, second, _ = request.body.split(b"--" + wanted[1].encode(), 3)
     described, _, properties = first.partition(b"\r\n\r\n")
     described, _, data = second.partition(b"\r\n\r\n")
@@ -559,11 +589,12 @@ def _merged(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
 def _check_metadata(properties: Mapping[str, Any]) -> None:
     metadata = properties.get("metadata") or {}
     if sum(len(key.encode()) + len(str(value).encode()) for key, value in metadata.items()) > MAX_METADATA:
-        raise _RefusedError(400, "The metadata for this object exceeds 8 KiB.")
+        raise RefusedError(400, "The metadata for this object exceeds 8 KiB.")
 
 
-def _refusal(status: int, message: str) -> _Reply:
+def _refusal(status: int, message: str, reason: str = "") -> _Reply:
     if status == 304:
         return _Reply(status=304, body=b"")
-    error = {"code": status, "message": message, "errors": [{"message": message, "domain": "global"}]}
+    one = {"message": message, "domain": "global"} | ({"reason": reason} if reason else {})
+    error = {"code": status, "message": message, "errors": [one]}
     return _Reply(status=status, value={"error": error})

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import ssl
 import threading
 import time
 from collections import deque
@@ -54,23 +55,27 @@ class FakeIndex:
     requests: list[Request] = field(default_factory=list)
     credentials: tuple[str, str] | None = None
     """User and password that every request must bring."""
+    query: str = ""
+    """The query that every request must bring."""
     head: bool = True
     """False: HEAD is refused with 405."""
     ranges: bool = True
     """False: ranges are ignored."""
     stopping: threading.Event = field(default_factory=threading.Event)
     port: int = 0
+    host: str = "127.0.0.1"
+    scheme: str = "http"
 
     @property
     def root(self) -> str:
         """The server's address, without credentials."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
         """The address that pip and uv are given, with credentials where they are needed."""
         userinfo = "{}:{}@".format(*self.credentials) if self.credentials else ""
-        return f"http://{userinfo}127.0.0.1:{self.port}/simple"
+        return f"{self.scheme}://{userinfo}{self.host}:{self.port}/simple"
 
     def file_url(self, filename: str) -> str:
         """Where a file lies, without credentials."""
@@ -143,6 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(*found, fault, body=body)
 
     def _admitted(self) -> bool:
+        if self.index.query and self.path.partition("?")[2] != self.index.query:
+            return False
         if self.index.credentials is None:
             return True
         wanted = base64.b64encode(":".join(self.index.credentials).encode()).decode()
@@ -195,11 +202,13 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(*wheels: FakeWheel) -> Iterator[FakeIndex]:
-    """Serve these wheels until the block ends."""
-    index = FakeIndex()
+def serving(*wheels: FakeWheel, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[FakeIndex]:
+    """Serve these wheels until the block ends; on another address containers reach it too."""
+    index = FakeIndex(host=host, scheme="https" if tls else "http")
     index.add(*wheels)
-    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"index": index}))
+    server = _Server((host, 0), type("Handler", (_Handler,), {"index": index}))
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     index.port = server.server_port
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

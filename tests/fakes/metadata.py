@@ -27,7 +27,8 @@ class MetadataServer:
         """Set when a client has waited for PATIENCE seconds."""
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.port}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     PATIENCE = 30.0
 
@@ -44,6 +45,9 @@ class MetadataServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Closing alone leaves a blocked `accept` behind, which begins again on whatever socket gets the number next.
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(timeout=5)
         self._socket.close()
 
     def _accept(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
 _NAME = r"(?P<name>[a-z0-9._/-]+)"
+_INDEX = "application/vnd.oci.image.index.v1+json"
 _ROUTES = {
     r"/v2/": "ping",
     rf"/v2/{_NAME}/blobs/uploads/": "uploads",
@@ -27,6 +28,7 @@ _ROUTES = {
     rf"/v2/{_NAME}/blobs/(?P<digest>sha256:[0-9a-f]{{64}})": "blob",
     rf"/v2/{_NAME}/manifests/(?P<target>[\w.:-]+)": "manifest",
     rf"/v2/{_NAME}/tags/list": "tags",
+    rf"/v2/{_NAME}/referrers/(?P<digest>sha256:[0-9a-f]{{64}})": "referrers",
     r"/token": "token",
 }
 
@@ -80,9 +82,12 @@ class FakeRegistry:
         password: str = "letmein",
         identity_token: str = "",
         anonymous_pull: bool = False,
+        referrers: bool = False,
     ) -> None:
         self.login, self.user, self.password = login, user, password
         self.identity_token, self.anonymous_pull = identity_token, anonymous_pull
+        self.referrers = referrers
+        """Whether it lists what refers to an image, two at a time; many registries do not."""
         self.repositories: defaultdict[str, Repository] = defaultdict(Repository)
         self.uploads: dict[str, str] = {}
         """Repository by open upload."""
@@ -366,6 +371,24 @@ class _Handler(BaseHTTPRequestHandler):
             if ":" not in target:
                 repository.tags[target] = digest
             self._reply(201, Location=f"/v2/{name}/manifests/{digest}", Docker_Content_Digest=digest)
+
+    def _referrers_get(self, name: str, digest: str) -> None:
+        """Listing Referrers: those whose subject it is, with type and annotations, after `from`."""
+        if not self.registry.referrers:
+            self._error(404, "UNSUPPORTED", "no such endpoint")
+            return
+        entries = []
+        for own, (media_type, data) in self.registry.repositories[name].manifests.items():
+            value = json.loads(data)
+            if (value.get("subject") or {}).get("digest") == digest:
+                described = {"mediaType": media_type, "digest": own, "size": len(data)}
+                more = {key: value[key] for key in ("artifactType", "annotations") if key in value}
+                entries.append(described | more)
+        start = int(self.query.get("from", ["0"])[0])
+        index = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": entries[start : start + 2]}
+        link = f'</v2/{name}/referrers/{digest}?from={start + 2}>; rel="next"'
+        headers = {"Link": link} if entries[start + 2 :] else {}
+        self._reply(200, json.dumps(index).encode(), Content_Type=_INDEX, **headers)
 
     def _tags_get(self, name: str) -> None:
         body = json.dumps({"name": name, "tags": sorted(self.registry.repositories[name].tags)}).encode()

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from envbuild.lock import Target, UvResolver, fetch
-from envbuild.oci.image import Image
+from envbuild.oci.image import INDEX, MANIFEST, Image
 from envbuild.oci.layout import read_layout, write_layout
 from tests.environ import cleaned
 from tests.fakes.trees import BASE, image_of_trees
@@ -116,10 +116,13 @@ def tags_of(host: str, repository: str) -> dict[str, str]:
 
 
 def _whole(client: httpx.Client, target: str) -> str:
-    answer = client.get(f"manifests/{target}", headers={"Accept": "application/vnd.oci.image.manifest.v1+json"})
+    """Its digest, where it and all that it names is there; of an index that is each of its manifests."""
+    answer = client.get(f"manifests/{target}", headers={"Accept": f"{MANIFEST}, {INDEX}"})
     require(answer.status_code == 200, f"{target} names a manifest that is not there")
     value: Mapping[str, Any] = answer.json()
-    for blob in (value["config"], *value["layers"]):
+    for entry in value.get("manifests", ()):
+        require(_whole(client, entry["digest"]) == entry["digest"], f"{target} has another manifest than {entry}")
+    for blob in (value["config"], *value["layers"]) if "config" in value else ():
         data = client.get(f"blobs/{blob['digest']}").content
         found = ("sha256:" + hashlib.sha256(data).hexdigest(), len(data))
         require(found == (blob["digest"], blob["size"]), f"{target} has a blob that is {found}, not {blob}")

@@ -29,6 +29,7 @@ from tests.fakes.wheels import FakeWheel, make_wheel
 
 TARGET = Target(python="3.11.2", machine="x86_64", glibc="2.36")
 SITE = "opt/env/lib/python3.11/site-packages"
+CHECK = ("opt/env/bin/envbuild-check", "opt/env/share/envbuild/lock.json")
 CONFIG = {
     "architecture": "amd64",
     "os": "linux",
@@ -162,7 +163,9 @@ def test_the_assembled_tree_is_what_pip_installs(tmp_path):
     ours = {
         name.removeprefix("opt/env/"): data
         for name, (member, data) in found.items()
-        if member.isfile() and not name.endswith("pyvenv.cfg")
+        if member.isfile()
+        and not name.endswith("pyvenv.cfg")
+        and f"opt/env/{name.removeprefix('opt/env/')}" not in CHECK
     }
     differing = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
     info = "lib/python3.11/site-packages/every_thing-1.0.dist-info"
@@ -173,7 +176,7 @@ def test_record_is_true_of_every_file(tmp_path):
     found = tree(built(tmp_path, everything()).image)
     rows = list(csv.reader(io.StringIO(found[f"{SITE}/every_thing-1.0.dist-info/RECORD"][1].decode())))
     paths = {str(Path(os.path.normpath(f"{SITE}/{row[0]}"))) for row in rows}
-    own = {"opt/env/pyvenv.cfg"}
+    own = {"opt/env/pyvenv.cfg", *CHECK}
     assert paths == {name for name, (member, _) in found.items() if member.isfile()} - own
     for name, digest, size in rows:
         content = found[os.path.normpath(f"{SITE}/{name}")][1]
@@ -187,7 +190,7 @@ def test_record_is_true_of_every_file(tmp_path):
 def test_modes_are_fixed_and_scripts_are_executable(tmp_path):
     found = tree(built(tmp_path, everything()).image)
     assert {name for name, (member, _) in found.items() if member.isfile() and member.mode == 0o755} == {
-        f"{SITE}/every/native.so", "opt/env/bin/tool", "opt/env/bin/shell", "opt/env/bin/every", "opt/env/bin/every-extra", "opt/env/bin/every-gui"
+        f"{SITE}/every/native.so", "opt/env/bin/tool", "opt/env/bin/shell", "opt/env/bin/every", "opt/env/bin/every-extra", "opt/env/bin/every-gui", CHECK[0]
     }  # fmt: skip
     assert {member.mode for member, _ in found.values() if member.isfile()} == {0o644, 0o755}
 
@@ -378,11 +381,13 @@ def test_a_python_without_removesuffix_gets_scripts_that_it_can_run(tmp_path):
 
 
 def test_large_wheels_have_their_own_layer_and_small_ones_share(tmp_path):
-    large = [make_wheel(f"large{n}", "1", {f"l{n}.bin": os.urandom((4 + n) << 20)}) for n in (1, 2)]
+    large = [make_wheel(f"large{n}", "1", {f"l{n}.bin": os.urandom((8 + n) << 20)}) for n in (1, 2)]
+    medium = [make_wheel(f"medium{n}", "1", {f"m{n}.bin": os.urandom(1 << 20)}) for n in range(6)]
     small = [make_wheel(f"small{n}", "1") for n in range(40)]
-    layers = built(tmp_path, *large, *small).image.layers
+    layers = built(tmp_path, *large, *medium, *small).image.layers
     assert [layer.created_by for layer in layers[:2]] == ["large2 1", "large1 1"]
-    assert len(layers) == 2 + 6 + 1
+    names = [{name.rstrip("0123456789 ") for name in layer.created_by.split(", ")} for layer in layers[2:-2]]
+    assert names == [{"medium"}, {"medium"}, {"small"}, {"small"}]
 
 
 HOSTILE = {
@@ -400,15 +405,19 @@ HOSTILE = {
     "interpreter": ("hostile-1.data/scripts/python3", "interpreter"),
     "interpreter as data": ("hostile-1.data/data/bin/python", "would replace"),
     "configuration": ("hostile-1.data/data/pyvenv.cfg", "would replace"),
+    "start-up check": ("hostile-1.data/scripts/envbuild-check", "would replace"),
+    "its list": ("hostile-1.data/data/share/envbuild/lock.json", "would replace"),
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_names_are_refused(case, tmp_path):
     name, why = HOSTILE[case]
+    wheel = make_wheel("hostile", "1", extra=[(name, b"x", 0o644)])
+    own = image._environment(recipe()).key, image._checkup(recipe(wheel)).key
     with pytest.raises(WheelError, match=why):
-        built(tmp_path, make_wheel("hostile", "1", extra=[(name, b"x", 0o644)]))
-    assert {path.stem for path in (tmp_path / "cache").rglob("*.json")} <= {image._environment(recipe()).key.hex}
+        built(tmp_path, wheel)
+    assert {path.stem for path in (tmp_path / "cache").rglob("*.json")} <= {key.hex for key in own}
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

@@ -115,3 +115,38 @@ def test_the_command_shows_and_prunes(folder):
     for keep in ("much", "", " "):
         refused = envbuild(folder, "prune", "--keep", keep)
         assert (refused.returncode, refused.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "nowhere"])
+@pytest.mark.parametrize("command", ["info", "prune"])
+def test_a_cache_that_is_no_folder_is_an_error_with_advice(tmp_path, place, command):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "nowhere").symlink_to("absent")
+    done = envbuild(tmp_path / place, command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"where: {tmp_path / place}\n  do: set ENVBUILD_CACHE" in done.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_cache_that_is_not_there_yet_is_empty(tmp_path):
+    assert json.loads(envbuild(tmp_path / "a/b", "info", "--json").stdout)["size"] == 0
+    assert not (tmp_path / "a").exists()
+
+
+def test_only_what_went_is_said_to_be_gone(folder):
+    """Of a base, what lies under the name that it is given while it goes is in the way."""
+    put(folder, f"bases/.new-{BASE}/in the way", 1, 0)
+    gone = prune(folder, keep=0, now=NOW)
+    assert f"bases/{BASE}" not in {str(it.path.relative_to(folder)) for it in gone}
+    assert f"bases/{BASE}/index.json" in names(folder)
+
+
+def test_a_cache_where_none_can_be_made_is_named_with_advice():
+    program = "from envbuild.cli import commands, main\nfrom envbuild.files import cache_folder, write_whole\n"
+    program += "commands.app.command('keep')(lambda: write_whole(cache_folder() / 'notes/x', b''))\nmain()"
+    env = os.environ | {"ENVBUILD_CACHE": "/proc/nowhere", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program, "keep"], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (13, "")
+    assert done.stderr.startswith("error: the cache cannot be written: ")
+    assert "where: /proc/nowhere" in done.stderr
+    assert "do: set ENVBUILD_CACHE to a folder that this user may write" in done.stderr

@@ -145,7 +145,7 @@ LINES = "".join(f"{key} = {json.dumps(value)}\n" for key, value in WHOLE.items()
     [
         ("envbuild.json", json.dumps(WHOLE)),
         ("settings", "\ufeff" + json.dumps(WHOLE)),
-        ("envbuild.toml", "[capture]\n" + LINES),
+        ("envbuild.toml", "\ufeff[capture]\n" + LINES),
         ("pyproject.toml", "[project]\nname = 'x'\n[tool.envbuild.capture]\n" + LINES),
     ],
 )

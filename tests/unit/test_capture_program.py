@@ -17,7 +17,7 @@ from typer.main import get_command
 from envbuild.capture import capture, script
 from envbuild.capture.callback import is_chief, keras_callback
 from envbuild.capture.output import tell_disagreements
-from envbuild.cli import app
+from envbuild.cli.commands import app
 from envbuild.cli.interpreter import other_environment
 from envbuild.manifest import read_manifest
 from tests.fakes.gcs import FakeGcs

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from envbuild import cli
+from envbuild.cli import commands
 from envbuild.oci.image import DOCKER_MANIFEST, MANIFEST, Image
 from envbuild.oci.layout import write_layout
 from tests.fakes.images import docker_manifest_of
@@ -48,7 +48,7 @@ class Site:
 
     def __call__(self, *arguments: str | Path) -> Done:
         self.output.readouterr()
-        code = cli.run([*map(str, arguments)])
+        code = commands.run([*map(str, arguments)])
         out, err = self.output.readouterr()
         return Done(code, out, err)
 

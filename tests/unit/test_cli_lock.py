@@ -272,3 +272,25 @@ def test_offline_without_a_folder_says_which_option_is_missing(site):
 def test_an_extra_that_is_no_requirement_is_a_fault_of_the_command_line(site):
     done = site.lock("--extra", "!!bad")
     assert (done.returncode, "--extra !!bad" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
+def test_offline_the_advice_is_about_folders_and_not_about_indexes(site, resolver):
+    (site.folder / "house").mkdir()
+    (site.folder / "house" / TOOL.filename).write_bytes(TOOL.data)
+    manifest = manifest_of()
+    manifest["distributions"].append({"name": "absent", "version": "1", "origin": {"kind": "index"}})
+    site.tell(manifest)
+    asked = ("--find-links", "house", "--resolver", resolver)
+    assert "extra-index-url" in site.refused(*asked)
+    said = site.refused(*asked, "--offline")
+    advice = [line for line in said.splitlines() if line.strip().startswith("do:")]
+    assert [("--find-links" in line, "leave out --offline" in line) for line in advice[:2]] == [(True, True)] * 2
+    assert not [line for line in advice if "index" in line]
+
+
+def test_offline_an_upgrade_that_no_folder_has_is_told_so_too(site):
+    site.locked("--download", "house")
+    said = site.refused("--find-links", "house", "--offline", "--upgrade-package", "tool==2.0")
+    assert "index settings" not in said
+    assert "leave out --offline" in said

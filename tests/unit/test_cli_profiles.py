@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild import cli
+from envbuild.cli import commands
 from envbuild.cli.profiles import FrameworkName
 from envbuild.match.profiles import FRAMEWORKS
 from envbuild.refresh import READERS
@@ -53,7 +53,7 @@ def profiles(served: FakeIndex, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     def run(*arguments: str | Path, index: str | None = None) -> Done:
         monkeypatch.setenv("UV_DEFAULT_INDEX", index or served.url)
         capsys.readouterr()
-        code = cli.run(["profiles", *map(str, arguments)])
+        code = commands.run(["profiles", *map(str, arguments)])
         said = capsys.readouterr()
         return Done(code, said.out, said.err)
 

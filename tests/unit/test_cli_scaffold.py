@@ -20,25 +20,34 @@ from envbuild.cli.console import Progress, printable
 ROOT = Path(__file__).parents[2]
 COMMANDS = """
 import errno, os, sys, time
+import typer
 from pathlib import Path
-import envbuild.cli as cli
+from envbuild.cli import commands, main
+from envbuild.cli.console import Progress
 from envbuild.errors import MatchError
 from envbuild.files import written_whole
 
-@cli.app.command()
+@commands.app.command()
 def fail(): raise MatchError("no stack serves the run", where="framework.version", todo="take \\x1b[31manother")
-@cli.app.command()
+@commands.app.command()
 def system(number: int): raise OSError(number, os.strerror(number), "/some/file")
-@cli.app.command()
+@commands.app.command()
 def say(text: str): print(text)
-@cli.app.command()
+@commands.app.command()
+def tell(text: str):
+    with Progress() as progress:
+        progress.step("at work")
+        progress.warn("it may fail")
+    if text == "fail": fail()
+    typer.echo(text)
+@commands.app.command()
 def write(path: Path):
     with written_whole(path) as file:
         file.write(b"half")
         print("ready", flush=True)
         time.sleep(60)
 
-cli.main()
+main()
 """
 
 
@@ -62,7 +71,7 @@ def test_help_lists_the_exit_code_of_every_error():
     done = envbuild("--help")
     assert done.returncode == 0
     listed = {int(code) for code in re.findall(r"^ +(\d+)  +[A-Z]", done.stdout, re.MULTILINE)}
-    assert listed == {0, 130} | {kind.exit_code for kind in every_error()}
+    assert listed == {0, 1, 130} | {kind.exit_code for kind in every_error()}
 
 
 def test_no_two_errors_share_an_exit_code():
@@ -116,12 +125,30 @@ def test_an_error_of_the_machine_has_the_same_shape(number, message):
     assert "Traceback" not in done.stderr
 
 
-def test_a_full_disk_behind_stdout_is_told():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [("say", "text"), ("tell", "text"), ("tell", "x" * 100_000)])
+def test_a_full_disk_behind_stdout_is_told(unbuffered, arguments):
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-c", COMMANDS, "say", "text"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), check=False)
+        command, env = [sys.executable, "-c", COMMANDS, *arguments], environment(PYTHONUNBUFFERED=unbuffered)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=env, check=False)
     assert done.returncode == 13
-    assert done.stderr.startswith("error: no space is left on the device")
+    assert "error: no space is left on the device\n  where: standard output\n  do: free some space" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("colour", [{}, {"FORCE_COLOR": "1"}])
+@pytest.mark.parametrize(
+    ("arguments", "code", "result"),
+    [(("tell", "text"), 0, "text\n"), (("tell", "fail"), 11, ""), (("bogus",), 2, ""), (("system", "28"), 13, "")],
+)
+def test_a_stderr_that_cannot_be_written_changes_nothing(arguments, code, result, colour):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Path("/dev/full").open("w") as full, os.fdopen(writer, "w") as gone:
+        for stream in (full, gone):
+            command, env = [sys.executable, "-c", COMMANDS, *arguments], environment(**colour)
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stream, text=True, env=env, check=False)
+            assert (done.returncode, done.stdout) == (code, result)
 
 
 def test_a_reader_that_has_gone_is_no_error_to_talk_about():
@@ -144,6 +171,44 @@ def test_a_signal_ends_the_command_with_130_and_leaves_no_file(number, tmp_path)
         _, said = process.communicate(timeout=30)
     assert (process.returncode, said) == (130, "interrupted\n")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("start", [("-m", "envbuild"), ("-c", "from envbuild.cli import main; main()")])
+def test_ctrl_c_while_imports_go_on_shows_no_traceback(start, tmp_path):
+    (tmp_path / "typer.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    env = environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    command = [sys.executable, *start, "--help"]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=env, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "interrupted\n")
+
+
+def test_importing_the_command_line_leaves_signals_alone():
+    program = "import signal, envbuild.cli.commands; print(signal.getsignal(2) is signal.default_int_handler)"
+    assert envbuild(program=program).stdout == "True\n"
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path):
+    command = [
+        "sh",
+        "-c",
+        "trap '' INT; exec \"$@\"",
+        "sh",
+        sys.executable,
+        "-c",
+        COMMANDS,
+        "write",
+        str(tmp_path / "x"),
+    ]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 130
 
 
 def test_an_interpreter_that_is_not_there_is_a_usage_error():
@@ -203,6 +268,18 @@ def test_off_a_terminal_progress_is_a_line_every_two_seconds_with_bytes_and_rate
         "  tensorflow: 0 bytes of 40.0 MB",
         "  tensorflow: 20.0 MB of 40.0 MB, 10.0 MB/s",
         "  tensorflow: 40.0 MB of 40.0 MB, 10.0 MB/s",
+    ]
+
+
+def test_what_was_begun_to_be_told_is_told_to_its_end_and_nothing_else_is():
+    progress, file, clock = plain()
+    progress.progress("numpy", 1, 10)
+    clock.now += 0.1
+    progress.progress("numpy", 10, 10)
+    progress.progress("six", 10, 10)
+    assert [line.split(",")[0] for line in file.getvalue().splitlines()] == [
+        "  numpy: 1 byte of 10 bytes",
+        "  numpy: 10 bytes of 10 bytes",
     ]
 
 

@@ -1,27 +1,37 @@
-"""The build context: readable, complete, and nothing from outside becomes an instruction."""
+"""The build context: readable, complete, the same image by any builder, and nothing in it of the site it is made at."""
 
-import json
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from envbuild.assemble.config import environment_files
 from envbuild.dockerfile import build_context
-from envbuild.dockerfile.quote import as_env, as_json
-from envbuild.errors import BuildError
-from envbuild.files import data_folder
-from envbuild.lock.model import LockedWheel, Target
+from envbuild.lock.model import LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe
+from tests.unit.dockerfiles import Instruction, parse
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DIGEST = Digest("5a" * 32)
-PATH = 'PATH="/opt/env/bin:${PATH}"'
 REGISTRY_BASE = f"python:3.11.7-slim-bookworm@{DIGEST}"
+FORMS = ("Dockerfile", "Dockerfile.classic")
+KNOWN = {"PATH": "/usr/bin"}
+
+
+def a_wheel(name: str, url: str = "https://index.invalid/a/") -> LockedWheel:
+    filename = f"{name}-1.0-py3-none-any.whl"
+    return LockedWheel(name=name, version="1.0", filename=filename, sha256=DIGEST, size=1, url=url + filename)
+
+
+def a_package(name: str, version: str) -> SystemPackage:
+    filename = f"pool/main/{name}_{version.partition(':')[2]}_amd64.deb"
+    return SystemPackage(name=name, version=version, architecture="amd64", filename=filename, sha256=DIGEST, size=1)
+
+
+PACKAGES = (a_package("libgomp1", "12.2.0-14+deb12u1"), a_package("zlib1g", "1:1.2.13.dfsg-1"))
 
 
 def a_recipe(**changes: Any) -> Recipe:
@@ -30,7 +40,7 @@ def a_recipe(**changes: Any) -> Recipe:
         "base_digest": DIGEST,
         "python_path": "/usr/local/bin/python3.11",
         "target": Target(python="3.11.7", machine="x86_64", glibc="2.36"),
-        "wheels": (),
+        "wheels": (a_wheel("six"),),
         "variables": (
             ("TF_CPP_MIN_LOG_LEVEL", "1"),
             ("XLA_FLAGS", r'--xla_dump_to="$HOME/a b" --x=\\'),
@@ -40,216 +50,213 @@ def a_recipe(**changes: Any) -> Recipe:
     return Recipe(**(values | changes))
 
 
-def dockerfile(recipe: Recipe) -> str:
-    return build_context(recipe, b"", b"", data_folder("templates"))["Dockerfile"].decode()
+LOCAL = a_recipe(
+    base_name="debian:bullseye",
+    python_path="/usr/bin/python3.9",
+    target=Target(python="3.9.2", machine="aarch64", glibc="2.31"),
+    wheels=(a_wheel("six"), a_wheel("tool", "file:///house/")),
+    packages=PACKAGES,
+)
 
 
-class Instruction(NamedTuple):
-    word: str
-    rest: str
+def context(recipe: Recipe, *, wheelhouse: bool = False) -> dict[str, str]:
+    made = build_context(recipe, b"six==1.17.0", b"lock-version", None, wheelhouse=wheelhouse)
+    return {name: data.decode() for name, data in made.items()}
 
 
-def parsed(text: str) -> list[Instruction]:
-    """Split into instructions as Docker's own parser does (moby/buildkit, frontend/dockerfile/parser)."""
-    found, open_line = [], ""
-    for raw in text.split("\n"):
-        line = raw.lstrip()
-        if not line or line.startswith("#"):  # also inside a continued instruction
-            continue
-        continued = re.search(r"\\[ \t]*$", line)
-        open_line += line[: continued.start()] if continued else line
-        if not continued:
-            word, _, rest = open_line.strip().partition(" ")
-            found.append(Instruction(word.upper(), rest.strip()))
-            open_line = ""
-    assert not open_line
+def stages(text: str) -> list[list[Instruction]]:
+    """Instructions, parted before each FROM; the first part has what stands before all."""
+    found: list[list[Instruction]] = [[]]
+    for instruction in parse(text):
+        found += [[]] if instruction.word == "FROM" else []
+        found[-1].append(instruction)
     return found
 
 
-def named_value(text: str) -> tuple[str, str]:
-    """Read `NAME="value"` of ENV or LABEL: one word, whose value is the double-quoted string that Docker's lexer sees."""
-    name, _, quoted = text.partition("=")
-    assert re.fullmatch(r'"(?:[^"\\$]|\\["\\$])*"', quoted), quoted  # no quote closes early, no $ is left to expand
-    return name, re.sub(r'\\(["\\$])', r"\1", quoted[1:-1])
-
-
-def values(instructions: list[Instruction], word: str) -> list[tuple[str, str]]:
-    return [named_value(rest) for found, rest in instructions if found == word and rest != PATH]
+def installing(text: str) -> Instruction:
+    [run] = [it for it in parse(text) if it.word == "RUN" and "pip install" in it.rest]
+    return run
 
 
 @pytest.mark.parametrize(
-    ("name", "recipe"),
-    [
-        ("Dockerfile.registry", a_recipe()),
-        (
-            "Dockerfile.local",
-            a_recipe(
-                base_name="debian:bullseye",
-                python_path="/usr/bin/python3.9",
-                target=Target(python="3.9.2", machine="aarch64", glibc="2.31"),
-            ),
-        ),
-    ],
+    ("name", "recipe", "wheelhouse"),
+    [("registry", a_recipe(), False), ("local", LOCAL, False), ("wheelhouse", LOCAL, True)],
 )
-def test_the_dockerfile_reads_as_the_golden_one(name, recipe):
-    """ENVBUILD_UPDATE_GOLDEN=1 writes the file anew."""
-    found = dockerfile(recipe)
+@pytest.mark.parametrize("file", [*FORMS, "README.md"])
+def test_the_files_read_as_the_golden_ones(name, recipe, wheelhouse, file):
+    """ENVBUILD_UPDATE_GOLDEN=1 writes them anew. What raises a recipe's id elsewhere changes none of them."""
+    golden = GOLDEN / f"{file.replace('README', 'Dockerfile.README')}.{name}"
+    found = context(recipe, wheelhouse=wheelhouse)[file].replace(str(recipe.environment), "sha256:ENVIRONMENT")
     if os.environ.get("ENVBUILD_UPDATE_GOLDEN"):
-        (GOLDEN / name).write_text(found)
-    assert found == (GOLDEN / name).read_text()
+        golden.write_text(found)
+    assert found == golden.read_text()
 
 
-def test_the_context_holds_the_lock_as_given_and_lets_only_the_requirements_into_the_build():
-    context = build_context(a_recipe(), b"six==1.17.0", b"lock-version", data_folder("templates"))
-    assert sorted(context) == [".dockerignore", "Dockerfile", "pylock.toml", "requirements.txt"]
-    assert context["requirements.txt"] == b"six==1.17.0"
-    assert context["pylock.toml"] == b"lock-version"
-    rules = [line for line in context[".dockerignore"].decode().splitlines() if not line.startswith("#")]
-    assert rules == ["*", "!requirements.txt"]
+def test_the_context_holds_the_lock_as_given_and_lets_only_what_is_installed_into_the_build():
+    made = context(a_recipe())
+    assert sorted(made) == [
+        ".dockerignore",
+        "Dockerfile",
+        "Dockerfile.classic",
+        "README.md",
+        "check/envbuild-check",
+        "check/lock.json",
+        "pylock.toml",
+        "requirements.txt",
+    ]
+    assert made["requirements.txt"] == "six==1.17.0"
+    assert made["pylock.toml"] == "lock-version"
+    assert rules(made) == ["*", "!requirements.txt", "!check/"]
+    assert rules(context(LOCAL)) == ["*", "!requirements.txt", "!check/", "!wheels/"]
+    assert rules(context(a_recipe(), wheelhouse=True)) == ["*", "!requirements.txt", "!check/", "!wheels/"]
+    assert rules(context(LOCAL, wheelhouse=True)) == ["*", "!requirements.txt", "!check/", "!wheels/", "!debs/"]
+
+
+def rules(made: dict[str, str]) -> list[str]:
+    return [line for line in made[".dockerignore"].splitlines() if not line.startswith("#")]
 
 
 def test_equal_recipes_give_equal_files():
-    assert build_context(a_recipe(), b"r", b"p", data_folder("templates")) == build_context(
-        a_recipe(), b"r", b"p", data_folder("templates")
+    assert context(a_recipe()) == context(a_recipe())
+
+
+@pytest.mark.parametrize("wheelhouse", [False, True])
+@pytest.mark.parametrize("recipe", [a_recipe(), LOCAL], ids=["registry", "local"])
+def test_both_forms_differ_in_how_files_reach_the_build_and_in_nothing_else(recipe, wheelhouse):
+    made = context(recipe, wheelhouse=wheelhouse)
+    new, old = (
+        [[it for it in stage if it.word not in ("COPY", "RUN")] for stage in stages(made[form])] for form in FORMS
     )
+    assert new == old
+    assert all(it.flags == () for it in parse(made["Dockerfile.classic"]) if it.word == "RUN")
+    copied = [it for it in parse(made["Dockerfile"]) if it.word == "COPY"]
+    assert [(it.flags, it.rest) for it in copied] == [(("--from=environment",), "/opt/env /opt/env")]
+
+
+def test_no_frontend_is_fetched_and_no_host_is_named():
+    for recipe in (a_recipe(), LOCAL):
+        for wheelhouse in (False, True):
+            made = context(recipe, wheelhouse=wheelhouse)
+            for name in made.keys() - {"pylock.toml"}:
+                assert "syntax=" not in made[name]
+                assert not re.search(r"https?://\w|index\.invalid|\b\w+\.(?:org|com|io)\b", made[name])
 
 
 def test_the_base_is_named_by_digest_and_its_platform_is_fixed():
-    instructions = parsed(dockerfile(a_recipe()))
-    assert instructions[0] == ("FROM", f"--platform=linux/amd64 {REGISTRY_BASE} AS base")
-    assert [rest for word, rest in instructions if word == "FROM"][1:] == ["base AS environment", "base"]
+    first, *rest = [it for it in parse(context(a_recipe())["Dockerfile"]) if it.word == "FROM"]
+    assert first == Instruction("FROM", ("--platform=linux/amd64",), f"{REGISTRY_BASE} AS base")
+    assert [it.rest for it in rest] == ["base AS environment", "base"]
 
 
 @pytest.mark.parametrize("name", ["debian:bookworm", "/bases/python", f"/bases/a@{DIGEST}", "python:3.11"])
 def test_a_base_that_no_engine_can_pull_by_digest_is_an_argument(name):
-    instructions = parsed(dockerfile(a_recipe(base_name=name)))
-    assert instructions[:2] == [("ARG", "BASE"), ("FROM", "--platform=linux/amd64 ${BASE} AS base")]
+    for form in FORMS:
+        first, second, *_ = parse(context(a_recipe(base_name=name))[form])
+        assert first == Instruction("ARG", (), "BASE")
+        assert second == Instruction("FROM", ("--platform=linux/amd64",), "${BASE} AS base")
 
 
-def test_pip_installs_the_locked_files_and_nothing_else():
-    install = next(rest for word, rest in parsed(dockerfile(a_recipe())) if word == "RUN" and '"install"' in rest)
-    command = json.loads(install)
-    assert command[:4] == ["/opt/env/bin/python", "-m", "pip", "install"]
-    assert {"--require-hashes", "--no-deps", "--no-compile", "--no-cache-dir"} < set(command)
-    assert "--python" not in command  # pip 20.3, which Debian bullseye brings, does not know it
+@pytest.mark.parametrize("form", FORMS)
+def test_pip_installs_the_locked_files_and_nothing_else(form):
+    words = installing(context(a_recipe())[form]).words
+    assert {
+        "--require-hashes",
+        "--no-deps",
+        "--no-compile",
+        "--only-binary=:all:",
+        "--ignore-installed",
+        "--no-input",
+    } < set(words)
+    assert "/opt/env/bin/python" in words
+    assert "--python" not in words  # pip 20.3, which Debian bullseye brings, does not know it
+    assert ("--no-cache-dir" in words) == (form == "Dockerfile.classic")
 
 
-def test_the_final_stage_has_the_path_variables_labels_and_user_of_the_recipe():
+def test_buildkit_mounts_a_cache_and_secrets_that_need_not_be_there():
+    run = installing(context(a_recipe())["Dockerfile"])
+    assert run.flags == (
+        "--mount=type=cache,target=/root/.cache/pip",
+        "--mount=type=secret,id=pip",
+        "--mount=type=secret,id=netrc",
+        "--mount=type=secret,id=ca",
+        "--mount=type=bind,source=requirements.txt,target=/opt/installer/requirements.txt",
+        "--mount=type=bind,source=check,target=/opt/installer/check",
+    )
+    assert "--cache-dir /root/.cache/pip" in run.rest
+    assert "if [ -e /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi" in run.rest
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_wheelhouse_needs_no_index_no_network_and_no_secret(form):
+    made = context(LOCAL, wheelhouse=True)[form]
+    words = installing(made).words
+    at = words.index("--no-index")
+    assert words[at + 1 : at + 3] == ["--find-links", "/opt/installer/wheels"]
+    assert "secret" not in " ".join(flag for it in parse(made) for flag in it.flags)
+    assert "apt-get" not in made
+    assert [it.rest for it in parse(made) if it.word == "COPY"][:-1] == (
+        []
+        if form == "Dockerfile"
+        else [
+            "requirements.txt /opt/installer/requirements.txt",
+            "check /opt/installer/check",
+            "wheels /opt/installer/wheels",
+            "debs /mnt",
+        ]
+    )
+
+
+def test_wheels_that_no_index_has_are_mounted_or_copied_beside_the_requirements():
+    made = context(LOCAL)
+    assert "--mount=type=bind,source=wheels,target=/opt/installer/wheels" in installing(made["Dockerfile"]).flags
+    assert Instruction("COPY", (), "wheels /opt/installer/wheels") in parse(made["Dockerfile.classic"])
+    assert "--no-index" not in installing(made["Dockerfile"]).words
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_system_packages_are_pinned_held_against_the_lock_and_leave_no_lists_or_logs(form):
+    *_, fetched, final = stages(context(LOCAL)[form])
+    [run] = [it for it in fetched if it.word == "RUN"]
+    words = run.words
+    at = words.index("download")
+    assert words[at + 1 : at + 3] == ["libgomp1=12.2.0-14+deb12u1", "zlib1g=1:1.2.13.dfsg-1"]
+    assert f"{DIGEST.hex} *zlib1g_1%3a1.2.13.dfsg-1_amd64.deb" in words
+    assert words[-6:] == [">", "/tmp/locked", ";", "sha256sum", "--check", "/tmp/locked"]
+    assert final[1] == Instruction("USER", (), "0")
+    [install] = [it for it in final if it.word == "RUN"]
+    mount = "--mount=type=bind,from=packages,source=/debs,target=/mnt"
+    assert install.flags == ((mount,) if form == "Dockerfile" else ())
+    assert (Instruction("COPY", ("--from=packages",), "/debs /mnt") in final) == (form == "Dockerfile.classic")
+    assert "--install /mnt/*.deb" in install.rest
+    removed = install.words[install.words.index("rm") :]
+    assert {"/var/log/dpkg.log", "/var/cache/ldconfig/aux-cache"} < set(removed)
+    assert ("/mnt/*.deb" in removed) == (form == "Dockerfile.classic")
+    assert final[-1] == Instruction("USER", (), "65532:65532")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_final_stage_has_the_path_variables_labels_and_user_of_the_recipe(form):
     recipe = a_recipe()
-    instructions = parsed(dockerfile(recipe))
-    final = instructions[max(i for i, found in enumerate(instructions) if found.word == "FROM") :]
-    assert ("COPY", "--from=environment /opt/env /opt/env") in final
-    assert ("ENV", PATH) in final
-    assert values(final, "ENV") == [("VIRTUAL_ENV", "/opt/env"), *recipe.variables]
-    assert values(final, "LABEL") == list(recipe.labels)
-    assert final[-1] == ("USER", "65532:65532")
+    final = stages(context(recipe)[form])[-1]
+    assert Instruction("COPY", ("--from=environment",), "/opt/env /opt/env") in final
+    variables = [pair for it in final if it.word == "ENV" for pair in it.pairs(KNOWN)]
+    assert variables == [("PATH", "/opt/env/bin:/usr/bin"), ("VIRTUAL_ENV", "/opt/env"), *recipe.variables]
+    assert [pair for it in final if it.word == "LABEL" for pair in it.pairs(KNOWN)] == list(recipe.labels)
+    assert final[-1] == Instruction("USER", (), "65532:65532")
 
 
-HOSTILE = st.lists(
-    st.sampled_from(
-        [*"\"'\\$#`{}[]()=@:/ ", "\\ ", "$(id)", "${PATH}", "{{ 7 }}", "{% raw %}", "<<EOF", "RUN id", "é", "語"]
-    )
-    | st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")),
-    max_size=12,
-).map("".join)
-NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in ("PATH", "VIRTUAL_ENV"))
-LABELS = st.from_regex(r"[a-z][a-z0-9./-]{0,8}", fullmatch=True)
-PLAIN = a_recipe(variables=(), labels=())
+def test_a_base_without_a_path_gets_what_the_assembled_image_gets():
+    final = stages(context(a_recipe())["Dockerfile"])[-1]
+    path = next(pair for it in final if it.word == "ENV" for pair in it.pairs({}))
+    assert path == ("PATH", "/opt/env/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 
 
-def a_wheel(name: str) -> LockedWheel:
-    return LockedWheel(name=name, version=name, filename=name, sha256=DIGEST, size=1, url=name)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    variables=st.dictionaries(NAMES, HOSTILE, max_size=3),
-    labels=st.dictionaries(LABELS, HOSTILE, max_size=3),
-    base=HOSTILE | HOSTILE.map(lambda text: f"{text}@{DIGEST}"),
-    python=HOSTILE,
-    wheel=HOSTILE,
-)
-def test_whatever_the_values_hold_there_are_exactly_the_intended_instructions(variables, labels, base, python, wheel):
-    recipe = a_recipe(
-        variables=tuple(variables.items()),
-        labels=tuple(labels.items()),
-        base_name=base,
-        python_path=python,
-        wheels=(a_wheel(wheel),),
-    )
-    instructions = parsed(dockerfile(recipe))
-    usual = [word for word, _ in parsed(dockerfile(PLAIN))]
-    argument = ["ARG"] if instructions[0].word == "ARG" else []
-    expected = argument + usual[:-1] + ["ENV"] * len(variables) + ["LABEL"] * len(labels) + usual[-1:]
-    assert [word for word, _ in instructions] == expected
-    assert values(instructions, "ENV")[2:] == list(variables.items())
-    assert values(instructions, "LABEL") == list(labels.items())
-    runs = [json.loads(rest) for word, rest in instructions if word == "RUN"]
-    assert runs[0] == [python, "-m", "venv", "--without-pip", "/opt/env"]
-    first = next(rest for word, rest in instructions if word == "FROM")
-    assert first == f"--platform=linux/amd64 {'${BASE}' if argument else base} AS base"
-
-
-@pytest.mark.parametrize("character", ["\n", "\r", "\0", "\t", "\x1b", "\x85", "\u2028", "\u2029"])
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        (lambda bad: {"variables": (("XLA_FLAGS", bad),)}, "variable XLA_FLAGS"),
-        (lambda bad: {"labels": (("dev.envbuild.framework", bad),)}, "label dev.envbuild.framework"),
-        (lambda bad: {"base_name": bad}, "base"),
-        (lambda bad: {"python_path": bad}, "python_path"),
-        (lambda bad: {"user": bad}, "user"),
-        (lambda bad: {"prefix": bad}, "prefix"),
-        (lambda bad: {"variables": ((bad, "1"),)}, "variable"),
-        (lambda bad: {"labels": ((bad, "1"),)}, "label"),
-    ],
-)
-def test_what_could_end_a_line_is_refused_and_the_field_is_named(character, change, field):
-    with pytest.raises(BuildError) as caught:
-        dockerfile(a_recipe(**change(f"a{character}RUN id")))
-    assert field in caught.value.what
-    assert caught.value.what.isprintable()
-    assert caught.value.where.isprintable()
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"variables": (("A B", "1"),)}, "variable 'A B'"),
-        ({"variables": (("1A", "1"),)}, "variable '1A'"),
-        ({"labels": (("a=b", "1"),)}, "label 'a=b'"),
-        ({"user": "0 AS root"}, "user"),
-        ({"prefix": "/opt/$HOME"}, "prefix"),
-        ({"target": Target(python="3.11 x.1", machine="x86_64", glibc="2.36")}, "target.python"),
-        ({"target": Target(python="3.11.1", machine="a b", glibc="2.36")}, "machine"),
-    ],
-)
-def test_names_that_cannot_be_quoted_are_refused(change, field):
-    with pytest.raises(BuildError) as caught:
-        dockerfile(a_recipe(**change))
-    assert field in caught.value.what
-
-
-def test_half_a_surrogate_pair_is_refused_as_no_file_can_hold_it():
-    for quote in (as_env, as_json):
-        with pytest.raises(BuildError, match=r"U\+D800"):
-            quote("\ud800", "variable A")
-
-
-def test_a_missing_template_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(BuildError) as caught:
-        build_context(a_recipe(), b"", b"", tmp_path)
-    assert caught.value.where == "Dockerfile.j2"
-
-
-def test_a_broken_template_is_an_error_that_names_its_line(tmp_path):
-    (tmp_path / "Dockerfile.j2").write_text("FROM x\n{% if %}\n")
-    with pytest.raises(BuildError) as caught:
-        build_context(a_recipe(), b"", b"", tmp_path)
-    assert caught.value.where.endswith("Dockerfile.j2:2")
-
-
-def test_a_template_that_names_an_unknown_value_is_an_error(tmp_path):
-    (tmp_path / "Dockerfile.j2").write_text("FROM {{ nothing }}\n")
-    with pytest.raises(BuildError, match="nothing"):
-        build_context(a_recipe(), b"", b"", tmp_path)
+@pytest.mark.parametrize("recipe", [a_recipe(), LOCAL, a_recipe(python_path="/opt/it's/a b/python3.11")])
+def test_the_environment_begins_as_the_assembled_one_does(recipe):
+    [pyvenv], links = environment_files(recipe)
+    [run] = [it for it in parse(context(recipe)["Dockerfile"]) if it.word == "RUN" and "pyvenv.cfg" in it.rest]
+    words = run.words
+    lines = words[words.index("%s\\n") + 1 : words.index(">")]
+    assert "".join(f"{line}\n" for line in lines).encode() == pyvenv.file.source
+    made = [(words[at + 3], words[at + 2]) for at, word in enumerate(words) if word == "ln"]
+    assert sorted(made) == sorted((f"/opt/env/{link.path}", link.target) for link in links)

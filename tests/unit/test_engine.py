@@ -1,12 +1,14 @@
 """What is known of images and engines without one."""
 
+import gc
 import socket
 
 import pytest
 
-from envbuild.engine.client import podman_socket
+from envbuild.engine.client import connected, podman_socket
 from envbuild.engine.environment import facts_of_image
 from envbuild.engine.image import LocalImage, registry_digest
+from envbuild.errors import MissingComponentError
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
@@ -70,3 +72,34 @@ def test_podman_answers_where_nothing_names_docker(tmp_path):
         assert podman_socket(here | {"DOCKER_CONTEXT": "x"}, docker) is None
         docker.touch()
         assert podman_socket(here, docker) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "shown", "what"),
+    [
+        ("tcp://u:s3cret@127.0.0.1:1", "DOCKER_HOST=tcp://127.0.0.1:1", "malformed"),
+        ("http://u:s3/cret@127.0.0.1:1", "DOCKER_HOST=http://127.0.0.1:1", "malformed"),
+        ("ssh://u:s3cret@127.0.0.1", "DOCKER_HOST=ssh://127.0.0.1", "malformed"),
+        ("tcp://s3cret@127.0.0.1:1", "tcp://127.0.0.1:1", "no container engine answers"),
+        ("u:s3cret@x", "DOCKER_HOST=x", "malformed"),
+        ("foo", "DOCKER_HOST=foo", "malformed"),
+        ("tcp://x:port", "DOCKER_HOST=tcp://x:port", "malformed"),
+        ("gopher://x:1", "DOCKER_HOST=gopher://x:1", "malformed"),
+        ("unix:///no/u@x.sock?a", "DOCKER_HOST=unix:///no/u@x.sock?a", "malformed"),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_told_without_a_password(monkeypatch, host, shown, what):
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(MissingComponentError, match=what) as caught, connected("do without"):
+        raise AssertionError
+    assert caught.value.where == shown
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("error")
+def test_of_an_engine_that_does_not_answer_no_socket_stays_open(monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(MissingComponentError, match="no container engine answers") as caught, connected("do without"):
+        raise AssertionError
+    del caught
+    gc.collect()

@@ -3,6 +3,7 @@
 import gzip
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from google.api_core.exceptions import (
@@ -12,9 +13,11 @@ from google.api_core.exceptions import (
     NotModified,
     PreconditionFailed,
     ServiceUnavailable,
+    TooManyRequests,
 )
 from google.cloud.storage import Client
 from google.cloud.storage.retry import DEFAULT_RETRY
+from requests.exceptions import ConnectionError as RequestsConnectionError
 
 from tests.fakes.gcs import FakeGcs
 
@@ -31,6 +34,8 @@ def gcs():
 @pytest.fixture
 def bucket(gcs, monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
+    # Else the client asks for the bucket by the way, in a thread that nobody waits for.
+    monkeypatch.setenv("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     with Client(project=None) as client:
         yield client.bucket("b")
 
@@ -185,7 +190,8 @@ def test_holds_are_stored_and_copies_carry_metadata(bucket):
     blob.metadata = {"k": "v"}
     blob.patch()
     assert bucket.get_blob(blob.name).temporary_hold
-    assert bucket.copy_blob(blob, bucket, "copy").metadata == {"k": "v"}
+    copy = bucket.copy_blob(blob, bucket, "copy")
+    assert (copy.metadata, copy.temporary_hold) == ({"k": "v"}, None)
 
 
 def test_more_than_8_kib_of_metadata_is_400(bucket):
@@ -254,3 +260,169 @@ def test_names_need_no_care(bucket):
     for name in ["ä b/#1?x=%2F", "a//b", "o/o"]:
         upload(bucket, name, data=name.encode())
         assert bucket.get_blob(name).download_as_bytes() == name.encode()
+
+
+def hold(gcs, blob, kind):
+    match kind:
+        case "Temporary hold":
+            blob.temporary_hold = True
+        case "Event-Based hold":
+            blob.event_based_hold = True
+        case "retention policy":
+            gcs.bucket("b").retention = 3600.0
+            return
+        case "object retention":
+            blob.retention.mode = "Unlocked"
+            blob.retention.retain_until_time = datetime.now(UTC) + timedelta(hours=1)
+        case _:
+            raise ValueError(kind)
+    blob.patch()
+
+
+HOLDS = ["Temporary hold", "Event-Based hold", "retention policy", "object retention"]
+
+
+@pytest.mark.parametrize("kind", HOLDS)
+def test_what_is_held_or_retained_keeps_its_content_and_takes_metadata(gcs, bucket, kind):
+    blob = upload(bucket)
+    hold(gcs, blob, kind)
+    said = "retention policy" if kind == "object retention" else kind
+    calls = (
+        lambda: upload(bucket, data=b"other"),
+        blob.delete,
+        lambda: bucket.copy_blob(upload(bucket, "new"), bucket, "a/x.json"),
+    )
+    for call in calls:
+        with pytest.raises(Forbidden, match=f"{said}.*cannot be deleted, overwritten or archived until"):
+            call()
+    blob.metadata = {"k": "v"}
+    blob.patch()
+    found = bucket.get_blob(blob.name)
+    assert (found.generation, found.metadata, found.download_as_bytes()) == (blob.generation, {"k": "v"}, b"data")
+
+
+def test_a_hold_ends_and_may_be_given_to_all_that_is_new(gcs, bucket):
+    gcs.bucket("b").default_hold = True
+    blob = upload(bucket)
+    assert bucket.get_blob(blob.name).event_based_hold
+    blob.event_based_hold = False
+    blob.patch()
+    blob.delete()
+    assert bucket.get_blob(blob.name) is None
+
+
+def test_a_bucket_whose_requesters_pay_wants_to_know_who(gcs, bucket):
+    upload(bucket)
+    gcs.bucket("b").requester_pays = True
+    gcs.bucket("b").payers = {"mine"}
+    with pytest.raises(BadRequest, match="requester pays bucket but no user project provided"):
+        bucket.blob("a/x.json").reload()
+    with pytest.raises(Forbidden, match=r"serviceusage\.services\.use"):
+        bucket.client.bucket("b", user_project="theirs").blob("a/x.json").reload()
+    mine = bucket.client.bucket("b", user_project="mine")
+    blob = upload(mine, "new")
+    blob.metadata = {"k": "v"}
+    blob.patch()
+    assert blob.download_as_bytes() == b"data"
+    assert [it.name for it in bucket.client.list_blobs(mine)] == ["a/x.json", "new"]
+
+
+def test_an_object_is_not_changed_too_often(gcs, bucket):
+    blob = upload(bucket)
+    gcs.bucket("b").update_interval = 3600.0
+    blob.metadata = {"k": "v"}
+    with pytest.raises(TooManyRequests, match="rate limit for object mutation"):
+        blob.patch(retry=None)
+    upload(bucket, "another")
+    gcs.bucket("b").update_interval = 0.01
+    blob.patch(retry=QUICK)
+    assert blob.metageneration == 2
+
+
+def test_access_lists_are_refused_where_access_is_uniform(gcs, bucket):
+    gcs.bucket("b").uniform_access = True
+    blob = upload(bucket)
+    blob.metadata = {"k": "v"}
+    blob.patch()
+    with pytest.raises(BadRequest, match="uniform bucket-level access"):
+        upload(bucket, "new", predefined_acl="publicRead")
+
+
+def test_replacing_needs_the_right_to_delete(gcs, bucket):
+    upload(bucket)
+    gcs.deny("storage.objects.delete", "b")
+    with pytest.raises(Forbidden, match=r"storage\.objects\.delete"):
+        upload(bucket, if_generation_match=0)
+    upload(bucket, "new", if_generation_match=0)
+
+
+def test_older_versions_have_metadata_and_an_end_of_their_own(gcs, bucket):
+    gcs.bucket("b").versioning = True
+    old, new = upload(bucket), upload(bucket, data=b"new")
+    was = bucket.blob(old.name, generation=old.generation)
+    was.metadata = {"k": "old"}
+    was.patch()
+    assert bucket.get_blob(old.name).metadata is None
+    assert bucket.get_blob(old.name, generation=old.generation).metadata == {"k": "old"}
+    bucket.blob(old.name).delete()
+    assert bucket.get_blob(old.name) is None
+    assert bucket.get_blob(old.name, generation=new.generation).size == 3
+    bucket.blob(old.name, generation=old.generation).delete()
+    assert [it.generation for it in bucket.client.list_blobs("b", versions=True)] == [new.generation]
+
+
+def test_what_is_removed_for_good_is_kept_a_while(gcs, bucket):
+    gcs.bucket("b").soft_delete = True
+    blob = upload(bucket)
+    blob.delete()
+    assert list(bucket.client.list_blobs("b")) == []
+    assert [it.generation for it in bucket.client.list_blobs("b", soft_deleted=True)] == [blob.generation]
+    assert bucket.get_blob(blob.name, generation=blob.generation, soft_deleted=True).size == 4
+
+
+def test_a_reset_connection_does_nothing(gcs, bucket):
+    gcs.fail("insert", kind="reset")
+    upload(bucket, if_generation_match=0)
+    assert len(gcs.seen("insert")) == 2
+    gcs.fail("insert", kind="reset")
+    with pytest.raises(RequestsConnectionError, match="reset"):
+        bucket.blob("new").upload_from_string(b"", retry=None)
+    assert gcs.names("b") == ["a/x.json"]
+
+
+def test_a_late_request_is_held_against_what_is_there_by_then(gcs, bucket):
+    blob = upload(bucket)
+    for expected in ({"k": "late"}, {"k": "soon"}):
+        gcs.fail("patch", kind="late")
+        late = bucket.blob(blob.name)
+        late.metadata = {"k": "late"}
+        with pytest.raises(RequestsConnectionError):
+            late.patch(if_metageneration_match=bucket.get_blob(blob.name).metageneration, retry=None)
+        if expected == {"k": "soon"}:
+            late.metadata = expected
+            late.patch()
+        gcs.apply_late()
+        assert gcs.metadata("b", blob.name) == expected
+
+
+def test_requests_are_told_apart_by_their_client_and_wait_at_the_gate(gcs, bucket):
+    upload(bucket)
+    gcs.fail("get", status=503, client="two", after=1, times=1)
+    told = []
+
+    def gate(request) -> bool:
+        told.append(request.client)
+        return True
+
+    gcs.gate = gate
+    with Client(project=None, client_options={"api_endpoint": gcs.url_of("two")}) as two:
+        blob = two.bucket("b").blob("a/x.json")
+        blob.reload(retry=None)
+        bucket.get_blob("a/x.json", retry=None)
+        with pytest.raises(ServiceUnavailable):
+            blob.reload(retry=None)
+        assert blob.download_as_bytes(retry=None) == b"data"
+    assert told == ["two", "", "two", "two"]
+    gcs.gate = lambda request: False
+    with pytest.raises(RequestsConnectionError):
+        bucket.blob("a/x.json").reload(retry=None)

@@ -22,7 +22,7 @@ from tests.unit.loading import library
 from tests.unit.locking import installed
 
 TENSORFLOW = make_wheel("tensorflow-cpu", "2.15.1", tags=["cp311-cp311-manylinux_2_17_x86_64"], purelib=False)
-CACHE_TAGS = ("team/model:layer-", "team/model:fact-")
+CACHE_TAGS = ("team/model:layer-", "team/model:fact-", "team/model:stamped-", "team/model:sha256-")
 """Tags of what is shared through a repository, beside its images."""
 TOOL = make_wheel("tool", "1.0", entry_points={"console_scripts": {"tool": "tool:main"}})
 
@@ -102,9 +102,12 @@ def test_without_a_push_there_is_a_layout_a_context_and_one_line(site):
     assert json.loads((site.folder / "out/index.json").read_bytes())["manifests"][0]["digest"] == digest
     assert {path.name for path in (site.folder / "out/context").iterdir()} == {
         "Dockerfile",
+        "Dockerfile.classic",
+        "README.md",
         "requirements.txt",
         "pylock.toml",
         ".dockerignore",
+        "check",
     }
     assert "reason" not in done.stdout
 
@@ -115,7 +118,7 @@ def test_json_is_one_object_with_the_promised_keys(site):
     assert {"environment", "digest", "image", "layout", "layers", "stamped", "seconds"} <= result.keys()
     assert (result["image"], result["layout"]) == (None, "out")
     assert (site.folder / "model" / result["stamped"]).is_file()
-    assert [layer["reused"] for layer in result["layers"]] == [True, False, False, False]
+    assert [layer["reused"] for layer in result["layers"]] == [True, False, False, False, False]
     again = json.loads(site.build("--out", "out2", "--json").stdout)
     assert again["digest"] == result["digest"]
     assert all(layer["reused"] for layer in again["layers"])
@@ -143,7 +146,7 @@ def test_an_empty_machine_builds_what_another_pushed_without_a_wheel(site):
         again = site.build("--push", f"{registry.host}/team/model:v2", "--json")
         result = json.loads(again.stdout)
         assert result["digest"] == first["digest"]
-        assert [layer["found"] for layer in result["layers"]] == ["base", "registry", "registry", "registry"]
+        assert [layer["found"] for layer in result["layers"]] == ["base", *["registry"] * 4]
         assert "no wheel has to be read" in again.stderr
         assert not (site.folder / "cache/wheels").exists()
         trusted = site.build("--push", f"{registry.host}/team/model:v3", "--no-remote-cache", "--json")
@@ -218,9 +221,14 @@ def test_bytecode_needs_an_interpreter_that_runs_here(both):
 
 
 def test_an_archive_where_none_can_be_is_refused_before_the_work(site):
-    for place in ("absent/image.tar", "."):
+    (site.folder / "link.tar").symlink_to("absent/image.tar")
+    before = site.files()
+    for place in ("absent/image.tar", ".", "/proc/image.tar", "link.tar"):
         done = site.build("--archive", place, UV_DEFAULT_INDEX=f"http://127.0.0.1:{closed_port()}")
         assert done.returncode == 2, done.stderr
+        assert f"where: --archive {place}\n  do: " in done.stderr
+        assert not (site.folder / "envbuild-out").exists()
+    assert site.files() == before
 
 
 @pytest.mark.parametrize("what", [b"{}", b"PK\x03\x04", b"oci-layou"])
@@ -524,7 +532,7 @@ def test_damaged_layers_of_the_cache_are_made_anew(site):
         path.write_bytes(b"x" * path.stat().st_size)
     again = json.loads(site.build("--out", "other", "--json").stdout)
     assert again["digest"] == first["digest"]
-    assert [layer["found"] for layer in again["layers"]] == ["base", "made", "made", "made"]
+    assert [layer["found"] for layer in again["layers"]] == ["base", *["made"] * 4]
 
 
 def test_a_build_that_fails_leaves_an_older_layout_as_it_was(site):
@@ -562,7 +570,8 @@ def test_folders_alone_give_the_image_of_the_index(site):
     assert {it.name: it.read_bytes() for it in (context / "wheels").iterdir()} == {
         it.filename: it.data for it in (TENSORFLOW, TOOL)
     }
-    assert "COPY wheels /opt/installer/wheels" in (context / "Dockerfile").read_text()
+    assert "source=wheels,target=/opt/installer/wheels" in (context / "Dockerfile").read_text()
+    assert "COPY wheels /opt/installer/wheels" in (context / "Dockerfile.classic").read_text()
     assert "!wheels/" in (context / ".dockerignore").read_text().split("\n")
     assert "--find-links wheels" in (context / "requirements.txt").read_text()
 
@@ -578,6 +587,8 @@ def test_offline_without_the_wheels_names_those_that_are_missing(site):
     done = site.build("--out", "out", "--find-links", wheelhouse(site, "tool"), "--offline")
     assert done.returncode == 12
     assert "tensorflow-cpu==2.15.1" in done.stderr
+    assert "do: put its wheel into a folder" in done.stderr
+    assert "extra-index-url" not in done.stderr
     assert not (site.folder / "out").exists()
 
 
@@ -705,7 +716,10 @@ def test_an_empty_machine_builds_nothing_where_the_registry_has_the_environment(
         assert again["image"] == first["image"]
         assert "has the environment" in done.stderr
         assert whole_files(index) == []
-        assert [it.path for it in registry.requests if it.method == "PUT"] == ["/v2/team/model/manifests/v2"]
+        assert [it.path for it in registry.requests if it.method == "PUT"] == [
+            "/v2/team/model/manifests/v2",
+            f"/v2/team/model/manifests/stamped-{again['digest'][7:19]}",
+        ]
         assert again["stamped"]
 
 

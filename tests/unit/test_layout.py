@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from envbuild.base.tree import read_tree
 from envbuild.errors import BaseError, BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Image, canonical_json
 from envbuild.oci.layout import read_layout, write_layout
 from tests.fakes.images import config_of, docker_manifest_of, image_of
+from tests.fakes.trees import BASE, image_of_trees
 
 IMAGE = image_of()
 
@@ -181,6 +184,28 @@ def test_a_layer_with_other_content_fails_the_one_who_reads_it_to_its_end(tmp_pa
     path.unlink()
     with pytest.raises(BaseError, match="cannot be read"):
         layer.open()
+
+
+def test_whoever_fails_over_damaged_bytes_before_their_end_hears_where_they_lie(tmp_path):
+    write(tmp_path, image_of_trees({**BASE, "large": random.Random(1).randbytes(3 << 20)}))
+    image = read_layout(tmp_path, machine="x86_64")
+    path = tmp_path / "blobs/sha256" / image.layers[0].descriptor.digest.hex
+    data = path.read_bytes()
+    change(path, b"no gzip at all" + data[14:])
+    with pytest.raises(BaseError, match="other content") as caught:
+        read_tree(image, "a base")
+    assert caught.value.where == str(path)
+    change(path, data)
+    assert read_tree(image, "a base")
+
+
+def test_right_bytes_are_not_blamed_for_their_readers(tmp_path):
+    write(tmp_path)
+    layer = read_layout(tmp_path, machine="x86_64").layers[0]
+    for error in (ValueError("of its own"), BuildError("of its own"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as caught, layer.open():
+            raise error
+        assert caught.value is error
 
 
 def _unlink_layer(folder: Path) -> None:

@@ -189,7 +189,7 @@ def test_a_wheelhouse_needs_no_index_and_gives_the_same_files(index: FakeIndex, 
         list(fetch(again.lock.wheels, tmp_path / resolver, settings=settings))
         assert requirements_text(again.lock).splitlines()[3:] == requirements_text(run.lock).splitlines()[2:]
         assert again.proof.summary == "1 of 1 identical"
-        with pytest.raises(LockError, match="no index has a project of this name"):
+        with pytest.raises(LockError, match="no folder has a project of this name"):
             lock_run(("absent==1",), HERE, (), more)
     assert len(index.requests) == asked
 
@@ -387,7 +387,7 @@ def test_offline_not_even_the_pages_of_uv_s_own_settings_are_asked(index: FakeIn
     config.parent.mkdir(parents=True)
     config.write_text(f'find-links = ["{index.root}/simple/pure/"]\n')
     assert resolve("pure==1.0").wheels
-    with pytest.raises(LockError, match="no index has a project of this name"):
+    with pytest.raises(LockError, match="no folder has a project of this name"):
         UvResolver(settings=read_settings(offline=True)).resolve(("pure==1.0",), TARGET)
 
 

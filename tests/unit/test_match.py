@@ -228,10 +228,10 @@ def test_tensorflow_gpu_stays_in_the_gpu_variant():
 @pytest.mark.parametrize(
     ("version", "python", "base", "advice"),
     [
-        ("2.5.0", "3.6.9", "11.2.2-cudnn8-runtime-ubuntu18.04", "docker build -f Dockerfile.base"),
-        ("2.11.1", "3.9.2", "11.2.2-cudnn8-runtime-ubuntu20.04", "with Python 3.9 on it by --base"),
-        ("2.12.0", "3.8.17", "11.8.0-cudnn8-runtime-ubuntu20.04", "docker build -f Dockerfile.base"),
-        ("2.13.1", "3.10.4", "11.8.0-cudnn8-runtime-ubuntu22.04", "docker build -f Dockerfile.base"),
+        ("2.5.0", "3.6.9", "11.2.2-cudnn8-runtime-ubuntu18.04", "envbuild base build --parent"),
+        ("2.11.1", "3.9.2", "11.2.2-cudnn8-runtime-ubuntu20.04", "its distribution has only 3.8: make one"),
+        ("2.12.0", "3.8.17", "11.8.0-cudnn8-runtime-ubuntu20.04", "envbuild base build --parent"),
+        ("2.13.1", "3.10.4", "11.8.0-cudnn8-runtime-ubuntu22.04", "envbuild base build --parent"),
     ],
 )
 def test_before_2_14_cuda_can_come_from_a_base_which_needs_the_runs_python(version, python, base, advice):

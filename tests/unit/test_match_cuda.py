@@ -105,7 +105,7 @@ def test_the_source_can_be_asked_for_and_there_is_only_ever_one():
     assert (wheels.cuda_source, base.cuda_source) == ("wheels", "base")
     assert changed(base) == [("nvidia-cublas-cu11==11.10.3.66", None)]
     assert "one source" in base.changes[0].reason
-    assert "docker build -f Dockerfile.base" in said(base, "base").reason
+    assert "envbuild base build --parent" in said(base, "base").reason
     with pytest.raises(MatchError, match="the index has no wheels of it"):
         match(tensorflow("2.4.0", python="3.8.10"), PROFILES, "gpu", cuda_source="wheels")
     with pytest.raises(MatchError, match="no image with it is known"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import BuildError, UsageError
-from envbuild.oci.archive import Archive, write_archive
+from envbuild.oci.archive import Archive, check_archive, write_archive
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.index import image_index
@@ -138,6 +138,39 @@ def test_bytes_that_are_not_the_descriptors_leave_no_file(data, tmp_path):
         write_archive(with_layer(lambda: io.BytesIO(data)), tmp_path / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "before"
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path):
+    folder = tmp_path / "far"
+    folder.mkdir()
+    for name in ("there", "new"):
+        (tmp_path / name).symlink_to(Path("far") / name)
+    (folder / "there").write_text("before")
+    for name in ("there", "new"):
+        check_archive(tmp_path / name)
+        write_archive(IMAGE, tmp_path / name, NAMES)
+        assert (tmp_path / name).readlink() == Path("far") / name
+        assert (folder / name).read_bytes() == b"".join(Archive(IMAGE, NAMES).parts())
+    with pytest.raises(BuildError, match="digest"):
+        write_archive(with_layer(lambda: io.BytesIO(b"x")), tmp_path / "there")
+    assert (folder / "there").read_bytes() == (folder / "new").read_bytes()
+    assert sorted(path.name for path in folder.iterdir()) == ["new", "there"]
+
+
+def test_a_place_where_none_can_be_is_known_before(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("absent/a")
+    (tmp_path / "circle").symlink_to("circle")
+    os.mkfifo(tmp_path / "pipe")
+    before = sorted(tmp_path.rglob("*"))
+    for place in ("absent/a", "file/a", "link", "circle", "pipe", "."):
+        with pytest.raises(UsageError, match="cannot be written there: ") as caught:
+            check_archive(tmp_path / place)
+        assert caught.value.where == f"--archive {tmp_path / place}"
+        assert caught.value.todo
+    for place in ("file", "new"):
+        check_archive(tmp_path / place)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_last_bytes_of_a_wrong_layer_are_never_given_out():

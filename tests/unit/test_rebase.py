@@ -132,6 +132,8 @@ def test_the_layers_keep_their_digests_and_a_new_patch_version_only_changes_the_
     newer = rebase(image, OLD, replace(NEW, target=replace(NEW.target, python="3.11.9")))
     assert newer.kept == same.kept - 1
     [changed] = [it for it in newer.image.layers if it.created_by == "virtual environment"]
+    [check] = [it for it in newer.image.layers if it.created_by == "start-up check"]
+    assert check.descriptor in [it.descriptor for it in image.layers]
     with changed.open() as file:
         assert Digest.of(file.read()) == changed.descriptor.digest
 

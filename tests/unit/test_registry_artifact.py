@@ -1,12 +1,21 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from envbuild.errors import RegistryError
 from envbuild.oci.reference import Reference
 from envbuild.registry import check_repository
+from envbuild.registry.artifact_registry import Repository
 from tests.fakes.artifact_registry import FakeArtifactRegistry
 
 NAME = "projects/proj/locations/europe-west1/repositories/images"
 REFERENCE = Reference("europe-west1-docker.pkg.dev", "proj/images/app")
+
+
+def checked(api: FakeArtifactRegistry, *, create: bool = False) -> Repository:
+    found = check_repository(REFERENCE, create=create, endpoint=api.url)
+    assert found
+    return found
 
 
 def test_a_standard_docker_repository_is_right(monkeypatch):
@@ -28,10 +37,9 @@ def test_a_repository_that_is_absent_comes_with_the_command_that_makes_it():
     with FakeArtifactRegistry() as api, pytest.raises(RegistryError, match="does not exist") as caught:
         check_repository(REFERENCE, endpoint=api.url)
     assert caught.value.status == 404
-    command = (
-        "gcloud artifacts repositories create images --repository-format=docker --location=europe-west1 --project=proj"
-    )
-    assert caught.value.todo == command
+    command = "gcloud artifacts repositories create images --repository-format=docker --location=europe-west1"
+    assert caught.value.todo.startswith(f"{command} --project=proj, or ")
+    assert "--create-repository" in caught.value.todo
 
 
 def test_a_refusal_names_the_permission():
@@ -53,6 +61,23 @@ def test_a_repository_that_takes_no_images_is_refused(kind, words):
             check_repository(REFERENCE, endpoint=api.url)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_kind_that_is_newer_than_this_is_no_crash():
+    with FakeArtifactRegistry() as api:
+        api.add(NAME)["mode"] = 42
+        assert checked(api).name == NAME
+        api.repositories[NAME]["format"] = 43
+        with pytest.raises(RegistryError, match="holds format 43, not DOCKER"):
+            checked(api)
+
+
+def test_an_answer_that_cannot_be_read_is_a_registry_error():
+    with FakeArtifactRegistry() as api:
+        api.add(NAME, createTime="yesterday")
+        with pytest.raises(RegistryError, match="so that it can be read"):
+            checked(api)
+
+
 def test_an_api_that_is_down_is_a_registry_error():
     with FakeArtifactRegistry() as api:
         url = api.url
@@ -62,11 +87,145 @@ def test_an_api_that_is_down_is_a_registry_error():
 
 def test_other_registries_are_not_asked_about():
     with FakeArtifactRegistry() as api:
-        check_repository(Reference("127.0.0.1:5000", "app"), endpoint=api.url)
-        check_repository(Reference("gcr.io", "proj/app"), endpoint=api.url)
+        assert check_repository(Reference("127.0.0.1:5000", "app"), create=True, endpoint=api.url) is None
+        assert check_repository(Reference("docker.io", "proj/app"), endpoint=api.url) is None
     assert api.requests == []
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("gcr.io", "projects/proj/locations/us/repositories/gcr.io"),
+        ("eu.gcr.io", "projects/proj/locations/europe/repositories/eu.gcr.io"),
+    ],
+)
+def test_hosts_of_container_registry_are_repositories_of_these_names(host, name):
+    with FakeArtifactRegistry() as api:
+        api.add(name)
+        found = check_repository(Reference(host, "proj/app"), endpoint=api.url)
+    assert found
+    assert found.name == name
 
 
 def test_a_reference_without_an_image_is_refused():
     with pytest.raises(RegistryError, match="names no image"):
         check_repository(Reference("us-docker.pkg.dev", "proj/images"), endpoint="http://127.0.0.1:1")
+
+
+def test_a_repository_says_whether_its_tags_may_move():
+    with FakeArtifactRegistry() as api:
+        api.add(NAME)
+        assert not checked(api).immutable_tags
+        api.repositories[NAME]["dockerConfig"] = {"immutableTags": True}
+        assert checked(api).immutable_tags
+
+
+def test_a_service_that_fails_for_a_moment_is_asked_again():
+    with FakeArtifactRegistry() as api:
+        api.add(NAME)
+        api.fail("repository", 503, times=2)
+        assert check_repository(REFERENCE, endpoint=api.url)
+    assert api.requests == [NAME] * 3
+
+
+def test_a_service_that_keeps_failing_is_an_error_that_has_its_words():
+    with FakeArtifactRegistry() as api:
+        api.fail("repository", 503, times=99)
+        with pytest.raises(RegistryError, match=r"does not show .*said by the fake"):
+            check_repository(REFERENCE, endpoint=api.url, seconds=0.5)
+
+
+def test_an_api_that_is_off_comes_with_the_command_that_turns_it_on():
+    message = "Artifact Registry API has not been used in project proj before or it is disabled."
+    with FakeArtifactRegistry() as api:
+        api.fail("repository", 403, message=message)
+        with pytest.raises(RegistryError, match="has not been used") as caught:
+            check_repository(REFERENCE, endpoint=api.url)
+    assert caught.value.todo == "gcloud services enable artifactregistry.googleapis.com"
+
+
+def test_a_repository_is_created_when_that_is_asked_for():
+    with FakeArtifactRegistry(polls=2) as api:
+        found = check_repository(REFERENCE, create=True, endpoint=api.url)
+    assert found
+    assert (found.created, found.name, found.hint) == (True, NAME, "")
+    made = api.repositories[NAME]
+    assert (made["format"], made["mode"]) == (1, 1)
+    assert [it.partition("/operations/")[0] for it in api.requests if "operations" in it] == [
+        NAME.partition("/rep")[0]
+    ] * 3
+
+
+def test_a_repository_that_is_there_is_not_created():
+    with FakeArtifactRegistry() as api:
+        api.add(NAME)
+        found = check_repository(REFERENCE, create=True, endpoint=api.url)
+    assert found
+    assert not found.created
+    assert api.requests == [NAME]
+
+
+def test_one_that_another_creates_at_the_same_time_is_awaited():
+    with FakeArtifactRegistry() as api, ThreadPoolExecutor(2) as pool:
+        api.polls = 2
+        found = list(pool.map(lambda _: checked(api, create=True), range(2)))
+    assert [it.name for it in found] == [NAME, NAME]
+    assert len(api.operations) == 1
+
+
+def test_an_operation_that_ends_because_it_is_there_already_is_a_success():
+    with FakeArtifactRegistry(ends=409) as api, ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(checked, api, create=True)
+        while not api.operations:
+            assert not doing.done()
+        api.add(NAME)
+        assert doing.result().name == NAME
+
+
+def test_a_creation_whose_answer_is_lost_is_a_success():
+    with FakeArtifactRegistry() as api:
+        api.fail("create", 503, done=True)
+        with ThreadPoolExecutor(1) as pool:
+            doing = pool.submit(checked, api, create=True)
+            while not api.operations:
+                assert not doing.done()
+            api.add(NAME)
+            assert doing.result().created
+
+
+@pytest.mark.parametrize("where", ["call", "operation"])
+def test_who_may_not_create_is_told_the_role(where):
+    with FakeArtifactRegistry(ends=403 if where == "operation" else 0) as api:
+        if where == "call":
+            api.fail("create", 403)
+        with pytest.raises(RegistryError, match="does not create") as caught:
+            check_repository(REFERENCE, create=True, endpoint=api.url)
+    assert caught.value.status == 403
+    assert "artifactregistry.admin" in caught.value.todo
+
+
+def test_a_location_that_is_none_is_said():
+    with FakeArtifactRegistry() as api:
+        api.fail("create", 404)
+        with pytest.raises(RegistryError, match="no place to create") as caught:
+            check_repository(REFERENCE, create=True, endpoint=api.url)
+    assert "gcloud artifacts locations list" in caught.value.todo
+
+
+def test_several_regions_are_said_to_be_nothing_for_vertex():
+    with FakeArtifactRegistry() as api:
+        found = check_repository(Reference("europe-docker.pkg.dev", "proj/images/app"), create=True, endpoint=api.url)
+        again = check_repository(Reference("europe-docker.pkg.dev", "proj/images/app"), endpoint=api.url)
+    assert found
+    assert "europe-west1" in found.hint
+    assert again
+    assert again.hint == ""
+
+
+def test_without_credentials_nothing_is_asked_and_nothing_created(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    assert check_repository(REFERENCE) is None
+    with pytest.raises(RegistryError, match="no Google credentials") as caught:
+        check_repository(REFERENCE, create=True)
+    assert "--create-repository" in caught.value.todo

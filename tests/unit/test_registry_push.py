@@ -12,7 +12,7 @@ from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, Retry, check_push, push
+from envbuild.registry import Registry, Retry, check_push, pull, push
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 
@@ -291,6 +291,27 @@ def test_a_repository_that_does_not_exist_is_named():
         registry.fail("POST", "uploads", status=404, body=b'{"errors":[{"code":"NAME_UNKNOWN"}]}')
         with pytest.raises(RegistryError, match=r"team/app does not exist.*NAME_UNKNOWN"):
             push(image_of(), at(registry), retry=FAST)
+
+
+def test_a_registry_that_allows_no_pushes_or_none_at_all_is_an_error_with_advice():
+    body = b'{"errors":[{"code":"UNSUPPORTED"}]}'
+    with FakeRegistry() as registry:
+        registry.fail("POST", "uploads", times=9, status=405, body=body)
+        with pytest.raises(RegistryError, match="refused with 405: UNSUPPORTED") as caught:
+            push(image_of(), at(registry), retry=FAST)
+        assert "read-only" in caught.value.todo
+        registry.fail("GET", "manifests", times=9, status=405)
+        with pytest.raises(RegistryError, match="refused with 405") as caught:
+            pull(at(registry), machine="x86_64")
+        assert "may be no registry" in caught.value.todo
+
+
+def test_every_refusal_has_advice():
+    with FakeRegistry() as registry:
+        registry.fail("POST", "uploads", times=9, status=418)
+        with pytest.raises(RegistryError, match="refused with 418") as caught:
+            push(image_of(), at(registry), retry=FAST)
+    assert caught.value.todo
 
 
 def test_a_wrong_tag_is_refused_before_anything_is_sent():

@@ -69,10 +69,10 @@ def verified(site: Site, image: str | Path, *arguments: str | Path) -> Done:
 
 def differing(done: Done) -> dict[str, str]:
     """What each finding that differs is about, and what it says; the exit code has to fit."""
-    lines = [line for line in done.stdout.splitlines() if line.startswith("differs")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("error")]
     assert done.returncode == (16 if lines else 0), done.stderr
-    assert all(line.startswith(("ok ", "differs ")) for line in done.stdout.splitlines())
-    return dict(line.removeprefix("differs").strip().partition(": ")[::2] for line in lines)
+    assert all(line.startswith(("ok ", "error ")) for line in done.stdout.splitlines())
+    return dict(line.removeprefix("error").strip().partition(": ")[::2] for line in lines)
 
 
 def pulled(reference: str) -> Image:
@@ -218,7 +218,7 @@ def test_a_layer_too_many_and_a_layer_that_is_gone_are_named(site, built):
     done = verified(site, pushed(site, forged(image, canonical_json(config))), "--deep")
     assert differing(done).keys() == {"layers", "layer", "manifest made anew"}
     lines = [line for line in done.stdout.splitlines() if " layer: " in line]
-    assert ["the image has none of" in lines[0], lines[1]] == [True, "differs  layer: the lock gives none of other 1.0"]
+    assert ["the image has none of" in lines[0], lines[1]] == [True, "error    layer: the lock gives none of other 1.0"]
 
 
 @pytest.mark.parametrize(
@@ -376,6 +376,8 @@ def test_a_wheel_that_the_index_has_changed_is_refused_by_deep(site, built, inde
         (("NO image", "--lock", LOCK), "this is no image"),
         (("oci:none", "--lock", "none.toml"), "there is no such file"),
         (("oci:none",), "--lock"),
+        (("image:env/context/pylock.toml", "--lock", LOCK), "no OCI layout"),
+        (("docker-daemon:env", "--lock", LOCK), "in no registry"),
         (("oci:none", "--lock", LOCK, "--set", "cuda=12.2"), "how a run is matched"),
     ],
 )

@@ -11,13 +11,13 @@ import pytest
 from envbuild.assemble import Compiling, LayerCache, WheelFiles, assemble
 from envbuild.assemble.bytecode import Store, compiled_by
 from envbuild.base.interpreter import find_interpreter
-from envbuild.cache import prune
+from envbuild.cache import prune, workplace
 from envbuild.errors import BuildError
 from envbuild.lock import Lock, LockedWheel, Target, read_settings
 from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe, make_recipe
 from envbuild.verify import Finding, Inquiry, Run, verify_image
-from envbuild.verify.deep import read_anew, workplace
+from envbuild.verify.deep import read_anew
 from envbuild.verify.matched import match_run
 from tests.fakes.trees import GLIBC, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel

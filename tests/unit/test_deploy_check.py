@@ -1,0 +1,180 @@
+"""`deploy-check MODEL IMAGE`: which images may serve a model, and what a deployment's pipeline gets on stdout."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from envbuild.attest import Wanted, sign
+from envbuild.cli import commands
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image
+from envbuild.oci.reference import Reference
+from envbuild.registry import pull, push
+from envbuild.stamp import StampEntry, stamp
+from tests.fakes.index import serving
+from tests.fakes.registry import FakeRegistry
+from tests.fakes.trees import image_of_layers, layer_of_tree
+from tests.unit.attesting import Said, key_pair
+from tests.unit.test_cli_bases import Site
+from tests.unit.test_from_manifest import TENSORFLOW, TOOL
+from tests.unit.test_verify_targets import MOVED, NEWER, built, manifest
+
+SITE = "opt/env/lib/python3.11/site-packages"
+SERVER = {"app/": 0o755, "app/main.py": b"serve()"}
+PATCH = {f"{SITE}/tool.py": b"changed"}
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch, capsys):
+    """A model that is stamped with its training image."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/saved_model.pb").write_bytes(b"graph")
+    with serving(TENSORFLOW, TOOL, NEWER) as index, FakeRegistry() as registry:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+        found = Site(tmp_path, registry, capsys)
+        manifest(found, "manifest.json")
+        found.train = built(found, "manifest.json", "--stamp", "model")["image"]  # type: ignore[attr-defined]
+        yield found
+
+
+def pulled(site: Any) -> Image:
+    return pull(Reference.parse(site.train), machine="x86_64")
+
+
+def on_top(image: Image, *trees: dict[str, Any]) -> Image:
+    """An image with more layers."""
+    layers = (*image.layers, *(layer_of_tree(it) for it in trees))
+    return image_of_layers(*layers, env=json.loads(image.config)["config"]["Env"])
+
+
+def pushed(site: Any, image: Image, name: str = "serve:1") -> str:
+    """Push an image; return its reference by digest."""
+    return str(push(image, Reference.parse(f"{site.host}/{name}")).reference)
+
+
+def stamped(site: Any, reference: str, role: str = "serve") -> str:
+    parsed = Reference.parse(reference)
+    assert parsed.digest
+    entry = StampEntry(
+        role=role, variant="cpu", platform="linux/amd64", reference=reference, digest=parsed.digest,
+        environment=Digest("e" * 64), tag="1",
+    )  # fmt: skip
+    lock = (site.folder / "out/context/pylock.toml").read_bytes()
+    stamp(
+        str(site.folder / "model"), entry, manifest=(site.folder / "manifest.json").read_bytes(), lock=lock,
+        now=datetime(2026, 11, 21, tzinfo=UTC),
+    )  # fmt: skip
+    return reference
+
+
+def wrong(done: Any) -> list[tuple[str, str]]:
+    found = json.loads(done.stdout)["findings"]
+    return [(it["rule"], it["severity"]) for it in found if not it["agrees"]]
+
+
+def test_a_stamped_image_prints_the_reference_to_deploy_and_nothing_else(site):
+    reference = stamped(site, pushed(site, on_top(pulled(site), SERVER)))
+    for given in (reference, f"{site.host}/serve:1", f"docker://{site.host}/serve:1"):
+        done = site("deploy-check", "model", given)
+        assert (done.returncode, done.stdout) == (0, f"{reference}\n"), done.stderr
+        assert "ok       image: sha256:" in done.stderr
+        assert "is the model's image for serve cpu linux/amd64, as stamped at 2026-11-21" in done.stderr
+    assert site("deploy-check", "model", site.train).stdout == f"{site.train}\n"
+    said = site.says("deploy-check", "model", reference)
+    assert (said["image"], said["agrees"]) == (reference, True)
+
+
+def test_a_copy_of_it_elsewhere_is_the_same_image(site):
+    image = on_top(pulled(site), SERVER)
+    stamped(site, pushed(site, image))
+    copy = pushed(site, image, "prod/serve:7")
+    assert site("deploy-check", "model", f"{site.host}/prod/serve:7").stdout == f"{copy}\n"
+
+
+def test_an_image_of_somebody_else_on_the_training_image_is_fine_and_that_is_noted(site):
+    reference = pushed(site, on_top(pulled(site), SERVER), "other:1")
+    done = site("deploy-check", "model", f"{site.host}/other:1")
+    assert (done.returncode, done.stdout) == (0, f"{reference}\n"), done.stderr
+    assert "note     image: " in done.stderr
+    assert "[deploy-image]" in done.stderr
+    assert "serving begins with training's" in done.stderr
+    (site.folder / "policy.toml").write_text('[rules]\ndeploy-image = "error"\n')
+    done = site("deploy-check", "model", f"{site.host}/other:1", "--policy", "policy.toml", "--json")
+    assert (done.returncode, wrong(done), json.loads(done.stdout)["image"]) == (16, [("deploy-image", "error")], None)
+
+
+def test_an_image_with_another_environment_is_refused_and_prints_nothing(site):
+    changed = pushed(site, on_top(pulled(site), SERVER, PATCH), "other:1")
+    done = site("deploy-check", "model", changed)
+    assert (done.returncode, done.stdout) == (16, "")
+    assert "error    layers: serving begins with training's" in done.stderr
+    assert "error    tool: " in done.stderr
+    assert "this image is not to be deployed: 2 of " in done.stderr
+    manifest(site, "moved.json", *MOVED)
+    base = ("--base", f"{site.host}/up/base:1")
+    moved = site.says("from-manifest", "moved.json", *base, "--push", f"{site.host}/moved:1", "--out", "moved")["image"]
+    done = site("deploy-check", "model", moved, "--json")
+    assert done.returncode == 16
+    assert {rule for rule, severity in wrong(done) if severity == "error"} == {"shared-layers", "shared-package"}
+
+
+def test_with_a_key_the_image_has_to_be_signed_by_it(site, tmp_path):
+    private, public = key_pair(tmp_path)
+    done = site("deploy-check", "model", site.train, "--signed", public, "--json")
+    assert (done.returncode, wrong(done)) == (16, [("signed", "error")])
+    sign(Reference.parse(site.train), Wanted(key=str(private)), Said())
+    done = site("deploy-check", "model", site.train, "--signed", public)
+    assert (done.returncode, done.stdout) == (0, f"{site.train}\n"), done.stderr
+
+
+def test_a_tag_that_has_moved_is_refused_and_the_digest_still_serves(site):
+    image = on_top(pulled(site), SERVER)
+    reference = stamped(site, pushed(site, image))
+    pushed(site, on_top(image, {"app/more.py": b""}))
+    done = site("deploy-check", "model", f"{site.host}/serve:1", "--json")
+    assert (done.returncode, wrong(done)[0]) == (16, ("tag-moved", "error"))
+    done = site("deploy-check", "model", reference, "--json")
+    assert (done.returncode, wrong(done)) == (0, [("tag-moved", "warning")])
+
+
+def test_a_model_that_is_another_is_refused_whatever_the_image(site):
+    (site.folder / "model/saved_model.pb").write_bytes(b"other")
+    done = site("deploy-check", "model", site.train)
+    assert (done.returncode, done.stdout) == (16, "")
+    assert "[artifact-stamp]" in done.stderr
+
+
+def test_without_a_training_image_for_the_platform_nothing_speaks_for_another_image(site):
+    reference = pushed(site, image_of_layers(*pulled(site).layers, architecture="arm64"), "other:arm")
+    done = site("deploy-check", "model", reference, "--platform", "linux/arm64", "--json")
+    assert (done.returncode, wrong(done)) == (16, [("deploy-image", "error")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("manifest.json", "serve:1"), "this is of the kind manifest"),
+        (("model", "./out"), "this is no image that can be deployed"),
+        (("model", "user:secret@host/serve:1"), "where: IMAGE"),
+        (("model", "serve:1", "--platform", "vax"), "this platform is not known"),
+        (("model", "serve:1", "--policy", "none.toml"), "this is no policy that can be read"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error_and_prints_nothing(tmp_path, monkeypatch, capsys, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "manifest.json").write_text("{}")
+    code = commands.run(["deploy-check", *arguments])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "secret" not in err
+
+
+def test_an_image_that_is_not_there_is_the_registrys_error(site):
+    done = site("deploy-check", "model", f"{site.host}/serve:9")
+    assert (done.returncode, done.stdout) == (14, "")

@@ -1,0 +1,435 @@
+"""Builds by an engine: what it is asked, what its answers come to, and what is removed again."""
+
+import io
+import os
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from envbuild.base.process import running
+from envbuild.engine.build import built, loaded_base
+from envbuild.engine.building import Request, Transcript
+from envbuild.engine.buildkit import Client, build_remotely, can_buildkit, find_client, require_buildx
+from envbuild.engine.client import told
+from envbuild.engine.culprit import culprit
+from envbuild.engine.push import push_image
+from envbuild.errors import BuildError, MissingComponentError, RegistryError
+from envbuild.lock.model import LockedWheel
+from envbuild.oci.digest import Digest
+from envbuild.oci.reference import Reference
+from tests.fakes.engine import VERSION, client_of, serving_engine
+from tests.fakes.trees import BASE, image_of_trees
+
+RESULT, STEP = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+TOOL, NUMPY = (
+    LockedWheel(
+        name=name,
+        version=version,
+        filename=filename,
+        sha256=Digest("c" * 64),
+        size=1,
+        url=f"https://example.com/{filename}",
+    )
+    for name, version, filename in (
+        ("my-tool", "1.0", "my_tool-1.0-py3-none-any.whl"),
+        ("numpy", "1.26.4+cpu", "numpy-1.26.4+cpu-cp311-cp311-linux_x86_64.whl"),
+    )
+)
+
+
+class Told:
+    """What is reported."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    step = note
+
+    def progress(self, label: str, done: int, total: int | None) -> None:
+        self.lines.append(f"{label} {done}")
+
+
+@pytest.fixture
+def engine():
+    with serving_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine):
+    with client_of(engine) as client:
+        yield client
+
+
+@pytest.fixture
+def request_(tmp_path):
+    """A build of two files, one of them below a folder."""
+    (tmp_path / "context/wheels").mkdir(parents=True)
+    (tmp_path / "context/Dockerfile").write_text("FROM scratch\n")
+    (tmp_path / "context/wheels/a.whl").write_bytes(b"wheel" * 200)
+    return Request(
+        context=tmp_path / "context",
+        dockerfile="Dockerfile",
+        platform="linux/amd64",
+        wheels=(TOOL, NUMPY),
+        network=False,
+        arguments={"BASE": "envbuild-base:1"},
+        hidden=("pass%40word", "pass@word"),
+    )
+
+
+def fail(client, request_, buildkit=None):
+    """Build what cannot be built."""
+    with told(), built(client, request_, Told(), buildkit=buildkit, running=running):
+        raise AssertionError
+
+
+def said(*lines: str) -> list[dict]:
+    return [{"stream": f"{line}\n"} for line in lines]
+
+
+def test_the_first_builder_gets_the_context_and_leaves_nothing_but_the_image(engine, client, request_):
+    engine.made, engine.containers, engine.result = {STEP}, {"1" * 12}, RESULT
+    engine.events = [
+        *said("Step 1/2 : FROM base", f" ---> {'b' * 12}", "Step 2/2 : RUN x", f" ---> Running in {'1' * 12}", "hello"),
+        {"aux": {"ID": RESULT}},
+        *said("Successfully built aaaaaaaaaaaa"),
+    ]
+    told = Told()
+    with built(
+        client, request_, told, buildkit=None, running=running, logins={"example.com": {"password": "x"}}
+    ) as image:
+        assert image.id == RESULT
+        [tag] = engine.names
+        assert tag.startswith("envbuild-build:")
+        assert image.named(Reference.parse("example.com/mine:1"), image_of_trees(BASE)).id == RESULT
+    assert engine.names == {"example.com/mine:1": RESULT}
+    assert (engine.images, engine.containers) == ({RESULT}, set())
+    [asked] = engine.requests
+    assert asked.parameters == {
+        "t": tag, "dockerfile": "Dockerfile", "platform": "linux/amd64", "networkmode": "none", "nocache": "true",
+        "rm": "true", "forcerm": "true", "buildargs": '{"BASE": "envbuild-base:1"}',
+    }  # fmt: skip
+    assert asked.decoded("X-Registry-Config") == {"example.com": {"password": "x"}}
+    with tarfile.open(fileobj=io.BytesIO(asked.body)) as archive:
+        assert archive.getnames() == ["Dockerfile", "wheels", "wheels/a.whl"]
+        assert archive.getmember("wheels/a.whl").size == 1000
+    assert asked.body.count(b"wheel" * 200) == 1
+    assert told.lines == ["Step 1/2 : FROM base", "Step 2/2 : RUN x", "hello", "Successfully built aaaaaaaaaaaa"]
+
+
+def test_podman_says_the_same_in_other_words(engine, client, request_):
+    engine.made, engine.result = {STEP}, RESULT
+    lines = ("[2/3] STEP 4/9: RUN x", f"--> {'b' * 11}", "hello", "Successfully tagged docker.io/library/x:1", "a" * 64)
+    engine.events, heard = said(*lines), Told()
+    with built(client, request_, heard, buildkit=None, running=running) as image:
+        assert image.id == RESULT
+    assert engine.images == set()
+    assert heard.lines[:2] == ["[2/3] STEP 4/9: RUN x", "hello"]
+
+
+def test_what_has_a_name_is_not_removed_though_the_build_stood_on_it(engine, client, request_):
+    engine.images, engine.names, engine.result = {STEP}, {"somebodys:1": STEP}, RESULT
+    engine.events = [*said(f" ---> {'b' * 12}"), {"aux": {"ID": RESULT}}]
+    with built(client, request_, Told(), buildkit=None, running=running):
+        pass
+    assert (engine.images, engine.names) == ({STEP}, {"somebodys:1": STEP})
+
+
+def test_a_failed_step_shows_its_last_lines_and_the_lock_entry(engine, client, request_):
+    engine.made, engine.containers = {STEP}, {"1" * 12}
+    engine.events = [
+        *said(f" ---> {'b' * 12}", "Step 7/9 : RUN pip", f" ---> Running in {'1' * 12}"),
+        *said(*(f"line {number}" for number in range(99)), "ERROR: No matching distribution found for my_tool==1.0"),
+        {"errorDetail": {}, "error": "The command '/bin/sh -c a secret' returned a non-zero code: 1"},
+    ]
+    with pytest.raises(BuildError) as caught, built(client, request_, Told(), buildkit=None, running=running):
+        raise AssertionError
+    text = str(caught.value)
+    first, *lines = text.splitlines()
+    assert (
+        first
+        == f"the build failed, at my-tool==1.0 of the lock ({TOOL.filename}, {TOOL.sha256}): a step ended with exit code 1"
+    )
+    assert lines[0] == "  | line 85"
+    assert lines[14] == "  | ERROR: No matching distribution found for my_tool==1.0"
+    assert lines[15] == "  where: Step 7/9 : RUN pip"
+    assert (engine.images, engine.containers) == (set(), set())
+
+
+def test_what_the_engine_had_is_not_removed_though_it_has_no_name(engine, client, request_):
+    engine.images, engine.result = {STEP}, RESULT
+    engine.events = [*said("Step 1/1 : FROM b", f" ---> {'b' * 12}"), {"aux": {"ID": RESULT}}]
+    with built(client, request_, Told(), buildkit=None, running=running):
+        pass
+    assert engine.images == {STEP}
+
+
+class Hurried(Told):
+    """Somebody who presses Ctrl-C when a line comes."""
+
+    def note(self, text: str) -> None:
+        if text == "enough":
+            raise KeyboardInterrupt
+
+
+def test_what_the_engine_makes_after_ctrl_c_is_removed_and_nothing_of_others(engine, client, request_):
+    base, told, *others = (f"sha256:{letter * 64}" for letter in "0123456")
+    former, elsewhere, alike, late = others[0], others[1], others[2], f"sha256:{'e' * 64}"
+    orphan, top, first = (f"sha256:{letter * 64}" for letter in "cdf")
+    engine.images, engine.made, engine.names = {base, former}, {told}, {"base:1": base}
+    engine.late = {
+        late: {"Parent": told},
+        top: {"Parent": late},
+        orphan: {"Config": {"Image": told}},  # as engines have it whose image lost its parent
+        first: {"Parent": base, "Container": "9" * 64},
+        elsewhere: {"Parent": former},
+        alike: {"Parent": base, "Container": "8" * 64, "Config": {"Image": base}},
+    }
+    engine.events = said(f" ---> {'0' * 12}", f" ---> Running in {'9' * 12}", f" ---> {'1' * 12}", "enough")
+    with pytest.raises(KeyboardInterrupt), built(client, request_, Hurried(), buildkit=None, running=running):
+        raise AssertionError
+    assert engine.images == {base, former, elsewhere, alike}
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_an_engine_that_ends_in_the_middle_is_absent_and_no_failed_build(engine, client, request_, cut):
+    engine.cut, engine.events = cut, said("Step 1/9 : FROM base")
+    with pytest.raises(MissingComponentError, match="stopped answering"):
+        fail(client, request_)
+
+
+def test_a_full_disk_says_where_space_is_wanted(engine, client, request_):
+    engine.events = [*said("Step 1/1 : RUN x"), {"error": "write /x: No space left on device"}]
+    with pytest.raises(BuildError, match="the engine's disk is full") as caught:
+        fail(client, request_)
+    assert "docker system prune" in caught.value.todo
+
+
+def test_no_line_shows_a_password_or_drives_the_terminal(engine, client, request_):
+    engine.result = RESULT
+    engine.events = [
+        *said(
+            "Looking in https://me:pass%40word@example.com/simple", "say pass@word", "\x1b[31mred\x1b[0m", "1%\r2%\r"
+        ),
+        {"aux": {"ID": RESULT}},
+    ]
+    told = Told()
+    with built(client, request_, told, buildkit=None, running=running):
+        pass
+    assert told.lines == ["Looking in https://example.com/simple", "say ***", "red", "2%"]
+
+
+def test_a_base_has_a_name_of_its_own_while_it_is_built_on(engine, client):
+    base = image_of_trees(BASE)
+    engine.images = {str(base.config_digest)}
+    engine.names = {"mine:1": str(base.config_digest)}
+    with loaded_base(client, base, Told()) as one, loaded_base(client, base, Told()) as two:
+        assert one != two
+        assert one.startswith(f"envbuild-base:{base.digest.short}-")
+        assert engine.names.keys() == {"mine:1", one, two}
+
+
+PIP = {
+    "ERROR: Could not find a version that satisfies the requirement my-tool==1.0 (from versions: none)": TOOL,
+    "ERROR: my_tool-1.0-py3-none-any.whl is not a supported wheel on this platform.": TOOL,
+    "    numpy==1.26.4+cpu from https://example.com/numpy-1.26.4%2Bcpu-cp311-cp311-linux_x86_64.whl#sha256=1:": NUMPY,
+    "  Downloading https://example.com/numpy-1.26.4%2Bcpu-cp311-cp311-linux_x86_64.whl (1 kB)": NUMPY,
+    "ERROR: In --require-hashes mode, all requirements must have their versions pinned": None,
+    "ERROR: No matching distribution found for my-tool==2.0": None,
+}
+
+
+@pytest.mark.parametrize("line", PIP)
+def test_pips_words_name_the_lock_entry(line):
+    assert culprit([line], (TOOL, NUMPY)) == PIP[line]
+
+
+def test_the_error_counts_before_what_pip_was_busy_with_and_then_the_last():
+    busy = ["Collecting my-tool==1.0", "Collecting numpy==1.26.4+cpu"]
+    assert culprit(busy, (TOOL, NUMPY)) == NUMPY
+    assert culprit([*busy, "ERROR: THESE PACKAGES DO NOT MATCH", "    my-tool==1.0 from x:"], (TOOL, NUMPY)) == TOOL
+
+
+def test_a_push_gives_the_registrys_digest_and_the_name_back(engine, client):
+    engine.images, engine.names = {RESULT, STEP}, {"example.com/a:1": STEP}
+    digest = "sha256:" + "d" * 64
+    engine.events = [
+        {"status": "Pushing", "id": "1", "progressDetail": {"current": 5, "total": 7}},
+        {"status": "Pushing", "id": "1", "progressDetail": {"current": 7, "total": 7}},
+        {"aux": {"Tag": "1", "Digest": digest, "Size": 3}},
+    ]
+    told = Told()
+    sent = push_image(client, RESULT, Reference.parse("example.com/a:1"), {"username": "u", "password": "p"}, told)
+    assert (str(sent.digest), sent.sent) == (digest, 7)
+    assert engine.names == {"example.com/a:1": STEP}
+    [asked] = engine.requests
+    assert (asked.path, asked.parameters) == ("/images/example.com/a/push", {"tag": "1"})
+    assert asked.decoded("X-Registry-Auth") == {"username": "u", "password": "p"}
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        ([{"error": "denied:  no"}], "could not push: denied: no"),
+        ([{"aux": {"Digest": "md5:1"}}], "no digest"),
+        ([], "no digest"),
+    ],
+)
+def test_a_refused_push_leaves_no_name(engine, client, events, text):
+    engine.images, engine.events = {RESULT}, events
+    with pytest.raises(RegistryError, match=text):
+        push_image(client, RESULT, Reference.parse("example.com/a:1"), {}, Told())
+    assert engine.names == {}
+
+
+FAKE = """#!/bin/sh
+case "$1 $2" in
+  "--version "*) echo "{version}";;
+  "buildx version") {buildx};;
+  *)
+    printf '%s\\n' "$@" > {folder}/arguments
+    env > {folder}/environment
+    cat {folder}/said
+    exit $(cat {folder}/code)
+esac
+"""
+
+
+def docker_command(folder: Path, version: str, buildx: str = "exit 1") -> str:
+    """A docker of some version in a folder for PATH; it prints what the file `said` says."""
+    folder.mkdir(exist_ok=True)
+    (folder / "docker").write_text(FAKE.format(version=version, buildx=buildx, folder=folder))
+    (folder / "docker").chmod(0o755)
+    (folder / "said").touch()
+    (folder / "code").write_text("0")
+    return str(folder)
+
+
+OLD, NEW = "Docker version 20.10.24+dfsg1, build 2", "Docker version 28.2.2, build e"
+PLUGIN = "echo github.com/docker/buildx v0.17"
+
+
+def test_the_client_is_one_that_can_and_not_just_the_first(tmp_path, monkeypatch):
+    new, old = docker_command(tmp_path / "new", NEW), docker_command(tmp_path / "old", OLD)
+    plugin = docker_command(tmp_path / "plugin", NEW, PLUGIN)
+    podman = docker_command(tmp_path / "podman", "podman version 4.3.1", "echo buildah 1")
+    assert find_client(os.pathsep.join((new, podman))) is None
+    assert find_client(os.pathsep.join((new, old))) == Client(path=f"{old}/docker", buildx=False)
+    assert find_client(os.pathsep.join((old, plugin))) == Client(path=f"{plugin}/docker", buildx=True)
+    monkeypatch.setenv("DOCKER_BUILDKIT", "0")
+    assert find_client(plugin) is None
+
+
+def test_builders_of_buildx_need_the_plugin():
+    for client in (None, Client(path="/usr/bin/docker", buildx=False)):
+        with pytest.raises(MissingComponentError, match="no docker command here has buildx") as caught:
+            require_buildx(client, "far")
+        assert "--builder-name far" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "can"),
+    [
+        (VERSION, True),
+        (VERSION | {"ApiVersion": "1.38"}, False),
+        (VERSION | {"Components": [{"Name": "Podman Engine"}]}, False),
+        ({"ApiVersion": "1.41"}, False),
+    ],
+)
+def test_engines_that_have_buildkit(engine, client, version, can):
+    engine.version = version
+    assert can_buildkit(client) is can
+
+
+@pytest.fixture
+def old(tmp_path):
+    return Client(path=docker_command(tmp_path / "old", OLD) + "/docker", buildx=False)
+
+
+def test_buildkit_gets_secrets_as_files_and_nothing_secret_in_its_arguments(
+    engine, client, request_, old, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:hush@example.com")
+    monkeypatch.setenv("BUILDX_BUILDER", "elsewhere")
+    engine.images = {RESULT}
+    request_ = replace(request_, network=True, secrets={"pip": tmp_path / "pip.conf"})
+    with pytest.raises(BuildError, match="does not have the image"):  # as this client builds nothing
+        fail(client, request_, old)
+    arguments = (tmp_path / "old/arguments").read_text().splitlines()
+    assert arguments[:2] == ["build", "--tag"]
+    assert arguments[3:] == [
+        "--progress=plain", f"--file={request_.context}/Dockerfile", "--build-arg=BASE=envbuild-base:1",
+        "--build-arg=HTTPS_PROXY", f"--secret=id=pip,src={tmp_path}/pip.conf", str(request_.context),
+    ]  # fmt: skip
+    environment = (tmp_path / "old/environment").read_text().splitlines()
+    assert "DOCKER_BUILDKIT=1" in environment
+    assert not [line for line in environment if line.startswith("BUILDX_BUILDER")]
+    assert f"DOCKER_HOST={engine.url}" not in environment
+
+
+PLAIN = """#1 [internal] load build definition from Dockerfile
+#1 sha256:7ef1e67261ba
+#1 DONE 0.2s
+
+#5 [environment 3/3] RUN pip install
+#6 [other 1/1] RUN other
+#5 0.178 Collecting numpy==1.26.4+cpu
+#6 0.200 of another step my-tool==1.0
+#5 0.878 ERROR: it is broken
+#5 ERROR: executor failed running [/bin/sh -c pip]: exit code: 2
+------
+ > [environment 3/3] RUN pip install:
+#5 0.178 Collecting numpy==1.26.4+cpu
+------
+executor failed running [/bin/sh -c pip]: exit code: 2
+"""
+
+
+def test_of_steps_that_run_together_the_one_that_failed_is_told(engine, client, request_, old, tmp_path):
+    (tmp_path / "old/said").write_text(PLAIN)
+    (tmp_path / "old/code").write_text("1")
+    told = Told()
+    with pytest.raises(BuildError) as caught, built(client, request_, told, buildkit=old, running=running):
+        raise AssertionError
+    assert str(caught.value).splitlines()[:4] == [
+        f"the build failed, at numpy==1.26.4+cpu of the lock ({NUMPY.filename}, {NUMPY.sha256}): a step ended with exit code 2",
+        "  | Collecting numpy==1.26.4+cpu",
+        "  | ERROR: it is broken",
+        "  where: [environment 3/3] RUN pip install",
+    ]
+    assert told.lines == [
+        "[internal] load build definition from Dockerfile",
+        "[environment 3/3] RUN pip install",
+        "[other 1/1] RUN other",
+        "Collecting numpy==1.26.4+cpu",
+        "of another step my-tool==1.0",
+        "ERROR: it is broken",
+    ]
+    assert "--network=none" in (tmp_path / "old/arguments").read_text().splitlines()
+
+
+def test_a_client_that_lost_its_engine_has_not_failed_in_a_step(engine, client, request_, old, tmp_path):
+    (tmp_path / "old/code").write_text("1")
+    (tmp_path / "old/said").write_text("error reading from server: EOF\n")
+    engine.dead = True
+    with pytest.raises(MissingComponentError, match="stopped answering"):
+        fail(client, request_, old)
+
+
+def test_a_builder_elsewhere_pushes_itself(request_, tmp_path):
+    client = Client(path=docker_command(tmp_path / "x", NEW, PLUGIN) + "/docker", buildx=True)
+    build_remotely(
+        client, request_, "example.com/a:1", "far", Transcript(request_, Told()), running, tmp_path / "m.json"
+    )
+    assert (tmp_path / "x/arguments").read_text().splitlines() == [
+        "buildx", "build", "--builder", "far", "--output", "type=image,name=example.com/a:1,push=true,oci-mediatypes=true",
+        "--metadata-file", f"{tmp_path}/m.json", "--platform", "linux/amd64", "--progress=plain",
+        f"--file={request_.context}/Dockerfile", "--network=none", "--build-arg=BASE=envbuild-base:1",
+        str(request_.context),
+    ]  # fmt: skip

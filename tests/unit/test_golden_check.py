@@ -1,0 +1,323 @@
+"""The golden check, with folders that hold a framework as small as it can be: what is compared, and what is told."""
+
+import base64
+import dataclasses
+import json
+import os
+import struct
+import sys
+import zipfile
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.cli.console import Progress
+from envbuild.errors import StampError
+from envbuild.manifest import read_manifest
+from envbuild.manifest.artifact import Array, Golden
+from envbuild.verify.golden import InInterpreter, check, program
+from envbuild.verify.golden.arrays import DamagedError, apart, content, deviation, numbers, width_of
+from envbuild.verify.golden.judge import judged, paired
+from tests.unit.test_from_manifest import manifest_of
+
+NUMPY = """
+import struct
+CODES = {"float32": "f", "float64": "d"}
+def dtype(name):
+    CODES[name]
+    return name
+class Rows:
+    def __init__(self, values, shape=()):
+        self.values, self.shape = values, shape
+    def reshape(self, shape):
+        return Rows(self.values, shape)
+    def copy(self):
+        return self
+def frombuffer(data, code):
+    return Rows([value for value, in struct.iter_unpack("<" + CODES[code], data)])
+"""
+KERAS = """
+import json, os, sys, time, zipfile
+class Array:
+    dtype = type("t", (), {"name": "float32", "str": "<f4", "itemsize": 4})
+    def __init__(self, values):
+        import array
+        self.data, self.shape, self.size = array.array("f", values), (len(values),), len(values)
+    def tobytes(self):
+        return self.data.tobytes()
+class Model:
+    def __init__(self, path):
+        self.facts = json.loads(zipfile.ZipFile(path).read("config.json"))
+    def predict_on_batch(self, rows):
+        exec(self.facts.get("do", ""))
+        if isinstance(rows, dict):
+            return {name: Array(it.values) for name, it in rows.items()}
+        return Array([self.facts["by"] * value for value in rows.values])
+class models:
+    def load_model(path, compile):
+        assert not compile
+        return Model(path)
+"""
+
+
+def array_of(values, dtype="float32", shape=None, name="") -> Array:
+    code = {"float32": "f", "float64": "d", "int64": "q", "bool": "b", "complex64": "f"}[dtype]
+    data = array(code, values).tobytes()
+    length = len(values) // (2 if dtype == "complex64" else 1)
+    return Array(name=name, dtype=dtype, shape=shape or (length,), data=base64.b64encode(data).decode())
+
+
+def golden_of(inputs, outputs, rtol=1e-5, atol=1e-6) -> Golden:
+    return Golden(inputs=tuple(inputs), outputs=tuple(outputs), rtol=rtol, atol=atol)
+
+
+def manifest_with(golden: Golden | None):
+    return dataclasses.replace(read_manifest(json.dumps(manifest_of()).encode(), "m"), golden=golden)
+
+
+DOUBLED = golden_of([array_of([1.0, 2.0])], [array_of([2.0, 4.0])])
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch) -> Path:
+    """A folder that this Python imports from, as an environment's."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "numpy.py").write_text(NUMPY)
+    (folder / "keras.py").write_text(KERAS)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    return folder
+
+
+def keras_file(path: Path, **facts) -> Path:
+    """A model as Keras saves it, with facts for ours."""
+    path.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("metadata.json", json.dumps({"keras_version": "3.0.0", "date_saved": "2026-01-01@00:00:00"}))
+        archive.writestr("config.json", json.dumps(facts))
+    return path
+
+
+@pytest.fixture
+def ask(environment, tmp_path):
+    """Run the check on a model that says by what it multiplies; return its findings."""
+
+    def run(golden: Golden | None = DOUBLED, *, name="model.keras", seconds=60.0, python=sys.executable, **facts):
+        model = keras_file(tmp_path / "saved" / name, by=facts.pop("by", 2), **facts)
+        with Progress() as told:
+            runner = InInterpreter(name=str(python))
+            return list(
+                check(manifest_with(golden), str(model), [runner], cache=tmp_path, report=told, seconds=seconds)
+            )
+
+    return run
+
+
+def test_what_was_recorded_comes_again(ask, tmp_path):
+    [finding] = ask()
+    assert (finding.agrees, finding.id, finding.between[1]) == (True, "golden", sys.executable)
+    assert finding.says == "the model gives what was recorded: 1 output, 2 numbers, exactly"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saved", "site"]
+
+
+def test_another_prediction_says_how_far_where_and_what(ask):
+    [finding] = ask(by=2.5)
+    assert (finding.agrees, finding.severity, finding.wanted, finding.found) == (False, "error", "4.0", "5.0")
+    assert finding.says == (
+        "2 of 2 numbers of output are further off than 1e-06 + 1e-05 * |recorded|; "
+        "the largest deviation is 1 at [1]: 5.0, and 4.0 was recorded"
+    )
+    assert "envbuild verify" in finding.todo
+
+
+def test_inputs_by_name_reach_the_model_by_name(ask):
+    names = golden_of(
+        [array_of([1.0], name="b"), array_of([2.0], name="a")], [array_of([2.0], name="a"), array_of([1.0], name="b")]
+    )
+    [finding] = ask(names)
+    assert finding.agrees, finding
+
+
+@pytest.mark.parametrize(
+    ("do", "says"),
+    [
+        ("raise ValueError('bad shape')", "the model cannot be called\n  | ValueError: bad shape"),
+        ("raise SystemExit(3)", "the model cannot be called\n  | SystemExit: 3"),
+        ("print('last words', flush=True); os._exit(7)", "ended without an answer: exit code 7\n  | last words"),
+        ("os.kill(os.getpid(), 11)", "ended without an answer: it crashed (SIGSEGV)"),
+        ("os.kill(os.getpid(), 9)", "most often for want of memory"),
+    ],
+)
+def test_whatever_goes_wrong_in_there_is_a_finding_with_the_last_lines(ask, do, says):
+    [finding] = ask(do=do)
+    assert (finding.agrees, finding.severity, finding.id) == (False, "error", "golden-run")
+    assert says in finding.says
+
+
+def test_a_model_that_does_not_answer_is_ended(ask, tmp_path):
+    mark = tmp_path / "pid"
+    [finding] = ask(do=f"open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(600)", seconds=3.0)
+    assert "no answer within 3 s" in finding.says
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
+
+
+def test_long_words_are_cut(ask):
+    [finding] = ask(do="raise ValueError('\\n'.join(['x' * 5000] * 50))")
+    lines = finding.says.splitlines()[1:]
+    assert (len(lines), {len(line) for line in lines}) == (12, {len("  | ") + 300})
+
+
+def test_an_environment_without_the_framework_is_a_finding(ask, environment):
+    (environment / "keras.py").unlink()
+    [finding] = ask()
+    assert finding.says.startswith("the model's framework cannot be imported\n  | ModuleNotFoundError: ")
+
+
+def test_a_model_that_cannot_be_loaded_is_a_finding(ask, environment):
+    (environment / "keras.py").write_text("class models:\n    def load_model(path, compile): raise OSError('old')")
+    [finding] = ask()
+    assert finding.says == "the model cannot be loaded\n  | OSError: old"
+
+
+def test_an_interpreter_that_is_none_is_a_finding(ask, tmp_path):
+    [finding] = ask(python=tmp_path / "none")
+    assert (finding.id, finding.severity) == ("golden-run", "error")
+    assert "cannot be run" in finding.says
+
+
+def test_a_format_that_no_program_runs_alone_is_said_plainly(ask):
+    [finding] = ask(name="weights.safetensors")
+    assert (finding.id, finding.severity) == ("golden-sample", "warning")
+    assert "saved_model, keras, hdf5, torchscript, torch_export, onnx" in finding.says
+
+
+def test_a_manifest_without_a_sample_says_how_to_record_one(ask):
+    [finding] = ask(None)
+    assert (finding.id, finding.severity) == ("golden-sample", "warning")
+    assert "keras_callback(golden_inputs=" in finding.todo
+
+
+def test_a_damaged_sample_is_told_before_anything_runs(ask):
+    broken = dataclasses.replace(DOUBLED.outputs[0], sha256="0" * 64)
+    [finding] = ask(dataclasses.replace(DOUBLED, outputs=(broken,)), python="none")
+    assert (finding.id, "digest" in finding.says) == ("golden-sample", True)
+
+
+def test_a_model_that_is_not_there_is_an_error(environment, tmp_path):
+    with Progress() as told, pytest.raises(StampError, match="cannot be read"):
+        list(
+            check(manifest_with(DOUBLED), str(tmp_path / "no"), [InInterpreter(name="x")], cache=tmp_path, report=told)
+        )
+
+
+def test_files_that_are_not_the_records_are_named(environment, tmp_path):
+    example = manifest_of() | {
+        "model": {"uri": "/m", "files": [{"path": "model.keras", "size": 1, "sha256": "0" * 64}]},
+    }
+    manifest = dataclasses.replace(read_manifest(json.dumps(example).encode(), "m"), golden=DOUBLED)
+    place = str(keras_file(tmp_path / "saved/model.keras", by=3))
+    with Progress() as told:
+        [finding] = check(manifest, place, [InInterpreter(name=sys.executable)], cache=tmp_path, report=told)
+    assert finding.why.endswith("files of the model are not those of the record: model.keras")
+
+
+def found(golden: Golden, *outputs: Array) -> list:
+    return list(judged(golden, outputs))
+
+
+def test_shape_and_type_count_too():
+    [shape] = found(DOUBLED, array_of([2.0, 4.0], shape=(1, 2)))
+    assert shape.says == "output has the shape [1, 2], and [2] was recorded"
+    kind, fine = found(DOUBLED, array_of([2.0, 4.0], "float64"))
+    assert (kind.severity, fine.agrees) == ("warning", True)
+    assert "type float64, and float32 was recorded" in kind.says
+    [other] = found(DOUBLED, array_of([2, 4], "int64"))
+    assert (other.severity, other.agrees) == ("error", False)
+
+
+def test_outputs_go_by_name_by_number_or_not_at_all():
+    two = [array_of([1.0], name="0"), array_of([2.0], name="1")]
+    exported = [array_of([2.0], name="output_1"), array_of([1.0], name="output_0")]
+    assert [(a.name, b.name) for a, b in paired(two, exported)] == [("0", "output_0"), ("1", "output_1")]
+    assert paired(two[:1], exported[:1]) == [(two[0], exported[0])]
+    [finding] = found(golden_of([], two), array_of([1.0], name="dense"), array_of([2.0], name="dense_1"))
+    assert finding.says == "outputs 0, 1 were recorded, and the model gives dense, dense_1"
+
+
+def test_more_outputs_than_recorded_do_no_harm():
+    wanted = golden_of([], [array_of([1.0], name="p")])
+    assert found(wanted, array_of([9.0], name="logits"), array_of([1.0], name="p"))[0].agrees
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [
+        (NAN, NAN, 0), (NAN, 1.0, INF), (1.0, NAN, INF), (INF, INF, 0), (INF, -INF, INF), (1.0, INF, INF),
+        (2**63 - 1, 2**63, 1), (True, False, 1), (complex(NAN, 1), complex(2, NAN), 0), (3 + 4j, 0j, 5),
+        (complex(INF, 0), complex(INF, 0), 0), (complex(INF, 1), complex(INF, 2), INF), (0.0, -0.0, 0),
+    ],
+)  # fmt: skip
+def test_how_far_two_numbers_are_apart(a, b, distance):
+    assert apart(a, b) == distance
+
+
+def test_an_infinite_number_is_only_near_itself_however_large_the_tolerance():
+    far = deviation(array_of([INF]), array_of([1.0]), rtol=1.0, atol=1.0)
+    assert (far.largest, far.wanted, far.found) == (INF, "inf", "1.0")
+    assert deviation(array_of([INF, NAN]), array_of([INF, NAN]), rtol=0, atol=0).largest == 0
+
+
+def test_types_that_array_has_not():
+    halves = Array(name="", dtype="bfloat16", shape=(2,), data=base64.b64encode(bytes.fromhex("803f00c0")).decode())
+    assert list(numbers("bfloat16", content(halves))) == [1.0, -2.0]
+    assert list(numbers("float16", struct.pack("<2e", 0.5, 65504))) == [0.5, 65504.0]
+    assert list(numbers("complex64", struct.pack("<2f", 1, -2))) == [1 - 2j]
+    assert list(numbers("bool", b"\1\0")) == [True, False]
+    assert [width_of(it) for it in ("complex128", "uint8", "float8_e5m2", "float128")] == [16, 1, None, None]
+
+
+def test_types_that_cannot_be_read_are_compared_by_their_bytes():
+    eights = Array(name="", dtype="float8_e5m2", shape=(1,), data="AA==")
+    assert found(golden_of([], [eights]), eights)[0].agrees
+    [fault] = found(golden_of([], [eights]), dataclasses.replace(eights, data="AQ=="))
+    assert (fault.severity, fault.id) == ("warning", "golden-sample")
+
+
+def test_an_array_without_dimensions_has_no_place():
+    one = Array(name="y", dtype="float32", shape=(), data=base64.b64encode(struct.pack("<f", 1)).decode())
+    [finding] = found(golden_of([], [one]), dataclasses.replace(one, data=base64.b64encode(bytes(4)).decode()))
+    assert "deviation is 1: 0.0, and 1.0 was recorded" in finding.says
+
+
+@pytest.mark.parametrize("data", ["AAAA", "A", "AAAAAAAAAAA="])
+def test_data_that_its_shape_does_not_fit_is_damaged(data):
+    with pytest.raises(DamagedError):
+        content(dataclasses.replace(array_of([1.0]), data=data))
+
+
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8),
+    st.floats(-1, 1), st.floats(0, 1), st.floats(0, 1),
+)  # fmt: skip
+def test_within_means_what_the_manifest_says(values, shift, rtol, atol):
+    wanted, came = array_of(values, "float64"), array_of([value + shift for value in values], "float64")
+    pairs = list(zip(numbers("float64", content(came)), numbers("float64", content(wanted)), strict=True))
+    beyond = [abs(a - b) > atol + rtol * abs(b) for a, b in pairs]
+    far = deviation(wanted, came, rtol=rtol, atol=atol)
+    assert far.beyond == sum(beyond)
+    if not far.beyond:
+        assert far.largest == max(abs(a - b) for a, b in pairs)
+
+
+def test_the_program_needs_nothing_but_the_standard_library():
+    source = Path(program.__file__).read_text()
+    assert "envbuild." not in "".join(line for line in source.splitlines() if line.startswith(("import", "from")))
+    compile(source, "program.py", "exec", dont_inherit=True, flags=0, _feature_version=7)

@@ -1,0 +1,171 @@
+"""--data: what stands for a place of the run, which values are rewritten, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.errors import UsageError
+from envbuild.local.data import DataMap, check_mounts, read_maps, rewritten, seen_at
+from envbuild.local.model import Mount
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The working folder, with a folder and a file of each name that tests use."""
+    for name in ("data", "more data", "dät€n", "a=b", "b", "c,d", "x:rw"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file.csv").write_text("1")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(*texts: str, home: str | None = None) -> list[tuple[str, str, str, bool]]:
+    return [(it.uri, it.mount.source.name, it.mount.target, it.mount.read_only) for it in read_maps(texts, home)]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("gs://acme/p=./data", ("gs://acme/p", "data", "/gcs/acme/p", True)),
+        ("gs://acme/p/=data/", ("gs://acme/p", "data", "/gcs/acme/p", True)),
+        ("gs://acme=data:rw", ("gs://acme", "data", "/gcs/acme", False)),
+        ("gs://acme/=data:ro", ("gs://acme", "data", "/gcs/acme", True)),
+        ("gs://acme/p=x:rw:ro", ("gs://acme/p", "x:rw", "/gcs/acme/p", True)),
+        ("gs://acme/p=more data", ("gs://acme/p", "more data", "/gcs/acme/p", True)),
+        ("gs://acme/ü ö=dät€n", ("gs://acme/ü ö", "dät€n", "/gcs/acme/ü ö", True)),
+        ("gs://acme/p=c,d", ("gs://acme/p", "c,d", "/gcs/acme/p", True)),
+        ("gs://acme/year=2024=data", ("gs://acme/year=2024", "data", "/gcs/acme/year=2024", True)),
+        ("gs://acme/p/t.csv=file.csv", ("gs://acme/p/t.csv", "file.csv", "/gcs/acme/p/t.csv", True)),
+        ("/data/train=data", ("/data/train", "data", "/data/train", True)),
+        ("//data/./train/=data", ("/data/train", "data", "/data/train", True)),
+        ("file:///data/a%20b=data", ("/data/a b", "data", "/data/a b", True)),
+        ("/gcs/acme/p=data", ("/gcs/acme/p", "data", "/gcs/acme/p", True)),
+    ],
+)
+def test_a_place_and_what_stands_for_it(here, text, found):
+    assert read(text) == [found]
+
+
+def test_a_path_is_followed_from_this_folder_through_links_and_from_home(here):
+    (here / "link").symlink_to("data")
+    [link, home] = read_maps(["gs://acme/p=./b/../link", "gs://acme/q=~/b"], str(here))
+    assert (link.mount.source, home.mount.source) == (here / "data", here / "b")
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["gs://acme/p=./gone"], "no such file or folder here: ./gone"),
+        (["gs://acme/year=2024=gone:rw"], "2024=gone or gone"),
+        (["gs://acme/p="], "no such file or folder"),
+        (["gs://acme/p=:rw"], "no such file or folder"),
+        (["gs://acme/p"], "maps nothing"),
+        (["gs://acme/p=a=b"], "two ways"),
+        (["gs://=data"], "bucket's name"),
+        (["gs://ab=data"], "3 to 63"),
+        (["gs:///p=data"], "bucket's name"),
+        (["gs://me:pw@acme/p=data"], "bucket's name"),
+        (["gs://acme//p=data"], "no path can stand"),
+        (["gs://acme/../p=data"], "no path can stand"),
+        (["gs://acme/d/train-*=data"], "pattern"),
+        (["gs://acme/p\n=data"], "names no place"),
+        (["gs://acme/p\udce9=data"], "names no place"),
+        (["s3://acme/p=data"], "no place of a run"),
+        (["data/train=data"], "no place of a run"),
+        (["=data"], "no place of a run"),
+        (["/=data"], "container needs"),
+        (["/opt=data"], "container needs"),
+        (["/opt/env/lib=data"], "container needs"),
+        (["/workspace=data"], "relative data lies there already"),
+        (["/workspace/x=data"], "relative data lies there already"),
+        (["/gcs=data"], "no bucket"),
+        (["/etc/passwd=file.csv"], "container needs"),
+        (["/run/secrets/x=data"], "container needs"),
+        (["/var/run=data"], "container needs"),
+        (["/var=data"], "container needs"),
+        (["/usr/local=data"], "container needs"),
+        (["/usr/bin/env=file.csv"], "container needs"),
+        (["/lib64=data"], "container needs"),
+        (["/usr/local/cuda-12.2/lib64=data"], "container needs"),
+        (["/opt/notebook=data"], "container needs"),
+        (["gs://acme/p=data", "gs://acme/p/=b"], "two folders"),
+        (["gs://acme/p=data", "/gcs/acme/p=b"], "two folders"),
+        (["gs://acme/p=/dev/null"], "no such file or folder"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(here, texts, said):
+    with pytest.raises(UsageError) as error:
+        read(*texts)
+    assert said in error.value.what
+    assert error.value.where.startswith("--data ")
+    assert error.value.todo
+    assert ":pw@" not in str(error.value)
+    str(error.value).encode()
+
+
+ORDINARY = """
+    /data /mnt /srv/x /home/me/x /opt/data /var/lib/x /tmp/x /tmp/home /usr/local/data /usr/share/dict /usr/src/app/data
+    /run/media/me/disk /workspace2 /etcetera /library
+"""
+
+
+@pytest.mark.parametrize("place", ORDINARY.split())
+def test_places_that_runs_have_are_mapped(here, place):
+    assert read(f"{place}=data") == [(place, "data", place, True)]
+
+
+def test_a_place_is_shown_as_it_was_given_whatever_it_is_called(here):
+    for text, seen in (
+        ("/run/secrets=data", "/run/secrets=data"),
+        ("/opt/env/token=abc/x=data", "/opt/env/token=abc/x=data"),
+        ("gs://me:p=w@acme/p=data", "gs://acme/p=data"),
+        ("https://x/y?token=hunter2=data", "https://x/y?token=[redacted]"),
+    ):
+        with pytest.raises(UsageError) as error:
+            read(text)
+        assert error.value.where == f"--data {seen}"
+
+
+def test_the_longest_place_counts_and_only_whole_names(here):
+    maps = read_maps(["gs://acme=data", "gs://acme/p=b", "/data=data"], None)
+    assert rewritten("gs://acme/p", maps) == "/gcs/acme/p"
+    assert rewritten("gs://acme/p/q/", maps) == "/gcs/acme/p/q/"
+    assert rewritten("gs://acme/pq", maps) == "/gcs/acme/pq"
+    assert rewritten("gs://acme-2/p", maps) == "gs://acme-2/p"
+    assert rewritten("gs://acm", maps) == "gs://acm"
+    assert rewritten("see gs://acme/p", maps) == "see gs://acme/p"
+    assert rewritten("/data/x", maps) == "/data/x"
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=4), st.lists(st.sampled_from("abc"), max_size=4))
+def test_what_lies_in_a_mapped_place_is_seen_at_its_own_path_and_nothing_else_is(mapped, value):
+    uri, place = "/".join(["gs://bucket", *mapped]), "/".join(["gs://bucket", *value])
+    target = seen_at(uri)
+    assert target is not None
+    it = DataMap(uri=uri, mount=Mount(source=Path("/x"), target=target))
+    inside = value[: len(mapped)] == mapped
+    assert rewritten(place, [it]) == (seen_at(place) if inside else place)
+
+
+def mount(source: Path, target: str) -> Mount:
+    return Mount(source=source, target=target)
+
+
+def test_a_place_within_another_needs_room_in_it(here):
+    (here / "data/p").mkdir()
+    (here / "data/t.csv").touch()
+    outer = mount(here / "data", "/gcs/acme")
+    check_mounts([mount(here / "b", "/gcs/acme/p"), outer, mount(here / "file.csv", "/gcs/acme/t.csv")])
+    check_mounts([outer, mount(here / "b", "/gcs/acme-2/p")])
+    for source, target in (("b", "q"), ("file.csv", "p"), ("b", "t.csv"), ("b", "t.csv/x")):
+        with pytest.raises(UsageError, match="has no such") as error:
+            check_mounts([mount(here / source, f"/gcs/acme/{target}"), outer])
+        assert str(here / "data" / target) in error.value.todo
+
+
+def test_a_path_that_is_no_text_cannot_be_mounted(here):
+    with pytest.raises(UsageError, match="no engine") as error:
+        check_mounts([mount(here / "d\udce9", "/gcs/acme")])
+    str(error.value).encode()

@@ -1,0 +1,152 @@
+"""Tags of stamped images, and tags that may not move."""
+
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from google.cloud.artifactregistry_v1 import CleanupPolicy
+
+from envbuild.errors import RegistryError
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import ENVIRONMENT, INDEX, MANIFEST
+from envbuild.oci.reference import Reference
+from envbuild.registry import Registry, Retry
+from envbuild.registry.artifact_cleanup import Aged, Policy, fate
+from envbuild.registry.artifact_policies import policy_of
+from envbuild.registry.tags import check_tag, set_tag, stamped_tag, tag_stamped
+from tests.fakes.registry import FakeRegistry
+
+AT_ONCE = Retry(first=0, longest=0)
+ENV = Digest("ab" * 32)
+
+
+def manifest(environment: Digest | None = ENV) -> bytes:
+    said = {"annotations": {ENVIRONMENT: str(environment)}} if environment else {}
+    return json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []} | said).encode()
+
+
+@pytest.fixture
+def registry():
+    with FakeRegistry() as found:
+        yield found
+
+
+def put(registry: FakeRegistry, tag: str, data: bytes) -> Reference:
+    digest = registry.put_manifest("team/app", tag, data, MANIFEST)
+    return Reference(registry.host, "team/app").at(Digest.parse(digest))
+
+
+def test_a_stamped_image_gets_a_tag_of_its_digest(registry):
+    reference, digest = put(registry, "v7", manifest()), Digest.of(manifest())
+    assert tag_stamped(reference) == stamped_tag(digest)
+    assert registry.tags[f"team/app:stamped-{digest.hex[:12]}"] == str(digest)
+    media_type, data = registry.repositories["team/app"].manifests[str(digest)]
+    assert (media_type, data) == (MANIFEST, manifest())
+
+
+def test_the_policy_of_the_documentation_keeps_this_tag():
+    text = (Path(__file__).parents[2] / "docs/artifact-registry.md").read_text()
+    [policy] = json.loads(re.findall(r"```json\n(.*?)```", text, re.DOTALL)[0])
+    condition = policy["condition"] | {"tagState": policy["condition"]["tagState"].upper()}
+    action = policy["action"]["type"].upper()
+    found = policy_of(policy["name"], CleanupPolicy.from_json(json.dumps({"action": action, "condition": condition})))
+    aged = Aged(package="app", digest=str(ENV), uploaded=datetime.now(UTC), tags=(stamped_tag(ENV),))
+    deleting = Policy(name="all", deletes=True)
+    assert fate((deleting, found), aged, datetime.now(UTC)).deleted_by == ""
+    assert fate((deleting, found), replace(aged, tags=("v7",)), datetime.now(UTC)).deleted_by == "all"
+
+
+def test_a_tag_that_is_right_is_left_alone(registry):
+    reference = put(registry, "v7", manifest())
+    tag_stamped(reference)
+    registry.requests.clear()
+    tag_stamped(reference)
+    assert not registry.seen("PUT")
+
+
+def test_an_image_that_is_gone_gets_no_tag(registry):
+    with pytest.raises(RegistryError) as caught:
+        tag_stamped(Reference(registry.host, "team/app", digest=ENV))
+    assert caught.value.status == 404
+
+
+@pytest.mark.parametrize("status", [400, 403, 409])
+def test_a_tag_that_may_not_move_is_said_with_both_digests(registry, status):
+    other, mine = put(registry, "v7", manifest()), manifest(None)
+    body = json.dumps({"errors": [{"code": "DENIED", "message": "The repository has enabled tag immutability."}]})
+    registry.fail("PUT", "manifests/v7", status=status, body=body.encode())
+    with Registry(registry.host, retry=AT_ONCE) as client, pytest.raises(RegistryError) as caught:
+        set_tag(client, "team/app", "v7", mine, MANIFEST)
+    assert str(other.digest) in caught.value.what
+    assert str(Digest.of(mine)) in caught.value.what
+    assert "tag immutability" in caught.value.what
+    assert "another tag" in caught.value.todo
+
+
+def test_a_tag_that_another_build_set_to_the_same_meanwhile_is_right(registry):
+    put(registry, "env-abababababab", manifest())
+    registry.fail("HEAD", "manifests/env-", status=404)
+    registry.fail("PUT", "manifests/env-", status=400)
+    with Registry(registry.host, retry=AT_ONCE) as client:
+        set_tag(client, "team/app", "env-abababababab", manifest(), MANIFEST)
+    assert len(registry.seen("PUT")) == 1
+
+
+def test_a_refusal_for_another_reason_stays_what_it_is(registry):
+    registry.fail("PUT", "manifests/v7", status=403)
+    with (
+        Registry(registry.host, retry=AT_ONCE) as client,
+        pytest.raises(RegistryError, match="does not let this account push"),
+    ):
+        set_tag(client, "team/app", "v7", manifest(), MANIFEST)
+
+
+def test_a_tag_of_the_very_environment_may_stay(registry):
+    put(registry, "v7", manifest())
+    check_tag(Reference(registry.host, "team/app", tag="v7"), ENV)
+    check_tag(Reference(registry.host, "team/app", tag="v8"), ENV)
+    check_tag(Reference(registry.host, "team/app", tag="v8"), None)
+
+
+@pytest.mark.parametrize(
+    ("there", "environment"), [(manifest(), None), (manifest(Digest("cd" * 32)), ENV), (manifest(None), ENV)]
+)
+def test_a_tag_of_another_image_is_refused_before_the_work(registry, there, environment):
+    found = put(registry, "v7", there)
+    with pytest.raises(RegistryError, match=re.escape(str(found.digest))):
+        check_tag(Reference(registry.host, "team/app", tag="v7"), environment)
+
+
+def index_of(*digests: str) -> bytes:
+    return json.dumps(
+        {"schemaVersion": 2, "mediaType": INDEX, "manifests": [{"digest": it} for it in digests]}
+    ).encode()
+
+
+def test_a_tag_of_an_index_with_an_image_of_the_environment_may_stay(registry):
+    images = [str(put(registry, tag, manifest(it)).digest) for tag, it in (("a", Digest("cd" * 32)), ("b", ENV))]
+    registry.put_manifest("team/app", "v7", index_of(*images), INDEX)
+    check_tag(Reference(registry.host, "team/app", tag="v7"), ENV, indexed=True)
+    check_tag(Reference(registry.host, "team/app", tag="v8"), ENV, indexed=True)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_tag_of_another_index_or_of_an_image_where_an_index_will_be_is_refused(registry, indexed):
+    other = str(put(registry, "a", manifest(Digest("cd" * 32))).digest)
+    mine = str(put(registry, "b", manifest()).digest)
+    there = manifest() if indexed else index_of(mine)
+    registry.put_manifest("team/app", "v7", index_of(other), INDEX)
+    registry.put_manifest("team/app", "v8", there, MANIFEST if indexed else INDEX)
+    for tag in ("v7", "v8"):
+        with pytest.raises(RegistryError, match="may not move"):
+            check_tag(Reference(registry.host, "team/app", tag=tag), ENV, indexed=indexed)
+
+
+@pytest.mark.parametrize("data", [b"[]", b"no", b'{"manifests": 3}', b'{"manifests": [{"digest": "x"}]}'])
+def test_an_index_that_cannot_be_read_is_another_one(registry, data):
+    registry.put_manifest("team/app", "v7", data, INDEX)
+    with pytest.raises(RegistryError, match="may not move"):
+        check_tag(Reference(registry.host, "team/app", tag="v7"), ENV, indexed=True)

@@ -1,0 +1,99 @@
+"""What a serving image starts from: the stamped image, that image made again, or another variant of it."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from envbuild.capture.model.facts import model_facts
+from envbuild.capture.reading import present
+from envbuild.lock import Lock, pylock_text, read_pylock
+from envbuild.oci.digest import Digest
+from envbuild.stamp import StampEntry, read_stamp, stamp
+from tests.unit.test_from_manifest import manifest_of
+from tests.unit.test_serve_build import PYTHON, RUN, Serving
+from tests.unit.test_serve_build import site as site  # noqa: PLC0414 - a fixture
+
+CUDA = ("nvidia-cublas-cu12", "12.2.5.6")
+GPU = {"kind": "nvidia", "driver": "535.129.03", "gpus": [{"name": "NVIDIA A100-SXM4-40GB", "memory": 42949672960}]}
+
+
+def stamped_lock(site: Serving) -> Lock:
+    [copy] = (site.folder / "model/envbuild").glob("pylock.*.toml")
+    return read_pylock(copy.read_bytes(), "lock", copy.parent)
+
+
+def stamp_gpu(site: Serving, reference: str, numpy: str = "1.26.4") -> None:
+    """Stamp the model as one that was trained on a GPU; the lock is what such a run has."""
+    lock = stamped_lock(site)
+    named = {it.name: it for it in lock.wheels}
+    cpu = named["tensorflow-cpu"]
+    gpu = replace(cpu, name="tensorflow", filename=cpu.filename.replace("_cpu", ""))
+    cublas = replace(
+        named["tool"], name=CUDA[0], version=CUDA[1], filename="nvidia_cublas_cu12-12.2.5.6-py3-none-any.whl"
+    )
+    other = replace(named["numpy"], version=numpy, filename=f"numpy-{numpy}-py3-none-any.whl")
+    wheels = (gpu, cublas, named["tool"], other)
+    (site.folder / "model/saved_model.pb").write_bytes(b"graph of a GPU")
+    run = manifest_of(("tensorflow", "2.15.1"), *RUN[1:], CUDA, accelerator=GPU, python=PYTHON)
+    data = json.dumps(run | {"model": present(model_facts("model"))}).encode()
+    digest = Digest.parse(reference.partition("@")[2])
+    entry = StampEntry(
+        role="train", variant="gpu", platform="linux/amd64", reference=reference, digest=digest, environment=digest
+    )
+    text = pylock_text(replace(lock, wheels=tuple(sorted(wheels, key=lambda it: it.name))), base=dict(lock.base))
+    stamp("model", entry, manifest=data, lock=text, now=datetime.now(UTC))
+
+
+def test_the_cpu_sibling_of_a_model_of_a_gpu_is_made_from_its_lock_and_not_stamped_for_training(site):
+    trained = site.trained()
+    stamp_gpu(site, trained["image"])
+    result = site.served("--variant", "cpu")
+    assert result["parent"] == f"{site.host}/serving@{trained['digest']}"
+    assert (result["variant"], result["environment"]) == ("cpu", trained["environment"])
+    stamp_now = read_stamp("model")
+    assert stamp_now is not None
+    assert [it.slot for it in stamp_now.images] == [("serve", "cpu", "linux/amd64"), ("train", "gpu", "linux/amd64")]
+
+
+def test_a_sibling_with_another_version_of_anything_is_refused(site):
+    trained = site.trained()
+    stamp_gpu(site, trained["image"], numpy="1.26.3")
+    done = site(*site.words("--variant", "cpu", "--push", f"{site.host}/serving:v1"))
+    assert (done.returncode, done.stdout) == (16, "")
+    assert "numpy 1.26.3 -> 1.26.4" in done.stderr
+
+
+@pytest.mark.parametrize("out", ["trained", "other"])
+def test_a_training_image_that_was_never_pushed_is_found_in_its_layout_or_made_again(site, out):
+    trained = site.train()
+    done = site(*site.words("--out", out))
+    assert done.returncode == 0, done.stderr
+    assert (f"training image trained@{trained['digest']}" in done.stderr) == (out == "trained")
+    found = json.loads(next((site.folder / out).glob(f"blobs/sha256/{done.stdout.strip()[-64:]}")).read_bytes())
+    below = [it["digest"] for it in trained["layers"]]
+    assert [it["digest"] for it in found["layers"]][: len(below)] == below
+
+
+def test_an_image_that_cannot_be_made_again_is_refused(site):
+    site.train()
+    lock = stamped_lock(site)
+    data = (site.folder / "manifest.json").read_bytes()
+    other = Digest.of(b"other")
+    entry = StampEntry(
+        role="train", variant="cpu", platform="linux/amd64", reference=None, digest=other, environment=other
+    )
+    stamp("model", entry, manifest=data, lock=pylock_text(lock, base=dict(lock.base)), now=datetime.now(UTC))
+    done = site(*site.words("--out", "out"))
+    assert (done.returncode, done.stdout) == (16, "")
+    assert f"stamped with {other}, and its manifest now gives" in done.stderr
+
+
+def test_a_lock_that_was_changed_beside_the_stamp_is_not_used(site):
+    site.trained()
+    [copy] = (site.folder / "model/envbuild").glob("pylock.*.toml")
+    copy.write_text(copy.read_text().replace("1.26.4", "1.26.3"))
+    done = site(*site.words("--push", f"{site.host}/serving:v1"))
+    assert (done.returncode, done.stdout) == (15, "")
+    assert "its content is not what the record says" in done.stderr

@@ -1,0 +1,72 @@
+"""What a serving image gets so that it answers requests."""
+
+import ast
+from dataclasses import replace
+
+import pytest
+from packaging.requirements import Requirement
+
+from envbuild.errors import UsageError
+from envbuild.manifest.artifact import Model
+from envbuild.serve.servers import REQUIREMENTS, server_parts
+from tests.fakes.images import image_of
+from tests.unit.serving_app import FOLDER
+from tests.unit.test_gate import order_of, origin_of
+from tests.unit.test_golden_check import manifest_with
+
+
+def origin(kind=None):
+    manifest = replace(manifest_with(None), model=Model(uri="/m", format=kind) if kind else None)
+    return origin_of(image_of(), manifest)
+
+
+def test_the_ready_server_is_its_folder_at_app(tmp_path):
+    server = server_parts(order_of(tmp_path, server="fastapi"), origin("keras"))
+    files = {path.removeprefix("/app/"): source for path, source in server.files.items()}
+    assert {FOLDER / path for path in files} == set(files.values()) == set(FOLDER.rglob("*.py"))
+    assert server.cmd == ("/opt/env/bin/python", "/app/serve.py")
+    assert (server.ports, server.health, server.predict) == ((8080,), "/health", "/predict")
+
+
+def test_its_requirements_are_what_it_imports():
+    imported = {
+        str(node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).partition(".")[0]
+        for path in FOLDER.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    theirs = {
+        "fastapi",
+        "uvicorn",
+        "prometheus_client",
+        "starlette",
+        "numpy",
+    }  # FastAPI brings Starlette, training NumPy
+    assert theirs <= imported
+    named = {Requirement(it).name.replace("-", "_") for it in REQUIREMENTS}
+    assert named == theirs - {"starlette", "numpy"}
+
+
+def test_the_applications_own_files_take_the_place_of_the_servers(tmp_path):
+    (tmp_path / "app/serving").mkdir(parents=True)
+    (tmp_path / "app/serving/loading.py").touch()
+    server = server_parts(order_of(tmp_path, server="fastapi", app=tmp_path / "app"), origin("safetensors"))
+    assert "/app/serving/app.py" in server.files
+    assert "/app/serving/loading.py" not in server.files
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "orbax", "tf_checkpoint"])
+def test_a_format_that_no_loader_knows_is_refused_early(tmp_path, kind):
+    with pytest.raises(UsageError, match=f"the model is {kind}") as caught:
+        server_parts(order_of(tmp_path, server="fastapi"), origin(kind))
+    assert "serving/loading.py" in caught.value.todo
+
+
+def test_an_application_alone_is_started_as_was_said(tmp_path):
+    server = server_parts(order_of(tmp_path, cmd=("python", "main.py")), origin("keras"))
+    assert (server.cmd, server.files, server.requirements) == (("python", "main.py"), {}, ())
+
+
+def test_a_server_of_its_own_is_no_part_of_an_image(tmp_path):
+    with pytest.raises(UsageError, match="triton is an image of its own"):
+        server_parts(order_of(tmp_path, server="triton"), origin("onnx"))

@@ -1,0 +1,311 @@
+"""Slim serving images: the rule never takes what something needs, and what is left is the training image's layers."""
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.assemble import LayerCache, assemble
+from envbuild.assemble.child import Addition, Parent, assemble_child
+from envbuild.errors import BuildError, UsageError
+from envbuild.lock import Lock, pylock_text, read_pylock
+from envbuild.lock.model import LockedWheel
+from envbuild.lock.needs import needed
+from envbuild.manifest.model import Framework
+from envbuild.manifest.packages import Distribution
+from envbuild.manifest.packages import Origin as From
+from envbuild.oci.image import Image
+from envbuild.oci.layout import read_layout, write_layout
+from envbuild.pipeline import Order, Reporter
+from envbuild.recipe import SLIM_LABEL, SLIM_OF_LABEL, VARIANT_LABEL
+from envbuild.serve.model import Origin, ServeOrder, Server, Slimmed
+from envbuild.serve.slim import commanded, imported, proof_of, slimmed
+from envbuild.serve.slim_parent import find_slimmed, imports_of, slim_parent
+from envbuild.verify.findings import Finding
+from envbuild.verify.rules import hold
+from envbuild.verify.sharing import prove_sharing
+from envbuild.verify.sides.image import side_of_image
+from envbuild.verify.sides.lock import side_of_lock
+from envbuild.verify.slim import Pattern, listed, training_only
+from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.unit.test_assemble import locked, tree
+from tests.unit.test_child import files_of, lock_of
+from tests.unit.test_rebase import OLD, recipe_on
+from tests.unit.test_sides_manifest import a_manifest, wheel
+
+RULE = (Pattern("board*", "only training writes summaries"), Pattern("tests", "tests are run before"))
+LINES: list[str] = []
+REPORT = Reporter(step=print, note=LINES.append, warn=print, progress=lambda *_: None, compared=lambda *_: None)
+
+
+def dist(name: str, *, asked: bool = False) -> Distribution:
+    return Distribution(name=name, version="1.0", origin=From(kind="index"), requested=asked)
+
+
+@cache
+def a_wheel(name: str) -> LockedWheel:
+    return locked(make_wheel(name.replace("-", "_"), "1.0"))
+
+
+def rule(declared: dict[str, list[str]], *asked: str, kept: tuple[str, ...] = (), framework: str = "") -> list[str]:
+    """The names that are left out of an environment with these requirements."""
+    wheels = [a_wheel(name) for name in declared]
+    known = Framework(name="torch", distribution=framework, version="1.0") if framework else None
+    manifest = a_manifest(*(dist(name, asked=name in asked) for name in declared), framework=known)
+    found = slimmed(Lock(target=OLD.target, wheels=tuple(wheels)), manifest, kept, declared, RULE)
+    assert {it.name for it in found.lock.wheels} | set(found.lock.slim) == set(declared)
+    assert found.saved == sum(it.size for it in wheels if it.name in found.lock.slim)
+    assert sorted(it.partition(" ")[0] for it in found.dropped) == list(found.lock.slim)
+    return list(found.lock.slim)
+
+
+TRAINING = {
+    "torch": ["tests; extra == 'dev'"],
+    "board": ["marks", "numbers"],
+    "marks": ["deep"],
+    "deep": [],
+    "numbers": [],
+}
+
+
+def test_what_is_on_the_list_goes_and_what_only_it_required_goes_with_it():
+    assert rule(TRAINING, "torch", "board", "numbers") == ["board", "deep", "marks"]
+
+
+def test_what_nobody_is_known_to_have_asked_for_stays():
+    assert rule(TRAINING) == ["board"]
+    assert rule(TRAINING, "numbers") == ["board"], "torch was asked for too, so these marks are not all"
+
+
+def test_what_something_that_stays_requires_stays_with_all_that_it_requires():
+    assert rule(TRAINING | {"torch": ["board>=1"]}, "torch", "numbers") == []
+    assert rule(TRAINING | {"torch": ["deep"]}, "torch", "board") == ["board", "marks", "numbers"]
+
+
+def test_a_requirement_of_an_extra_counts_for_what_is_not_on_the_list_and_where_the_extra_is_named():
+    extra = TRAINING | {"torch": ["board; extra == 'tb'", "deep; extra == 'x'", "tests; extra == 'tb'"], "tests": []}
+    assert rule(extra, "torch", "board", "tests") == ["board", "marks", "numbers", "tests"]
+    assert rule(extra | {"server": ["torch[tb]"]}, "server", "board", "tests") == []
+    assert rule(extra, "torch", "board", "tests", kept=("torch[tb]",)) == []
+    itself = extra | {"torch": ["torch[tb]; extra == 'all'", "board; extra == 'tb'"]}
+    assert "board" in rule(itself, "torch", "board", "tests"), "an extra that nobody names leads to no other"
+
+
+def test_the_framework_stays_even_where_only_a_tool_required_it():
+    tuned = {"board-tuner": ["torch"], "torch": []}
+    assert rule(tuned, "board-tuner", framework="torch") == ["board-tuner"]
+    assert rule(tuned, "board-tuner") == ["board-tuner", "torch"]
+
+
+NAMES = ("a", "b", "c", "board", "board-x", "tests")
+GRAPHS = st.fixed_dictionaries({name: st.lists(st.sampled_from(NAMES), max_size=3) for name in NAMES})
+
+
+@given(declared=GRAPHS, asked=st.sets(st.sampled_from(NAMES)), kept=st.sets(st.sampled_from(NAMES), max_size=1))
+def test_nothing_that_stays_requires_what_is_left_out_and_nothing_goes_but_by_the_list(declared, asked, kept):
+    gone = set(rule(declared, *asked, kept=tuple(kept)))
+    stays = set(NAMES) - gone
+    assert kept <= stays
+    assert gone.isdisjoint(it for name in stays for it in declared[name])
+    assert gone <= needed(set(listed(NAMES, RULE)) & gone, declared, {})
+
+
+def test_the_list_names_nothing_twice_and_nothing_that_computes():
+    names = [it.name for it in training_only()]
+    assert len(set(names)) == len(names)
+    assert not any(sum(pattern.count("*") for pattern in [name]) > 1 or name == "*" for name in names)
+    needed_here = [
+        "tensorflow",
+        "keras",
+        "tf-keras",
+        "numpy",
+        "torch",
+        "jax",
+        "nvidia-cuda-nvcc-cu12",
+        "triton",
+        "scipy",
+    ]
+    assert listed([*needed_here, "pandas", "pillow", "protobuf", "fastapi", "uvicorn", "pip"], training_only()) == {}
+    assert listed(["types-requests"], training_only()) == {"types-requests": "code is checked before"}
+
+
+def test_the_modules_that_programs_import_are_found():
+    source = (
+        b"import a.b, c as d\nfrom e.f import g\nfrom . import h\ndef x():\n import i\nimportlib.import_module('j.k')\n"
+    )
+    assert imported(source) == {"a", "c", "e", "i", "j"}
+    assert commanded(["gunicorn", "-k", "uvicorn.workers.W", "/app/main.py", "8080"]) == {"gunicorn", "uvicorn"}
+    assert imports_of({"/app/a.py": b"import numpy", "/app/b.txt": b"import six"}) == {"numpy"}
+    with pytest.raises(UsageError, match="what this program imports cannot be told") as caught:
+        imports_of({"/app/a.py": b"def"})
+    assert caught.value.where == "/app/a.py"
+
+
+@pytest.mark.parametrize(("gate", "severity"), [("auto", "warning"), ("off", "warning"), ("require", "error")])
+def test_without_the_golden_sample_nothing_is_proved(gate, severity):
+    slim = Slimmed(lock=lock_of(), dropped=("board 1.0: x",), saved=2_000_000)
+    held = Finding(about="golden", rule="serve-golden", agrees=True, says="")
+    assert proof_of(slim, [held], gate).agrees
+    found = proof_of(slim, [replace(held, rule="golden-sample"), replace(held, agrees=False)], gate)
+    assert (found.agrees, found.severity) == (False, severity)
+    assert found.says.startswith("1 distributions, 2.0 MB of wheels, are left out, and nothing shows")
+
+
+CORE = make_wheel("core", "1.0", {"core/big.bin": b"x" * 100}, requires=["helper"])
+HELPER = make_wheel("helper", "1.0", {"helper/__init__.py": "h = 1\n"})
+BOARD = make_wheel("tensorboard", "2.15.1", {"tensorboard/__init__.py": "b = 1\n"}, requires=["markdown", "helper"])
+MARK = make_wheel("markdown", "3.5", {"markdown/__init__.py": "m = 1\n", "shared/a.py": "a = 1\n"})
+STUBS = make_wheel("types_six", "1.0", {"six-stubs/__init__.pyi": ""})
+TWICE = make_wheel("zwei", "1.0", {"shared/a.py": "a = 2\n"})
+ABOVE = make_wheel("server", "1.0", {"server.py": "import helper\n"}, requires=["helper"])
+ASKED = ("core", "tensorboard", "types-six", "zwei")
+
+
+@pytest.fixture
+def origin(tmp_path):
+    """`origin(wheel...)` -> a serving image's start whose image lies in a layout, as a registry would give it."""
+
+    def made(*wheels: FakeWheel) -> Origin:
+        found = files_of(tmp_path / "wheels", *wheels)
+        folder = (tmp_path / "wheels").as_uri()
+        lock = lock_of(*wheels)
+        lock = replace(lock, wheels=tuple(replace(it, url=f"{folder}/{it.filename}") for it in lock.wheels))
+        whole = replace(recipe_on(OLD), wheels=lock.wheels, labels=((VARIANT_LABEL, "cpu"), ("a", "b")))
+        image = assemble(whole, OLD, found, LayerCache(tmp_path / "elsewhere"), lambda *_: None).image
+        write_layout(image, tmp_path / "layout")
+        image = read_layout(tmp_path / "layout", machine="x86_64")
+        manifest = a_manifest(*(wheel(it.name, it.version, requested=it.name in ASKED) for it in lock.wheels))
+        return Origin(
+            parent=Parent(image=image, lock=lock, name="registry.example.com/env"),
+            reference=None,
+            manifest=manifest,
+            manifest_bytes=b"",
+            variant="cpu",
+            platform="linux/amd64",
+            environment=whole.environment,
+        )
+
+    return made
+
+
+@pytest.fixture
+def order(tmp_path):
+    inner = Order(
+        manifest=b"", manifest_name="manifest.json", variant="auto", base=None, resolver="uv", out=tmp_path / "out",
+        push=None, stamp=None, cache=tmp_path / "cache", offline=True, find_links=(tmp_path / "wheels",),
+    )  # fmt: skip
+    return ServeOrder(order=inner, model=None, slim=True)
+
+
+def contents(image: Image) -> dict[str, bytes]:
+    """What an image has above its base, whose every layer can be opened."""
+    own = replace(image, layers=image.layers[len(OLD.image.layers) :])
+    return {path: data for path, (_, data) in tree(own).items()}
+
+
+def slim_of(order: ServeOrder, start: Origin, above: Lock | None = None, **code: bytes) -> Slimmed:
+    files = {f"/app/{name}.py": content for name, content in code.items()}
+    return find_slimmed(order, start, Server(), above or lock_of(), files, REPORT)
+
+
+WHEELS = (CORE, HELPER, BOARD, MARK, STUBS)
+
+
+def test_what_is_left_is_assembled_from_the_training_images_own_layers(origin, order, tmp_path):
+    start = origin(*WHEELS)
+    slim = slim_of(order, start)
+    assert slim.dropped == (
+        "markdown 3.5: only tensorboard required it",
+        "tensorboard 2.15.1: only training writes and shows summaries",
+        "types-six 1.0: code is checked before",
+    )
+    made = slim_parent(start, slim, order, REPORT)
+    config, before = json.loads(made.image.config), json.loads(start.parent.image.config)
+    assert config["config"]["Labels"].pop(SLIM_LABEL) == "markdown,tensorboard,types-six"
+    assert config["config"]["Labels"].pop(SLIM_OF_LABEL) == str(start.environment)
+    assert config["config"] == before["config"]
+    base = len(OLD.image.layers)
+    assert [it.descriptor for it in made.image.layers[:base]] == [
+        it.descriptor for it in start.parent.image.layers[:base]
+    ]
+    fresh = replace(recipe_on(OLD), wheels=slim.lock.wheels, labels=((VARIANT_LABEL, "cpu"), ("a", "b")))
+    again = assemble(fresh, OLD, files_of(tmp_path / "wheels", *WHEELS), LayerCache(tmp_path / "new"), lambda *_: None)
+    assert [it.descriptor for it in made.image.layers] == [it.descriptor for it in again.image.layers]
+    assert contents(made.image) == contents(again.image)
+    assert slim_parent(start, slim, order, REPORT).image.digest == made.image.digest
+    assert (made.lock, made.python) == (slim.lock, OLD.python_path)
+
+
+def test_what_stands_on_it_is_proved_to_share_all_but_what_the_rule_lets_go(origin, order, tmp_path):
+    start = origin(*WHEELS)
+    slim = slim_of(order, start)
+    parent, wheels = slim_parent(start, slim, order, REPORT), files_of(tmp_path / "wheels", *WHEELS, ABOVE)
+    serve = assemble_child(
+        parent, lock_of(ABOVE), Addition(), wheels, LayerCache(tmp_path / "cache"), lambda *_: None
+    ).image
+    found = {it.id: it for it in prove_sharing(start.parent.image, serve, lambda *_: None)}
+    assert {name for name, it in found.items() if not it.agrees} == {"shared-slim"}
+    assert found["shared-slim"].severity == "warning"
+    assert found["shared-slim"].packages == ("markdown 3.5", "tensorboard 2.15.1", "types-six 1.0")
+    side = side_of_image(serve, "serve", machine="x86_64", report=lambda *_: None)
+    wrong = [it for it in hold(side_of_lock(start.parent.lock, "train"), side) if not it.agrees]
+    assert {(it.id, it.about, it.severity) for it in wrong} == {
+        ("package-missing", "slim", "warning"),
+        ("package-extra", "packages", "note"),
+    }
+
+
+@pytest.mark.parametrize("missing", [CORE, HELPER])
+def test_what_the_rule_does_not_let_go_is_an_error_whatever_the_label_says(origin, order, missing):
+    start = origin(*WHEELS)
+    left = replace(start.parent.lock, slim=(locked(missing).name,))
+    left = replace(left, wheels=tuple(it for it in left.wheels if it.name not in left.slim))
+    made = slim_parent(start, Slimmed(lock=left, dropped=("x",), saved=1), order, REPORT)
+    found = [it for it in prove_sharing(start.parent.image, made.image, lambda *_: None) if not it.agrees]
+    assert {(it.id, it.severity) for it in found} == {("shared-layers", "error"), ("shared-package", "error")}
+
+
+def test_the_application_keeps_what_it_imports_and_its_server_what_it_requires(origin, order):
+    start = origin(*WHEELS)
+    assert slim_of(order, start, main=b"import tensorboard").lock.slim == ("types-six",)
+    assert "kept, as the application imports it: tensorboard" in LINES
+    assert slim_of(order, start, main=b"from markdown import x").lock.slim == ("tensorboard", "types-six")
+    assert slim_of(replace(order, extras=("tensorboard>=2",)), start).lock.slim == ("types-six",)
+    above = lock_of(make_wheel("server", "1.0", requires=["markdown"]))
+    url = order.order.find_links[0] / "server-1.0-py3-none-any.whl"
+    url.write_bytes(make_wheel("server", "1.0", requires=["markdown"]).data)
+    above = replace(above, wheels=tuple(replace(it, url=url.as_uri()) for it in above.wheels))
+    assert slim_of(order, start, above).lock.slim == ("tensorboard", "types-six")
+
+
+def test_paths_that_wheels_share_are_settled_anew(origin, order):
+    start = origin(*WHEELS, TWICE)
+    made = slim_parent(start, slim_of(order, start), order, REPORT)
+    before, after = contents(start.parent.image), contents(made.image)
+    path = next(it for it in after if it.endswith("shared/a.py"))
+    assert (before[path], after[path]) == (b"a = 2\n", b"a = 2\n")
+    assert (b"paths that several" in start.parent.image.config, b"paths that several" in made.image.config) == (
+        True,
+        False,
+    )
+
+
+def test_layers_that_nobody_can_tell_apart_are_refused(origin, order):
+    start = origin(*WHEELS)
+    slim = slim_of(order, start)
+    for line in ("RUN pip install -r requirements.txt", "envbuild: other 1.0"):
+        config = json.loads(start.parent.image.config)
+        config["history"][-3]["created_by"] = line
+        image = replace(start.parent.image, config=json.dumps(config).encode())
+        with pytest.raises(BuildError, match="cannot be told apart"):
+            slim_parent(replace(start, parent=replace(start.parent, image=image)), slim, order, REPORT)
+
+
+def test_a_lock_says_what_was_left_out():
+    lock = replace(lock_of(CORE), slim=("tensorboard",))
+    lock = replace(lock, wheels=tuple(replace(it, url="https://index.invalid/core.whl") for it in lock.wheels))
+    assert read_pylock(pylock_text(lock), "pylock.toml").slim == ("tensorboard",)
+    assert side_of_lock(lock, "lock").slim == {"tensorboard"}

@@ -1,0 +1,116 @@
+"""Deflate streams of others, opened so that more can follow them in one gzip member."""
+
+import gzip as reader
+import random
+import subprocess
+import zlib
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from isal import isal_zlib
+from zlib_ng import zlib_ng
+
+from envbuild.assemble import inflate
+from envbuild.assemble.inflate import continued
+from envbuild.oci import gzip
+from envbuild.oci.gzip import LAST, Part
+
+LIBRARIES = {"zlib": zlib, "zlib-ng": zlib_ng, "isal": isal_zlib}
+contents = st.one_of(
+    st.binary(min_size=1, max_size=200),
+    st.text(alphabet="ab \n", min_size=1, max_size=3000).map(str.encode),
+    st.integers(1, 70_000).map(bytes),
+    st.tuples(st.integers(0, 1000), st.integers(1, 70_000)).map(lambda it: random.Random(it[0]).randbytes(it[1])),
+)
+levels, ways = st.integers(0, 9), st.sampled_from([zlib.Z_DEFAULT_STRATEGY, zlib.Z_FIXED, zlib.Z_HUFFMAN_ONLY])
+
+
+def deflated(content, level=6, way=zlib.Z_DEFAULT_STRATEGY):
+    compressor = zlib.compressobj(level, zlib.DEFLATED, -15, 9, way)
+    return compressor.compress(content) + compressor.flush()
+
+
+@pytest.fixture(params=list(LIBRARIES))
+def library(request, monkeypatch):
+    monkeypatch.setattr(inflate, "_library", LIBRARIES[request.param])
+    return request.param
+
+
+@given(contents, levels, ways)
+def test_what_is_opened_can_be_followed_and_no_library_decides_how(content, level, way):
+    stream = deflated(content, level, way)
+    found = set()
+    for it in LIBRARIES.values():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(inflate, "_library", it)
+            found.add(continued(stream, content))
+    [opened] = found
+    assert (opened is None) == (not stream[0] & 1)
+    if opened is not None:
+        follower = deflated(b"more")
+        assert zlib.decompress(opened + follower, -15) == content + b"more"
+        assert len(opened) - len(stream) in (4, 5)
+
+
+def test_both_forms_of_the_end_occur(library):
+    contents = [bytes(range(200, 200 + size)) for size in range(1, 50)]  # literals of nine bits end at any bit
+    assert {len(continued(deflated(it), it) or b"") - len(deflated(it)) for it in contents} == {4, 5}
+
+
+def test_a_stream_of_several_blocks_is_left_as_it_is(library):
+    compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
+    stream = compressor.compress(b"one") + compressor.flush(zlib.Z_FULL_FLUSH) + compressor.compress(b"two")
+    assert continued(stream + compressor.flush(), b"onetwo") is None
+
+
+def test_bits_behind_the_end_are_never_taken_for_a_block(library):
+    """Whoever made them: the stream is left as it is, or what comes out is the content and nothing else."""
+    refused = 0
+    for size in range(1, 120):
+        content = bytes(i * 7 % 251 for i in range(size))
+        stream = deflated(content)
+        for bit in range(8):
+            odd = stream[:-1] + bytes((stream[-1] | 1 << bit,))
+            if odd == stream or zlib.decompressobj(-15).decompress(odd) != content:
+                continue
+            opened = continued(odd, content)
+            refused += opened is None
+            if opened is not None:
+                assert zlib.decompress(opened + LAST, -15) == content
+    assert refused
+
+
+def test_another_content_opens_nothing(library):
+    assert continued(deflated(b"content"), b"contenT") is None
+    assert continued(deflated(b"content"), b"conten") is None
+
+
+@given(st.lists(st.tuples(contents, levels, st.booleans()), max_size=8))
+@example([(b"a", 6, True), (b"b", 6, False)])
+def test_members_hold_all_parts_in_their_order_and_are_few(given_parts):
+    parts, ends = [], 0
+    for content, level, ours in given_parts:
+        stream = deflated(content, level)
+        opened = continued(stream, content)
+        if ours:
+            parts.append(Part(gzip.deflate_runs(content, final=False), content))
+        elif len(content) % 2:
+            parts.append(Part(b"".join(gzip.stored(content, final=False)), content))
+        else:
+            parts.append(Part(opened or stream, content, final=opened is None))
+        ends += parts[-1].final
+    made = list(gzip.members(parts))
+    assert len(made) == ends + bool(parts and not parts[-1].final)
+    assert b"".join(plain for _, plain in made) == b"".join(it[0] for it in given_parts)
+    for blob, plain in made:
+        assert reader.decompress(blob) == plain
+
+
+def test_gnu_gzip_reads_a_member_of_many_streams():
+    contents = [bytes([n % 251]) * (n * 37 % 5000 + 1) for n in range(400)]
+    opened = [(continued(deflated(it), it), it) for it in contents]
+    [(blob, plain)] = gzip.members(Part(stream, it) for stream, it in opened if stream)
+    done = subprocess.run(["gzip", "-dc"], input=blob, capture_output=True, check=True)
+    assert done.stdout == plain
+    assert not done.stderr
