@@ -1,6 +1,6 @@
 """From locked wheels to "in the registry": envbuild beside other builders, in one run on the same wheels and registry.
 
-    .venv/bin/python -m benchmarks.build [--workload tensorflow-cpu] [--rounds 1] [--only NAME] [--scratch DIR]
+    .venv/bin/python -m benchmarks.build [--workload tensorflow-cpu] [--rounds 1] [--only NAME]... [--scratch DIR]
 
 As root, in the repository's folder, with the parts of `tests/setup.sh test`. Every builder gets a registry of its own
 which holds the base, and has used that base before; the wheels are on this machine. Cold is with caches that are empty
@@ -61,7 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare how long it takes from locked wheels into the registry.")
     parser.add_argument("--workload", choices=WORKLOADS, default="small")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--only", default="", help="builders whose name has this in it, and the floor")
+    parser.add_argument(
+        "--only", action="append", help="builders whose name has this in it, and the floor; may be repeated"
+    )
     parser.add_argument("--kept", type=Path, default=Path("~/.cache/envbuild-benchmarks").expanduser())
     parser.add_argument("--scratch", type=Path, help="on the file system of what is kept, where it is by default")
     options = parser.parse_args()
@@ -74,7 +76,7 @@ def main() -> None:
     try:
         floors = [floor(bench.before) for _ in range(max(3, options.rounds))]
         for _ in range(options.rounds):
-            one_round(bench, options.only, results)
+            one_round(bench, options.only or [""], results)
     finally:
         shutil.rmtree(bench.scratch)
     show(results, Floor(*map(min, zip(*floors, strict=True))))
@@ -100,15 +102,17 @@ def floor(inputs: Inputs) -> tuple[float, float]:
     return float(seconds), float(cpu)
 
 
-def one_round(bench: Bench, only: str, results: Results) -> None:
+def one_round(bench: Bench, only: Sequence[str], results: Results) -> None:
     for name, measure in ((LIBRARY, library), (COMMAND, command)):
-        if only in name:
+        if any(it in name for it in only):
             for scenario, row in measure(bench):
                 keep(results, scenario, name, row)
     for peer in PEERS:
-        if only in peer.name and (why := peer.missing()):
+        if not any(it in peer.name for it in only):
+            continue
+        if why := peer.missing():
             print(f"left out: {peer.name}, as this machine lacks {why}")
-        elif only in peer.name:
+        else:
             for scenario, row in peer_runs(bench, peer):
                 keep(results, scenario, peer.name, row)
 

@@ -24,7 +24,7 @@ def written_aside(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
     handle, name = tempfile.mkstemp(prefix=".new-", dir=folder)
     path = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(path, "wb", opener=lambda *_: handle) as file:  # it then knows its name
             yield file, path
     finally:
         path.unlink(missing_ok=True)

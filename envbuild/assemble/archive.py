@@ -13,6 +13,7 @@ import stat
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -231,9 +232,11 @@ def _same_name(local: bytes, flags: int, info: zipfile.ZipInfo, extra: bytes) ->
     if (flags ^ info.flag_bits) & _UTF8 and not name.isascii():
         return False
     try:
-        encoded = name.encode("utf-8" if flags & _UTF8 else "cp437")
+        encoded = name.encode("utf-8" if flags & _UTF8 or name.isascii() else "cp437")
     except UnicodeEncodeError:
         return False
+    if not extra and not info.extra:
+        return local == encoded
     others = [
         content[5:]  # behind a version and the CRC of the name
         for place in (extra, info.extra)
@@ -245,6 +248,8 @@ def _same_name(local: bytes, flags: int, info: zipfile.ZipInfo, extra: bytes) ->
 
 def _sizes(packed: int, size: int, extra: bytes) -> set[tuple[int, int]]:
     """All that a local header says of its sizes: in its two fields, and in ZIP64's (APPNOTE 4.5.3)."""
+    if not extra:
+        return {(packed, size)}
     wide = [
         struct.unpack_from("<QQ", content)[::-1]
         for kind, content in extra_fields(extra)
@@ -261,11 +266,16 @@ def _check_together(members: list[Member], length: int, filename: str) -> None:
         if name in names:
             raise refusal(filename, f"{name} is in the archive twice")
         names.add(name)
-    if both := sorted(names & {parent for member in members for parent in parents(member.name)}):
+    if both := sorted(names & folders(member.name for member in members)):
         raise refusal(filename, f"{both[0]} is a file and a folder")
     size = sum(member.size for member in members)
     if size > min(_LIMIT, max(_UNSUSPICIOUS, _EXPANSION * length)):
         raise refusal(filename, f"is a bomb: {length} bytes would unpack to {size}")
+
+
+def folders(names: Iterable[str]) -> set[str]:
+    """All folders that some paths lie in."""
+    return {folder for name in {name.rpartition("/")[0] for name in names} for folder in parents(f"{name}/")} - {""}
 
 
 def parents(name: str) -> list[str]:

@@ -267,7 +267,7 @@ def _held_apart(
     below = plan_layers(_below(parent))
     theirs = kept_prints(below, cache)
     if not addition.apart:
-        theirs |= {wheel: fingerprint(opened[wheel].files) for wheel in parent.lock.wheels if wheel not in theirs}
+        theirs |= {wheel: opened.fingerprint(wheel) for wheel in parent.lock.wheels if wheel not in theirs}
     clashes = list(_clashes(theirs, kept_prints(plans, cache), opened))
     if addition.apart:
         site = Scheme(prefix=addition.prefix, python_minor=parent.lock.target.python_minor).site_packages

@@ -12,7 +12,7 @@ from envbuild.assemble.bytecode import Bytecode, BytecodeLayer, Interpreter, Sto
 from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.config import CHECK_LINE, annotations, checkup_files, config_bytes, environment_files
 from envbuild.assemble.debian import SystemLayer, packages_key, packages_line
-from envbuild.assemble.fingerprint import Fingerprint, fingerprint, from_text, suspects, to_text
+from envbuild.assemble.fingerprint import Fingerprint, from_text, suspects, to_text
 from envbuild.assemble.layer import LayerFile, LayerResult
 from envbuild.assemble.making import LayerOrder, Made, Maker
 from envbuild.assemble.overlap import Overlap, find_overlaps
@@ -159,7 +159,7 @@ def shared_paths(
         return kept
     prints = kept_prints(plans, cache)
     for plan in plans:
-        if new := {wheel: fingerprint(opened[wheel].files) for wheel in plan.wheels if wheel not in prints}:
+        if new := {wheel: opened.fingerprint(wheel) for wheel in plan.wheels if wheel not in prints}:
             prints |= new
             cache.note(plan.paths, {str(wheel.sha256): to_text(prints[wheel]) for wheel in plan.wheels})
     found = find_overlaps({wheel: opened[wheel].files for wheel in suspects(prints)})
@@ -247,7 +247,13 @@ def _remarks(recipe: Recipe, cache: LayerCache) -> tuple[str, ...]:
 def wheel_layer(plan: LayerPlan) -> LayerOrder:
     """What is ordered for the wheels of one plan."""
     weight = sum(wheel.size for wheel in plan.wheels)
-    return LayerOrder(label=plan.label, key=plan.key, files=partial(_files_of, plan), weight=weight)
+    return LayerOrder(
+        label=plan.label,
+        key=plan.key,
+        files=lambda opened: opened.layer_files(plan.wheels),
+        weight=weight,
+        wheels=plan.wheels,
+    )
 
 
 def overlap_layer(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerOrder:
@@ -269,15 +275,6 @@ def _bytecode_layer(bytecode: Bytecode, layer: BytecodeLayer) -> LayerOrder:
         return bytecode.files(layer, opened, opened.stack)
 
     return LayerOrder(label=layer.label, key=layer.key, files=files, prefix=layer.prefix)
-
-
-def _files_of(plan: LayerPlan, opened: OpenWheels) -> list[LayerFile]:
-    # in the order of the lock, so that the later wheel wins where two of them have the same path
-    return list(
-        {
-            file.path: LayerFile(file, opened[wheel].archive) for wheel in plan.wheels for file in opened[wheel].files
-        }.values()
-    )
 
 
 def _winning_files(overlaps: Sequence[Overlap], opened: OpenWheels) -> list[LayerFile]:

@@ -75,6 +75,15 @@ def inflate(data: memoryview) -> Iterator[tuple[memoryview, bytes]]:
         raise DamagedStreamError("does not end where the archive says")
 
 
+def inflate_whole(data: memoryview, size: int) -> bytes:
+    """Return the content of a raw deflate stream that must end with `data`; of a longer content than `size`, a part."""
+    inflater: Inflater = _library.decompressobj(-15)
+    content = _next(inflater, data, size + 1)
+    if len(content) <= size and (not inflater.eof or inflater.unused_data):
+        raise DamagedStreamError("does not end where the archive says")
+    return content
+
+
 def continued(stream: bytes, content: bytes) -> bytes | None:
     """Return a raw deflate stream without its end, so that more blocks can follow; `content` is what it stands for.
 
@@ -101,8 +110,8 @@ def _stands_for(stream: bytes, content: bytes) -> bool:
     return inflater.eof and not inflater.unused_data and plain == content
 
 
-def _next(inflater: Inflater, chunk: bytes | memoryview) -> bytes:
+def _next(inflater: Inflater, chunk: bytes | memoryview, most: int = _OUT) -> bytes:
     try:
-        return inflater.decompress(chunk, _OUT)
+        return inflater.decompress(chunk, most)
     except Exception as error:  # each library has an exception class of its own
         raise DamagedStreamError(f"is damaged: {error}") from error

@@ -15,7 +15,7 @@ from email.policy import compat32
 from packaging.utils import InvalidName, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from envbuild.assemble.archive import Member, WheelArchive, check_name, parents
+from envbuild.assemble.archive import Member, WheelArchive, check_name, folders
 from envbuild.assemble.scripts import read_entry_points, script, script_names, with_interpreter
 
 _WRAPPER_SUFFIX = re.compile(r"(\.exe|-script\.py|\.pya)\Z", re.IGNORECASE)
@@ -235,7 +235,7 @@ def _check_paths(archive: WheelArchive, paths: Collection[str]) -> None:
     """Hold what will be written to the same rules as what was read: entry points name files too."""
     for path in paths:
         check_name(path, archive.filename)
-    if both := sorted({parent for path in paths for parent in parents(path)}.intersection(paths)):
+    if both := sorted(folders(paths).intersection(paths)):
         raise archive.refuse(f"{both[0]} would be installed as a file and as a folder")
 
 

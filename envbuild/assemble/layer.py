@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import BinaryIO
 
 from envbuild.assemble.archive import Member, WheelArchive
-from envbuild.assemble.inflate import DamagedStreamError, continued, crc32, inflate
+from envbuild.assemble.inflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
 from envbuild.assemble.install import InstalledFile, record_hash
 from envbuild.assemble.parallel import in_order
 from envbuild.assemble.stream import HashedStream
@@ -25,7 +25,7 @@ from envbuild.oci.digest import Digest
 _BATCH = 2 << 20
 """Bytes of files, uncompressed, that one job makes a part of the layer from; a larger file is streamed."""
 _STORED = 16 * gzip.STORED_LIMIT
-_AHEAD = 6
+_AHEAD = 3
 """Jobs; each keeps a batch, compressed and not."""
 
 Piece = tuple[bytes | memoryview, bytes | memoryview]
@@ -183,12 +183,17 @@ def _small(archive: WheelArchive, member: Member, recorded: str) -> Iterator[gzi
     if not member.size:
         archive.read(member)  # an empty file still has to be one
         return
-    pieces = list(_spliced(archive, member, recorded))
-    content = b"".join([plain for _, plain in pieces])
     if not member.deflated:
-        yield _stored(content)
+        yield _stored(b"".join([plain for _, plain in _spliced(archive, member, recorded)]))
         return
-    stream = b"".join([deflated for deflated, _ in pieces])
+    data = archive.data(member)
+    try:
+        content = inflate_whole(data, member.size)
+    except DamagedStreamError as error:
+        raise archive.refuse(f"{member.name} {error}") from error
+    list(_checked(archive, member, [(b"", content)], recorded))
+    stream = bytes(data)
+    archive.release(member, len(stream))
     opened = continued(stream, content)
     yield gzip.Part(opened or stream, content, final=opened is None)
 

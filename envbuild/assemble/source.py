@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from envbuild.assemble.archive import WheelArchive, check_locked
+from envbuild.assemble.fingerprint import Fingerprint, fingerprint
 from envbuild.assemble.install import InstalledFile, Scheme, installed_files
+from envbuild.assemble.layer import LayerFile
 from envbuild.errors import BuildError
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
@@ -58,6 +60,8 @@ class OpenWheels:
         self.stack, self._wheels, self._proving = stack, wheels, proving
         self._scheme = Scheme(prefix=recipe.prefix, python_minor=recipe.target.python_minor)
         self._found: dict[LockedWheel, OpenWheel] = {}
+        self._true: dict[Digest, frozenset[str]] = {}
+        self._prints: dict[Digest, Fingerprint] = {}
         self._lock = threading.Lock()
 
     def __getitem__(self, wheel: LockedWheel) -> OpenWheel:
@@ -67,9 +71,26 @@ class OpenWheels:
                 self._found[wheel] = self._open(wheel, path)
             return self._found[wheel]
 
+    def layer_files(self, wheels: Sequence[LockedWheel]) -> list[LayerFile]:
+        """All files of some wheels; in the order of the lock, so that the later wheel wins where two have one path."""
+        return list(
+            {file.path: LayerFile(file, self[wheel].archive) for wheel in wheels for file in self[wheel].files}.values()
+        )
+
+    def fingerprint(self, wheel: LockedWheel) -> Fingerprint:
+        """What the wheel puts where."""
+        known = self._prints.get(wheel.sha256)
+        return fingerprint(self[wheel].files) if known is None else known
+
     def true(self) -> dict[Digest, frozenset[str]]:
         """The members of each wheel that were read and found to be what its RECORD says."""
-        return {wheel.sha256: frozenset(found.archive.true) for wheel, found in self._found.items()}
+        found = {wheel.sha256: frozenset(found.archive.true) for wheel, found in self._found.items()}
+        return {key: found.get(key, frozenset()) | self._true.get(key, frozenset()) for key in found | self._true}
+
+    def learn(self, true: Mapping[Digest, frozenset[str]], prints: Mapping[Digest, Fingerprint]) -> None:
+        """Take what another process found in wheels that it read."""
+        self._true |= true
+        self._prints |= prints
 
     def _open(self, wheel: LockedWheel, path: Path) -> OpenWheel:
         check_locked(path, wheel.filename, wheel.size)

@@ -22,8 +22,10 @@ def main() -> NoReturn:
         signal.signal(signal.SIGINT, _leave)
     from envbuild.cli.commands import run
     from envbuild.cli.printed import own_streams
+    from envbuild.waiting import take_turns
 
     own_streams()
+    take_turns()
     try:
         if heeded:
             signal.signal(signal.SIGINT, signal.default_int_handler)

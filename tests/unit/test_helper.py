@@ -1,0 +1,171 @@
+"""A second process writes the heavy layers; whatever becomes of it, the image is the same."""
+
+import pickle
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from envbuild.assemble import helper, making
+from envbuild.assemble.helper import Answer, Helper, Task
+from envbuild.assemble.source import OpenWheel, OpenWheels
+from envbuild.errors import WheelError
+from envbuild.lock.model import LockedWheel
+from envbuild.oci.digest import Digest
+from tests.fakes.wheels import make_wheel
+from tests.unit.test_assemble import built, locked, recipe, tree
+
+LARGE: dict[str, str | bytes] = {
+    "large/large.bin": random.Random(1).randbytes(9 << 20),
+    "large/small.py": "a = 1\n",
+    "shared.py": "large",
+}
+WHEELS = (make_wheel("large", "1", LARGE), make_wheel("other", "1", {"other.py": "b = 2\n", "shared.py": "other"}))
+TRUNCATED = "import pickle, sys; sys.path[:] = sys.argv[1:]; task = pickle.load(sys.stdin.buffer)"
+NOT_THERE, ASLEEP = "", "import time; time.sleep(600)"
+HALF_WRITTEN = f"{TRUNCATED}; open(task.file, 'wb').write(b'x' * (20 << 20))"
+GARBLED = f"{HALF_WRITTEN}; print('no pickle')"
+DEAF = "import sys; sys.stdin.close()"
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What the other process answered; layers of 8 MiB are heavy now."""
+    found: list[Answer | None] = []
+    write = Helper.write
+
+    def watched(self: Helper, task: Task) -> Answer | None:
+        answer = write(self, task)
+        found.append(answer)
+        return answer
+
+    monkeypatch.setattr(making, "_HEAVY", 8 << 20)
+    monkeypatch.setattr(helper, "_CORES", 2)
+    monkeypatch.setattr(Helper, "write", watched)
+    return found
+
+
+@pytest.fixture
+def alone(tmp_path_factory):
+    """The image as one process makes it."""
+    return built(tmp_path_factory.mktemp("alone"), *WHEELS)
+
+
+def test_the_image_is_the_one_that_a_single_process_makes(alone, answers, tmp_path, monkeypatch):
+    opened: list[str] = []
+    read = OpenWheels._open
+
+    def watched(self: OpenWheels, wheel: LockedWheel, path: Path) -> OpenWheel:
+        opened.append(wheel.filename)
+        return read(self, wheel, path)
+
+    monkeypatch.setattr(OpenWheels, "_open", watched)
+    wheels = (WHEELS[0], make_wheel("other", "1", {"other.py": "b = 2\n"}))
+    result = built(tmp_path, *wheels)
+    [answer] = answers
+    assert answer is not None
+    assert answer.result in result.results.values()
+    assert opened == ["other-1-py3-none-any.whl"]
+    assert result.true[Digest.of(WHEELS[0].data)] == alone.true[Digest.of(WHEELS[0].data)] != frozenset()
+    assert tree(result.image)["opt/env/lib/python3.11/site-packages/large/large.bin"][1] == LARGE["large/large.bin"]
+
+
+def test_files_that_a_wheel_shares_with_a_heavy_one_are_found(alone, answers, tmp_path):
+    result = built(tmp_path, *WHEELS)
+    assert answers[0] is not None
+    assert (result.image.digest, result.overlaps, result.true) == (alone.image.digest, alone.overlaps, alone.true)
+    assert [it.path for it in result.overlaps] == ["lib/python3.11/site-packages/shared.py"]
+
+
+@pytest.mark.parametrize("program", [NOT_THERE, HALF_WRITTEN, GARBLED, DEAF], ids=["ends", "half", "garbled", "deaf"])
+def test_a_process_that_fails_is_done_without(alone, answers, tmp_path, monkeypatch, program):
+    monkeypatch.setattr(helper, "_START", program)
+    assert built(tmp_path, *WHEELS).image.digest == alone.image.digest
+    assert answers == [None]
+
+
+@pytest.mark.parametrize(("name", "value"), [("executable", ""), ("executable", "/nowhere/python")])
+def test_a_process_that_cannot_be_started_is_done_without(alone, answers, tmp_path, monkeypatch, name, value):
+    monkeypatch.setattr(sys, name, value)
+    assert built(tmp_path, *WHEELS).image.digest == alone.image.digest
+    assert answers == [None]
+
+
+def test_one_core_has_no_use_for_another_process(answers, tmp_path, monkeypatch):
+    monkeypatch.setattr(helper, "_CORES", 1)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    built(tmp_path, *WHEELS)
+    assert answers == [None]
+
+
+def test_light_layers_start_no_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(Helper, "start", None)
+    built(tmp_path, *WHEELS)
+
+
+def test_a_wheel_is_refused_there_as_it_is_here(answers, tmp_path):
+    record = "large/large.bin,sha256=,1\n"
+    with pytest.raises(WheelError) as caught:
+        built(tmp_path, make_wheel("large", "1", LARGE, record=record))
+    assert "where its RECORD says" in caught.value.what
+    assert caught.value.where == "large-1-py3-none-any.whl"
+    assert caught.value.todo
+    assert answers == []
+
+
+def test_stopping_wakes_who_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(helper, "_START", ASLEEP)
+    monkeypatch.setattr(helper, "_CORES", 2)
+    other = Helper()
+    other.start()
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            other.write(task_of(tmp_path))
+        except (EOFError, OSError) as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    time.sleep(0.2)
+    other.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert raised
+    other.close()
+
+
+def test_a_second_layer_does_not_wait_for_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(helper, "_START", ASLEEP)
+    monkeypatch.setattr(helper, "_CORES", 2)
+    other = Helper()
+    other.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(other, "_asked", lambda _task: other.write(task_of(tmp_path)))
+        assert other.write(task_of(tmp_path)) is None
+    other.close()
+
+
+def test_it_ends_with_the_process_that_asks(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", helper._START, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    task = task_of(tmp_path)
+    out, _ = process.communicate(pickle.dumps(task), timeout=120)
+    answer = pickle.loads(out)
+    assert answer == helper.written(task)
+    assert process.returncode == 0
+
+
+def task_of(folder: Path) -> Task:
+    wheel = WHEELS[0]
+    path, layer = folder / wheel.filename, folder / "layer"
+    path.write_bytes(wheel.data)
+    layer.touch()
+    paths = {Digest.of(wheel.data): path}
+    return Task(recipe=recipe(wheel), wheels=[locked(wheel)], paths=paths, proving=frozenset(paths), file=str(layer))
