@@ -5,10 +5,11 @@ from collections.abc import Mapping
 _DROPPED = (
     "AIP_", "CLOUDSDK_", "CLOUD_ML_", "DOCKER_", "ENVBUILD_", "FORCE_COLOR", "GCE_METADATA_", "GOOGLE_", "NO_COLOR",
     "REGISTRY_AUTH_FILE", "STORAGE_EMULATOR_HOST",
+    "BLIS_", "GOTO_", "KMP_", "MKL_", "OMP_", "OPENBLAS_",
 )  # fmt: skip
 _KEPT = frozenset({"ENVBUILD_TEST_CACHE", "ENVBUILD_UPDATE_GOLDEN"})
 
 
 def cleaned(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without credentials, clouds, colours and our own settings; indexes, proxies, certificates stay."""
+    """The environment without credentials, clouds, colours, threads and our own settings; indexes, proxies, certificates stay."""
     return {name: value for name, value in environment.items() if name in _KEPT or not name.startswith(_DROPPED)}

@@ -91,9 +91,12 @@ install_environment() {
   # From elsewhere, as the delay for new releases in pyproject.toml is for locking: not every mirror tells upload times.
   (
     cd /
-    "$here/.venv/bin/uv" pip install --quiet --python "$here/.venv/bin/python" --require-hashes -r "$here/.venv/locked.txt"
+    "$here/.venv/bin/uv" pip install --quiet --compile-bytecode --python "$here/.venv/bin/python" --require-hashes \
+      -r "$here/.venv/locked.txt"
     "$here/.venv/bin/uv" pip install --quiet --python "$here/.venv/bin/python" --no-deps -e "$here"
   ) >&2
+  # Where PYTHONDONTWRITEBYTECODE is set, each command would compile everything anew.
+  .venv/bin/python -m compileall -q envbuild
   echo "$key" >"$stamp"
 }
 

@@ -132,7 +132,7 @@ class Serving:
             made = self.client.api.exec_create(self.name, command)["Id"]
             said, other = self.client.api.exec_start(made, demux=True)
         except APIError as error:
-            if error.status_code != _ENDED:
+            if error.status_code != _ENDED and self.ended() is None:  # podman says 500
                 raise
             return Reply(fault="the container has ended")
         return _reply(said or b"", other or b"", seconds)
