@@ -6,7 +6,6 @@ what is written goes straight into the file that the asking process opened. It e
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -65,7 +64,13 @@ class Helper:
         if self._process is None and _CORES > 1 and sys.executable:
             with suppress(OSError):
                 command = [sys.executable, "-c", _START, *sys.path]
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,  # what it cannot do is done here, and told then
+                    process_group=0,  # Ctrl-C is for the one that asks
+                )
 
     def stop(self) -> None:
         """End it, whatever it is at."""
@@ -113,8 +118,7 @@ class Helper:
 
 
 def main() -> None:
-    """Answer tasks until there are no more; whoever asks also decides when it is interrupted."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Answer tasks until there are no more."""
     take_turns()
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
