@@ -21,7 +21,7 @@ from envbuild.capture import script
 from envbuild.manifest import read_manifest
 from envbuild.oci.reference import Reference
 from envbuild.registry import push
-from tests.e2e.services import running
+from tests.e2e.services import podman_places, running
 from tests.environ import cleaned
 
 pytestmark = pytest.mark.real
@@ -213,8 +213,7 @@ def test_the_context_of_docker_names_the_engine(envbuild, built, engine, tmp_pat
 @contextmanager
 def podman(folder: Path):
     """Podman's socket, with storage of its own; `podman(...)` runs a command on the same storage."""
-    own = ["podman", "--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "overlay"]
-    own += ["--cgroup-manager", "cgroupfs"]
+    own = [*podman_places(folder), "--cgroup-manager", "cgroupfs"]
     # Where the tests run in a container themselves, limits cannot be raised to podman's defaults.
     (folder / "containers.conf").write_text('[containers]\ndefault_ulimits=["nofile=1024:1024","nproc=1024:1024"]\n')
     settings = pytest.MonkeyPatch()

@@ -30,7 +30,7 @@ import pytest
 
 from envbuild.local.options import LABEL
 from tests.e2e.api_tap import Tap, tapped
-from tests.e2e.services import engine_answers, running
+from tests.e2e.services import engine_answers, podman_places, running
 from tests.environ import cleaned
 
 pytestmark = pytest.mark.real
@@ -160,8 +160,7 @@ def short_folder() -> Iterator[Path]:
 
 def podman(folder: Path, *command: str) -> list[str]:
     """A command of podman, rootful, with storage in the folder."""
-    own = ["--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "overlay"]
-    return ["podman", *own, "--cgroup-manager", "cgroupfs", *command]
+    return [*podman_places(folder), "--cgroup-manager", "cgroupfs", *command]
 
 
 @contextmanager
@@ -350,7 +349,7 @@ def test_a_reader_that_leaves_ends_the_program(local):
     with local.started("sh", "-c", "while echo line; do :; done") as process:
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+        assert process.wait(timeout=60) == 128 + signal.SIGPIPE, process.stderr.read()
         assert process.stderr.read() == b""
 
 
@@ -493,7 +492,7 @@ def test_a_terminal_is_the_containers_own_until_it_ends(anywhere):
         after = terminal.mode()
     finally:
         os.close(terminal.keys)
-    assert (code, after) == (5, before), terminal.seen
+    assert (code, after) == (5, before), terminal.seen[-700:]
     assert before
     assert anywhere.left() == []
 

@@ -27,7 +27,7 @@ from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry import pull
 from envbuild.registry.index import push_index
-from tests.e2e.services import command_output, running
+from tests.e2e.services import command_output, podman_places, running
 from tests.fakes.images import image_of
 
 pytestmark = pytest.mark.real
@@ -82,7 +82,7 @@ def fresh() -> str:
 def podman_command():
     """How podman is called for a store of our own; its folder has a short name, as podman wants it."""
     with tempfile.TemporaryDirectory(prefix="podman-") as folder:
-        yield ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run", "--storage-driver", "vfs"]
+        yield podman_places(Path(folder), "vfs")
 
 
 @pytest.fixture(scope="session")

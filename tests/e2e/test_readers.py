@@ -14,6 +14,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry import push
+from tests.e2e.services import podman_places
 
 pytestmark = pytest.mark.real
 
@@ -88,7 +89,7 @@ def test_umoci_unpacks_it(unpacked):
 @pytest.mark.slow  # TensorFlow: 40 s
 def test_podman_pulls_the_same_files(pushed, unpacked):
     folder = Path(tempfile.mkdtemp(prefix="pm-", dir="/tmp"))  # podman's paths must be short
-    podman = ["podman", "--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "overlay"]
+    podman = podman_places(folder)
     try:
         run(*podman, "pull", "-q", "--tls-verify=false", pushed)
         mounted = Path(run(*podman, "image", "mount", pushed).strip())
