@@ -91,15 +91,15 @@ def kinds(folder: Path) -> tuple[Kind, ...]:
 def prune(folder: Path, *, keep: int, now: float | None = None, dry_run: bool = False) -> tuple[Thing, ...]:
     """Remove what was not used for the longest time, until at most `keep` bytes are left; return what went.
 
-    What a killed run left goes too. What was used in the last hour stays, so that the runs of others go on; and what
-    may not be removed.
+    What a killed run left goes too after a day, or before all else where room is needed. What was used in the last hour
+    stays, so that the runs of others go on; and what may not be removed.
     """
     now = time.time() if now is None else now
-    found = sorted(_things(folder), key=lambda it: (it.used, it.path))
-    leaving = [it for it in found if it.unfinished and now - it.used > _UNFINISHED]
-    rest = sum(it.size for it in found) - sum(it.size for it in leaving)
+    found = sorted(_things(folder), key=lambda it: (not it.unfinished, it.used, it.path))
+    rest, leaving = sum(it.size for it in found), []
     for thing in found:
-        if rest > keep and not thing.unfinished and now - thing.used > _IN_USE:
+        idle = now - thing.used
+        if (thing.unfinished and idle > _UNFINISHED) or (rest > keep and idle > _IN_USE):
             leaving.append(thing)
             rest -= thing.size
     return tuple(thing for thing in leaving if dry_run or _removed(thing.path))

@@ -6,6 +6,7 @@ disagree with the directory, bytes that belong to no entry or to two, encryption
 deflate. Names that differ in case or in Unicode's normal form only are different files, as on every Linux file system.
 """
 
+import errno
 import mmap
 import os
 import re
@@ -46,6 +47,7 @@ _PLAIN = re.compile(r"(?:\w[\w.+-]*/)*\w[\w.+-]*/?", re.ASCII)
 """Nearly all paths; none of them can mean anything else."""
 _RELEASED = 64 << 10
 """Bytes: less is not worth a system call."""
+_OF_THE_MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
 _SMALL = 64 << 20
 """Metadata that is read into memory may be this large."""
 
@@ -78,6 +80,8 @@ class WheelArchive:
             self.members = _read_members(path, self._map, filename)
         except (ValueError, OSError) as error:
             self._file.close()
+            if getattr(error, "errno", None) in _OF_THE_MACHINE:
+                raise  # which says nothing about the wheel
             raise self.refuse(f"is not a readable zip archive: {error}") from error
         except BaseException:
             self._file.close()

@@ -44,6 +44,8 @@ _OS_ERRORS: Final = {
     errno.EACCES: ("permission denied", "choose a path that this user may read and write"),
     errno.EPERM: ("operation not permitted", "choose a path that this user may read and write"),
     errno.EROFS: ("the file system is read-only", "choose a path that can be written"),
+    errno.ENOMEM: ("there is not enough memory", "free some, or raise the limit: ulimit -v, or the container's"),
+    errno.EFBIG: ("a file would be larger than it may be", "raise the limit: ulimit -f unlimited"),
     errno.EMFILE: ("too many files are open", "raise the limit: ulimit -n 4096"),
 }
 """What went wrong and what to do, where the operating system's own words say too little."""
@@ -138,6 +140,11 @@ def run(arguments: list[str]) -> int:
         return _GONE  # quietly, as nobody listens
     except OSError as error:
         return _failed(_of_the_machine(error))
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        todo = "raise the limit: ulimit -u, or the container's number of processes (pids)"
+        return _failed(BuildError("no more threads can be started", todo=todo))
 
 
 def _invoke(arguments: list[str]) -> int:

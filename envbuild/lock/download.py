@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from envbuild.errors import LockError
+from envbuild.errors import BuildError, LockError
 from envbuild.files import written_whole
 from envbuild.lock.index import local_path
 from envbuild.lock.model import LockedWheel
@@ -183,7 +183,7 @@ def _one(job: _Job, wheel: LockedWheel) -> Path:
             transfer.verify()
     except OSError as error:
         todo = "free space there, or set ENVBUILD_CACHE to a folder that can be written"
-        raise LockError(f"the cache cannot be written: {error}", where=str(path), todo=todo) from error
+        raise BuildError(f"the cache cannot be written: {error}", where=str(path), todo=todo) from error
     return path
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import errno
 import gzip
 import hashlib
 import io
@@ -308,6 +309,16 @@ def test_damaged_notes_of_the_cache_count_for_nothing(tmp_path, text):
     for note in (tmp_path / "cache/notes").iterdir():
         note.write_text(text)
     assert built(tmp_path, *wheels).overlaps == first.overlaps
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE])
+def test_what_the_machine_lacks_is_no_fault_of_a_wheel(tmp_path, monkeypatch, number):
+    def lacking(*_arguments, **_options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("mmap.mmap", lacking)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        built(tmp_path, make_wheel("small", "1"))
 
 
 def test_the_number_of_cores_decides_no_byte(tmp_path, monkeypatch):

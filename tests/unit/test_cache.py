@@ -71,6 +71,13 @@ def test_what_was_not_used_for_the_longest_time_leaves_first(folder, keep, gone)
     assert not {name for name in names(folder) if any(name.startswith(it) for it in gone)}
 
 
+def test_what_a_killed_run_left_leaves_before_what_is_of_use(tmp_path):
+    put(tmp_path, f"wheels/aa/{OLD}.whl", 100, 50)
+    put(tmp_path, "blobs/.new-killed", 50, 2)
+    assert [it.path.name for it in prune(tmp_path, keep=100, now=NOW)] == [".new-killed"]
+    assert names(tmp_path) == {f"wheels/aa/{OLD}.whl"}
+
+
 def test_what_was_used_in_the_last_hour_stays(tmp_path):
     put(tmp_path, f"wheels/aa/{NEW}.whl", 100, 0.5)
     assert prune(tmp_path, keep=0, now=NOW) == ()

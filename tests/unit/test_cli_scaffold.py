@@ -32,6 +32,8 @@ def fail(): raise MatchError("no stack serves the run", where="framework.version
 @commands.app.command()
 def system(number: int): raise OSError(number, os.strerror(number), "/some/file")
 @commands.app.command()
+def fault(text: str): raise RuntimeError(text)
+@commands.app.command()
 def say(text: str): print(text)
 @commands.app.command()
 def tell(text: str):
@@ -115,7 +117,15 @@ def test_no_color_holds_even_where_colour_is_forced():
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(28, "no space is left"), (13, "permission denied"), (30, "read-only"), (122, "quota"), (40, "symbolic links")],
+    [
+        (28, "no space is left"),
+        (13, "permission denied"),
+        (30, "read-only"),
+        (122, "quota"),
+        (40, "symbolic links"),
+        (12, "not enough memory"),
+        (27, "ulimit -f"),
+    ],
 )
 def test_an_error_of_the_machine_has_the_same_shape(number, message):
     done = envbuild("system", str(number), program=COMMANDS)
@@ -123,6 +133,13 @@ def test_an_error_of_the_machine_has_the_same_shape(number, message):
     assert message in done.stderr
     assert "  where: /some/file\n  do: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_threads_that_cannot_be_started_are_told_and_faults_of_ours_are_not_hidden():
+    done = envbuild("fault", "can't start new thread", program=COMMANDS)
+    assert (done.returncode, done.stdout) == (13, "")
+    assert done.stderr.startswith("error: no more threads can be started\n  do: ")
+    assert "Traceback" in envbuild("fault", "of ours", program=COMMANDS).stderr
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
