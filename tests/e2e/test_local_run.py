@@ -449,16 +449,18 @@ class Terminal:
         self.pid, self.keys = pty.fork()
         if self.pid == 0:
             os.execve(arguments[0], arguments, environment)
-        self.seen = b""
+        self.seen, self.known = b"", 0
 
     def resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self.keys, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def until(self, text: bytes) -> None:
+        """Wait for what comes after all that was waited for before."""
         end = time.monotonic() + 60
-        while text not in self.seen:
+        while (found := self.seen.find(text, self.known)) < 0:
             assert select.select([self.keys], [], [], end - time.monotonic())[0], self.seen
             self.seen += os.read(self.keys, 4096)
+        self.known = found + len(text)
 
     def mode(self) -> int:
         return int(termios.tcgetattr(self.keys)[3]) & (termios.ICANON | termios.ECHO | termios.ISIG)
@@ -482,11 +484,14 @@ def test_a_terminal_is_the_containers_own_until_it_ends(anywhere):
         terminal.until(b"\r\nb2\r\n")
         os.write(terminal.keys, b"python3.11\r")
         terminal.until(b">>> ")
-        os.write(terminal.keys, b"import time; print(3 * 3); time.sleep(100)\r")
+        # One long sleep would not end if the signal came just before it.
+        os.write(terminal.keys, b"import time; print(3 * 3); [time.sleep(0.1) for _ in range(1000)]\r")
         terminal.until(b"\r\n9\r\n")
         os.write(terminal.keys, b"\x10\x03")
         terminal.until(b"KeyboardInterrupt")
-        os.write(terminal.keys, b"exit(5)\r")
+        terminal.until(b">>> ")
+        os.write(terminal.keys, b"exit()\r")
+        terminal.until(b"# ")
         os.write(terminal.keys, b"exit 5\r")
         code = terminal.code()
         after = terminal.mode()

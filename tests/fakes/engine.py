@@ -6,7 +6,7 @@ import socketserver
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -142,7 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
             engine.names[parameters["t"]] = engine.result
         if path == "/build":
             engine.images |= engine.made
-        self._stream(engine.events)
+        with suppress(ConnectionError):  # an engine goes on, whoever hung up
+            self._stream(engine.events)
         if path == "/build":
             engine.known.update(engine.late)
             engine.images |= engine.late.keys()
