@@ -66,6 +66,8 @@ def _image(image: "StampedImage") -> Iterator[str]:
 
     yield f"  {' '.join(image.slot)}: {image.image}"
     yield f"    environment {image.environment}"
+    if image.relation:
+        yield f"    {image.relation}: a runtime of its own, which was held against the model"
     if image.identity:
         yield f"    {image.identity}"
     if image.overrides:

@@ -7,9 +7,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from envbuild.errors import UsageError
 from envbuild.serve.application import application_of
 from envbuild.serve.model import ServeOrder
+from envbuild.serve.server_versions import version_in
 
 OWN_RUNTIME = frozenset({"tf-serving", "triton"})
 """Servers that bring their own libraries: nothing is built for them, and compatibility is what is checked."""
+
+_SUCH = {"tf-serving": "2.15.1", "triton": "24.02"}
 
 
 def check_serving(order: ServeOrder) -> None:
@@ -45,6 +48,9 @@ def _check_own_runtime(order: ServeOrder) -> None:
         "--archive": order.order.archive,
         "--load": order.order.load,
     }
+    if order.server_version and order.server and version_in(order.server, order.server_version) is None:
+        what, todo = f"this is no version of {order.server}", f"give one such as {_SUCH[order.server]}"
+        _refuse(f"--server-version {order.server_version}", what, todo)
     if useless := [name for name, value in given.items() if value]:
         what = f"{order.server} brings its own runtime: nothing is built, and the model is held against its release"
         _refuse(f"--server {order.server}, {', '.join(useless)}", what, "leave out all but --server and its release")

@@ -34,6 +34,7 @@ from envbuild.verify.findings import Finding, Severity
 RELATION = "verified-compatible"
 """What is stamped of a server that was held against the model, and does not share its environment."""
 _TITLES = {"tf-serving": "TensorFlow Serving", "triton": "Triton"}
+_LABEL = "org.opencontainers.image.title"
 _TRY = "try the model in that image once"
 _TODO = "take a server of the run's own TensorFlow, or --server fastapi, which serves with the training environment"
 
@@ -84,7 +85,7 @@ def check_compatible(order: ServeOrder, origin: Origin, report: Reporter) -> Com
     model = (origin.stamped and origin.stamped.model) or origin.manifest.model
     if model is None:
         raise UsageError("nothing says what the model is", where=order.model or "", todo="give the stamped model")
-    version = order.server_version or says.version or version_in(server, wanted.tag or "")
+    version = _said(order, server) or says.version or version_in(server, wanted.tag or "")
     if version is None:
         what, todo = f"nothing says which version of {_TITLES[server]} this is", "give --server-version"
         raise UsageError(what, where=str(wanted), todo=todo)
@@ -103,6 +104,7 @@ def check_compatible(order: ServeOrder, origin: Origin, report: Reporter) -> Com
 
 def compared(held: Held) -> Iterator[Finding]:
     """Yield what has to agree between a model and a server."""
+    yield from _named(held)
     yield from _said_version(held)
     yield _artifact(held)
     if held.model.format == "saved_model":
@@ -126,6 +128,20 @@ def _image(order: ServeOrder, server: ServerName) -> Reference:
         return Reference.parse(text)
     except ValueError as error:
         raise UsageError(f"this names no image: {error}", where=text, todo="give HOST/NAME:TAG or @DIGEST") from error
+
+
+def _said(order: ServeOrder, server: ServerName) -> str | None:
+    return version_in(server, order.server_version) if order.server_version else None
+
+
+def _named(held: Held) -> Iterator[Finding]:
+    """Whether it is such a server at all: of another image no version says anything."""
+    if held.says.names_server:
+        return
+    title = _TITLES[held.server]
+    says = f"nothing in the image's labels, variables or command names {title}"
+    todo = f"give an image of {title}; one of your own is taken with a label such as {_LABEL}={held.server}"
+    yield _finding("server-image", says, wanted=title, why="Another program would be stamped as it.", todo=todo)
 
 
 def _said_version(held: Held) -> Iterator[Finding]:

@@ -4,13 +4,9 @@ The stamp's own folder stays outside: its record is another after each stamp, be
 models have to give equal images.
 """
 
-import hashlib
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envbuild.assemble.content import Content
 from envbuild.capture.redact import scrub_line
@@ -23,8 +19,8 @@ from envbuild.stamp import read_history
 from envbuild.verify.golden.model import HeldModel, held
 from envbuild.verify.rules.modelfiles import Changes, compared
 from envbuild.verify.sides.model import StampedModel
+from envbuild.verify.sums import Sums, sums_of
 
-_CHUNK = 1 << 20
 _TOLD = 10
 """Files that are named; the others are counted."""
 _COPY = "find out who wrote it; copy the model again from the run, or train and stamp anew"
@@ -66,23 +62,14 @@ def _check_stamp(stamped: StampedModel) -> None:
         raise VerifyError(what, where=where, todo=todo)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What a file here holds."""
-
-    sha256: Digest
-    crc32c: str | None
-    size: int
-
-
-def _digests(model: HeldModel, recorded: Model | None, report: Reporter) -> dict[str, _Found]:
+def _digests(model: HeldModel, recorded: Model | None, report: Reporter) -> dict[str, Sums]:
     """Read the files that were not read so far, or all where the record has the other digest of some."""
     by_sum = any(it.crc32c and not it.sha256 for it in recorded.files) if recorded else False
     found, done = {}, 0
     for path, file in model.files.items():
         known = None if by_sum else model.digests.get(path)
         try:
-            found[path] = _Found(Digest(known), None, file.stat().st_size) if known else _read(file)
+            found[path] = Sums(Digest(known), None, file.stat().st_size) if known else _read(file)
         except OSError as error:
             todo = "see that it is there and may be read"
             raise StampError(f"the model cannot be read: {error.strerror}", where=str(file), todo=todo) from error
@@ -91,20 +78,12 @@ def _digests(model: HeldModel, recorded: Model | None, report: Reporter) -> dict
     return found
 
 
-def _read(file: Path) -> _Found:
-    from google_crc32c import Checksum  # noqa: PLC0415 - comes with Google's client, which few images need
-
-    kind: Any = Checksum  # of a package without types
-    sha256, crc32c, size = hashlib.sha256(), kind(), 0
+def _read(file: Path) -> Sums:
     with file.open("rb") as opened:
-        while piece := opened.read(_CHUNK):
-            sha256.update(piece)
-            crc32c.update(piece)
-            size += len(piece)
-    return _Found(Digest(sha256.hexdigest()), b64encode(crc32c.digest()).decode(), size)
+        return sums_of(opened)
 
 
-def _check_files(recorded: Model | None, model: HeldModel, found: Mapping[str, _Found], report: Reporter) -> None:
+def _check_files(recorded: Model | None, model: HeldModel, found: Mapping[str, Sums], report: Reporter) -> None:
     if recorded is None or not recorded.files:
         report.warn("the run's manifest lists no files of the model; only its stamp was checked")
         return
@@ -128,7 +107,7 @@ def _check_files(recorded: Model | None, model: HeldModel, found: Mapping[str, _
         report.warn(f"of {seen.by_size} files of the model the run's manifest has no digest; their size is the same")
 
 
-def _as_model(model: HeldModel, found: Mapping[str, _Found]) -> Model:
+def _as_model(model: HeldModel, found: Mapping[str, Sums]) -> Model:
     """The files as a manifest lists them, which spells out what no line can hold."""
     files = tuple(
         ModelFile(path=scrub_line(path), size=it.size, sha256=it.sha256.hex, crc32c=it.crc32c)

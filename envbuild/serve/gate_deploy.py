@@ -1,25 +1,33 @@
 """Whether an image may serve a model: it is one that the model is stamped with, or shares what the model trained in."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from envbuild.compare.pair import Report
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image
+from envbuild.oci.image import Image, Layer
 from envbuild.oci.index import platform_name
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import Reference
 from envbuild.registry import pull
 from envbuild.stamp import Stamp, StampedImage
 from envbuild.verify.findings import Finding
+from envbuild.verify.rules import hold
+from envbuild.verify.rules.modelfiles import model_files
+from envbuild.verify.rules.variables import variable_value
 from envbuild.verify.sharing import prove_sharing
-from envbuild.verify.sides.model import StampedModel, artifact_findings
+from envbuild.verify.sides import Side
+from envbuild.verify.sides.inside import files_of, model_inside
+from envbuild.verify.sides.model import StampedModel, artifact_findings, side_of_model
 from envbuild.verify.stamped import registry_findings, tag_findings
 
 RULE = "deploy-image"
 RULES = {RULE: "an image that the model is stamped with"}
 """What the rule is about that is this check's own."""
 _OTHERS = "nobody has stamped it on the model, so that only what it holds speaks for it"
+_SERVE = "deploy an image that envbuild from-manifest MODEL --role serve stamped on the model"
+_NO_SERVER = "a deployment that names no command of its own starts no server"
 _ALONE = "nothing says that it computes as the model was trained"
 
 
@@ -35,25 +43,38 @@ def deploy_findings(model: StampedModel, given: Reference, image: Image, report:
     """
     yield from (it.held(model.uri, model.uri) for it in artifact_findings(model))
     if model.stamp is not None:
-        found = _stamped(model.stamp, given, image, report)
+        found = _stamped(model, model.stamp, given, image, report)
         yield from (it if any(it.between) else it.held(model.uri, str(given)) for it in found)
 
 
-def _stamped(stamp: Stamp, given: Reference, image: Image, report: Report) -> Iterator[Finding]:
+def _stamped(model: StampedModel, stamp: Stamp, given: Reference, image: Image, report: Report) -> Iterator[Finding]:
     digest = digest_of(image)
     own = min((it for it in stamp.images if it.digest == digest), key=lambda it: it.role != "serve", default=None)
     if own is None:
-        yield from _of_others(stamp, given, image, report)
+        yield from _of_others(model, stamp, given, image, report)
         return
     name = f"{own.role} {own.variant} {own.platform}"
     says = f"{digest} is the model's image for {name}, as stamped at {stamp.created}"
     yield Finding(about="image", rule=RULE, agrees=True, says=says, wanted=str(digest), found=str(digest))
+    if own.role == "train":
+        yield _for_training(stamp, digest)
     if own.reference and Reference.parse(own.reference).name == given.name:  # else it is a copy, which was just read
         yield from registry_findings(replace(stamp, images=(own,)))
     yield from tag_findings(stamp, given)
+    # What it was stamped with was checked when it was built, so none of its layers is read.
+    yield from _held(model, given, image, (), report)
 
 
-def _of_others(stamp: Stamp, given: Reference, image: Image, report: Report) -> Iterator[Finding]:
+def _for_training(stamp: Stamp, digest: Digest) -> Finding:
+    wanted = ", ".join(str(it.digest) for it in stamp.images if it.role == "serve")
+    says = "it is the image that the model was trained in, and what it starts is no server"
+    return Finding(
+        about="role", rule=RULE, agrees=False, severity="note", says=says, wanted=wanted, found=str(digest),
+        why=_NO_SERVER, todo=_SERVE,
+    )  # fmt: skip
+
+
+def _of_others(model: StampedModel, stamp: Stamp, given: Reference, image: Image, report: Report) -> Iterator[Finding]:
     """What somebody else made has to have all of the training environment."""
     yield from tag_findings(stamp, given)
     digest, platform = digest_of(image), platform_name(image)
@@ -65,13 +86,25 @@ def _of_others(stamp: Stamp, given: Reference, image: Image, report: Report) -> 
     yield replace(_unknown(f"{says}: held against the training image", stamp, digest), severity="note", why=_OTHERS)
     train, below = _below(trained, image)
     yield from (it.held(str(train.reference), str(given)) for it in prove_sharing(below, image, report))
+    added = image.layers[len(below.layers) :] if _begins(below, image) else image.layers
+    yield from _held(model, given, image, added, report)
+
+
+def _held(
+    model: StampedModel, given: Reference, image: Image, layers: Sequence[Layer], report: Report
+) -> Iterator[Finding]:
+    """Hold what the image decides by its variables, and a model in some of its layers, against the model."""
+    inner = json.loads(image.config).get("config") or {}
+    variables, name = dict(str(it).partition("=")[::2] for it in inner.get("Env") or ()), str(given)
+    inside = model_inside(files_of(layers, variables, name, report), variables, name)
+    side = Side(name=name, kind="image", variables=variables, names=frozenset(variables), model=inside)
+    yield from hold(side_of_model(model), side, (variable_value, model_files))
 
 
 def _unknown(says: str, stamp: Stamp, found: Digest) -> Finding:
     wanted = ", ".join(str(it.digest) for it in stamp.images)
-    todo = "deploy an image that envbuild from-manifest MODEL --role serve stamped on the model"
     return Finding(
-        about="image", rule=RULE, agrees=False, says=says, wanted=wanted, found=str(found), why=_ALONE, todo=todo
+        about="image", rule=RULE, agrees=False, says=says, wanted=wanted, found=str(found), why=_ALONE, todo=_SERVE
     )
 
 

@@ -1,5 +1,6 @@
 """Which server an image has, and which frameworks that server brings."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,6 +60,11 @@ _SAID = {
     "triton": ("NVIDIA_TRITON_SERVER_VERSION",),
 }
 """Labels and variables of the vendors' own images."""
+_NAMES = {
+    "tf-serving": re.compile(r"tensorflow[\W_]?serving|tf[\W_]serving|tensorflow_model_server", re.IGNORECASE),
+    "triton": re.compile(r"triton", re.IGNORECASE),
+}
+"""The servers' own names, and those of their programs, as labels, variables and commands have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,8 @@ class ImageSays:
     version: str | None = None
     cuda: str | None = None
     cudnn: str | None = None
+    names_server: bool = True
+    """Whether anything in it names the server: a label, a variable, or what is started."""
 
 
 def image_says(server: ServerName, inner: Mapping[str, object]) -> ImageSays:
@@ -76,10 +84,12 @@ def image_says(server: ServerName, inner: Mapping[str, object]) -> ImageSays:
     said = {str(key): str(value) for key, value in labels.items()} if isinstance(labels, dict) else {}
     said |= dict(str(entry).partition("=")[::2] for entry in (variables if isinstance(variables, list) else ()))
     found = (version_in(server, said[name]) for name in _SAID.get(server, ()) if name in said)
+    started = [inner.get("Entrypoint"), inner.get("Cmd")]
     return ImageSays(
         version=next((it for it in found if it), None),
         cuda=said.get("CUDA_VERSION") or None,
         cudnn=said.get("NV_CUDNN_VERSION") or said.get("CUDNN_VERSION") or None,
+        names_server=bool(_NAMES[server].search(json.dumps([said, started]))),
     )
 
 

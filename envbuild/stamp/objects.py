@@ -23,6 +23,8 @@ class Model:
     store: Store
     anchor: str
     """Name of the object that carries the pointer, inside the store's folder."""
+    is_file: bool = False
+    """Whether the URI names that object itself, and not the folder that it lies in."""
 
 
 @contextmanager
@@ -33,7 +35,7 @@ def found(model_uri: str) -> Iterator[Model]:
         own, parent = _stores(uri, stack)
         if not uri.folder and parent.state(uri.name) is not None:
             _check_name(uri, uri.parent, uri.name)
-            yield Model(uri=str(uri), store=parent, anchor=uri.name)
+            yield Model(uri=str(uri), store=parent, anchor=uri.name, is_file=True)
             return
         _check_name(uri, uri.path, "")
         anchor = _anchor(own)

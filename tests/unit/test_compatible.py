@@ -88,6 +88,7 @@ def test_a_later_tensorflow_loads_what_an_earlier_one_saved(ours, theirs, severi
         (held(saved=replace(SERVES, operations=("SimpleMLInferenceOp",))), {"server-operations": "error"}),
         (held(says=ImageSays(version="2.14")), {"server-version": "error"}),
         (held(says=ImageSays(version="2.15")), {}),
+        (held(says=ImageSays(names_server=False)), {"server-image": "error"}),
         (held(variant="gpu", framework=GPU), {"server-cuda": "warning"}),
         (held(variant="gpu", framework=GPU, says=ImageSays(cuda="12.1", cudnn="8.9.2")), {}),
         (held(variant="gpu", framework=GPU, says=ImageSays(cuda="11.8", cudnn="9")), {"server-cuda": "warning"}),
@@ -126,7 +127,23 @@ def test_an_image_says_its_server_and_its_cuda():
     inner = {"Labels": {"tensorflow_serving_github_branchtag": "2.15.1"}, "Env": ["CUDA_VERSION=12.2.0", "NV_CUDNN_VERSION=8.9.4.25-1"]}  # fmt: skip
     assert image_says("tf-serving", inner) == ImageSays(version="2.15.1", cuda="12.2.0", cudnn="8.9.4.25-1")
     assert image_says("triton", {"Env": ["NVIDIA_TRITON_SERVER_VERSION=24.02"]}).version == "24.02"
-    assert image_says("triton", {}) == ImageSays()
+    assert image_says("triton", {}) == ImageSays(names_server=False)
+
+
+@pytest.mark.parametrize(
+    ("server", "inner", "named"),
+    [
+        ("tf-serving", {"Entrypoint": ["/usr/bin/tf_serving_entrypoint.sh"]}, True),
+        ("tf-serving", {"Cmd": ["tensorflow_model_server", "--port=8500"]}, True),
+        ("tf-serving", {"Env": ["APP_NAME=tensorflow-serving"]}, True),
+        ("tf-serving", {"Labels": {"org.opencontainers.image.title": "tf-serving"}}, True),
+        ("tf-serving", {"Entrypoint": None, "Cmd": ["nginx"], "Env": ["TF_CPP_MIN_LOG_LEVEL=2"]}, False),
+        ("triton", {"Env": ["TRITON_SERVER_VERSION=2.43.0"]}, True),
+        ("triton", {"Cmd": ["python3"]}, False),
+    ],
+)
+def test_an_image_is_a_servers_where_it_names_it(server, inner, named):
+    assert image_says(server, inner).names_server is named
 
 
 def test_a_real_saved_model_says_its_signatures_and_operations():

@@ -83,9 +83,55 @@ def test_a_stamped_image_prints_the_reference_to_deploy_and_nothing_else(site):
         assert (done.returncode, done.stdout) == (0, f"{reference}\n"), done.stderr
         assert "ok       image: sha256:" in done.stderr
         assert "is the model's image for serve cpu linux/amd64, as stamped at 2026-11-21" in done.stderr
-    assert site("deploy-check", "model", site.train).stdout == f"{site.train}\n"
     said = site.says("deploy-check", "model", reference)
     assert (said["image"], said["agrees"]) == (reference, True)
+
+
+def test_the_training_image_may_be_deployed_and_is_said_to_be_no_server(site):
+    done = site("deploy-check", "model", site.train)
+    assert (done.returncode, done.stdout) == (0, f"{site.train}\n"), done.stderr
+    assert (
+        "note     role: it is the image that the model was trained in, and what it starts is no server" in done.stderr
+    )
+    (site.folder / "policy.toml").write_text('[rules]\ndeploy-image = "error"\n')
+    assert site("deploy-check", "model", site.train, "--policy", "policy.toml").returncode == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("saved_model.pb", b"other", "saved_model.pb is not the same"),
+        ("other.keras", b"graph", "other.keras is there besides"),
+    ],
+)
+def test_an_image_that_holds_another_model_is_refused(site, name, content, says):
+    trees = (SERVER, {"model/": 0o755, f"model/{name}": content})
+    reference = pushed(site, on_top(pulled(site), *trees), "other:1")
+    done = site("deploy-check", "model", reference, "--json")
+    assert (done.returncode, wrong(done)) == (16, [("deploy-image", "note"), ("model-files", "error")])
+    assert says in done.stdout
+    done = site("verify", "model", reference, "--json")
+    assert (done.returncode, wrong(done)[-1]) == (16, ("model-files", "error"))
+
+
+def test_an_image_that_holds_the_model_is_said_to(site):
+    trees = (SERVER, {"model/": 0o755, "model/saved_model.pb": b"graph", "model/envbuild/record.json": b"{}"})
+    done = site("deploy-check", "model", pushed(site, on_top(pulled(site), *trees), "other:1"))
+    assert done.returncode == 0, done.stderr
+    assert "ok       model files: 1 file with the same content" in done.stderr
+
+
+def test_variables_that_change_numbers_are_compared_whoever_made_the_image(site):
+    manifest(site, "manifest.json", variables={"TF_ENABLE_ONEDNN_OPTS": "1"})
+    own = Reference.parse(built(site, "manifest.json", "--stamp", "model")["image"])
+    layers, changed = pull(own, machine="x86_64").layers, "TF_ENABLE_ONEDNN_OPTS=0"
+    reference = pushed(site, image_of_layers(*layers, layer_of_tree(SERVER), env=[changed]), "other:1")
+    for role in ("other", "serve"):
+        done = site("deploy-check", "model", reference, "--json")
+        assert ("variable-value", "warning") in wrong(done), (role, done.stderr)
+        stamped(site, reference)
+    (site.folder / "policy.toml").write_text('[rules]\nvariable-value = "error"\n')
+    assert site("deploy-check", "model", reference, "--policy", "policy.toml").returncode == 16
 
 
 def test_a_copy_of_it_elsewhere_is_the_same_image(site):
@@ -125,7 +171,7 @@ def test_an_image_with_another_environment_is_refused_and_prints_nothing(site):
 def test_with_a_key_the_image_has_to_be_signed_by_it(site, tmp_path):
     private, public = key_pair(tmp_path)
     done = site("deploy-check", "model", site.train, "--signed", public, "--json")
-    assert (done.returncode, wrong(done)) == (16, [("signed", "error")])
+    assert (done.returncode, wrong(done)[1:]) == (16, [("signed", "error")])
     sign(Reference.parse(site.train), Wanted(key=str(private)), Said())
     done = site("deploy-check", "model", site.train, "--signed", public)
     assert (done.returncode, done.stdout) == (0, f"{site.train}\n"), done.stderr

@@ -11,9 +11,12 @@ import pytest
 from envbuild.capture.model.facts import model_facts
 from envbuild.capture.reading import present
 from envbuild.oci.layout import read_layout
+from envbuild.oci.reference import Reference
+from envbuild.registry import push
 from envbuild.stamp import read_stamp
 from tests.fakes.index import serving
 from tests.fakes.registry import FakeRegistry
+from tests.fakes.trees import image_of_layers
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_cli_bases import OLD, Site
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, manifest_of
@@ -235,18 +238,26 @@ def test_a_manifest_alone_is_built_first_and_both_images_are_stamped(site):
 def test_a_server_with_its_own_runtime_is_held_against_the_model_and_stamped_by_digest(site):
     framework = {"name": "tensorflow", "distribution": "tensorflow-cpu", "version": "2.15.1"}
     trained = site.train("--push", f"{site.host}/env:v1", frameworks=[framework])
-    server = ("--server", "tf-serving", "--server-version", "2.15.1", "--server-image", f"{site.host}/up/base:1")
+    image = image_of_layers(*OLD.layers, env=["MODEL_NAME=tf_serving"])
+    push(image, Reference(site.host, "up/serving", "1"))
+    given = ("--server-image", f"{site.host}/up/serving:1")
+    server = ("--server", "tf-serving", "--server-version", "2.15.1", *given)
     result = site.says("from-manifest", "model", "--role", "serve", *server)
-    assert result["image"] == f"{site.host}/up/base@{OLD.digest}"
+    assert result["image"] == f"{site.host}/up/serving@{image.digest}"
     assert (result["parent"], result["added"]) == (trained["image"], [])
     stamp = read_stamp("model")
     assert stamp is not None
     found = stamp.image(("serve", "cpu", "linux/amd64"))
     assert found is not None
     assert (found.image, found.relation) == (result["image"], "verified-compatible")
+    assert "verified-compatible: a runtime of its own" in site("inspect", "model").stdout
     done = site("verify", "model")
     assert done.returncode == 0, done.stdout
-    older = ("--server", "tf-serving", "--server-version", "2.11.0", "--server-image", f"{site.host}/up/base:1")
+    other = ("--server-version", "2.15.1", "--server-image", f"{site.host}/up/base:1")
+    done = site("from-manifest", "model", "--role", "serve", "--server", "tf-serving", *other)
+    assert (done.returncode, done.stdout) == (16, "")
+    assert "names TensorFlow Serving" in done.stderr
+    older = ("--server", "tf-serving", "--server-version", "2.11.0", *given)
     done = site("from-manifest", "model", "--role", "serve", *older)
     assert (done.returncode, done.stdout) == (16, "")
     assert "which is older" in done.stderr

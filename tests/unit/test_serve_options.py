@@ -42,6 +42,9 @@ def site(tmp_path, monkeypatch, capsys):
         ((*OWN, "--extra", "fastapi", "--slim"), "--server tf-serving, --extra, --slim"),
         ((*OWN, "--gate", "require"), "--server tf-serving, --gate require"),
         ((*OWN, "--load", "x"), "--server tf-serving, --load"),
+        ((*OWN[:-1], "abc"), "--server-version abc"),
+        ((*OWN[:-1], "latest"), "--server-version latest"),
+        ((*SERVE, "--server", "triton", "--server-version", "2.15.1"), "give one such as 24.02"),
     ],
 )
 def test_what_does_not_go_together_is_named(site, words, named):

@@ -155,6 +155,24 @@ def test_a_stamped_model_is_its_run(model):
     assert side.model.written_by[0].name == "tensorflow"
 
 
+def test_a_model_that_is_given_by_its_stamped_file_is_its_whole_folder(model):
+    put_stamp(model.uri)
+    it = read_model(f"{model.uri}/saved_model.pb")
+    assert it.uri == model.uri
+    assert list(artifact_findings(it)) == list(artifact_findings(read_model(model.uri)))
+    model.put("keras_metadata.pb", b"other")
+    assert "keras_metadata.pb" in faults(read_model(f"{model.uri}/saved_model.pb"))["files"].says
+
+
+def test_one_file_that_is_the_whole_model_stays_it(tmp_path):
+    uri = str(tmp_path / "a.keras")
+    Path(uri).write_bytes(b"one")
+    put_stamp(uri)
+    (tmp_path / "b.keras").write_bytes(b"two")
+    it = read_model(uri)
+    assert (it.uri, [file.path for file in it.model.files]) == (uri, ["a.keras"])
+
+
 def test_a_model_as_it_was_stamped_agrees(model):
     put_stamp(model.uri)
     put_stamp(model.uri, item=entry("serve"))

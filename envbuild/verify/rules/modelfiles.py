@@ -1,7 +1,7 @@
 """The model's own files on two sides: the ones that the run saved, and those that lie there now."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.verify.findings import Finding, Severity
@@ -61,6 +61,8 @@ def model_files(wanted: Side, found: Side) -> Iterator[Finding]:
     ):
         return
     it = compared(one, other)
+    if not it.common and not (it.missing or it.extra):
+        it = replace(it, missing=tuple(sorted(it.old)), extra=tuple(sorted(it.new)))
     paths = (*it.changed, *it.missing, *it.extra)
     if paths:
         said = ((it.changed, "not the same"), (it.missing, "not there"), (it.extra, "there besides"))

@@ -21,7 +21,7 @@ from envbuild.oci.image import Image
 from envbuild.recipe import SLIM_LABEL
 from envbuild.registry.pull import ARCHITECTURES
 from envbuild.verify.sides.frameworks import frameworks_of
-from envbuild.verify.sides.inside import files_of
+from envbuild.verify.sides.inside import files_of, model_inside
 from envbuild.verify.sides.interpreter import Interpreter, Started, interpreter_of
 from envbuild.verify.sides.side import Package, Side
 
@@ -51,7 +51,7 @@ def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> S
     or layers cannot be read; RegistryError where they cannot be had.
     """
     config = _config(image, name)
-    tree = files_of(image, name, report)
+    tree = files_of(image.layers, config.started.variables, name, report)
     python = interpreter_of(tree, config.started)
     packages = _packages(tree, python.sites) if python else None
     built = frameworks_of({it.name: it.version for it in (packages or {}).values()})
@@ -76,6 +76,7 @@ def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> S
         variant=_variant(config.labels) or built.variant or ("gpu" if cuda and built.frameworks else None),
         variables=config.started.variables,
         names=frozenset(config.started.variables),
+        model=model_inside(tree, config.started.variables, name),
     )
 
 

@@ -43,7 +43,7 @@ class StampedModel:
     """All that can be read of a model without its framework and without a registry."""
 
     uri: str
-    """As it was given."""
+    """As it was given; of a stamped file the folder, where its run saved more than that file."""
     history: History
     manifest: TrainingManifest | None
     """The run's, by the copy beside the record; None where there is none to be trusted."""
@@ -70,6 +70,7 @@ def read_model(uri: str) -> StampedModel:
     if stamp:
         with found(uri) as place:
             copies.read(place.store, stamp)
+        uri = _folder(uri, copies.manifest) if place.is_file else uri
     return StampedModel(
         uri=uri,
         history=history,
@@ -79,6 +80,14 @@ def read_model(uri: str) -> StampedModel:
         faults=copies.faults,
         before=None if stamp else _left(uri),
     )
+
+
+def _folder(uri: str, manifest: TrainingManifest | None) -> str:
+    """The folder of a model that was given by one of its files; the file where it is all of the model."""
+    folder, _, name = uri.rpartition("/")
+    saved = [it.path for it in manifest.model.files] if manifest and manifest.model else []
+    at_root = parse_model_uri(uri).parent in ("", "/")  # which is no folder that a model has
+    return (folder or ".") if name in saved and len(saved) > 1 and not at_root else uri
 
 
 def files_now(uri: str) -> Model | None:
