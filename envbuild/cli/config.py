@@ -25,7 +25,7 @@ from envbuild.cli.targets import in_one_line
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.settings import Settings
+    from envbuild.settings import Option
 
 _SECRET: Final = re.compile(r"(?i)token|passw|secret|credential|key")
 """Names whose values are not shown."""
@@ -72,7 +72,7 @@ def run(ctx: typer.Context, *, everything: All = False, schema: Schema = False, 
         typer.echo(json.dumps(described(options), indent=2))
         return
     found = [it for name, command in commands for it in _shown(ctx, name, command)]
-    found += _chosen(settings_of(ctx))
+    found += _chosen(ctx, dict(commands))
     kept = [it for it in found if everything or it.source != "default"]
     unknown = _unknown({it.variable for it in found})
     _print(ctx, kept, unknown, as_json=as_json)
@@ -83,17 +83,11 @@ def _shown(ctx: typer.Context, name: str, command: Any) -> Iterator[Shown]:
     """Let Typer find the values of a command, as if it had been called without any option."""
     calling: Any = typer.Context(command, parent=ctx.find_root(), info_name=name, default_map=_defaults(ctx, command))
     for option, parameter in sorted(options_of(name, command), key=lambda it: not it[1].is_eager):
-        given, source = parameter.consume_value(calling, {})
+        said, source = parameter.consume_value(calling, {})
         calling.set_parameter_source(parameter.name, source)
-        fault = ""
-        try:
-            if given is not None:
-                given = calling.params[parameter.name] = parameter.process_value(calling, given)
-            refuse_address(option, given)
-        except typer.BadParameter as error:
-            fault = error.message
-        except UsageError as error:
-            fault = error.what
+        given, fault = _taken(calling, option, parameter, said)
+        if said is not None:
+            calling.params[parameter.name] = given
         kind, where = source_of(calling, option, parameter)
         yield Shown(
             option=f"{name}.{option.key}",
@@ -103,6 +97,23 @@ def _shown(ctx: typer.Context, name: str, command: Any) -> Iterator[Shown]:
             variable=option.variable,
             fault=fault,
         )
+
+
+def _taken(ctx: Any, option: "Option", parameter: Any, said: Any) -> tuple[Any, str]:
+    """What an option makes of a value, and why it does not take it."""
+    from envbuild.cli.references import machine_of
+
+    given = said
+    try:
+        given = parameter.process_value(ctx, said) if said is not None else None
+        refuse_address(option, given)
+        for name in str(given or "").split(",") if option.key == "platform" else ():
+            machine_of(name.strip() or None)
+    except typer.BadParameter as error:
+        return given, error.message
+    except UsageError as error:
+        return given, f"{error.what}; {error.todo}"
+    return given, ""
 
 
 def _defaults(ctx: typer.Context, wanted: Any) -> Any:
@@ -120,19 +131,24 @@ def _defaults(ctx: typer.Context, wanted: Any) -> Any:
     return below(root.command, root.default_map or {})
 
 
-def _chosen(settings: "Settings") -> Iterator[Shown]:
+def _chosen(ctx: typer.Context, commands: dict[str, Any]) -> Iterator[Shown]:
     """What the file says for one choice only, such as --role serve."""
-    from envbuild.settings import Option
-
+    settings = settings_of(ctx)
     for table, values in settings.tables.items():
-        command, below, _ = table.partition(".")
-        for key, said in values.items() if below else ():
+        name, below, _ = table.partition(".")
+        if not below:
+            continue
+        calling: Any = typer.Context(commands[name], parent=ctx.find_root(), info_name=name)
+        options = {option.key: (option, parameter) for option, parameter in options_of(name, commands[name])}
+        for key, said in values.items():
+            option, parameter = options[key]
             yield Shown(
                 option=f"{table}.{key}",
                 value=_hidden(key, said.value),
                 source="file",
                 where=place_in(settings, said.key),
-                variable=Option(command=command, key=key, kind="text").variable,
+                variable=option.variable,
+                fault=_taken(calling, option, parameter, said.value)[1],
             )
 
 

@@ -11,7 +11,7 @@ from envbuild.cli.console import Progress
 from envbuild.cli.printed import check_stdout
 from envbuild.cli.references import AsJson, Platform, machine_of
 from envbuild.cli.targets import in_one_line, kind_of
-from envbuild.cli.vouching import Signed
+from envbuild.cli.vouching import Signed, check_key
 from envbuild.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def run(
     """
     check_stdout()
     given, machine, judge = _reference(model, image), machine_of(platform), _policy(policy)
+    check_key(signed)
     with Progress() as progress:
         reference, found = _findings(kind_of(model)[1], given, machine, signed, progress)
     verdict = _verdict(model, given, found, judge)

@@ -35,10 +35,15 @@ class Vouching:
     osv: Path | None
 
     def check(self, targets: Sequence[str]) -> None:
-        """UsageError for a key where no target is an image in a registry."""
+        """UsageError for a key where no target is an image in a registry, and for what is no key or database."""
         if self.signed is not None and not _references(targets):
             todo = "give an image by its reference, or leave --signed out"
             raise UsageError("signatures lie in registries, and no target is there", where="--signed", todo=todo)
+        check_key(self.signed)
+        if self.osv is not None:
+            from envbuild.verify.vulnerable import check_database
+
+            check_database(self.osv)
 
     def alone(self, targets: Sequence[str]) -> bool:
         """Whether one image is asked for its signature alone, so that nobody has to read what is in it."""
@@ -77,6 +82,14 @@ class Vouching:
                 todo = "give what says which packages it has; of host, --python PATH"
                 raise UsageError("no distribution of it is known", where=f"--osv, {in_one_line(target)}", todo=todo)
             yield from (it.held(target, target) for it in vulnerabilities(those, read))
+
+
+def check_key(key: str | None) -> None:
+    """Refuse what is no public key before any work; Cloud KMS is asked once, when its key is needed."""
+    from envbuild.verify.signed import check_public_key
+
+    if key is not None:
+        check_public_key(key)
 
 
 def _versions(target: "Target") -> set[tuple[str, str]]:

@@ -68,7 +68,13 @@ class Referrer:
 
 def subject_of(registry: Registry, reference: Reference) -> Descriptor:
     """What a tag or digest names, as an artifact's subject has it; RegistryError where there is none."""
-    found = registry.manifest(reference.repository, reference.target)
+    try:
+        found = registry.manifest(reference.repository, reference.target)
+    except RegistryError as error:
+        if error.status != 404:
+            raise
+        todo = "check name and tag"
+        raise RegistryError(f"{reference} does not exist", where=error.where, todo=todo, status=404) from error
     digest = Digest.of(found.data)
     if reference.digest not in (None, digest):
         raise RegistryError(f"{reference.registry} gives other bytes for {reference.digest}", where=str(reference))

@@ -1,5 +1,6 @@
 """What of an order for a serving image cannot be meant: told before anything is read but the files of --app."""
 
+from pathlib import Path
 from typing import NoReturn
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -25,6 +26,7 @@ def check_serving(order: ServeOrder) -> None:
     for text in order.extras:
         _check_requirement(text)
     if order.app:
+        _check_apart(order.app, order.order.out)
         application_of(order)
 
 
@@ -72,6 +74,13 @@ def _check_built(order: ServeOrder) -> None:
     if order.embed and order.model is None:
         what = "a manifest has no model to put into the image"
         _refuse("--embed-model, a manifest", what, "give the stamped model instead of the manifest")
+
+
+def _check_apart(app: Path, out: Path) -> None:
+    """What is written below the application is no part of it, so that around it nothing would be left."""
+    if app.resolve().is_relative_to(out.resolve()):
+        what = "the application's folder is what is written to"
+        _refuse(f"--app {app}, --out {out}", what, "give --out another folder; it may lie in the application's")
 
 
 def _check_requirement(text: str) -> None:

@@ -13,6 +13,14 @@ _CALLED = {SIGNED: "the image", PROVENANCE: "its provenance", BILL: "its bill of
 """What a signed statement is about, for people."""
 
 
+def check_public_key(public_key: str) -> None:
+    """UsageError for what is no public key; one in Cloud KMS is not asked for."""
+    from envbuild.attest.keys import KMS, public_key_of  # noqa: PLC0415 - its libraries are slow to import
+
+    if not public_key.startswith(KMS):
+        public_key_of(public_key)
+
+
 def check_signed(reference: Reference, public_key: Path | str) -> tuple[Finding, ...]:
     """Whether the key has signed what the reference names, with everything beside it that claims to be by the key.
 

@@ -26,6 +26,7 @@ RULE = "vulnerable"
 _ECOSYSTEM = "PyPI"
 _LARGEST = 16 << 20
 """Bytes of one entry; OSV's largest has under a megabyte."""
+_EMPTY = "the database has no entries"
 _MALICIOUS = "MAL-"
 """What the names of entries about malicious packages begin with."""
 _WHY = "What is known can be used by others: against a server by its requests, elsewhere by the files that it opens."
@@ -116,8 +117,14 @@ def read_database(database: Path, names: Iterable[str]) -> Database:
         except _WRONG:
             read.broken.append(name)
     if not read.entries:
-        raise UsageError("the database has no entries", where=f"--osv {database}", todo=_TODO)
+        raise UsageError(_EMPTY, where=f"--osv {database}", todo=_TODO)
     return read
+
+
+def check_database(database: Path) -> None:
+    """UsageError where no database lies there; no more than one entry is read."""
+    if next(_entries(database), None) is None:
+        raise UsageError(_EMPTY, where=f"--osv {database}", todo=_TODO)
 
 
 def _entries(database: Path) -> Iterator[tuple[str, bytes]]:

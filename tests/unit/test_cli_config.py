@@ -18,8 +18,8 @@ from envbuild.settings import SHARED, Option
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "config.md"
 START = "## Every key and variable\n\n"
-NOT_OURS = {"ENVBUILD_NOTHING", "ENVBUILD_SECRET_"}
-"""What a file of VS Code looks up to find nothing, and what a build of Cloud Build calls its secrets."""
+NOT_OURS = {"ENVBUILD_NOTHING", "ENVBUILD_SECRET_", "ENVBUILD_MODEL_FOLDER"}
+"""What a file of VS Code looks up to find nothing, what a build of Cloud Build calls its secrets, and a server's."""
 
 
 def group() -> Any:
@@ -237,6 +237,10 @@ def test_a_broken_configuration_stops_commands_and_nothing_else(tmp_path, monkey
         ("", {"ENVBUILD_VERIFY_OSV": "https://h/x?token=hunter2"}, ["verify", "x"],
          "an address is given\n  where: --osv (from ENVBUILD_VERIFY_OSV)"),
         ("", {"ENVBUILD_VERIFY_OSV": "https://h/x?token=hunter2"}, ["config"], "where: ENVBUILD_VERIFY_OSV"),
+        ('[from-manifest.serve]\ngate = "never"', {}, ["config"], "'never' is not one of 'auto', 'require', 'off'."),
+        ('[from-manifest.serve]\ngate = "never"', {}, ["config"], "where: {}, line 2: from-manifest.serve.gate"),
+        ('[from-manifest.train]\nplatform = "linux/amd64, vax"', {}, ["config"], "is not known; give linux/amd64 or linux/arm64\n"),
+        ('[verify]\nplatform = "vax"', {}, ["config"], "where: {}, line 2: verify.platform"),
         ("", {}, ["lock", "x", "--download", "s3://hunter2/x"], "an address is given\n  where: --download\n"),
     ],
 )  # fmt: skip

@@ -208,6 +208,7 @@ def test_without_a_training_image_for_the_platform_nothing_speaks_for_another_im
         (("model", "user:secret@host/serve:1"), "where: IMAGE"),
         (("model", "serve:1", "--platform", "vax"), "this platform is not known"),
         (("model", "serve:1", "--policy", "none.toml"), "this is no policy that can be read"),
+        (("model", "serve:1", "--signed", "none.pub"), "where: --signed none.pub"),
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error_and_prints_nothing(tmp_path, monkeypatch, capsys, arguments, says):

@@ -31,6 +31,8 @@ def site(tmp_path, monkeypatch, capsys):
         ((*SERVE, *APP, "--archive", "", "--dry-run"), "--archive is empty"),
         ((*SERVE, *APP, "--find-links", " ", "--dry-run"), "--find-links is empty"),
         ((*SERVE, *APP, "--dry-run"), "the application has no file"),
+        ((*SERVE, *APP, "--dry-run", "--out", "app"), "the application's folder is what is written to"),
+        ((*SERVE, *APP, "--dry-run", "--out", "."), "--app app, --out ."),
         ((*SERVE, *APP, "--extra", "fast api"), "--extra fast api"),
         ((*SERVE, *APP, "--server-version", "2.15"), "--server-version, no --server"),
         ((*SERVE, "--server", "fastapi", "--server-image", "x/y:1"), "--server-image, --server fastapi"),
@@ -48,7 +50,7 @@ def site(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_what_does_not_go_together_is_named(site, words, named):
-    done = site("from-manifest", "manifest.json", *words, "--out", "out")
+    done = site("from-manifest", "manifest.json", "--out", "out", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert named in done.stderr
     assert not (site.folder / "out").exists()
