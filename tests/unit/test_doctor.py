@@ -215,6 +215,24 @@ def test_a_machine_of_google_has_its_service_account(tmp_path):
     assert "service account" in found.says
 
 
+def test_what_checks_import_is_loaded_before_they_start(tmp_path, monkeypatch):
+    """Side by side, a package and its part may wait for each other, and each gets half of the other."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "slow_part.py").write_text("import threading\nloaded_by = threading.current_thread().name\n")
+    (tmp_path / "broken_part.py").write_text("1 / 0\n")
+
+    def look():
+        return [ok("part", sys.modules["slow_part"].loaded_by)]
+
+    (found,) = checked([Check(about="part", find=look, needs=("absent_part", "broken_part", "slow_part"))])
+    assert (found.agrees, found.says) == (True, threading.current_thread().name)
+
+
+def test_checks_that_import_parts_of_one_package_name_all_of_them():
+    needs = {it.about: it.needs for it in machine_checks(offline=True)}
+    assert needs["engine"] == needs["buildx"] == ("envbuild.engine.client", "envbuild.engine.buildkit")
+
+
 def test_checks_run_at_once_and_none_waits_for_one_that_hangs():
     both, hangs = threading.Barrier(2, timeout=30), threading.Event()
 

@@ -3,7 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 
 from envbuild.errors import EnvbuildError
 from envbuild.verify.findings import Finding, Severity
@@ -22,6 +24,8 @@ class Check:
     """After which it is not waited for any longer."""
     severity: Severity = "error"
     """How much it matters that it could not be looked at."""
+    needs: tuple[str, ...] = ()
+    """Modules that it imports itself, as they are slow to load."""
 
 
 @dataclass(slots=True)
@@ -33,11 +37,23 @@ class _Run:
 
 def checked(checks: Sequence[Check]) -> tuple[Finding, ...]:
     """Carry all checks out at once; what they found is in their order."""
+    _load(checks)
     runs, began = [_Run(check) for check in checks], time.monotonic()
     for run in runs:
         # What hangs must not keep the process from ending.
         threading.Thread(target=_carry_out, args=(run,), name=f"check {run.check.about}", daemon=True).start()
     return tuple(finding for run in runs for finding in _awaited(run, began + run.check.seconds))
+
+
+def _load(checks: Sequence[Check]) -> None:
+    """Import one after the other: two threads that import parts of one package may each get half of it.
+
+    Python breaks the deadlock of a package that waits for its part, and a part that waits for its package
+    (`_DeadlockError` of importlib._bootstrap).
+    """
+    for name in dict.fromkeys(name for check in checks for name in check.needs):
+        with suppress(Exception):  # which the check itself meets again, and tells
+            import_module(name)
 
 
 def ok(about: str, says: str, found: str = "") -> Finding:

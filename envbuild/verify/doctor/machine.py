@@ -22,6 +22,7 @@ from envbuild.verify.findings import Finding
 
 _LITTLE, _FEW = 1e9, 10e9
 """Bytes: less than the wheels of one framework, and than those and the layers of a GPU build."""
+_ENGINE = ("envbuild.engine.client", "envbuild.engine.buildkit")
 _SPECS = ("etc/cdi", "var/run/cdi", "run/cdi")
 
 
@@ -33,8 +34,8 @@ def machine_checks(*, offline: bool = False, root: Path = Path("/")) -> tuple[Ch
         Check(about="pip-tools", find=_pip_tools),
         Check(about="cache", find=_cache),
         Check(about="disk", find=_disks),
-        Check(about="engine", find=_engine, severity="note"),
-        Check(about="buildx", find=_buildx, severity="note"),
+        Check(about="engine", find=_engine, severity="note", needs=_ENGINE),
+        Check(about="buildx", find=_buildx, severity="note", needs=_ENGINE),
         Check(about="gpu", find=partial(_gpu, root), severity="warning"),
         Check(about="registry logins", find=partial(registry_logins, os.environ), severity="warning"),
         Check(about="google credentials", find=partial(google_credentials, os.environ, root), severity="warning"),

@@ -22,6 +22,7 @@ _HOST = re.compile(r"(?:[^/]*[.:][^/]*|localhost)/")
 _SECONDS = 20.0
 _STAMP_SECONDS = 60.0
 """For the stamp and all its images, each of which has its own limit."""
+_GOOGLE, _HOSTS = "envbuild.registry.artifact_client", (".pkg.dev", "gcr.io")
 _UNKNOWN = "what a cleanup policy removes is gone for good, and nobody here knows of any"
 
 
@@ -60,12 +61,14 @@ def _naming_host(text: str) -> str:
 def target_checks(target: Target, now: datetime) -> tuple[Check, ...]:
     """What is to be looked at for a target."""
     if target.image is None:
-        return (Check(about=target.name, find=partial(_model, target.name, now), seconds=_STAMP_SECONDS),)
+        needs = ("envbuild.stamp.gcs", _GOOGLE) if parse_model_uri(target.name).bucket else ()
+        return (Check(about=target.name, find=partial(_model, target.name, now), seconds=_STAMP_SECONDS, needs=needs),)
     return _image_checks(target.name, target.image, now)
 
 
 def _image_checks(about: str, reference: Reference, now: datetime) -> tuple[Check, ...]:
-    return (Check(about=about, find=partial(_image, about, reference, now), seconds=_SECONDS),)
+    needs = (_GOOGLE,) if reference.registry.endswith(_HOSTS) else ()
+    return (Check(about=about, find=partial(_image, about, reference, now), seconds=_SECONDS, needs=needs),)
 
 
 def _model(uri: str, now: datetime) -> Iterator[Finding]:
