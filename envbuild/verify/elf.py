@@ -107,8 +107,10 @@ def _texts(read: ReadAt, programs: list[tuple[int, ...]], entries: list[tuple[in
     """The strings that entries point to, by where they are in the table."""
     wanted = sorted({value for tag, value in entries if tag in (_NEEDED, _SONAME, _RPATH, _RUNPATH)})
     table = next((value for tag, value in entries if tag == _STRTAB), None)
-    if table is None or not wanted:
+    if not wanted:
         return {}
+    if table is None:
+        raise _DamagedError
     start = _place(programs, table)
     return {value: _text(read, start + value) for value in wanted}
 
