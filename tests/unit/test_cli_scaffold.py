@@ -48,6 +48,15 @@ def write(path: Path):
         file.write(b"half")
         print("ready", flush=True)
         time.sleep(60)
+@commands.app.command()
+def lose():
+    class Last:
+        def __del__(self):
+            print("ready", flush=True)
+            time.sleep(60)
+    Last()
+    time.sleep(60)
+    print("went on")
 
 main()
 """
@@ -188,6 +197,18 @@ def test_a_signal_ends_the_command_with_130_and_leaves_no_file(number, tmp_path)
         _, said = process.communicate(timeout=30)
     assert (process.returncode, said) == (130, "interrupted\n")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_where_python_raises_nothing_ends_the_command_all_the_same(number):
+    command = [sys.executable, "-c", COMMANDS, "lose"]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        out, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "interrupted\n")
+    assert "went on" not in out
 
 
 @pytest.mark.parametrize("start", [("-m", "envbuild"), ("-c", "from envbuild.cli import main; main()")])
