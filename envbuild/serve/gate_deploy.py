@@ -18,7 +18,8 @@ from envbuild.verify.rules.modelfiles import model_files
 from envbuild.verify.rules.variables import variable_value
 from envbuild.verify.sharing import prove_sharing
 from envbuild.verify.sides import Side
-from envbuild.verify.sides.inside import files_of, model_inside
+from envbuild.verify.sides.embedded import model_inside, model_place
+from envbuild.verify.sides.inside import files_of
 from envbuild.verify.sides.model import StampedModel, artifact_findings, side_of_model
 from envbuild.verify.stamped import registry_findings, tag_findings
 
@@ -96,7 +97,8 @@ def _held(
     """Hold what the image decides by its variables, and a model in some of its layers, against the model."""
     inner = json.loads(image.config).get("config") or {}
     variables, name = dict(str(it).partition("=")[::2] for it in inner.get("Env") or ()), str(given)
-    inside = model_inside(files_of(layers, variables, name, report), variables, name)
+    place = model_place(variables, str(inner.get("WorkingDir") or "/"))
+    inside = model_inside(files_of(layers, place, name, report), place, name) if layers else None
     side = Side(name=name, kind="image", variables=variables, names=frozenset(variables), model=inside)
     yield from hold(side_of_model(model), side, (variable_value, model_files))
 

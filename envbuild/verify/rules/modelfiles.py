@@ -10,6 +10,8 @@ from envbuild.verify.sides.side import Side
 
 _SHOWN = 5
 _TODO = "find out which of the two is to be served, and give that model and the manifest of its own run"
+_PLAIN = "put the model's files themselves into /model of the image, as --embed-model does, and leave out links"
+_LEAVE = "leave AIP_STORAGE_URI and ENVBUILD_MODEL_FOLDER out of the image, and give them when it is started"
 _TWO_RUNS = "Each of the two runs saved a model of its own, and two trainings seldom end in the same weights."
 
 Files = Mapping[str, ModelFile]
@@ -56,6 +58,9 @@ def compared(before: Model, now: Model) -> Changes:
 def model_files(wanted: Side, found: Side) -> Iterator[Finding]:
     """The files of both models, as far as both list them; another format is said by a rule of its own."""
     one, other = wanted.model, found.model
+    if one and other and "image" in (wanted.kind, found.kind) and not (one.files and other.files):
+        yield from _taken(wanted, found) if found.kind == "image" else _taken(found, wanted)
+        return
     if not (one and other and one.files and other.files) or (one.format or other.format) != (
         other.format or one.format
     ):
@@ -74,6 +79,24 @@ def model_files(wanted: Side, found: Side) -> Iterator[Finding]:
         )
     elif it.common:
         yield agree("model-files", "model files", f"{counted(len(it.common), 'file')} with the same content{doubt(it)}")
+
+
+def _taken(wanted: Side, image: Side) -> Iterator[Finding]:
+    """Of an image that has no files of a model where its server looks: why, or where it takes the model from."""
+    model, inside = wanted.model, image.model
+    if wanted.kind not in ("model", "manifest") or not (model and inside) or inside.files:
+        return
+    rule, about, taken = "model-files", "model files", f"the image takes its model from {inside.uri}"
+    elsewhere = not inside.uri.startswith(f"{image.name}:/")
+    severity: Severity | None = None if elsewhere and wanted.kind == "model" else "warning"
+    if inside.unread:
+        says = f"the image's model is not known: {inside.unread}"
+        yield differs(rule, about, says, wanted=model.uri, found=inside.uri, todo=_PLAIN)
+    elif inside.uri.rstrip("/") == model.uri.rstrip("/"):
+        yield agree(rule, about, taken)
+    else:
+        says = f"{taken}, {'another place' if elsewhere else 'where nothing lies'}"
+        yield differs(rule, about, says, wanted=model.uri, found=inside.uri, todo=_LEAVE, severity=severity)
 
 
 def _gravity(wanted: Side, found: Side, *, only_more: bool) -> tuple[Severity | None, str]:

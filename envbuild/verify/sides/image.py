@@ -20,8 +20,9 @@ from envbuild.manifest.model import Framework
 from envbuild.oci.image import Image
 from envbuild.recipe import SLIM_LABEL
 from envbuild.registry.pull import ARCHITECTURES
+from envbuild.verify.sides.embedded import model_inside, model_place
 from envbuild.verify.sides.frameworks import frameworks_of
-from envbuild.verify.sides.inside import files_of, model_inside
+from envbuild.verify.sides.inside import files_of
 from envbuild.verify.sides.interpreter import Interpreter, Started, interpreter_of
 from envbuild.verify.sides.side import Package, Side
 
@@ -42,6 +43,8 @@ class _Config:
     architecture: str
     labels: Mapping[str, str]
     started: Started
+    folder: str
+    """Where programs start."""
 
 
 def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> Side:
@@ -51,7 +54,8 @@ def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> S
     or layers cannot be read; RegistryError where they cannot be had.
     """
     config = _config(image, name)
-    tree = files_of(image.layers, config.started.variables, name, report)
+    place = model_place(config.started.variables, config.folder)
+    tree = files_of(image.layers, place, name, report)
     python = interpreter_of(tree, config.started)
     packages = _packages(tree, python.sites) if python else None
     built = frameworks_of({it.name: it.version for it in (packages or {}).values()})
@@ -76,7 +80,7 @@ def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> S
         variant=_variant(config.labels) or built.variant or ("gpu" if cuda and built.frameworks else None),
         variables=config.started.variables,
         names=frozenset(config.started.variables),
-        model=model_inside(tree, config.started.variables, name),
+        model=model_inside(tree, place, name),
     )
 
 
@@ -96,6 +100,7 @@ def _config(image: Image, name: str) -> _Config:
             architecture=str(config["architecture"]),
             labels={str(key): str(value) for key, value in (inner.get("Labels") or {}).items()},
             started=Started(variables=variables, command=command, user=str(inner.get("User") or "")),
+            folder=str(inner.get("WorkingDir") or "/"),
         )
     except _WRONG as error:
         raise BuildError("the image's config cannot be read", where=name, todo="make the image again") from error

@@ -3,18 +3,17 @@
 import json
 import re
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import IO
 
 from envbuild.capture.distributions import LONGEST_HEAD
 from envbuild.capture.reading import decoded
 from envbuild.capture.record_digest import record_content
-from envbuild.capture.redact import scrub_line
 from envbuild.compare.layers import IMPLIED, Node, Overlay, Tree, over, place_of, read_layer
 from envbuild.compare.pair import Report
-from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.oci.image import Layer
+from envbuild.verify.sides.embedded import Place
 from envbuild.verify.sums import sums_of
 
 _CHUNK = 1 << 20
@@ -38,13 +37,7 @@ _NAMED = re.compile(r"(?:.*/)?(?:python[\d.]*|ld-musl-[^/]+)")
 """Files of which the name alone says something."""
 
 
-MODEL_VARIABLE, _MODEL_FOLDER = "ENVBUILD_MODEL_FOLDER", "/model"
-"""What tells a server where the model lies, and where it lies if nothing does."""
-_STAMP = "envbuild/"
-"""What a stamp writes beside a model is no part of it."""
-
-
-def files_of(layers: Sequence[Layer], variables: Mapping[str, str], name: str, report: Report) -> Tree:
+def files_of(layers: Sequence[Layer], model: Place, name: str, report: Report) -> Tree:
     """All folders and links of an image, and of its files those that say what Python, distributions and model it has.
 
     A node's text is what was read of it: the version that an interpreter or C library says of itself, the digest of
@@ -52,7 +45,7 @@ def files_of(layers: Sequence[Layer], variables: Mapping[str, str], name: str, r
     read.
     """
     total, done, found = sum(it.descriptor.size for it in layers), 0, list[Overlay]()
-    put = partial(_put, f"{_model_folder(variables)}/")
+    put = partial(_put, model)
     for layer in layers:
         found.append(read_layer(layer, name, put))
         done += layer.descriptor.size
@@ -60,28 +53,7 @@ def files_of(layers: Sequence[Layer], variables: Mapping[str, str], name: str, r
     return {"": IMPLIED} | reduce(over, found, Overlay()).nodes
 
 
-def model_inside(tree: Tree, variables: Mapping[str, str], name: str) -> Model | None:
-    """The model that lies in an image, where servers look for one; None where there is none.
-
-    Two images may have two models in one place, so the image's name is a part of the URI.
-    """
-    folder = f"{_model_folder(variables)}/"
-    paths = {path: path.removeprefix(folder) for path in sorted(tree) if path.startswith(folder) and tree[path].text}
-    files = tuple(
-        ModelFile(path=scrub_line(inner), **json.loads(tree[path].text))
-        for path, inner in paths.items()
-        if not inner.startswith(_STAMP)
-    )
-    # The only file is the model by itself, whatever its name.
-    alone = f"/{files[0].path}" if len(files) == 1 else ""
-    return Model(uri=f"{name}:/{folder[:-1]}{alone}", files=files, file_count=len(files)) if files else None
-
-
-def _model_folder(variables: Mapping[str, str]) -> str:
-    return place_of(variables.get(MODEL_VARIABLE) or _MODEL_FOLDER)
-
-
-def _put(model: str, found: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+def _put(model: Place, found: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
     found.nodes.pop(path, None)
     found.borrowed.pop(path, None)
     if member.isdir():
@@ -101,7 +73,7 @@ def _put(model: str, found: Overlay, path: str, member: tarfile.TarInfo, archive
         found.nodes[path] = node
 
 
-def _file(path: str, model: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> Node | None:
+def _file(path: str, model: Place, member: tarfile.TarInfo, archive: tarfile.TarFile) -> Node | None:
     """The file's node with what it says; None where it says nothing."""
     reader = _reader(path, model)
     content = archive.extractfile(member) if reader else None
@@ -110,9 +82,9 @@ def _file(path: str, model: str, member: tarfile.TarInfo, archive: tarfile.TarFi
     return Node("file", mtime=int(member.mtime)) if _NAMED.fullmatch(path) else None
 
 
-def _reader(path: str, model: str) -> Callable[[IO[bytes]], bytes] | None:
+def _reader(path: str, model: Place) -> Callable[[IO[bytes]], bytes] | None:
     """How to read what lies at a path; None where it need not be read."""
-    if path.startswith(model):
+    if model.has(path):
         return _sums
     return next((reader for pattern, reader in _READERS if pattern.fullmatch(path)), None)
 
