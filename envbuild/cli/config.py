@@ -16,6 +16,7 @@ from envbuild.cli.configured import (
     options_of,
     place_in,
     refuse_address,
+    said_by_typer,
     settings_of,
     source_of,
 )
@@ -101,19 +102,34 @@ def _shown(ctx: typer.Context, name: str, command: Any) -> Iterator[Shown]:
 
 def _taken(ctx: Any, option: "Option", parameter: Any, said: Any) -> tuple[Any, str]:
     """What an option makes of a value, and why it does not take it."""
-    from envbuild.cli.references import machine_of
-
     given = said
     try:
         given = parameter.process_value(ctx, said) if said is not None else None
         refuse_address(option, given)
-        for name in str(given or "").split(",") if option.key == "platform" else ():
-            machine_of(name.strip() or None)
+        for text in given if isinstance(given, list | tuple) else () if given is None else (given,):
+            _check_text(option.key, str(text))
     except typer.BadParameter as error:
-        return given, error.message
+        return given, said_by_typer(error)
     except UsageError as error:
         return given, f"{error.what}; {error.todo}"
     return given, ""
+
+
+def _check_text(key: str, text: str) -> None:
+    """Refuse what every command refuses that has an option of this name."""
+    if key == "platform":
+        from envbuild.cli.references import machine_of
+
+        for name in text.split(","):
+            machine_of(name.strip() or None)
+    elif key == "cmd":
+        from envbuild.cli.serving import words_of
+
+        words_of(text)
+    elif key == "extra":
+        from envbuild.serve.check import check_requirement
+
+        check_requirement(text)
 
 
 def _defaults(ctx: typer.Context, wanted: Any) -> Any:
@@ -198,6 +214,8 @@ def _judge(ctx: typer.Context, shown: list[Shown]) -> None:
     broken = broken_settings(ctx)
     if broken:
         raise broken
-    for it in shown:
-        if it.fault:
-            raise UsageError(f"{it.option} does not take this: {it.fault}", where=it.where, todo="correct or remove it")
+    wrong = [it for it in shown if it.fault]
+    if wrong:
+        more = "".join(f"\n  - {it.option} does not take this: {it.fault} ({it.where})" for it in wrong[1:])
+        what, todo = f"{wrong[0].option} does not take this: {wrong[0].fault}{more}", "correct or remove it"
+        raise UsageError(what, where=wrong[0].where, todo=todo)

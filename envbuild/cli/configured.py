@@ -308,9 +308,15 @@ def _choosing(settings: "Settings", command: str, names: dict[str, str]) -> Call
 
 
 def _name_source(error: typer.BadParameter, ctx: typer.Context | None) -> None:
-    """Add to a fault that Typer found where the value came from."""
+    """Add to a fault that Typer found where the value came from, and leave out what Typer's library calls it."""
+    error.message = said_by_typer(error)
     if ctx is not None and isinstance(error.param, TyperOption) and (said := _said_by(ctx, error.param)):
         error.message = f"{error.message} ({said})"
+
+
+def said_by_typer(error: typer.BadParameter) -> str:
+    """What a value is refused for."""
+    return str(error.message).replace("Value error, ", "", 1)
 
 
 def _name_sources(error: EnvbuildError, ctx: typer.Context | None) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envbuild.cli.console import Progress
+from envbuild.cli.ordering import check_given
 from envbuild.cli.printed import check_stdout
 from envbuild.cli.references import AsJson, Platform, machine_of
 from envbuild.cli.targets import in_one_line, kind_of
@@ -72,7 +73,12 @@ def _reference(model: str, image: str) -> "Reference":
     from envbuild.oci.login import refuse_login
     from envbuild.oci.reference import Reference
 
+    check_given({"MODEL": model, "IMAGE": image})
     kind, _ = kind_of(model)
+    if kind == "image":
+        todo = "give the stamped model first: its folder, one of its files, or gs://BUCKET/FOLDER"
+        what = "no file or folder of this name lies here, and an image is no model"
+        raise UsageError(what, where=f"MODEL {in_one_line(model)}", todo=todo)
     if kind != "model":
         todo = "give the stamped model first, and then the image"
         raise UsageError(

@@ -122,7 +122,7 @@ def served_order(target: str, serving: Serving, asked: Asked, progress: Progress
         server_version=serving.server_version,
         server_image=serving.server_image,
         app=serving.app,
-        cmd=_words(serving.cmd),
+        cmd=words_of(serving.cmd),
         embed=serving.embed_model,
         slim=serving.slim,
         gate=serving.gate.value,
@@ -177,7 +177,8 @@ def _check_stamp(model: str | None, serving: Serving, asked: Asked) -> None:
         raise UsageError("these contradict each other", where="--stamp, --no-stamp", todo="leave out one of them")
 
 
-def _words(cmd: str | None) -> tuple[str, ...]:
+def words_of(cmd: str | None) -> tuple[str, ...]:
+    """The words of --cmd, as a shell reads them; UsageError."""
     try:
         return tuple(shlex.split(cmd or ""))
     except ValueError as error:

@@ -24,7 +24,7 @@ def check_serving(order: ServeOrder) -> None:
     else:
         _check_built(order)
     for text in order.extras:
-        _check_requirement(text)
+        check_requirement(text)
     if order.app:
         _check_apart(order.app, order.order.out)
         application_of(order)
@@ -83,7 +83,8 @@ def _check_apart(app: Path, out: Path) -> None:
         _refuse(f"--app {app}, --out {out}", what, "give --out another folder; it may lie in the application's")
 
 
-def _check_requirement(text: str) -> None:
+def check_requirement(text: str) -> None:
+    """Refuse what is no requirement (PEP 508); UsageError."""
     try:
         Requirement(text)
     except InvalidRequirement as error:

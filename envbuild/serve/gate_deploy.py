@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from envbuild.compare.pair import Report
 from envbuild.oci.digest import Digest
@@ -29,6 +30,7 @@ RULES = {RULE: "an image that the model is stamped with"}
 _OTHERS = "nobody has stamped it on the model, so that only what it holds speaks for it"
 _SERVE = "deploy an image that envbuild from-manifest MODEL --role serve stamped on the model"
 _NO_SERVER = "a deployment that names no command of its own starts no server"
+_FORMER = "somebody stamped another image in its place, and may have had a reason"
 _ALONE = "nothing says that it computes as the model was trained"
 
 
@@ -80,15 +82,29 @@ def _of_others(model: StampedModel, stamp: Stamp, given: Reference, image: Image
     yield from tag_findings(stamp, given)
     digest, platform = digest_of(image), platform_name(image)
     trained = [it for it in stamp.images if it.role == "train" and it.platform == platform and it.reference]
-    says = f"{digest} is none of the model's {len(stamp.images)} images"
+    until = _until(model, digest)
+    says = f"{digest} is none of the model's {len(stamp.images)} images" if until is None else f"{digest} {until}"
     if not trained:
         yield _unknown(f"{says}, and none of these is a training image for {platform} in a registry", stamp, digest)
         return
-    yield replace(_unknown(f"{says}: held against the training image", stamp, digest), severity="note", why=_OTHERS)
+    yield replace(
+        _unknown(f"{says}: held against the training image", stamp, digest),
+        severity="note",
+        why=_OTHERS if until is None else _FORMER,
+    )
     train, below = _below(trained, image)
     yield from (it.held(str(train.reference), str(given)) for it in prove_sharing(below, image, report))
     added = image.layers[len(below.layers) :] if _begins(below, image) else image.layers
     yield from _held(model, given, image, added, report)
+
+
+def _until(model: StampedModel, digest: Digest) -> str | None:
+    """When another image took the place of one that this very model was stamped with; None for one that never was."""
+    stamps = [it.stamp for it in model.history.records if it.stamp]
+    for newer, older in pairwise(stamps):
+        if own := next((it for it in older.images if it.digest == digest and older.anchor == newer.anchor), None):
+            return f"was the model's image for {' '.join(own.slot)} until another was stamped at {newer.created}"
+    return None
 
 
 def _held(

@@ -134,6 +134,15 @@ def test_variables_that_change_numbers_are_compared_whoever_made_the_image(site)
     assert site("deploy-check", "model", reference, "--policy", "policy.toml").returncode == 16
 
 
+def test_an_image_that_another_took_the_place_of_is_said_to_have_been_the_models(site):
+    one, other = (pushed(site, on_top(pulled(site), SERVER, {"app/v": it})) for it in (b"1", b"2"))
+    for reference in (one, other):
+        stamped(site, reference)
+    done = site("deploy-check", "model", one)
+    assert (done.returncode, done.stdout) == (0, f"{one}\n"), done.stderr
+    assert "was the model's image for serve cpu linux/amd64 until another was stamped at 2026-11-21" in done.stderr
+
+
 def test_a_copy_of_it_elsewhere_is_the_same_image(site):
     image = on_top(pulled(site), SERVER)
     stamped(site, pushed(site, image))
@@ -204,6 +213,9 @@ def test_without_a_training_image_for_the_platform_nothing_speaks_for_another_im
     ("arguments", "says"),
     [
         (("manifest.json", "serve:1"), "this is of the kind manifest"),
+        (("nosuch", "serve:1"), "no file or folder of this name lies here"),
+        (("", "serve:1"), "MODEL is empty"),
+        (("model", " "), "IMAGE is empty"),
         (("model", "./out"), "this is no image that can be deployed"),
         (("model", "user:secret@host/serve:1"), "where: IMAGE"),
         (("model", "serve:1", "--platform", "vax"), "this platform is not known"),
