@@ -36,6 +36,8 @@ class Configured:
     variables: Mapping[str, str]
     folder: str
     """Where programs start, which empty and relative entries go by."""
+    script: str | None = None
+    """The folder that the command makes Python search first, if it does."""
 
     def entries(self, name: str) -> tuple[str, ...]:
         """The folders of a search path, absolute and in their order."""

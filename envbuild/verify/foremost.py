@@ -43,6 +43,7 @@ def foremost_findings(pair: Pair) -> Iterator[Finding]:
     yield from _modules(pair)
     yield from _bytecode(pair)
     yield from _python_path(pair)
+    yield from _script(pair)
     yield from library_findings(pair)
 
 
@@ -192,6 +193,20 @@ def _python_path(pair: Pair) -> Iterator[Finding]:
         yield Finding(
             about="PYTHONPATH", rule="shared-files", agrees=True, says=says, wanted=values[0], found=values[1]
         )
+
+
+def _script(pair: Pair) -> Iterator[Finding]:
+    """What lies beside the program that is started, which comes before everything else.
+
+    A run's own program had such a folder too, which no image has, so that modules there may even be the run's.
+    """
+    folder = pair.serve.script
+    if folder is None or folder in (*pair.serve.entries("PYTHONPATH"), pair.train.script):
+        return
+    shadows = list(_shadows(pair, pair.train.entries("PYTHONPATH"), (folder,)))
+    if shadows:
+        says = f"the program, started in {folder}, imports {names_of(shadows)} in place of what training imports"
+        yield fault("program", says, "give what lies beside it names of its own", severity="warning")
 
 
 def _shadows(pair: Pair, one: tuple[str, ...], other: tuple[str, ...]) -> Iterator[str]:

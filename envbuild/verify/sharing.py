@@ -20,6 +20,7 @@ from envbuild.verify.choices import Pair as Both
 from envbuild.verify.findings import Finding
 from envbuild.verify.foremost import foremost_findings
 from envbuild.verify.holdings import Held, Holdings, Moved, harmless, held, names_of
+from envbuild.verify.scripts import may_hide, script_folder
 from envbuild.verify.slim import without_slim
 
 _SHOWN = 5
@@ -46,7 +47,7 @@ def prove_sharing(train: Image, serve: Image, report: Report) -> tuple[Finding, 
     if near and not pair.added:
         return (_finding(pair, f"serving has training's {pair.shared} layers, and no other"),)
     reading = _Reading(report)
-    if near and all(harmless(it, configs[1].led) for it in reading.overlays(pair.added, "serving")):
+    if near and _beside(reading.overlays(pair.added, "serving"), configs[1], pair):
         return _finding(pair, f"serving begins with training's {pair.shared} layers"), _adds(pair, ())
     before, after = reading.holdings(train.layers, "training"), reading.holdings(serve.layers, "serving")
     caches = _caches(before, after, pair)
@@ -59,7 +60,16 @@ def prove_sharing(train: Image, serve: Image, report: Report) -> tuple[Finding, 
 def _configured(image: Image) -> Configured:
     inner = json.loads(image.config).get("config") or {}
     variables = dict(str(it).partition("=")[::2] for it in inner.get("Env") or ())
-    return Configured(variables=variables, folder=str(inner.get("WorkingDir") or "/"))
+    folder = str(inner.get("WorkingDir") or "/")
+    return Configured(variables=variables, folder=folder, script=script_folder(inner))
+
+
+def _beside(overlays: Sequence[Overlay], serve: Configured, pair: "_Pair") -> bool:
+    """Whether what is added lies beside training's environment, and hides none of its modules from the program."""
+    if not all(harmless(it, serve.led) for it in overlays):
+        return False
+    trained = " ".join(history_lines(json.loads(pair.train.config), len(pair.train.layers)))
+    return not (serve.script and may_hide(overlays, serve.script, trained))
 
 
 def _bytecode_layers(image: Image) -> list[int]:

@@ -317,6 +317,19 @@ def started(*layers: tuple[Put, ...], env: tuple[str, ...] = (), folder: str = "
     return image(STARTED, NUMPY, SIX, *layers, config=config)
 
 
+def commanded(of: Image, words: list[str]) -> Image:
+    config = json.loads(of.config)
+    config["config"]["Cmd"] = words
+    return replace(of, config=canonical_json(config))
+
+
+def named(of: Image) -> Image:
+    """The image with what its layers have in its history."""
+    config = json.loads(of.config)
+    config["history"] = [{"created_by": it} for it in ("base", "envbuild: numpy 1.26.4", "envbuild: six 1.17.0")]
+    return replace(of, config=canonical_json(config))
+
+
 def disagreeing(serve: Image, train: Image | None = None) -> dict[str, str]:
     """The severity of what does not agree, by what it is about."""
     return {about: it.severity for about, it in proof(serve, train or started()).items() if not it.agrees}
@@ -440,6 +453,35 @@ def test_variables_that_lead_python_or_the_loader_elsewhere_are_found(env, top, 
     assert {name: it.severity for name, it in found.items() if not it.agrees} == {about: severity}
     assert found[about].why
     assert found[about].todo
+
+
+@pytest.mark.parametrize(
+    ("command", "top", "hidden"),
+    [
+        (["python", "/app/serve.py"], file("app/numpy/__init__.py"), True),
+        (["/opt/env/bin/python3.11", "-u", "-W", "error", "serve.py"], file("app/six.py"), True),
+        (["sh", "-c", "exec python serve.py"], file("app/os.py", b"not os"), True),
+        (["python", "-m", "serve"], file("app/numpy.py"), True),
+        (["uvicorn", "serve:app"], file("app/numpy.cpython-311-x86_64-linux-gnu.so"), True),
+        (["python", "-I", "/app/serve.py"], file("app/numpy.py"), False),
+        (["python", "-Pm", "serve"], file("app/numpy.py"), False),
+        (["python", "/srv/serve.py"], file("app/numpy.py"), False),
+        (["python", "/app/serve.py"], file("app/own/numpy.py"), False),
+        (["python", "/app/serve.py"], file("app/own.py"), False),
+        (["python", "/app/serve.py"], file("app/num.py"), False),
+        (["sh", "-c", "python '"], file("app/numpy.py"), False),
+        (["nginx"], file("app/numpy.py"), False),
+        ([], file("app/numpy.py"), False),
+    ],
+)
+def test_modules_beside_the_program_that_hide_trainings_are_a_warning(command, top, hidden):
+    serve = commanded(started((file("app/serve.py"), top), folder="/app"), command)
+    assert disagreeing(serve, named(started())) == ({"program": "warning"} if hidden else {})
+
+
+def test_nothing_but_what_is_added_is_read_where_no_module_could_hide_another():
+    serve = commanded(started((file("app/serve.py"), file("app/own.py")), folder="/app"), ["python", "/app/serve.py"])
+    assert agreeing(proof(unreadable(serve, 3), unreadable(named(started()), 3)))
 
 
 def test_what_lies_where_trainings_variables_lead_too_is_found():
