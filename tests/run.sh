@@ -46,7 +46,9 @@ if [[ $status -eq 0 ]]; then
   stage format "$bin/ruff" format --check .
   stage types "$bin/mypy"
   stage imports "$bin/lint-imports"
-  stage unit limited 840 "$bin/pytest" -q -n 2 --basetemp "$work/unit" tests/unit
+  examples=envbuild
+  [[ ${1:-all} != long ]] || examples=explore
+  stage unit limited 840 "$bin/pytest" -q -n 2 --hypothesis-profile "$examples" --basetemp "$work/unit" tests/unit
   if [[ $parts == test ]]; then
     selected="real and not slow" most=1620
     [[ ${1:-all} != long ]] || selected="slow" most=10800
