@@ -1,6 +1,9 @@
 """Waiting for threads so that Ctrl-C always gets through, and none waits long for another."""
 
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TypeVar
@@ -10,11 +13,28 @@ _SECONDS = 0.5
 """A signal that comes between two bytecodes does not wake a lock that is waited for next, so no wait is endless."""
 _TURN = 0.0005
 """Seconds; by itself an interpreter lets a thread that hashed or inflated wait ten times as long for its next turn."""
+_SOON = 0.05
+"""Seconds, after which what swallowed an interrupt is over."""
 
 
 def take_turns() -> None:
     """Let the threads of this process give way to each other often; for programs, as it concerns all their threads."""
     sys.setswitchinterval(_TURN)
+
+
+def raise_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Let an interrupt come once more that came where Python raises nothing: `__del__`, a weak reference's callback.
+
+    For `sys.unraisablehook` of programs, whose signals raise KeyboardInterrupt.
+    """
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    heeded = callable(signal.getsignal(signal.SIGINT))  # not where a shell started this with `&`
+    number = signal.SIGINT if heeded else signal.SIGTERM
+    again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
 
 
 def as_completed(futures: Iterable[Future[_T]]) -> Iterator[Future[_T]]:

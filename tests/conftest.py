@@ -1,10 +1,12 @@
 """What every test starts from: an environment without the developer's settings."""
 
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from envbuild.waiting import raise_again
 from tests.environ import cleaned
 
 # How fast this machine is at the moment decides no test, and what a change is checked with is the same each time:
@@ -12,6 +14,12 @@ from tests.environ import cleaned
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("envbuild", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("envbuild")
+
+
+@pytest.fixture
+def interrupts_return(monkeypatch):
+    """As in the program: an interrupt that Python swallows, in a weak reference's callback, comes again."""
+    monkeypatch.setattr(sys, "unraisablehook", raise_again)
 
 
 @pytest.fixture(autouse=True)

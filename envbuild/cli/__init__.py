@@ -12,8 +12,6 @@ from typing import Final, NoReturn
 
 INTERRUPTED: Final = 130
 """The exit code of what a signal ended."""
-_SOON: Final = 0.05
-"""Seconds, after which what swallowed an interrupt is over."""
 
 
 def main() -> NoReturn:
@@ -24,11 +22,11 @@ def main() -> NoReturn:
         signal.signal(signal.SIGINT, _leave)
     from envbuild.cli.commands import run
     from envbuild.cli.printed import own_streams
-    from envbuild.waiting import take_turns
+    from envbuild.waiting import raise_again, take_turns
 
     own_streams()
     take_turns()
-    sys.unraisablehook = _raise_again
+    sys.unraisablehook = raise_again
     try:
         if heeded:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,18 +44,6 @@ def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
     with suppress(OSError):
         os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)
-
-
-def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Let an interrupt come once more that came where Python raises nothing: `__del__`, a weak reference's callback."""
-    if not issubclass(lost.exc_type, KeyboardInterrupt):
-        sys.__unraisablehook__(lost)
-        return
-    import threading
-
-    again = threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM))
-    again.daemon = True
-    again.start()
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

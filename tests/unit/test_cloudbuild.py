@@ -365,6 +365,7 @@ def interrupted_when(told: Told, words: str) -> threading.Thread:
     return thread
 
 
+@pytest.mark.usefixtures("interrupts_return")
 def test_ctrl_c_cancels_the_build(cloud, context, target):
     docker(cloud, "echo begun; sleep 60")
     told = Told()
@@ -378,6 +379,7 @@ def test_ctrl_c_cancels_the_build(cloud, context, target):
     assert f"build {run.build.id} is cancelled" in told.lines
 
 
+@pytest.mark.usefixtures("interrupts_return")
 def test_ctrl_c_while_the_build_is_asked_for_cancels_it_too(cloud, context, target):
     """The service has the build, and nobody here knows its id."""
     docker(cloud, "sleep 60")

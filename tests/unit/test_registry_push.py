@@ -239,6 +239,7 @@ def test_the_first_failure_cuts_the_other_uploads():
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("push")]
 
 
+@pytest.mark.usefixtures("interrupts_return")
 def test_ctrl_c_cuts_all_uploads():
     with FakeRegistry() as registry:
         registry.fail("PUT", UPLOAD, kind="stall", times=9)
