@@ -24,6 +24,7 @@ class Tap:
     _sent: list[bytearray] = field(default_factory=list)
     _open: list[sockets.socket] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _gone: bool = False
 
     def created(self) -> list[dict[str, Any]]:
         """What containers were to be like, in the order in which they were asked for."""
@@ -39,6 +40,7 @@ class Tap:
         """Take the engine away: whatever is open ends, and nobody answers any more."""
         self.socket.unlink()
         with self._lock:
+            self._gone = True
             for it in self._open:
                 with suppress(OSError):
                     it.shutdown(sockets.SHUT_RDWR)
@@ -53,6 +55,11 @@ class Tap:
                 with self._lock:
                     self._sent.append(sent)
                     self._open += [client, engine]
+                    gone = self._gone
+                if gone:  # it had asked to be let in before the socket's name was removed
+                    client.close()
+                    engine.close()
+                    continue
                 threading.Thread(target=self._copy, args=(client, engine, sent), daemon=True).start()
                 threading.Thread(target=self._copy, args=(engine, client, None), daemon=True).start()
 

@@ -338,9 +338,12 @@ def test_an_engine_that_goes_away_is_told_as_such(local):
         local.arguments("python3.11", "-c", SLEEPER), env=local.environment, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        assert is_ready(process)
-        local.tap.cut()
-        _, said = process.communicate(timeout=60)
+        try:
+            assert is_ready(process)
+            local.tap.cut()
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 17
     assert said.startswith(b"MissingComponentError: the engine stopped answering"), said
 
