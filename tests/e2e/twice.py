@@ -66,7 +66,8 @@ class Twice:
 
     def verify(self, *targets: str, environment: str) -> list[str]:
         """Errors and warnings among these targets, of which host is one of the two environments."""
-        done = self.envbuild("verify", *targets, "--python", self.python(environment), "--json", check=False)
+        host = ("--python", self.python(environment)) if "host" in targets else ()
+        done = self.envbuild("verify", *targets, *host, "--json", check=False)
         assert done.returncode in (0, 16), done.stderr
         findings = json.loads(done.stdout)["findings"]
         same = {tuple(it["between"]) for it in findings if it["agrees"] and it["rule"] in ("package", "framework")}
