@@ -73,7 +73,7 @@ def made(
             arrivals.start(needed)
             for layer in base.image.layers:
                 upload.offer(layer)
-        result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer, compiling)
+        result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer, compiling, begun=upload.follow)
         pushed = upload.finish(result.image, (environment_tag(recipe.environment),)).reference
         cache.share(result.results)
     return pushed

@@ -14,7 +14,7 @@ from envbuild.assemble.config import CHECK_LINE, annotations, checkup_files, con
 from envbuild.assemble.debian import SystemLayer, packages_key, packages_line
 from envbuild.assemble.fingerprint import Fingerprint, from_text, suspects, to_text
 from envbuild.assemble.layer import LayerFile, LayerResult
-from envbuild.assemble.making import LayerOrder, Made, Maker
+from envbuild.assemble.making import Begun, LayerOrder, Made, Maker
 from envbuild.assemble.overlap import Overlap, find_overlaps
 from envbuild.assemble.plan import LayerPlan, check_depth, plan_layers
 from envbuild.assemble.source import OpenWheels, Wheels
@@ -100,7 +100,7 @@ def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | Non
     return tuple(dict.fromkeys((*lacking, *winners, *sources)))
 
 
-def assemble(  # noqa: PLR0913, PLR0917 - the last four are for those who have them
+def assemble(  # noqa: PLR0913, PLR0917 - the last five are for those who have them
     recipe: Recipe,
     base: Base,
     wheels: Wheels,
@@ -110,10 +110,12 @@ def assemble(  # noqa: PLR0913, PLR0917 - the last four are for those who have t
     compiling: Compiling | None = None,
     proving: Container[Digest] = (),
     system: SystemLayer | None = None,
+    begun: Begun | None = None,
 ) -> Assembled:
     """Make the image of a recipe; WheelError or BuildError where a wheel is not fit for it.
 
-    A layer is begun as soon as its wheels are there, and `made` is told each that had to be made as soon as it is. The
+    A layer is begun as soon as its wheels are there, and `made` is told each that had to be made as soon as it is;
+    `begun` is told those that take a while before that. The
     wheels of `wheels_to_read` are enough, unless the bytes of a layer are asked for that only others have. Those of
     `proving`, by their sha256, are held against their RECORD as they are read. `system` is what a recipe with Debian
     packages needs.
@@ -131,7 +133,7 @@ def assemble(  # noqa: PLR0913, PLR0917 - the last four are for those who have t
         done += weight
         report("assembling", done, total)
 
-    with Maker.working(recipe, cache, wheels, proving) as maker:
+    with Maker.working(recipe, cache, wheels, proving, begun) as maker:
         layers = maker.layers(orders, told, made)
         if overlaps := shared_paths(recipe, plans, cache, maker.opened):
             layers += maker.layers([overlap_layer(recipe, overlaps)], told, made)

@@ -16,6 +16,7 @@ from envbuild.assemble.source import OpenWheels, Wheels
 from envbuild.errors import BuildError
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
+from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer, Opener
 from envbuild.recipe import Recipe
 from envbuild.waiting import as_completed
@@ -29,6 +30,8 @@ _AT_ONCE = 4
 
 Made = Callable[[Layer], None]
 """Told a layer that had to be made."""
+Begun = Callable[[GrowingBlob], None]
+"""Told a layer that takes a while to write, as it is begun, so that it can be sent meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +72,27 @@ class Maker:
     helper: Helper
     """Writes heavy layers beside it."""
     proving: Container[Digest] = ()
+    begun: Begun | None = None
     results: dict[Digest, LayerResult] = field(default_factory=dict)
     """What came of each key."""
 
     @classmethod
     @contextmanager
     def working(
-        cls, recipe: Recipe, cache: LayerCache, wheels: Wheels, proving: Container[Digest] = ()
+        cls,
+        recipe: Recipe,
+        cache: LayerCache,
+        wheels: Wheels,
+        proving: Container[Digest] = (),
+        begun: Begun | None = None,
     ) -> Iterator[Self]:
         """Yield one whose threads and files end with the block."""
         with ExitStack() as stack:
             opened = OpenWheels(stack, recipe, wheels, proving)
-            pool = stack.enter_context(ThreadPoolExecutor(_CORES, thread_name_prefix="assemble"))
             helper = stack.enter_context(closing(Helper()))
+            pool = stack.enter_context(
+                ThreadPoolExecutor(_CORES, thread_name_prefix="assemble", initializer=helper.give_way)
+            )
             yield cls(
                 recipe=recipe,
                 cache=cache,
@@ -90,13 +101,14 @@ class Maker:
                 pool=pool,
                 helper=helper,
                 proving=proving,
+                begun=begun,
             )
 
     def layers(self, orders: Sequence[LayerOrder], report: Callable[[int], None], made: Made) -> list[Layer]:
         """Find or make the layers, in the order given; `made` is told each one that had to be made, at once."""
         if any(order.heavy and not self.cache.knows(order.key) for order in orders):
             self.helper.start()
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="layer") as several:
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="layer", initializer=self.helper.give_way) as several:
             futures = {several.submit(self.layer, order): order for order in orders}
             try:
                 for future in as_completed(futures):
@@ -125,21 +137,34 @@ class Maker:
 
     def write(self, order: LayerOrder, sink: BinaryIO) -> LayerResult:
         """Write the bytes of a layer."""
+        if not order.heavy or self.begun is None:
+            return self._written(order, sink, lambda: None)
+        with GrowingBlob(Path(sink.name), order.label, order.weight) as blob:
+            self.begun(blob)
+            result = self._written(order, sink, blob.abandon)
+            sink.flush()
+            blob.finish(Descriptor(LAYER_GZIP, result.digest, result.size))
+        return result
+
+    def _written(self, order: LayerOrder, sink: BinaryIO, abandon: Callable[[], None]) -> LayerResult:
+        """Write a layer here or beside; `abandon` is called where what was written is thrown away."""
         if order.writer:
             return order.writer(sink, self.pool)
         if order.heavy and (found := self._beside(order, sink)):
             return found
+        if os.fstat(sink.fileno()).st_size:
+            abandon()
+            sink.truncate(0)
         prefix = order.prefix or self.recipe.prefix
         return write_layer(sink, prefix, order.files(self.opened), self.pool, order.links)
 
     def _beside(self, order: LayerOrder, sink: BinaryIO) -> LayerResult | None:
-        """Let the other process write a layer; None where it does not, and nothing is in the file."""
+        """Let the other process write a layer; None where it does not, and anything may be in the file."""
         paths = {wheel.sha256: self.wheels.path(wheel) for wheel in order.wheels}
         proving = frozenset(it for it in paths if it in self.proving)
         task = Task(recipe=self.recipe, wheels=order.wheels, paths=paths, proving=proving, file=sink.name)
         answer = self.helper.write(task)
         if answer is None:
-            sink.truncate(0)
             return None
         self.opened.learn(answer.true, answer.prints)
         return answer.result

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from envbuild.assemble import Assembled, LayerCache, assemble, cache_keys, wheels_to_read
+from envbuild.assemble import Assembled, Begun, LayerCache, assemble, cache_keys, wheels_to_read
 from envbuild.errors import RegistryError
 from envbuild.lock import Arrivals, IndexSettings, LockedWheel
 from envbuild.oci.digest import Digest
@@ -83,6 +83,7 @@ class Making(Job):
                 self.compiling,
                 self._proving,
                 self.system.layer,
+                self._begun(upload),
             )
             self.prove(cache, arrivals)
             _tell(assembled, self.report)
@@ -111,6 +112,10 @@ class Making(Job):
             return
         with Upload(self.target, report=self._sent) as upload:
             yield upload
+
+    def _begun(self, upload: Upload | None) -> Begun | None:
+        """What sends a layer while it is made: nobody is known to have it, where everybody was asked."""
+        return upload.follow if upload and self.shared else None
 
     def _announce(self, needed: tuple[LockedWheel, ...]) -> None:
         pushing = f", and pushing to {self.target}" if self.target else ""

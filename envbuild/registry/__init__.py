@@ -2,7 +2,8 @@
 
 import envbuild.registry.slim  # noqa: F401 - before the others import httpx
 from envbuild.registry.artifact_registry import check_repository
-from envbuild.registry.client import Manifest, Registry
+from envbuild.registry.call import Manifest
+from envbuild.registry.client import Registry
 from envbuild.registry.copy import Copied, copy_image
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.index import push_index

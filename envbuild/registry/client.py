@@ -1,12 +1,12 @@
 """One registry, as the distribution specification's requests (OCI distribution-spec 1.1, "Endpoints").
 
-Uploads are POST and one PUT with a known length: Artifact Registry takes no chunks, and no registry needs them.
+Uploads are POST and one PUT with a known length: Artifact Registry takes no chunks, and no registry needs them. What is
+still being written goes by one PATCH between them, as Docker's engine and go-containerregistry send everything.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import BinaryIO, Self, TypeVar
 
@@ -17,6 +17,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_INDEX, DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Opener
 from envbuild.registry.auth import Authorizer, bounded, retry_after
 from envbuild.registry.body import Progress, blob_reader, outgoing
+from envbuild.registry.call import Call, Manifest
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import Aim, redacted, refusal
 from envbuild.registry.retry import TRANSIENT_STATUSES, Retry, Transient
@@ -38,38 +39,6 @@ _UNKNOWN = frozenset({400, 404, 405, 406, 501})
 """How registries answer who asks for a list of referrers that they do not keep."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """A manifest as the registry sent it."""
-
-    data: bytes
-    media_type: str
-    """The Content-Type, without parameters."""
-    said_digest: str
-    """The Docker-Content-Digest header, empty when there was none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    method: str
-    url: httpx.URL
-    aim: Aim
-    source: str = ""
-    """Another repository to read from in the same request (mount)."""
-    headers: dict[str, str] = field(default_factory=dict)
-    body: Callable[[], bytes | Iterable[bytes]] | None = None
-    """Makes the body anew for each sending."""
-    large: bool = False
-    also: frozenset[int] = frozenset()
-    """Statuses beside success that the caller understands."""
-
-    @property
-    def scopes(self) -> tuple[str, ...]:
-        actions = "pull,push" if self.aim.action == "push" else "pull"
-        own = f"repository:{self.aim.repository}:{actions}"
-        return (own, f"repository:{self.source}:pull") if self.source else (own,)
 
 
 class Registry:
@@ -99,6 +68,10 @@ class Registry:
     def stop(self) -> None:
         """End all requests now, from any thread; each raises RegistryError in its own."""
         self._transport.stop()
+
+    def check(self) -> None:
+        """RegistryError when `stop` was called."""
+        self._transport.check()
 
     def manifest(self, repository: str, target: str) -> Manifest:
         """Get the manifest or index that a tag or digest names, of at most 4 MiB."""
@@ -134,7 +107,7 @@ class Registry:
         """Some of the tags, and whether there are more (distribution-spec, "Listing Tags")."""
         query = httpx.QueryParams({"n": str(_PAGE)} | ({"last": last} if last else {}))
         url = self._url(f"{repository}/tags/list").copy_with(params=query)
-        call = _Call(method="GET", url=url, aim=Aim(host=self.host, repository=repository))
+        call = Call(method="GET", url=url, aim=Aim(host=self.host, repository=repository))
 
         def attempt(_: int) -> tuple[bytes, bool]:
             with closing(self._answer(call)) as response:
@@ -154,7 +127,7 @@ class Registry:
         pages, url = list[bytes](), self._url(f"{repository}/referrers/{digest}")
         for _ in range(_PAGES):
             aim, accept = Aim(host=self.host, repository=repository), {"Accept": INDEX}
-            page, more = self._page(_Call(method="GET", url=url, aim=aim, headers=accept, also=_UNKNOWN))
+            page, more = self._page(Call(method="GET", url=url, aim=aim, headers=accept, also=_UNKNOWN))
             if page is None:
                 return None
             pages.append(page)
@@ -163,7 +136,7 @@ class Registry:
             url = hop(self._root, url, more)
         return pages
 
-    def _page(self, call: _Call) -> tuple[bytes | None, str]:
+    def _page(self, call: Call) -> tuple[bytes | None, str]:
         """A page, and where the next one is; None where the registry knows no such list."""
 
         def attempt(_: int) -> tuple[bytes | None, str]:
@@ -182,7 +155,7 @@ class Registry:
         aim = Aim(host=self.host, repository=repository, action="push")
         url = self._url(f"{repository}/manifests/{target}")
         headers = {"Content-Type": media_type}
-        response = self._closed(_Call(method="PUT", url=url, aim=aim, headers=headers, body=lambda: data))
+        response = self._closed(Call(method="PUT", url=url, aim=aim, headers=headers, body=lambda: data))
         said = response.headers.get("docker-content-digest", "")
         if said and said != str(Digest.of(data)):
             raise RegistryError(f"{self.host} stored other bytes than were sent", where=redacted(url))
@@ -191,7 +164,7 @@ class Registry:
         """True when the blob is there; RegistryError when it is said to have another size than this one."""
         aim = Aim(host=self.host, repository=repository, action=action)
         url = self._url(f"{repository}/blobs/{digest}")
-        response = self._closed(_Call(method="HEAD", url=url, aim=aim, also=frozenset({404})))
+        response = self._closed(Call(method="HEAD", url=url, aim=aim, also=frozenset({404})))
         if response.status_code == 404:
             return False
         said = response.headers.get("content-length", "")
@@ -209,7 +182,7 @@ class Registry:
 
         def opened(start: int) -> httpx.Response:
             headers = {"Range": f"bytes={start}-"} if start else {}
-            call = _Call(method="GET", url=url, aim=Aim(host=self.host, repository=repository), headers=headers)
+            call = Call(method="GET", url=url, aim=Aim(host=self.host, repository=repository), headers=headers)
             return self._tried(lambda _: self._answer(call))
 
         return blob_reader(opened, descriptor, self._retry)
@@ -230,12 +203,31 @@ class Registry:
 
         self._tried(attempt)
 
+    def put_growing(
+        self, repository: str, pieces: Callable[[], Iterator[bytes]], finished: Callable[[], Descriptor]
+    ) -> None:
+        """Send a blob whose digest is known at its end, once; what it is, `finished` says after the last piece.
+
+        RegistryError where anything speaks against it: the blob has to be sent as others are then.
+        """
+        aim = Aim(host=self.host, repository=repository, action="push")
+        try:
+            place = self._upload(aim)
+            headers = {"Content-Type": "application/octet-stream"}
+            call = Call(method="PATCH", url=place, aim=aim, headers=headers, body=pieces, large=True)
+            with closing(self._answer(call)) as response:
+                place = hop(self._root, place, response.headers.get("location") or str(place))
+            named = _named(place, finished().digest)
+            self._answer(Call(method="PUT", url=named, aim=aim, body=lambda: b"", large=True)).close()
+        except Transient as transient:
+            raise transient.error from transient
+
     def mount(self, repository: str, digest: Digest, *, source: str) -> bool:
         """Let a blob of another repository of this registry appear in this one; False when it has to be sent."""
         query = httpx.QueryParams({"mount": str(digest), "from": source})
         url = self._url(f"{repository}/blobs/uploads/").copy_with(params=query)
         aim = Aim(host=self.host, repository=repository, action="push")
-        call = _Call(method="POST", url=url, aim=aim, source=source, body=lambda: b"")
+        call = Call(method="POST", url=url, aim=aim, source=source, body=lambda: b"")
         try:
             return self._closed(call).status_code == 201
         except RegistryError:
@@ -245,10 +237,10 @@ class Registry:
     def _url(self, path: str) -> httpx.URL:
         return self._root.join(f"/v2/{path}")
 
-    def _manifest_call(self, method: str, repository: str, target: str, also: frozenset[int] = frozenset()) -> _Call:
+    def _manifest_call(self, method: str, repository: str, target: str, also: frozenset[int] = frozenset()) -> Call:
         aim = Aim(host=self.host, repository=repository)
         url = self._url(f"{repository}/manifests/{target}")
-        return _Call(method=method, url=url, aim=aim, headers={"Accept": _ACCEPT}, also=also)
+        return Call(method=method, url=url, aim=aim, headers={"Accept": _ACCEPT}, also=also)
 
     def check_push(self, repository: str) -> None:
         """Open an upload and drop it: the only question whose answer is the right to push."""
@@ -256,12 +248,12 @@ class Registry:
         place = self._tried(lambda _: self._upload(aim))
         # Registries need not know DELETE; an upload that is left open ends by itself.
         with suppress(RegistryError, Transient):
-            self._answer(_Call(method="DELETE", url=place, aim=aim)).close()
+            self._answer(Call(method="DELETE", url=place, aim=aim)).close()
 
     def _upload(self, aim: Aim) -> httpx.URL:
         """Open an upload; return where the blob goes."""
         url = self._url(f"{aim.repository}/blobs/uploads/")
-        with closing(self._answer(_Call(method="POST", url=url, aim=aim, body=lambda: b""))) as response:
+        with closing(self._answer(Call(method="POST", url=url, aim=aim, body=lambda: b""))) as response:
             location = response.headers.get("location")
             if not location:
                 raise RegistryError(f"{self.host} opened no upload", where=redacted(url), status=response.status_code)
@@ -269,12 +261,10 @@ class Registry:
 
     def _put(self, aim: Aim, descriptor: Descriptor, opener: Opener, progress: Progress) -> None:
         place = self._upload(aim)
-        # Appended, not merged: the registry's own query may be signed as it is written.
-        query = b"&".join(part for part in (place.query, f"digest=sha256%3A{descriptor.digest.hex}".encode()) if part)
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(descriptor.size)}
-        call = _Call(
+        call = Call(
             method="PUT",
-            url=place.copy_with(query=query),
+            url=_named(place, descriptor.digest),
             aim=aim,
             headers=headers,
             body=lambda: outgoing(opener, descriptor, progress, self._transport.check),
@@ -285,7 +275,7 @@ class Registry:
     def _tried(self, attempt: Callable[[int], _T]) -> _T:
         return self._retry.run(attempt, pause=self._transport.pause)
 
-    def _closed(self, call: _Call) -> httpx.Response:
+    def _closed(self, call: Call) -> httpx.Response:
         """Answer with retries, for the status and headers only."""
 
         def attempt(_: int) -> httpx.Response:
@@ -295,7 +285,7 @@ class Registry:
 
         return self._tried(attempt)
 
-    def _answer(self, call: _Call) -> httpx.Response:
+    def _answer(self, call: Call) -> httpx.Response:
         """Send once, and once more with a new login after 401; Transient or RegistryError unless it succeeds."""
         response = self._followed(call)
         if response.status_code == 401 and same_origin(response.request.url, self._root):
@@ -310,7 +300,7 @@ class Registry:
                 raise Transient(fault, after=retry_after(response))
             raise fault
 
-    def _followed(self, call: _Call) -> httpx.Response:
+    def _followed(self, call: Call) -> httpx.Response:
         """Send, and follow redirects of what only reads: registries send their clients on to a blob store."""
         url = call.url
         for _ in range(_HOPS):
@@ -321,7 +311,7 @@ class Registry:
             url = hop(self._root, url, response.headers.get("location", ""))
         raise RegistryError(f"{self.host} redirects without end", where=redacted(call.url))
 
-    def _sent(self, call: _Call, url: httpx.URL) -> httpx.Response:
+    def _sent(self, call: Call, url: httpx.URL) -> httpx.Response:
         # Credentials are for the registry itself, never for where it sends us.
         own = same_origin(url, self._root)
         login = self._auth.header(call.scopes, call.aim, fresh=call.large) if own else {}
@@ -332,3 +322,10 @@ class Registry:
             content=call.body() if call.body else None,
             answer_within=LONG_ANSWER if call.method == "PUT" else ANSWER,
         )
+
+
+def _named(place: httpx.URL, digest: Digest) -> httpx.URL:
+    """Where an upload ends, once its digest is known."""
+    # Appended, not merged: the registry's own query may be signed as it is written.
+    query = b"&".join(part for part in (place.query, f"digest=sha256%3A{digest.hex}".encode()) if part)
+    return place.copy_with(query=query)

@@ -21,7 +21,8 @@ from envbuild.oci.image import (
     manifest_bytes,
 )
 from envbuild.oci.reference import Reference
-from envbuild.registry.client import MANIFEST_LIMIT, Manifest, Registry
+from envbuild.registry.call import Manifest
+from envbuild.registry.client import MANIFEST_LIMIT, Registry
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import printable
 from envbuild.registry.retry import Retry

@@ -2,15 +2,17 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from io import BytesIO
+from functools import partial
+from io import BytesIO, FileIO
 from types import TracebackType
 from typing import Literal, Self
 
 from envbuild.errors import RegistryError, UsageError
 from envbuild.oci.digest import Digest
+from envbuild.oci.growing import AbandonedError, GrowingBlob
 from envbuild.oci.image import CONFIG, MANIFEST, Descriptor, Image, Layer
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
@@ -80,6 +82,10 @@ class Upload:
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
         self._sent: dict[Digest, Future[How]] = {}
+        # Threads of their own, as they wait for those who write.
+        self._followers = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="follow")
+        self._followed: dict[GrowingBlob, Future[bool]] = {}
+        self._follows = True
 
     def __enter__(self) -> Self:
         return self
@@ -89,8 +95,20 @@ class Upload:
     ) -> None:
         if kind is not None:
             self._registry.stop()
+        self._followers.shutdown(cancel_futures=True)
         self._pool.shutdown(cancel_futures=True)
         self._registry.close()
+
+    def follow(self, blob: GrowingBlob) -> None:
+        """Begin to send a layer that is still being written and that the registry is not known to have.
+
+        Where that comes to nothing, for whatever reason, it is sent as others are once it is offered, and so are those
+        that come after it.
+        """
+        if not self._follows:
+            return
+        file = FileIO(blob.path)
+        self._followed[blob] = self._followers.submit(self._follow, blob, file)
 
     def offer(self, layer: Layer) -> None:
         """Begin to send a layer that the image will have; raises what an earlier one failed of."""
@@ -126,7 +144,32 @@ class Upload:
         how = {digest: future.result() for digest, future in self._sent.items()}
         return how | {image.config_digest: self._send(_config(image))}
 
+    def _follow(self, blob: GrowingBlob, file: FileIO) -> bool:
+        """Send what grows, and say whether the registry has it."""
+
+        def pieces() -> Iterator[bytes]:
+            done = 0
+            for piece in blob.pieces(file, self._registry.check):
+                yield piece
+                done += len(piece)
+                self._told(blob.label, done, max(done, blob.expected))
+
+        with file:
+            try:
+                self._registry.put_growing(self._reference.repository, pieces, blob.finished)
+            except (RegistryError, AbandonedError):
+                self._follows = False
+                return False
+        return True
+
+    def _was_followed(self, layer: Layer) -> bool:
+        """Whether a layer was sent while it was made; waits for the rest of it."""
+        found = (future for blob, future in list(self._followed.items()) if blob.descriptor == layer.descriptor)
+        return any(future.result() for future in found)
+
     def _send(self, layer: Layer) -> How:
+        if self._was_followed(layer):
+            return "sent"
         descriptor, registry, repository = layer.descriptor, self._registry, self._reference.repository
         host, _, source = layer.origin.partition("/")
         how: How = "there"
@@ -134,12 +177,14 @@ class Upload:
             mountable = host == self._reference.registry and source != repository
             how = "mounted" if mountable and registry.mount(repository, descriptor.digest, source=source) else "sent"
         if how == "sent":
-            registry.put_blob(repository, descriptor, layer.open, progress=lambda done: self._told(layer, done))
+            label = layer.created_by or str(descriptor.digest)
+            told = partial(self._told, label, size=descriptor.size)
+            registry.put_blob(repository, descriptor, layer.open, progress=told)
         return how
 
-    def _told(self, layer: Layer, done: int) -> None:
+    def _told(self, label: str, done: int, size: int) -> None:
         with self._lock:
-            self._report(layer.created_by or str(layer.descriptor.digest), done, layer.descriptor.size)
+            self._report(label, done, size)
 
 
 def _config(image: Image) -> Layer:

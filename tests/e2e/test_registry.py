@@ -3,6 +3,7 @@
 import hashlib
 import os
 import tempfile
+import time
 import uuid
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 
 from envbuild.errors import BuildError, RegistryError
 from envbuild.oci.digest import Digest
+from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import LAYER_TAR, Descriptor, Image, Layer, manifest_bytes
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, Retry, pull, push
+from envbuild.registry import Registry, Retry, Upload, pull, push
 from tests.fakes.images import config_of, docker_manifest_of, image_of
 
 pytestmark = pytest.mark.real
@@ -71,6 +73,28 @@ def test_large_layers_stream(reference):
         assert push(image, reference, retry=FAST).uploaded > 64 << 20
     with pull(reference, machine="x86_64", retry=FAST).layers[0].open() as file:
         assert Digest.of_file(file)[0] == image.layers[0].descriptor.digest
+
+
+def test_a_layer_goes_while_it_is_written(reference, tmp_path):
+    image = image_with((big_layer(tmp_path, 64 << 20),))
+    layer = image.layers[0]
+    path = tmp_path / "growing"
+    path.touch()
+    with Upload(reference, retry=FAST) as upload, GrowingBlob(path, "layer", 1) as blob:
+        upload.follow(blob)
+        with path.open("ab") as file, layer.open() as source:
+            while piece := source.read(7 << 20):
+                file.write(piece)
+                time.sleep(0.01)
+        blob.finish(layer.descriptor)
+        while not Registry(reference.registry).has_blob(reference.repository, layer.descriptor.digest):
+            time.sleep(0.01)
+        path.unlink()
+        (tmp_path / "layer").unlink()  # nothing is left that could be sent again
+        upload.offer(layer)
+        assert upload.finish(image).uploaded > 64 << 20
+    with pull(reference, machine="x86_64", retry=FAST).layers[0].open() as file:
+        assert Digest.of_file(file)[0] == layer.descriptor.digest
 
 
 def test_a_layer_of_other_bytes_leaves_no_tag(reference):

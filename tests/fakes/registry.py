@@ -1,7 +1,7 @@
 """A registry on loopback that speaks the OCI distribution protocol, and fails where a test tells it to.
 
-As strict as the strictest real one: uploads are POST and one PUT with a Content-Length (no PATCH, no chunks),
-digests are checked, and a manifest is only taken when its blobs are there.
+As strict as the strictest real one: uploads are POST and one PUT with a Content-Length, or one PATCH of unknown length
+and an empty PUT (no chunks by Content-Range), digests are checked, and a manifest is only taken when its blobs are there.
 """
 
 import base64
@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
 from urllib.parse import parse_qs, urlsplit
+
+from tests.fakes.chunked import body_pieces, is_chunked
 
 _NAME = r"(?P<name>[a-z0-9._/-]+)"
 _INDEX = "application/vnd.oci.image.index.v1+json"
@@ -91,6 +93,8 @@ class FakeRegistry:
         self.repositories: defaultdict[str, Repository] = defaultdict(Repository)
         self.uploads: dict[str, str] = {}
         """Repository by open upload."""
+        self.patched: dict[str, bytes] = {}
+        """What an open upload has got by its PATCH."""
         self.tokens: dict[str, list[str]] = {}
         """Scopes by token; clear it to let all tokens end."""
         self.requests: list[Request] = []
@@ -190,9 +194,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.registry.released.wait(60)
             raise _Cut
         if fault and fault.kind == "reset":
-            self.rfile.read(min(1000, int(self.headers.get("Content-Length") or 0)))
+            self.rfile.read(1 if is_chunked(self.headers) else min(1000, int(self.headers.get("Content-Length") or 0)))
             raise _Cut
-        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.body = b"".join(body_pieces(self.rfile, self.headers))
         if fault and fault.kind == "status":
             self._reply(fault.status, fault.body, **dict(fault.headers))
             return
@@ -317,12 +321,23 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(404, "BLOB_UPLOAD_UNKNOWN", "no such upload")
         elif "Content-Length" not in self.headers:
             self._error(411, "SIZE_INVALID", "chunked uploads are not supported")
-        elif digest_of(self.body) != digest:
+        elif digest_of(data := registry.patched.get(upload, b"") + self.body) != digest:
             self._error(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
         else:
             del registry.uploads[upload]
-            registry.repositories[name].blobs[digest] = self.body
+            registry.repositories[name].blobs[digest] = data
             self._reply(201, Location=f"/v2/{name}/blobs/{digest}", Docker_Content_Digest=digest)
+
+    def _upload_patch(self, name: str, upload: str) -> None:
+        registry = self.registry
+        if registry.uploads.get(upload) != name or "_state=a%2Bb%3D%3D" not in self.path:
+            self._error(404, "BLOB_UPLOAD_UNKNOWN", "no such upload")
+        elif "Content-Range" in self.headers or upload in registry.patched:
+            self._error(405, "UNSUPPORTED", "chunked uploads are not supported")
+        else:
+            registry.patched[upload] = self.body
+            place = f"/v2/{name}/blobs/uploads/{upload}?_state=a%2Bb%3D%3D&patched=yes"
+            self._reply(202, Location=place, Range=f"0-{len(self.body) - 1}")
 
     def _upload_delete(self, name: str, upload: str) -> None:
         known = self.registry.uploads.pop(upload, None) == name

@@ -19,6 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
+from tests.fakes.chunked import body_pieces, is_chunked
+
 KINDS = (
     "cut request", "cut reply", "truncated", "lost", "status 500", "status 502", "status 503", "status 429", "slow",
     "digest", "garbage", "expired", "mount refused", "reset",
@@ -160,9 +162,14 @@ class _Handler(BaseHTTPRequestHandler):
             connection.putrequest(self.command, path, skip_host=True, skip_accept_encoding=True)
             for name, value in headers.items():
                 connection.putheader(name, value)
+            chunked = is_chunked(self.headers)
+            if chunked:
+                connection.putheader("Transfer-Encoding", "chunked")
             connection.endheaders()
             for piece in self._body(kind):
-                connection.send(piece)
+                connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            if chunked:
+                connection.send(b"0\r\n\r\n")
             answer = connection.getresponse()
             if kind == "lost":
                 answer.read()
@@ -181,20 +188,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self, kind: str) -> Iterator[bytes]:
         length = int(self.headers.get("Content-Length") or 0)
-        allowed = length // 2 if kind == "cut request" else length
-        while allowed > 0:
-            piece = self.rfile.read(min(_PIECE, allowed))
-            if not piece:
+        unknown = is_chunked(self.headers)
+        allowed = _PIECE if unknown else length // 2
+        for piece in body_pieces(self.rfile, self.headers):
+            if kind == "cut request" and allowed <= len(piece):
+                yield piece[:allowed]
                 raise _Cut
             allowed -= len(piece)
             if kind == "slow":
                 time.sleep(0.002)
             yield piece
-        if kind == "cut request" and length:
+        if kind == "cut request" and (length or unknown):
             raise _Cut
 
     def _swallow(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        for _ in body_pieces(self.rfile, self.headers):
+            pass
 
     def _answer(self, kind: str, status: int, headers: Mapping[str, str], pieces: Iterator[bytes], length: int) -> None:
         if kind == "garbage" and self.command != "HEAD":

@@ -1,18 +1,24 @@
 """Pushes through a proxy in which things go wrong: each ends with the right image, or with an error and no wrong tag."""
 
+import tempfile
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from envbuild.errors import RegistryError
-from envbuild.oci.image import Image
+from envbuild.oci.growing import GrowingBlob
+from envbuild.oci.image import Image, Layer
 from envbuild.oci.reference import Reference
-from envbuild.registry import Credentials, Retry, push
+from envbuild.registry import Credentials, PushResult, Retry, Upload, push
 from tests.fakes.images import image_of
 from tests.faults.proxy import FaultyRegistry, Weather
 from tests.faults.site import Site, require, tags_of
 
 RETRY = Retry(first=0.01, longest=0.05)
+_PIECE = 1 << 15
 PREVIOUS = image_of([b"what was there before"])
 
 
@@ -56,19 +62,41 @@ def run(seed: int, site: Site, host: str) -> Ended:
 def _library(image: Image, reference: Reference, seed: int) -> str:
     origin = f"{reference.registry}/{MOUNTED}" if seed % 2 else ""
     layers = tuple(replace(layer, origin=origin) for layer in image.layers)
-    return push_through(replace(image, layers=layers), reference, tags=("env-1",))
+    sent = _followed if seed % 4 > 1 else push
+    return push_through(replace(image, layers=layers), reference, tags=("env-1",), sent=sent)
 
 
-def push_through(image: Image, reference: Reference, tags: Sequence[str] = ()) -> str:
+def push_through(
+    image: Image, reference: Reference, tags: Sequence[str] = (), sent: Callable[..., PushResult] = push
+) -> str:
     """Push; empty, or what the error says, which must be a whole one."""
     login = Credentials(username="user", password="letmein")
     try:
-        found = push(image, reference, tags=tags, credentials=login, retry=RETRY)
+        found = sent(image, reference, tags=tags, credentials=login, retry=RETRY)
     except RegistryError as error:
         require(error.exit_code == 14 and bool(error.what) and bool(error.where), repr(error))
         return error.what
     require(found.reference.digest == image.digest, str(found.reference))
     return ""
+
+
+def _followed(image: Image, reference: Reference, *, tags: Sequence[str], **options: Any) -> PushResult:
+    """Push while the layers are written, as the assembler writes them."""
+    with tempfile.TemporaryDirectory() as folder, Upload(reference, **options) as upload:
+        for number, layer in enumerate(image.layers):
+            _written(layer, Path(folder) / str(number), upload)
+            upload.offer(layer)
+        return upload.finish(image, tags)
+
+
+def _written(layer: Layer, path: Path, upload: Upload) -> None:
+    with layer.open() as source, path.open("wb") as file, GrowingBlob(path, layer.created_by, 1) as blob:
+        upload.follow(blob)
+        while piece := source.read(_PIECE):
+            file.write(piece)
+            file.flush()
+            time.sleep(0.001)
+        blob.finish(layer.descriptor)
 
 
 MOUNTED = "faults/elsewhere"

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble import LayerCache, WheelFiles, assemble, image, making, wheels_to_read
+from envbuild.assemble import Begun, LayerCache, WheelFiles, assemble, image, making, wheels_to_read
 from envbuild.errors import BuildError, WheelError
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
@@ -74,7 +74,7 @@ def recipe(*wheels: FakeWheel, **changes) -> Recipe:
     return Recipe(**values | changes)
 
 
-def built(folder: Path, *wheels: FakeWheel):
+def built(folder: Path, *wheels: FakeWheel, begun: Begun | None = None):
     paths = {}
     for wheel in wheels:
         path = folder / "wheels" / wheel.filename
@@ -82,7 +82,7 @@ def built(folder: Path, *wheels: FakeWheel):
         path.write_bytes(wheel.data)
         paths[Digest.of(wheel.data)] = path
     cache = LayerCache(folder / "cache")
-    return assemble(recipe(*wheels), base(), WheelFiles(paths), cache, lambda *_: None, proving=paths)
+    return assemble(recipe(*wheels), base(), WheelFiles(paths), cache, lambda *_: None, proving=paths, begun=begun)
 
 
 def tree(image: Image) -> dict[str, tuple[tarfile.TarInfo, bytes]]:

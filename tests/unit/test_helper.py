@@ -6,7 +6,11 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from io import FileIO
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -16,6 +20,8 @@ from envbuild.assemble.source import OpenWheel, OpenWheels
 from envbuild.errors import WheelError
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
+from envbuild.oci.growing import AbandonedError, GrowingBlob
+from envbuild.oci.image import LAYER_GZIP, Descriptor
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_assemble import built, locked, recipe, tree
 
@@ -30,6 +36,35 @@ NOT_THERE, ASLEEP = "", "import time; time.sleep(600)"
 HALF_WRITTEN = f"{TRUNCATED}; open(task.file, 'wb').write(b'x' * (20 << 20))"
 GARBLED = f"{HALF_WRITTEN}; print('no pickle')"
 DEAF = "import sys; sys.stdin.close()"
+
+
+class Followers:
+    """Reads what grows, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._pool, self._read = ThreadPoolExecutor(4), list[tuple[GrowingBlob, Future[bytes]]]()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def follow(self, blob: GrowingBlob) -> None:
+        file = FileIO(blob.path)
+        self._read.append((blob, self._pool.submit(self._whole, blob, file)))
+
+    def read(self) -> list[tuple[GrowingBlob, bytes]]:
+        """What became of each; no bytes where it was abandoned."""
+        return [(blob, future.result(60)) for blob, future in self._read]
+
+    @staticmethod
+    def _whole(blob: GrowingBlob, file: FileIO) -> bytes:
+        with file:
+            try:
+                return b"".join(blob.pieces(file, lambda: None))
+            except AbandonedError:
+                return b""
 
 
 @pytest.fixture
@@ -100,6 +135,32 @@ def test_one_core_has_no_use_for_another_process(answers, tmp_path, monkeypatch)
     monkeypatch.setattr(subprocess, "Popen", None)
     built(tmp_path, *WHEELS)
     assert answers == [None]
+
+
+@pytest.mark.parametrize("program", [helper._START, NOT_THERE, HALF_WRITTEN], ids=["works", "ends", "half"])
+def test_a_heavy_layer_can_be_followed_while_it_is_written(alone, answers, tmp_path, monkeypatch, program):
+    monkeypatch.setattr(helper, "_START", program)
+    with Followers() as followers:
+        result = built(tmp_path, *WHEELS, begun=followers.follow)
+    assert result.image.digest == alone.image.digest
+    [(blob, data)] = followers.read()
+    assert blob.label == "large 1"
+    if program == HALF_WRITTEN:
+        assert (blob.descriptor, data) == (None, b"")
+    else:
+        assert blob.descriptor in [layer.descriptor for layer in result.image.layers]
+        assert blob.descriptor == Descriptor(LAYER_GZIP, Digest.of(data), len(data))
+
+
+def test_a_layer_that_cannot_be_written_is_abandoned(answers, tmp_path):
+    wheel = make_wheel("large", "1", LARGE)
+    middle = len(wheel.data) // 2
+    broken = replace(wheel, data=wheel.data[:middle] + bytes(9) + wheel.data[middle + 9 :])
+    with Followers() as followers:
+        with pytest.raises(WheelError):
+            built(tmp_path, broken, begun=followers.follow)
+        [(blob, data)] = followers.read()
+    assert (blob.descriptor, data) == (None, b"")
 
 
 def test_light_layers_start_no_process(tmp_path, monkeypatch):

@@ -1,0 +1,69 @@
+"""A blob that somebody writes into a file, and that others read as far as it is there."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from envbuild.oci.image import Descriptor
+
+_CHUNK = 1 << 20
+_SECONDS = 0.02
+"""How long one who has read all that there is waits for more."""
+
+
+class AbandonedError(Exception):
+    """The file will not be the blob that was read so far."""
+
+
+class GrowingBlob:
+    """The file and, from its end on, what it is; leaving the block before it is finished abandons it."""
+
+    def __init__(self, path: Path, label: str, expected: int) -> None:
+        self.path, self.label, self.expected = path, label, expected
+        self.descriptor: Descriptor | None = None
+        """None while it grows, and when it was abandoned."""
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abandon()
+
+    def finish(self, descriptor: Descriptor) -> None:
+        """Say that all bytes are in the file, unless it was abandoned before."""
+        if not self._ended.is_set():
+            self.descriptor = descriptor
+            self._ended.set()
+
+    def abandon(self) -> None:
+        """Say that nothing more will come, unless it is finished."""
+        self._ended.set()
+
+    def pieces(self, file: FileIO, check: Callable[[], None]) -> Iterator[bytes]:
+        """Yield the bytes of the file, opened before it was finished, from the first on as they come.
+
+        `check` is called again and again, and may raise to stop; AbandonedError where they will not be the blob's.
+        """
+        position, ended = 0, False
+        while not ended:
+            ended = self._ended.wait(_SECONDS)
+            while piece := os.pread(file.fileno(), _CHUNK, position):
+                check()
+                position += len(piece)
+                yield piece
+            check()
+        if self.finished().size != position:
+            raise AbandonedError(self.label)
+
+    def finished(self) -> Descriptor:
+        """What it is, once all of it was read; AbandonedError where it is nothing."""
+        if self.descriptor is None:
+            raise AbandonedError(self.label)
+        return self.descriptor

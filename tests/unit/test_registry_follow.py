@@ -1,0 +1,230 @@
+"""A layer that is sent while it is written; whatever becomes of that, the registry gets the same image."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import RegistryError
+from envbuild.oci.growing import AbandonedError, GrowingBlob
+from envbuild.oci.image import Descriptor, Image, Layer
+from envbuild.oci.reference import Reference
+from envbuild.registry import Credentials, Retry, Upload
+from tests.fakes.images import image_of
+from tests.fakes.registry import FakeRegistry
+
+FAST = Retry(first=0, longest=0.01)
+UPLOAD = "/blobs/uploads/[0-9a-f]"
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes the second layer of an image into a file, and lets it be followed."""
+
+    image: Image
+    path: Path
+    upload: Upload
+
+    @property
+    def layer(self) -> Layer:
+        return self.image.layers[1]
+
+    @property
+    def data(self) -> bytes:
+        with self.layer.open() as file:
+            return file.read()
+
+    def write(self, blob: GrowingBlob, data: bytes, *, then: float = 0.03) -> None:
+        with self.path.open("ab") as file:
+            for number in range(STEPS):
+                file.write(data[number * len(data) // STEPS : (number + 1) * len(data) // STEPS])
+                file.flush()
+                time.sleep(then)
+        blob.finish(self.layer.descriptor)
+
+    def written(self, data: bytes | None = None) -> None:
+        with self.growing() as blob:
+            self.write(blob, self.data if data is None else data)
+
+    @contextmanager
+    def growing(self) -> Iterator[GrowingBlob]:
+        self.path.touch()
+        with GrowingBlob(self.path, "the layer", 10) as blob:
+            self.upload.follow(blob)
+            yield blob
+
+    def finish(self):
+        self.upload.offer(self.layer)
+        return self.upload.finish(self.image)
+
+
+@pytest.fixture
+def registry():
+    with FakeRegistry() as found:
+        yield found
+
+
+@pytest.fixture
+def image() -> Image:
+    return image_of([b"one", bytes(range(256)) * 2000])
+
+
+@pytest.fixture
+def writer(registry, image, tmp_path):
+    with Upload(at(registry), retry=FAST) as upload:
+        yield Writer(image=image, path=tmp_path / "layer", upload=upload)
+
+
+def at(registry: FakeRegistry) -> Reference:
+    return Reference(registry.host, "team/app", "v1")
+
+
+def stored(registry: FakeRegistry, image: Image) -> bool:
+    found = registry.repositories["team/app"]
+    return set(found.blobs) >= {str(it.descriptor.digest) for it in image.layers} and found.tags == {
+        "v1": str(image.digest)
+    }
+
+
+def test_a_layer_is_sent_while_it_is_written(registry, image, writer):
+    with writer.growing() as blob:
+        writer.write(blob, writer.data)
+        before = registry.seen("PATCH")
+    result = writer.finish()
+    assert before, "the request came while the layer was written"
+    assert stored(registry, image)
+    assert result.blobs[writer.layer.descriptor.digest] == "sent"
+    assert result.uploaded == sum(it.descriptor.size for it in image.layers) + len(image.config)
+    [sent] = registry.seen("PATCH")
+    assert sent.headers["transfer-encoding"] == "chunked"
+    assert "content-range" not in sent.headers
+    assert not [it for it in registry.seen("PUT", UPLOAD) if it.headers["content-length"] == str(len(writer.data))]
+
+
+def test_what_is_there_is_told_while_it_goes(registry, image, tmp_path):
+    told: list[tuple[str, int, int]] = []
+    with Upload(at(registry), retry=FAST, report=lambda *it: told.append(it)) as upload:
+        writer = Writer(image=image, path=tmp_path / "layer", upload=upload)
+        writer.written()
+        writer.finish()
+    ours = [(done, total) for name, done, total in told if name == "the layer"]
+    assert len(ours) > 1
+    assert ours == sorted(ours)
+    assert all(done <= total for done, total in ours)
+    assert ours[-1][0] == writer.layer.descriptor.size
+
+
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [
+        ("PATCH", {"status": 405}),
+        ("PATCH", {"status": 503}),
+        ("PATCH", {"status": 404}),
+        ("PATCH", {"kind": "reset"}),
+        ("PATCH", {"kind": "lost"}),
+        ("POST", {"status": 500}),
+        ("PUT", {"status": 500}),
+        ("PUT", {"kind": "lost"}),
+        ("PUT", {"kind": "reset"}),
+    ],
+)
+def test_a_layer_whose_way_failed_is_sent_as_others_are(registry, image, writer, method, fault):
+    registry.fail(method, UPLOAD if method != "POST" else "uploads/$", **fault)
+    writer.written()
+    writer.finish()
+    assert stored(registry, image)
+
+
+def test_a_registry_that_failed_once_is_not_tried_again(registry, image, writer):
+    registry.fail("PATCH", status=405, times=9)
+    writer.written()
+    writer.finish()
+    other = Writer(image=image_of([b"three", b"four" * 5000]), path=writer.path.with_name("more"), upload=writer.upload)
+    other.written()
+    other.finish()
+    assert len(registry.seen("PATCH")) == 1
+    assert stored(registry, other.image)
+
+
+def test_other_bytes_than_the_layers_are_never_stored_as_it(registry, image, writer):
+    writer.written(writer.data[:-1] + b"x")
+    writer.finish()
+    assert stored(registry, image)
+    assert all(registry.repositories["team/app"].blobs[str(it.descriptor.digest)] for it in image.layers)
+
+
+@pytest.mark.parametrize("data", [b"", b"short"], ids=["nothing", "short"])
+def test_a_file_of_another_length_is_not_ended_with_the_layers_digest(registry, image, writer, data):
+    writer.written(data)
+    writer.finish()
+    assert stored(registry, image)
+    assert len(registry.seen("PUT", UPLOAD)) == len(image.layers) + 1, "none for the one that was abandoned"
+
+
+def test_one_that_is_abandoned_is_sent_as_others_are(registry, image, writer):
+    with writer.growing() as blob:
+        blob.abandon()
+        writer.write(blob, writer.data)
+    assert blob.descriptor is None
+    writer.finish()
+    assert stored(registry, image)
+
+
+def test_a_login_that_ended_meanwhile_is_renewed(image, tmp_path):
+    with FakeRegistry(login="bearer", anonymous_pull=True) as registry:
+        login = Credentials(username="user", password="letmein")
+        with Upload(at(registry), retry=FAST, credentials=login) as upload:
+            writer = Writer(image=image, path=tmp_path / "layer", upload=upload)
+            with writer.growing() as blob:
+                while not registry.tokens:
+                    time.sleep(0.01)
+                registry.tokens.clear()
+                writer.write(blob, writer.data)
+            writer.finish()
+        assert stored(registry, image)
+
+
+def test_an_error_elsewhere_ends_who_waits_for_the_rest(registry, image, tmp_path):
+    started = time.monotonic()
+    blob = GrowingBlob(tmp_path / "layer", "the layer", 10)
+    blob.path.touch()
+
+    def fail() -> None:
+        with Upload(at(registry), retry=FAST) as upload:
+            upload.follow(blob)
+            while not registry.seen("PATCH"):
+                time.sleep(0.01)
+            raise RegistryError("elsewhere")
+
+    with pytest.raises(RegistryError, match="elsewhere"):
+        fail()
+    assert time.monotonic() - started < 5
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("push", "follow"))]
+
+
+def test_the_file_may_be_renamed_and_gone_meanwhile(registry, image, writer):
+    with writer.growing() as blob:
+        moved = writer.path.with_name("moved")
+        writer.path.rename(moved)
+        moved.write_bytes(writer.data)
+        moved.unlink()
+        blob.finish(writer.layer.descriptor)
+    writer.finish()
+    assert stored(registry, image)
+    assert len(registry.seen("PATCH")) == 1
+
+
+def test_one_that_nobody_finishes_is_abandoned(tmp_path):
+    path = tmp_path / "layer"
+    path.write_bytes(b"some")
+    with pytest.raises(ZeroDivisionError), GrowingBlob(path, "it", 10) as blob:
+        raise ZeroDivisionError
+    with path.open("rb", buffering=0) as file, pytest.raises(AbandonedError):
+        list(blob.pieces(file, lambda: None))
+    blob.finish(Descriptor("any", image_of().digest, 4))
+    assert blob.descriptor is None
