@@ -2,10 +2,10 @@
 
 from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.image import Assembled, Compiling, assemble, cache_keys, wheels_to_read
-from envbuild.assemble.layer import LayerResult
 from envbuild.assemble.making import Begun
 from envbuild.assemble.rebase import Rebased, derive_recipe, named_base, named_environment, rebase
 from envbuild.assemble.source import WheelFiles
+from envbuild.splice.layer import LayerResult
 
 __all__ = [
     "Assembled",

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from envbuild.assemble.layer import LayerResult
 from envbuild.files import settle, write_whole, written_aside
 from envbuild.oci.blobs import is_blob, seal
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, canonical_json
+from envbuild.splice.layer import LayerResult
 
 
 @dataclass(frozen=True, slots=True)

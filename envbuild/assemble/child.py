@@ -15,7 +15,6 @@ from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.child_bytecode import ChildBytecode
 from envbuild.assemble.config import BASE_DIGEST, BASE_NAME, OURS, environment_files, inner_config, whole_config
 from envbuild.assemble.content import Content, measured
-from envbuild.assemble.fingerprint import Fingerprint, fingerprint
 from envbuild.assemble.image import (
     Assembled,
     Compiling,
@@ -25,8 +24,6 @@ from envbuild.assemble.image import (
     shared_paths,
     wheel_layer,
 )
-from envbuild.assemble.install import InstalledFile, Scheme
-from envbuild.assemble.layer import LayerFile
 from envbuild.assemble.making import LayerOrder, Made, Maker
 from envbuild.assemble.plan import LayerPlan, check_depth, plan_layers
 from envbuild.assemble.rebase import ENVIRONMENT_LINE, named_base
@@ -37,6 +34,9 @@ from envbuild.lock.model import Lock, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
 from envbuild.recipe import PREFIX, Base, Recipe
+from envbuild.splice.fingerprint import Fingerprint, fingerprint
+from envbuild.splice.install import InstalledFile, Scheme
+from envbuild.splice.layer import LayerFile
 
 _SMALL = 1 << 20
 """Bytes of a layer that holds a virtual environment's own files, compressed; it has some hundreds."""

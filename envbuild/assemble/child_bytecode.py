@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from envbuild.assemble.archive import WheelArchive
 from envbuild.assemble.bytecode import FORMAT, MOST_LAYERS, Bytecode, Tally
 from envbuild.assemble.bytecode.batch import Parcel, compile_parcels
 from envbuild.assemble.bytecode.compiler import Compiler
@@ -15,8 +14,6 @@ from envbuild.assemble.bytecode.store import Compiled
 from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.content import ContentFile, Measured
 from envbuild.assemble.image import Compiling, bytecode_layers, shared_paths
-from envbuild.assemble.install import InstalledFile
-from envbuild.assemble.layer import LayerFile
 from envbuild.assemble.making import LayerOrder, Maker
 from envbuild.assemble.overlap import Overlap
 from envbuild.assemble.plan import plan_layers
@@ -26,6 +23,9 @@ from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import LAYER_FORMAT, Recipe
+from envbuild.splice.archive import WheelArchive
+from envbuild.splice.install import InstalledFile
+from envbuild.splice.layer import LayerFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envbuild.assemble.install import InstalledFile
-from envbuild.assemble.layer import LayerFile, Link
 from envbuild.checkup import PROGRAM, check_files
 from envbuild.errors import BaseError
 from envbuild.oci.image import ENVIRONMENT, Layer, canonical_json
 from envbuild.recipe import Base, Recipe
+from envbuild.splice.install import InstalledFile
+from envbuild.splice.layer import LayerFile, Link
 
 CREATED = "1980-01-01T00:00:00Z"
 BASE_NAME = "org.opencontainers.image.base.name"

@@ -16,16 +16,16 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from envbuild.assemble.archive import parents
-from envbuild.assemble.inflate import crc32
-from envbuild.assemble.layer import LayerResult
 from envbuild.assemble.making import LayerOrder
-from envbuild.assemble.stream import HashedStream
 from envbuild.errors import BuildError
 from envbuild.oci import gzip, tar
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import LAYER_FORMAT
+from envbuild.splice.archive import parents
+from envbuild.splice.inflate import crc32
+from envbuild.splice.layer import LayerResult
+from envbuild.splice.stream import HashedStream
 
 _CHUNK = 16 * gzip.STORED_LIMIT
 """Bytes that are read at a time; a multiple of what a stored block holds, so that the blocks are always the same."""

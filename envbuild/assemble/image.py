@@ -12,8 +12,6 @@ from envbuild.assemble.bytecode import Bytecode, BytecodeLayer, Interpreter, Sto
 from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.config import CHECK_LINE, annotations, checkup_files, config_bytes, environment_files
 from envbuild.assemble.debian import SystemLayer, packages_key, packages_line
-from envbuild.assemble.fingerprint import Fingerprint, from_text, suspects, to_text
-from envbuild.assemble.layer import LayerFile, LayerResult
 from envbuild.assemble.making import Begun, LayerOrder, Made, Maker
 from envbuild.assemble.overlap import Overlap, find_overlaps
 from envbuild.assemble.plan import LayerPlan, check_depth, plan_layers
@@ -22,6 +20,8 @@ from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
+from envbuild.splice.fingerprint import Fingerprint, from_text, suspects, to_text
+from envbuild.splice.layer import LayerFile, LayerResult
 
 Report = Callable[[str, int, int], None]
 """What is being made, bytes done, bytes in all."""

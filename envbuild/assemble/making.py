@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from envbuild.assemble.cache import LayerCache
-from envbuild.assemble.helper import Helper, Task
-from envbuild.assemble.layer import LayerFile, LayerResult, Link, write_layer
 from envbuild.assemble.source import OpenWheels, Wheels
 from envbuild.errors import BuildError
 from envbuild.lock.model import LockedWheel
@@ -19,6 +17,8 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer, Opener
 from envbuild.recipe import Recipe
+from envbuild.splice.helper import Helper, Task
+from envbuild.splice.layer import LayerFile, LayerResult, Link, write_layer
 from envbuild.waiting import as_completed
 
 _CORES = os.cpu_count() or 1
@@ -71,7 +71,6 @@ class Maker:
     """Works on the parts of all layers."""
     helper: Helper
     """Writes heavy layers beside it."""
-    proving: Container[Digest] = ()
     begun: Begun | None = None
     results: dict[Digest, LayerResult] = field(default_factory=dict)
     """What came of each key."""
@@ -100,7 +99,6 @@ class Maker:
                 opened=opened,
                 pool=pool,
                 helper=helper,
-                proving=proving,
                 begun=begun,
             )
 
@@ -160,9 +158,8 @@ class Maker:
 
     def _beside(self, order: LayerOrder, sink: BinaryIO) -> LayerResult | None:
         """Let the other process write a layer; None where it does not, and anything may be in the file."""
-        paths = {wheel.sha256: self.wheels.path(wheel) for wheel in order.wheels}
-        proving = frozenset(it for it in paths if it in self.proving)
-        task = Task(recipe=self.recipe, wheels=order.wheels, paths=paths, proving=proving, file=sink.name)
+        wheels = [self.opened.file(wheel, self.wheels.path(wheel)) for wheel in order.wheels]
+        task = Task(scheme=self.opened.scheme, wheels=wheels, file=sink.name)
         answer = self.helper.write(task)
         if answer is None:
             return None

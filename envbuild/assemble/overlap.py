@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from zlib import crc32
 
-from envbuild.assemble.install import InstalledFile
 from envbuild.errors import BuildError
 from envbuild.lock.model import LockedWheel
+from envbuild.splice.fingerprint import content_of
+from envbuild.splice.install import InstalledFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,6 @@ def find_overlaps(installed: Installed) -> list[Overlap]:
         for path, found in sorted(owners.items())
         if len(found) > 1 and len({content_of(file) for _, file in found}) > 1
     ]
-
-
-def content_of(file: InstalledFile) -> tuple[int, int]:
-    """CRC and size of what is installed, by which equal files of different wheels are known."""
-    source = file.source
-    return (crc32(source), len(source)) if isinstance(source, bytes) else (source.crc32, source.size)
 
 
 def _check_folders(owners: Mapping[str, Sequence[tuple[LockedWheel, InstalledFile]]]) -> None:

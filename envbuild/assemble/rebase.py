@@ -27,12 +27,12 @@ from envbuild.assemble.config import (
     whole_config,
 )
 from envbuild.assemble.debian import LINE
-from envbuild.assemble.layer import write_layer
 from envbuild.assemble.plan import check_depth
 from envbuild.errors import BaseError, BuildError, VerifyError
 from envbuild.lock.model import Lock
 from envbuild.oci.image import ENVIRONMENT, LAYER_GZIP, Descriptor, Image, Layer, manifest_bytes
 from envbuild.recipe import PYTHON_LABEL, Base, Recipe
+from envbuild.splice.layer import write_layer
 
 ENVIRONMENT_LINE = "virtual environment"
 """The history's line of the layer with the virtual environment's own files."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from envbuild.assemble.archive import WheelArchive, check_locked
-from envbuild.assemble.fingerprint import Fingerprint, fingerprint
-from envbuild.assemble.install import InstalledFile, Scheme, installed_files
-from envbuild.assemble.layer import LayerFile
 from envbuild.errors import BuildError
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe
+from envbuild.splice.fingerprint import Fingerprint, fingerprint
+from envbuild.splice.install import Scheme
+from envbuild.splice.layer import LayerFile
+from envbuild.splice.opened import LocalWheel, OpenWheel, layer_files, open_wheel
 
 
 class Wheels(Protocol):
@@ -45,20 +45,12 @@ class WheelFiles:
         """Do nothing, as nobody waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenWheel:
-    """A wheel and where its files go."""
-
-    archive: WheelArchive
-    files: Sequence[InstalledFile]
-
-
 class OpenWheels:
     """Wheels, each opened when it is first asked for, from several threads; closed with the stack."""
 
     def __init__(self, stack: ExitStack, recipe: Recipe, wheels: Wheels, proving: Container[Digest] = ()) -> None:
         self.stack, self._wheels, self._proving = stack, wheels, proving
-        self._scheme = Scheme(prefix=recipe.prefix, python_minor=recipe.target.python_minor)
+        self.scheme = Scheme(prefix=recipe.prefix, python_minor=recipe.target.python_minor)
         self._found: dict[LockedWheel, OpenWheel] = {}
         self._true: dict[Digest, frozenset[str]] = {}
         self._prints: dict[Digest, Fingerprint] = {}
@@ -73,9 +65,7 @@ class OpenWheels:
 
     def layer_files(self, wheels: Sequence[LockedWheel]) -> list[LayerFile]:
         """All files of some wheels; in the order of the lock, so that the later wheel wins where two have one path."""
-        return list(
-            {file.path: LayerFile(file, self[wheel].archive) for wheel in wheels for file in self[wheel].files}.values()
-        )
+        return layer_files(self[wheel] for wheel in wheels)
 
     def fingerprint(self, wheel: LockedWheel) -> Fingerprint:
         """What the wheel puts where."""
@@ -93,7 +83,9 @@ class OpenWheels:
         self._prints |= prints
 
     def _open(self, wheel: LockedWheel, path: Path) -> OpenWheel:
-        check_locked(path, wheel.filename, wheel.size)
-        archive = self.stack.enter_context(WheelArchive(path, wheel.filename))
-        archive.proving = wheel.sha256 in self._proving
-        return OpenWheel(archive, installed_files(archive, self._scheme))
+        return open_wheel(self.file(wheel, path), self.scheme, self.stack)
+
+    def file(self, wheel: LockedWheel, path: Path) -> LocalWheel:
+        """A wheel as it lies there."""
+        proving = wheel.sha256 in self._proving
+        return LocalWheel(path=path, filename=wheel.filename, sha256=wheel.sha256, size=wheel.size, proving=proving)

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import IO
 
 from envbuild.assemble.bytecode.interpreter import Build, Interpreter, Unavailable, ask_build
-from envbuild.assemble.inflate import open_gzip
 from envbuild.base.tree import DAMAGED, Tree, read_tree, resolve
 from envbuild.errors import BaseError
 from envbuild.files import write_whole
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Layer, canonical_json
 from envbuild.recipe import Base
+from envbuild.splice.inflate import open_gzip
 
 _FORMAT = 1
 """Raised whenever other files would be taken, or lie elsewhere."""

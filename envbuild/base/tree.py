@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, BinaryIO, Literal, Protocol, cast
 
-from envbuild.assemble.inflate import GZIP_ERRORS, open_gzip
 from envbuild.errors import BaseError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Image, Layer
+from envbuild.splice.inflate import GZIP_ERRORS, open_gzip
 
 _CHUNK = 1 << 20
 _BUFFER = 1 << 15

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from envbuild.assemble.archive import Member, WheelArchive
-from envbuild.assemble.inflate import DamagedStreamError, inflate
+from envbuild.splice.archive import Member, WheelArchive
+from envbuild.splice.inflate import DamagedStreamError, inflate
 
 _HEAD = 1 << 20
 """Bytes of the begin that are kept: most libraries have their names there and their dynamic section at the end."""

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.assemble.archive import Member, WheelArchive, check_locked
-from envbuild.assemble.install import Scheme, installed_files
 from envbuild.files import write_whole
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
+from envbuild.splice.archive import Member, WheelArchive, check_locked
+from envbuild.splice.install import Scheme, installed_files
 from envbuild.verify.elf import Elf, read_elf
 from envbuild.verify.inflated import MemberReader
 

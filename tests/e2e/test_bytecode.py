@@ -16,7 +16,6 @@ import pytest
 from envbuild.assemble import LayerCache, WheelFiles, assemble
 from envbuild.assemble.bytecode import Bytecode, Interpreter, Store, Tally
 from envbuild.assemble.config import annotations, config_bytes
-from envbuild.assemble.layer import write_layer
 from envbuild.assemble.source import OpenWheels
 from envbuild.base import resolve_base
 from envbuild.base.interpreter import find_interpreter
@@ -29,6 +28,7 @@ from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_j
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry import push
+from envbuild.splice.layer import write_layer
 from tests.fakes.trees import layer_of_tree
 
 pytestmark = pytest.mark.real

@@ -232,7 +232,7 @@ def test_no_library_that_inflates_decides_a_byte(tmp_path, monkeypatch):
 
     from zlib_ng import zlib_ng
 
-    from envbuild.assemble import inflate
+    from envbuild.splice import inflate
 
     digests = set()
     for number, module in enumerate((zlib, zlib_ng)):
@@ -386,7 +386,7 @@ def test_setuptools_wrappers_give_way_to_entry_points(tmp_path):
 
 
 def test_a_python_without_removesuffix_gets_scripts_that_it_can_run(tmp_path):
-    from envbuild.assemble.scripts import script
+    from envbuild.splice.scripts import script
 
     assert b"removesuffix" not in script("x", "a:b", "/opt/env/bin/python", "3.8")
 

@@ -14,16 +14,19 @@ from typing import Self
 
 import pytest
 
-from envbuild.assemble import helper, making
-from envbuild.assemble.helper import Answer, Helper, Task
-from envbuild.assemble.source import OpenWheel, OpenWheels
+from envbuild.assemble import making
+from envbuild.assemble.source import OpenWheels
 from envbuild.errors import WheelError
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.growing import AbandonedError, GrowingBlob
 from envbuild.oci.image import LAYER_GZIP, Descriptor
+from envbuild.splice import helper
+from envbuild.splice.helper import Answer, Helper, Task
+from envbuild.splice.install import Scheme
+from envbuild.splice.opened import LocalWheel, OpenWheel
 from tests.fakes.wheels import make_wheel
-from tests.unit.test_assemble import built, locked, recipe, tree
+from tests.unit.test_assemble import built, tree
 
 LARGE: dict[str, str | bytes] = {
     "large/large.bin": random.Random(1).randbytes(9 << 20),
@@ -228,5 +231,7 @@ def task_of(folder: Path) -> Task:
     path, layer = folder / wheel.filename, folder / "layer"
     path.write_bytes(wheel.data)
     layer.touch()
-    paths = {Digest.of(wheel.data): path}
-    return Task(recipe=recipe(wheel), wheels=[locked(wheel)], paths=paths, proving=frozenset(paths), file=str(layer))
+    file = LocalWheel(
+        path=path, filename=wheel.filename, sha256=Digest.of(wheel.data), size=len(wheel.data), proving=True
+    )
+    return Task(scheme=Scheme(prefix="/opt/env", python_minor="3.11"), wheels=[file], file=str(layer))

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.assemble.archive import WheelArchive
 from envbuild.errors import VerifyError, WheelError
 from envbuild.files import data_folder
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.match import Stack, load_profiles
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Base, make_recipe
+from envbuild.splice.archive import WheelArchive
 from envbuild.verify import LoaderProof, prove_loading
 from envbuild.verify.elf import read_elf
 from envbuild.verify.image import framework_wheel

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from isal import isal_zlib
 from zlib_ng import zlib_ng
 
-from envbuild.assemble import inflate
-from envbuild.assemble.inflate import continued
 from envbuild.oci import gzip
 from envbuild.oci.gzip import LAST, Part
+from envbuild.splice import inflate
+from envbuild.splice.inflate import continued
 
 LIBRARIES = {"zlib": zlib, "zlib-ng": zlib_ng, "isal": isal_zlib}
 contents = st.one_of(

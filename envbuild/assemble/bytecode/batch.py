@@ -11,8 +11,8 @@ from envbuild.assemble.bytecode.compiler import LARGEST, Compiler, Failure
 from envbuild.assemble.bytecode.packed import Packed, Packer, packed
 from envbuild.assemble.bytecode.sources import Source, bytecode_path
 from envbuild.assemble.bytecode.store import Compiled, Store, Tally
-from envbuild.assemble.parallel import in_order
 from envbuild.oci.digest import Digest
+from envbuild.splice.parallel import in_order
 
 _AHEAD = 256
 """Files that are compiled while one before them takes its time; most have some kilobytes."""

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from envbuild.assemble.archive import WheelArchive
 from envbuild.assemble.bytecode.batch import Parcel, Told, compile_parcels
 from envbuild.assemble.bytecode.compiler import CORES, Compiler
 from envbuild.assemble.bytecode.interpreter import Interpreter
@@ -14,14 +13,15 @@ from envbuild.assemble.bytecode.plan import library_key, lost_paths, plan_byteco
 from envbuild.assemble.bytecode.sources import LibrarySource, WheelSource, wheel_sources
 from envbuild.assemble.bytecode.store import Compiled, Store, Tally
 from envbuild.assemble.cache import LayerCache
-from envbuild.assemble.install import InstalledFile, Scheme
-from envbuild.assemble.layer import LayerFile
 from envbuild.assemble.overlap import Overlap
 from envbuild.assemble.source import OpenWheels
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
+from envbuild.splice.archive import WheelArchive
+from envbuild.splice.install import InstalledFile, Scheme
+from envbuild.splice.layer import LayerFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

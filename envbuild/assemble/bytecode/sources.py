@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from envbuild.assemble.archive import Member, WheelArchive
-from envbuild.assemble.install import InstalledFile
+from envbuild.splice.archive import Member, WheelArchive
+from envbuild.splice.install import InstalledFile
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 3500
 """Bytes that file systems take; the path of a bytecode file is longer than that of its source."""

@@ -14,15 +14,15 @@ from envbuild.assemble.debian.deb import Deb, Item, open_deb
 from envbuild.assemble.debian.ground import Folder, Ground, placed
 from envbuild.assemble.debian.records import conffiles, records
 from envbuild.assemble.debian.scripts import make_alternatives, remarks
-from envbuild.assemble.layer import LayerResult
-from envbuild.assemble.parallel import in_order
-from envbuild.assemble.stream import HashedStream
 from envbuild.errors import BuildError
 from envbuild.lock.model import SystemPackage
 from envbuild.oci import gzip, tar
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
+from envbuild.splice.layer import LayerResult
+from envbuild.splice.parallel import in_order
+from envbuild.splice.stream import HashedStream
 
 _FORMAT = 1
 """Raised whenever the same packages would give other bytes."""

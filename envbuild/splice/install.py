@@ -15,8 +15,8 @@ from email.policy import compat32
 from packaging.utils import InvalidName, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from envbuild.assemble.archive import Member, WheelArchive, check_name, folders
-from envbuild.assemble.scripts import read_entry_points, script, script_names, with_interpreter
+from envbuild.splice.archive import Member, WheelArchive, check_name, folders
+from envbuild.splice.scripts import read_entry_points, script, script_names, with_interpreter
 
 _WRAPPER_SUFFIX = re.compile(r"(\.exe|-script\.py|\.pya)\Z", re.IGNORECASE)
 _OWN = re.compile(

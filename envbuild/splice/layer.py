@@ -14,13 +14,13 @@ from functools import partial
 from hashlib import sha256
 from typing import BinaryIO
 
-from envbuild.assemble.archive import Member, WheelArchive
-from envbuild.assemble.inflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
-from envbuild.assemble.install import InstalledFile, record_hash
-from envbuild.assemble.parallel import in_order
-from envbuild.assemble.stream import HashedStream
 from envbuild.oci import gzip, tar
 from envbuild.oci.digest import Digest
+from envbuild.splice.archive import Member, WheelArchive
+from envbuild.splice.inflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
+from envbuild.splice.install import InstalledFile, record_hash
+from envbuild.splice.parallel import in_order
+from envbuild.splice.stream import HashedStream
 
 _BATCH = 2 << 20
 """Bytes of files, uncompressed, that one job makes a part of the layer from; a larger file is streamed."""

@@ -4,13 +4,15 @@ import struct
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from typing import TypeVar
+from zlib import crc32
 
-from envbuild.assemble.install import InstalledFile
-from envbuild.assemble.overlap import content_of
-from envbuild.lock.model import LockedWheel
+from envbuild.splice.install import InstalledFile
 
 _ROW = struct.Struct(">8s4s")
 _FOLDER = b"\0dir"
+
+_Wheel = TypeVar("_Wheel")
 
 Fingerprint = Mapping[bytes, bytes]
 """By a hash of each path, of folders too, a hash of what is there."""
@@ -28,11 +30,17 @@ def fingerprint(files: Iterable[InstalledFile]) -> Fingerprint:
     return found
 
 
+def content_of(file: InstalledFile) -> tuple[int, int]:
+    """CRC and size of what is installed, by which equal files of different wheels are known."""
+    source = file.source
+    return (crc32(source), len(source)) if isinstance(source, bytes) else (source.crc32, source.size)
+
+
 def _hashed(text: str, size: int) -> bytes:
     return blake2b(text.encode(), digest_size=size).digest()
 
 
-def suspects(prints: Mapping[LockedWheel, Fingerprint]) -> list[LockedWheel]:
+def suspects(prints: Mapping[_Wheel, Fingerprint]) -> list[_Wheel]:
     """The wheels that may have different things at one path; those that are not among them have not."""
     contents: dict[bytes, bytes] = {}
     clashing: set[bytes] = set()

@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from envbuild.assemble.bounds import (
+from envbuild.errors import WheelError
+from envbuild.splice.bounds import (
     FULL,
     UNICODE_PATH,
     ZIP64,
@@ -31,7 +32,6 @@ from envbuild.assemble.bounds import (
     extra_fields,
     read_end,
 )
-from envbuild.errors import WheelError
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _LOCAL_SIGNATURE = b"PK\x03\x04"

@@ -16,30 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from envbuild.assemble.fingerprint import Fingerprint, fingerprint
-from envbuild.assemble.layer import LayerResult, write_layer
-from envbuild.assemble.source import OpenWheels, WheelFiles
-from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
-from envbuild.recipe import Recipe
+from envbuild.splice.fingerprint import Fingerprint, fingerprint
+from envbuild.splice.install import Scheme
+from envbuild.splice.layer import LayerResult, write_layer
+from envbuild.splice.opened import LocalWheel, layer_files, open_wheel
 from envbuild.waiting import take_turns
 
 _CORES = os.cpu_count() or 1
 _NICE = 10
 """On two cores all layers together are then there a tenth sooner (nice(2))."""
-_START = "import sys; sys.path[:] = sys.argv[1:]; from envbuild.assemble.helper import main; main()"
+_START = "import sys; sys.path[:] = sys.argv[1:]; from envbuild.splice.helper import main; main()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A layer of wheels."""
 
-    recipe: Recipe
-    wheels: Sequence[LockedWheel]
-    paths: Mapping[Digest, Path]
-    """The verified files by their sha256."""
-    proving: frozenset[Digest]
-    """The wheels that are held against their RECORD."""
+    scheme: Scheme
+    wheels: Sequence[LocalWheel]
     file: str
     """Where the layer goes: a file that is there and empty."""
 
@@ -147,9 +142,10 @@ def _answer(task: Task) -> Answer | Exception:
 def written(task: Task) -> Answer:
     """Write the layer of a task."""
     with ExitStack() as stack:
-        opened = OpenWheels(stack, task.recipe, WheelFiles(task.paths), task.proving)
+        opened = {wheel.sha256: open_wheel(wheel, task.scheme, stack) for wheel in task.wheels}
         pool = stack.enter_context(ThreadPoolExecutor(_CORES))
         sink: BinaryIO = stack.enter_context(Path(task.file).open("r+b"))
-        result = write_layer(sink, task.recipe.prefix, opened.layer_files(task.wheels), pool)
-        prints = {wheel.sha256: fingerprint(opened[wheel].files) for wheel in task.wheels}
-        return Answer(result=result, true=opened.true(), prints=prints)
+        result = write_layer(sink, task.scheme.prefix, layer_files(opened.values()), pool)
+        true = {sha256: frozenset(it.archive.true) for sha256, it in opened.items()}
+        prints = {sha256: fingerprint(it.files) for sha256, it in opened.items()}
+        return Answer(result=result, true=true, prints=prints)

@@ -1,0 +1,4 @@
+"""Wheels -> the bytes of a layer: read without trust, placed as an installer would, spliced and not compressed.
+
+It knows neither locks nor recipes, so that the process which writes the heaviest layer begins in a tenth of a second.
+"""
