@@ -16,11 +16,12 @@ from envbuild.lock import Arrivals, Lock, read_held
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry import SharedCache, Upload, environment_tag, find_environment, pull, push
-from envbuild.waiting import take_turns
+from envbuild.waiting import collect_seldom, take_turns
 
 
 def main() -> None:
     take_turns()
+    collect_seldom()
     began = time.perf_counter()
     options = {"--bytecode"} & set(sys.argv)
     folder, base_name, repository, cache, *variables = (it for it in sys.argv[1:] if it not in options)

@@ -106,9 +106,13 @@ def _length(length: int) -> str:
     return distance + more + code
 
 
-# Text, as int() turns it into a number much faster than Python adds up bits.
 _LITERALS = [_literal(byte) for byte in range(256)]
 _LENGTHS = {length: _length(length) for length in range(3, 259)}
+_SHORT = bytes(int(_LITERALS[byte], 2) if byte < 128 else 0 for byte in range(256))
+"""The literals of ASCII, which have eight bits each."""
+
+_Bits = tuple[int, int]
+"""A number whose lowest bit comes first in the stream, and how many bits it has there."""
 
 
 def deflate_runs(data: bytes, *, final: bool = True) -> bytes:
@@ -116,30 +120,38 @@ def deflate_runs(data: bytes, *, final: bool = True) -> bytes:
 
     Where it is not final an empty stored block fills the last byte, so that more can follow.
     """
-    pieces = ["011" if final else "010"]  # the block's end mark, read from its right; fixed codes
+    value, size = (0b011 if final else 0b010), 3  # the block's end mark; fixed codes
     position = 0
     for run in _RUN.finditer(data):
         first, after = run.span()
-        # Headers repeat each other: their folders, and all of their fields but name, size and checksum.
-        cut = data.rfind(b"/", position, first + 1) + 1 or position
-        pieces += _literals(data[position:cut]), _literals(data[cut : first + 1]), _run(after - first - 1)
+        literals, bits = _literals(data[position : first + 1])
+        value |= literals << size
+        size += bits
+        match, bits = _run(after - first - 1)
+        value |= match << size
+        size += bits
         position = after
-    pieces += _literals(data[position:]), "0000000"  # end of block
+    literals, bits = _literals(data[position:])
+    value |= literals << size
+    size += bits + 7  # end of block
     if not final:
-        pieces.append("000")  # a stored block, not final
-    pieces.reverse()
-    text = "".join(pieces)
-    return int(text, 2).to_bytes((len(text) + 7) // 8, "little") + (b"" if final else ALIGNED)
+        size += 3  # a stored block, not final
+    return value.to_bytes((size + 7) // 8, "little") + (b"" if final else ALIGNED)
 
 
-@lru_cache(maxsize=4096)
-def _literals(data: bytes) -> str:
-    return "".join(map(_LITERALS.__getitem__, reversed(data)))
+def _literals(data: bytes) -> _Bits:
+    if data.isascii():
+        return int.from_bytes(data.translate(_SHORT), "little"), 8 * len(data)
+    return _number("".join(map(_LITERALS.__getitem__, reversed(data))))
 
 
 @lru_cache(maxsize=1024)
-def _run(length: int) -> str:
+def _run(length: int) -> _Bits:
     whole, rest = divmod(length, 258)
     if rest in (1, 2) and whole:  # a match is at least three bytes
-        return _LENGTHS[3] + _LENGTHS[258 + rest - 3] + _LENGTHS[258] * (whole - 1)
-    return (_LENGTHS[rest] if rest else "") + _LENGTHS[258] * whole
+        return _number(_LENGTHS[3] + _LENGTHS[258 + rest - 3] + _LENGTHS[258] * (whole - 1))
+    return _number((_LENGTHS[rest] if rest else "") + _LENGTHS[258] * whole)
+
+
+def _number(text: str) -> _Bits:
+    return (int(text, 2) if text else 0), len(text)

@@ -6,6 +6,7 @@ accept.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 BLOCK = 512
@@ -59,7 +60,7 @@ def header(entry: Entry) -> bytes:
 
 
 def _ascii(text: bytes) -> bytes:
-    return bytes(byte if byte < 128 else ord("_") for byte in text)
+    return text if text.isascii() else bytes(byte if byte < 128 else ord("_") for byte in text)
 
 
 def _split(name: bytes) -> tuple[bytes, bytes] | None:
@@ -90,25 +91,28 @@ def _pax_header(records: bytes) -> bytes:
 def _block(
     prefix: bytes, name: bytes, mode: int, size: int, typeflag: bytes, target: bytes, owner: tuple[int, int] = (0, 0)
 ) -> bytes:
-    head = b"".join(
-        (
-            name.ljust(100, b"\0"),
-            b"%07o\0" % mode,
-            *(b"%07o\0" % number for number in owner),
-            b"%011o\0" % size,
-            b"%011o\0" % MTIME,
-        )
+    who, kind, known = _fields(mode, typeflag, target, owner)
+    length = b"%011o\0" % size
+    checksum = known + sum(name) + sum(length) + sum(prefix)
+    return b"".join(
+        (name.ljust(100, b"\0"), who, length, _TIME, b"%06o\0 " % checksum, kind, prefix.ljust(155, b"\0"), bytes(12))
     )
-    tail = b"".join(
+
+
+_TIME = b"%011o\0" % MTIME
+
+
+@lru_cache(maxsize=1024)
+def _fields(mode: int, typeflag: bytes, target: bytes, owner: tuple[int, int]) -> tuple[bytes, bytes, int]:
+    """What many headers have in common: mode and owner, what follows the checksum, and what all that adds to it."""
+    who = b"".join(b"%07o\0" % number for number in (mode, *owner))
+    kind = b"".join(
         (
             typeflag,
             target.ljust(100, b"\0"),
             b"ustar\x0000",
             bytes(64),  # user and group names: numbers decide
             b"0000000\0" * 2,  # device numbers
-            prefix.ljust(155, b"\0"),
-            bytes(12),
         )
     )
-    checksum = sum(head) + sum(tail) + 8 * ord(" ")
-    return head + b"%06o\0 " % checksum + tail
+    return who, kind, sum(who) + sum(kind) + sum(_TIME) + 8 * ord(" ")

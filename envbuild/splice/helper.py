@@ -21,7 +21,7 @@ from envbuild.splice.fingerprint import Fingerprint, fingerprint
 from envbuild.splice.install import Scheme
 from envbuild.splice.layer import LayerResult, write_layer
 from envbuild.splice.opened import LocalWheel, layer_files, open_wheel
-from envbuild.waiting import take_turns
+from envbuild.waiting import collect_seldom, take_turns
 
 _CORES = os.cpu_count() or 1
 _NICE = 10
@@ -123,6 +123,7 @@ class Helper:
 def main() -> None:
     """Answer tasks until there are no more."""
     take_turns()
+    collect_seldom()
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         with suppress(EOFError, BrokenPipeError):

@@ -95,7 +95,9 @@ def continued(stream: bytes, content: bytes) -> bytes | None:
     if not stream[0] & 1:
         return None
     opened = bytes((stream[0] & 0xFE,)) + stream[1:]
-    for tail in (ALIGNED, b"\0" + ALIGNED):
+    tails = (ALIGNED, b"\0" + ALIGNED)
+    # Codes end with a one more often than not, and what follows them are zeros.
+    for tail in tails if opened[-1] < 1 << 5 else tails[::-1]:
         if _stands_for(opened + tail + LAST, content):
             return opened + tail
     return None

@@ -7,7 +7,7 @@ import io
 import posixpath
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesHeaderParser
 from email.policy import compat32
@@ -89,7 +89,9 @@ def installed_files(archive: WheelArchive, scheme: Scheme) -> list[InstalledFile
         if file.path in files:
             raise archive.refuse(f"{member.name} would be installed to {file.path}, where another of its files is")
         known = None if isinstance(file.source, bytes) else rows.get(member.name)
-        files[file.path] = replace(file, recorded=known[0]) if known else file
+        if known:  # as dataclasses.replace, in a third of its time
+            file = InstalledFile(file.path, file.executable, file.source, known[0])
+        files[file.path] = file
         record[file.path] = known or _hashed(file.source if isinstance(file.source, bytes) else archive.read(member))
     for file in _generated(archive, info, entry_points, scheme):
         files[file.path] = file
