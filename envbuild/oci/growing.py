@@ -10,7 +10,7 @@ from typing import Self
 
 from envbuild.oci.image import Descriptor
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 _SECONDS = 0.02
 """How long one who has read all that there is waits for more."""
 

@@ -25,7 +25,7 @@ from envbuild.splice.stream import HashedStream
 _BATCH = 2 << 20
 """Bytes of files, uncompressed, that one job makes a part of the layer from; a larger file is streamed."""
 _STORED = 16 * gzip.STORED_LIMIT
-_AHEAD = 3
+_AHEAD = 2
 """Jobs; each keeps a batch, compressed and not."""
 
 Piece = tuple[bytes | memoryview, bytes | memoryview]

@@ -10,7 +10,7 @@ from envbuild.oci.digest import Digest
 
 _BUFFER = 1 << 20
 """Bytes: smaller pieces are collected, so that the thread sees large ones and leaves the others alone."""
-_BEHIND = 4
+_BEHIND = 2
 """Pieces that wait for the thread at most."""
 
 
