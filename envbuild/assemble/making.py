@@ -137,6 +137,8 @@ class Maker:
         """Write the bytes of a layer."""
         if not order.heavy or self.begun is None:
             return self._written(order, sink, lambda: None)
+        for wheel in order.wheels:
+            self.wheels.path(wheel)  # no registry is to wait for a download
         with GrowingBlob(Path(sink.name), order.label, order.weight) as blob:
             self.begun(blob)
             result = self._written(order, sink, blob.abandon)

@@ -55,6 +55,17 @@ def pull(
 
 def read_manifest(registry: Registry, reference: Reference, target: str) -> tuple[dict[str, Any], bytes]:
     """Get a manifest or index, parsed and as it is, held to its digest; RegistryError when there is none to be read."""
+    found = named_manifest(registry, reference, target)
+    value: dict[str, Any] = json.loads(found.data)
+    if value["schemaVersion"] != 2:
+        what = f"{reference} has a manifest of schema {value['schemaVersion']!r:.9}, which is no longer supported"
+        raise RegistryError(what, where=str(reference), todo="push the image again with a current Docker")
+    # A manifest need not name its own type; then the answer's Content-Type does.
+    return {"mediaType": found.media_type, **value}, found.data
+
+
+def named_manifest(registry: Registry, reference: Reference, target: str) -> Manifest:
+    """Get what a tag or digest names, held to its digest; RegistryError where there is none, or another."""
     try:
         found = registry.manifest(reference.repository, target)
     except RegistryError as error:
@@ -63,12 +74,7 @@ def read_manifest(registry: Registry, reference: Reference, target: str) -> tupl
         todo = "check name and tag"
         raise RegistryError(f"{reference} does not exist", where=error.where, todo=todo, status=404) from error
     _check(found, reference, target)
-    value: dict[str, Any] = json.loads(found.data)
-    if value["schemaVersion"] != 2:
-        what = f"{reference} has a manifest of schema {value['schemaVersion']!r:.9}, which is no longer supported"
-        raise RegistryError(what, where=str(reference), todo="push the image again with a current Docker")
-    # A manifest need not name its own type; then the answer's Content-Type does.
-    return {"mediaType": found.media_type, **value}, found.data
+    return found
 
 
 def _check(found: Manifest, reference: Reference, target: str) -> None:

@@ -19,6 +19,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import INDEX, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import MANIFEST_LIMIT, Registry
+from envbuild.registry.pull import named_manifest
 
 EMPTY = "application/vnd.oci.empty.v1+json"
 """The media type of `{}`, which stands where an artifact has no config (manifest.md, "Guidance for an Empty
@@ -68,17 +69,8 @@ class Referrer:
 
 def subject_of(registry: Registry, reference: Reference) -> Descriptor:
     """What a tag or digest names, as an artifact's subject has it; RegistryError where there is none."""
-    try:
-        found = registry.manifest(reference.repository, reference.target)
-    except RegistryError as error:
-        if error.status != 404:
-            raise
-        todo = "check name and tag"
-        raise RegistryError(f"{reference} does not exist", where=error.where, todo=todo, status=404) from error
-    digest = Digest.of(found.data)
-    if reference.digest not in (None, digest):
-        raise RegistryError(f"{reference.registry} gives other bytes for {reference.digest}", where=str(reference))
-    return Descriptor(found.media_type, digest, len(found.data))
+    found = named_manifest(registry, reference, reference.target)
+    return Descriptor(found.media_type, Digest.of(found.data), len(found.data))
 
 
 def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Referrer, ...]:

@@ -15,7 +15,7 @@ from typing import Self
 import pytest
 
 from envbuild.assemble import making
-from envbuild.assemble.source import OpenWheels
+from envbuild.assemble.source import OpenWheels, WheelFiles
 from envbuild.errors import WheelError
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
@@ -153,6 +153,21 @@ def test_a_heavy_layer_can_be_followed_while_it_is_written(alone, answers, tmp_p
     else:
         assert blob.descriptor in [layer.descriptor for layer in result.image.layers]
         assert blob.descriptor == Descriptor(LAYER_GZIP, Digest.of(data), len(data))
+
+
+@pytest.mark.usefixtures("answers")
+def test_nobody_follows_a_layer_whose_wheel_is_still_on_its_way(tmp_path, monkeypatch):
+    happened: list[str] = []
+    path = WheelFiles.path
+
+    def arriving(self: WheelFiles, wheel: LockedWheel) -> Path:
+        time.sleep(0.2)
+        happened.append(f"{wheel.name} came")
+        return path(self, wheel)
+
+    monkeypatch.setattr(WheelFiles, "path", arriving)
+    built(tmp_path, WHEELS[0], begun=lambda blob: happened.append(f"{blob.label} begun"))
+    assert happened[:2] == ["large came", "large 1 begun"]
 
 
 def test_a_layer_that_cannot_be_written_is_abandoned(answers, tmp_path):
