@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO, FileIO
@@ -105,10 +106,10 @@ class Upload:
         Where that comes to nothing, for whatever reason, it is sent as others are once it is offered, and so are those
         that come after it.
         """
-        if not self._follows:
-            return
-        file = FileIO(blob.path)
-        self._followed[blob] = self._followers.submit(self._follow, blob, file)
+        if self._follows:
+            with suppress(OSError):  # of too many open files: it is sent later
+                file = FileIO(blob.path)
+                self._followed[blob] = self._followers.submit(self._follow, blob, file)
 
     def offer(self, layer: Layer) -> None:
         """Begin to send a layer that the image will have; raises what an earlier one failed of."""
@@ -157,7 +158,7 @@ class Upload:
         with file:
             try:
                 self._registry.put_growing(self._reference.repository, pieces, blob.finished)
-            except (RegistryError, AbandonedError):
+            except (RegistryError, AbandonedError, OSError):
                 self._follows = False
                 return False
         return True

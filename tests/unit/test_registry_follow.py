@@ -219,6 +219,15 @@ def test_the_file_may_be_renamed_and_gone_meanwhile(registry, image, writer):
     assert len(registry.seen("PATCH")) == 1
 
 
+def test_a_file_that_cannot_be_opened_is_no_matter(registry, image, writer):
+    with GrowingBlob(writer.path, "the layer", 10) as blob:
+        writer.upload.follow(blob)  # nothing is there
+        writer.write(blob, writer.data)
+    writer.finish()
+    assert stored(registry, image)
+    assert not registry.seen("PATCH")
+
+
 def test_one_that_nobody_finishes_is_abandoned(tmp_path):
     path = tmp_path / "layer"
     path.write_bytes(b"some")
