@@ -74,7 +74,8 @@ def made(
             arrivals.start(needed)
             for layer in base.image.layers:
                 upload.offer(layer)
-        result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer, compiling, begun=upload.follow)
+        begun = upload.follow if shared.names_what_it_has() else None
+        result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer, compiling, begun=begun)
         pushed = upload.finish(result.image, (environment_tag(recipe.environment),)).reference
         cache.share(result.results)
     return pushed

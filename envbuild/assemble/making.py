@@ -139,11 +139,11 @@ class Maker:
             return self._written(order, sink, lambda: None)
         for wheel in order.wheels:
             self.wheels.path(wheel)  # no registry is to wait for a download
-        with GrowingBlob(Path(sink.name), order.label, order.weight) as blob:
+        with GrowingBlob(Path(sink.name), order.key, order.label, order.weight) as blob:
             self.begun(blob)
             result = self._written(order, sink, blob.abandon)
             sink.flush()
-            blob.finish(Descriptor(LAYER_GZIP, result.digest, result.size))
+            blob.finish(Descriptor(LAYER_GZIP, result.digest, result.size), result.diff_id)
         return result
 
     def _written(self, order: LayerOrder, sink: BinaryIO, abandon: Callable[[], None]) -> LayerResult:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor
 
 _CHUNK = 1 << 18
@@ -20,12 +21,13 @@ class AbandonedError(Exception):
 
 
 class GrowingBlob:
-    """The file and, from its end on, what it is; leaving the block before it is finished abandons it."""
+    """A layer's file and, from its end on, what it is; leaving the block before it is finished abandons it."""
 
-    def __init__(self, path: Path, label: str, expected: int) -> None:
-        self.path, self.label, self.expected = path, label, expected
+    def __init__(self, path: Path, key: Digest, label: str, expected: int) -> None:
+        self.path, self.key, self.label, self.expected = path, key, label, expected
         self.descriptor: Descriptor | None = None
         """None while it grows, and when it was abandoned."""
+        self.diff_id: Digest | None = None
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
@@ -36,10 +38,10 @@ class GrowingBlob:
     ) -> None:
         self.abandon()
 
-    def finish(self, descriptor: Descriptor) -> None:
+    def finish(self, descriptor: Descriptor, diff_id: Digest) -> None:
         """Say that all bytes are in the file, unless it was abandoned before."""
         if not self._ended.is_set():
-            self.descriptor = descriptor
+            self.descriptor, self.diff_id = descriptor, diff_id
             self._ended.set()
 
     def abandon(self) -> None:

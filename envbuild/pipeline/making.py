@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from envbuild.assemble import Assembled, Begun, LayerCache, assemble, cache_keys, wheels_to_read
+from envbuild.assemble import Assembled, Begun, LayerCache, LayerResult, assemble, cache_keys, wheels_to_read
 from envbuild.errors import RegistryError
 from envbuild.lock import Arrivals, IndexSettings, LockedWheel
 from envbuild.oci.digest import Digest
+from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import Image, Layer
 from envbuild.pipeline.job import Job, Made
 from envbuild.pipeline.order import Reporter
@@ -110,12 +111,12 @@ class Making(Job):
         if self.target is None:
             yield None
             return
-        with Upload(self.target, report=self._sent) as upload:
+        with Upload(self.target, report=self._sent, landed=self._landed) as upload:
             yield upload
 
     def _begun(self, upload: Upload | None) -> Begun | None:
-        """What sends a layer while it is made: nobody is known to have it, where everybody was asked."""
-        return upload.follow if upload and self.shared else None
+        """What sends a layer while it is made, where the registry would be known to have it."""
+        return upload.follow if upload and self.shared and self.shared.names_what_it_has() else None
 
     def _announce(self, needed: tuple[LockedWheel, ...]) -> None:
         pushing = f", and pushing to {self.target}" if self.target else ""
@@ -128,6 +129,11 @@ class Making(Job):
 
     def _sent(self, name: str, done: int, total: int) -> None:
         self.report.progress(f"pushing {name[:_NAME]}", done, total)
+
+    def _landed(self, blob: GrowingBlob) -> None:
+        """Publish a layer that took long at once: a run that ends before its end need not send it again."""
+        if self.shared and blob.descriptor and blob.diff_id:
+            self.shared.publish_layer(blob.key, LayerResult(blob.descriptor.digest, blob.descriptor.size, blob.diff_id))
 
     def _finish(self, upload: Upload, assembled: Assembled, cache: LayerCache) -> PushResult:
         result = upload.finish(assembled.image, self._tags)

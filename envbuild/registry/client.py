@@ -103,9 +103,18 @@ class Registry:
             more = more and bool(page)
         return tuple(sorted(set(found)))
 
-    def _tags_after(self, repository: str, last: str) -> tuple[list[str], bool]:
+    def has_tags(self, repository: str) -> bool:
+        """Whether anything in a repository has a tag; a repository that does not exist yet has none."""
+        try:
+            return bool(self._tags_after(repository, "", most=1)[0])
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+            return False
+
+    def _tags_after(self, repository: str, last: str, most: int = _PAGE) -> tuple[list[str], bool]:
         """Some of the tags, and whether there are more (distribution-spec, "Listing Tags")."""
-        query = httpx.QueryParams({"n": str(_PAGE)} | ({"last": last} if last else {}))
+        query = httpx.QueryParams({"n": str(most)} | ({"last": last} if last else {}))
         url = self._url(f"{repository}/tags/list").copy_with(params=query)
         call = Call(method="GET", url=url, aim=Aim(host=self.host, repository=repository))
 

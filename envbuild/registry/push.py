@@ -28,6 +28,8 @@ PARALLEL = 4
 
 Report = Callable[[str, int, int], None]
 """Told what a blob holds, the bytes of it that are there, and all of its bytes; never by two threads at once."""
+Landed = Callable[[GrowingBlob], None]
+"""Told, by a thread of its own, a layer that was sent while it was written, once the registry has it."""
 How = Literal["sent", "mounted", "there"]
 """How a blob came into the repository: it was sent, taken over from another repository, or there before."""
 
@@ -43,7 +45,7 @@ class PushResult:
     existing: int
     """Bytes of blobs that were there before."""
     blobs: Mapping[Digest, How] = field(default_factory=dict)
-    """How each blob that was asked for came there; none where the whole image was there."""
+    """How each blob that was asked for came there; where the whole image was there, those that were sent before."""
 
 
 def push(
@@ -76,10 +78,12 @@ class Upload:
         reference: Reference,
         *,
         report: Report = lambda _name, _done, _size: None,
+        landed: Landed = lambda _blob: None,
         credentials: Credentials | None = None,
         retry: Retry | None = None,
     ) -> None:
         self._reference, self._report, self._lock = reference, report, threading.Lock()
+        self._landed = landed
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
         self._sent: dict[Digest, Future[How]] = {}
@@ -125,8 +129,9 @@ class Upload:
         registry, repository = self._registry, self._reference.repository
         media_type = str(json.loads(image.manifest).get("mediaType") or MANIFEST)
         sizes = {blob.descriptor.digest: blob.descriptor.size for blob in (*image.layers, _config(image))}
-        how: dict[Digest, How] = {}
-        if not _is_there(registry, self._reference, image):
+        if _is_there(registry, self._reference, image):
+            how = self._sent_before()
+        else:
             how = self._send_all(image)
             registry.put_manifest(repository, str(image.digest), image.manifest, media_type)
             confirm(registry, self._reference, image.manifest)
@@ -135,6 +140,11 @@ class Upload:
         sent = sum(size for digest, size in sizes.items() if how.get(digest) == "sent")
         existing = sum(sizes.values()) - sent
         return PushResult(reference=self._reference.at(image.digest), uploaded=sent, existing=existing, blobs=how)
+
+    def _sent_before(self) -> dict[Digest, How]:
+        """How the layers came there that were begun; nobody needs those any more that were not."""
+        begun = {digest: future for digest, future in self._sent.items() if not future.cancel()}
+        return {digest: future.result() for digest, future in begun.items() if future.exception() is None}
 
     def _send_all(self, image: Image) -> dict[Digest, How]:
         """Send the layers, the largest first, so that no big one is left to the end alone; then the config."""
@@ -161,6 +171,7 @@ class Upload:
             except (RegistryError, AbandonedError, OSError):
                 self._follows = False
                 return False
+        self._landed(blob)
         return True
 
     def _was_followed(self, layer: Layer) -> bool:

@@ -99,6 +99,24 @@ class SharedCache:
         self._in_parallel(wanted, lambda tag: self._publish(tag, wanted[tag]))
         self._facts.clear()
 
+    def publish_layer(self, key: Digest, result: LayerResult) -> None:
+        """Publish one layer, whose blob is in the repository, before the others."""
+        tag, value = _layer_tag(key), _layer_artifact(key, result)
+        if self._known.get(tag) != value:
+            self._publish(tag, value)
+
+    def names_what_it_has(self) -> bool:
+        """Whether a layer whose key was not found is most likely not there: others were found, or it is all empty.
+
+        A repository that refuses such artifacts, or was filled by those who publish none, has layers without keys.
+        """
+        if any(value is not None for value in self._known.values()):
+            return True
+        try:
+            return not self._registry.has_tags(self._repository)
+        except RegistryError:
+            return False
+
     def _in_parallel(self, values: Iterable[_T], work: Callable[[_T], object]) -> None:
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="shared") as pool:
             list(pool.map(work, values))

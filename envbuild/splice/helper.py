@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import BinaryIO
 
 from envbuild.oci.digest import Digest
@@ -121,16 +122,25 @@ class Helper:
 
 
 def main() -> None:
-    """Answer tasks until there are no more."""
+    """Answer tasks until nobody asks any more, even in the middle of one."""
     take_turns()
     collect_seldom()
+    tasks: SimpleQueue[Task] = SimpleQueue()
+    threading.Thread(target=_read, args=(tasks,), daemon=True).start()
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
-        with suppress(EOFError, BrokenPipeError):
-            while True:
-                task = pickle.load(sys.stdin.buffer)  # noqa: S301 - the same pipe
-                pickle.dump(_answer(task), answers)
-                answers.flush()
+        while True:
+            pickle.dump(_answer(tasks.get()), answers)
+            answers.flush()
+
+
+def _read(tasks: "SimpleQueue[Task]") -> None:
+    """Take tasks until the input ends; who asked is gone then, killed perhaps, and nobody wants the rest."""
+    try:
+        while True:
+            tasks.put(pickle.load(sys.stdin.buffer))  # noqa: S301 - a pipe to the process that started this one
+    finally:
+        os._exit(0)
 
 
 def _answer(task: Task) -> Answer | Exception:

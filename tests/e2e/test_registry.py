@@ -80,13 +80,13 @@ def test_a_layer_goes_while_it_is_written(reference, tmp_path):
     layer = image.layers[0]
     path = tmp_path / "growing"
     path.touch()
-    with Upload(reference, retry=FAST) as upload, GrowingBlob(path, "layer", 1) as blob:
+    with Upload(reference, retry=FAST) as upload, GrowingBlob(path, layer.diff_id, "layer", 1) as blob:
         upload.follow(blob)
         with path.open("ab") as file, layer.open() as source:
             while piece := source.read(7 << 20):
                 file.write(piece)
                 time.sleep(0.01)
-        blob.finish(layer.descriptor)
+        blob.finish(layer.descriptor, layer.diff_id)
         while not Registry(reference.registry).has_blob(reference.repository, layer.descriptor.digest):
             time.sleep(0.01)
         path.unlink()

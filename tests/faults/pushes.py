@@ -90,13 +90,13 @@ def _followed(image: Image, reference: Reference, *, tags: Sequence[str], **opti
 
 
 def _written(layer: Layer, path: Path, upload: Upload) -> None:
-    with layer.open() as source, path.open("wb") as file, GrowingBlob(path, layer.created_by, 1) as blob:
+    with layer.open() as source, path.open("wb") as file, GrowingBlob(path, layer.diff_id, layer.created_by, 1) as blob:
         upload.follow(blob)
         while piece := source.read(_PIECE):
             file.write(piece)
             file.flush()
             time.sleep(0.001)
-        blob.finish(layer.descriptor)
+        blob.finish(layer.descriptor, layer.diff_id)
 
 
 MOUNTED = "faults/elsewhere"

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -230,15 +232,37 @@ def test_a_second_layer_does_not_wait_for_the_first(tmp_path, monkeypatch):
     other.close()
 
 
-def test_it_ends_with_the_process_that_asks(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", helper._START, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+def test_it_answers_until_its_input_ends(tmp_path):
     task = task_of(tmp_path)
-    out, _ = process.communicate(pickle.dumps(task), timeout=120)
-    answer = pickle.loads(out)
-    assert answer == helper.written(task)
-    assert process.returncode == 0
+    with asked(helper._START, task) as process:
+        assert process.stdin
+        assert process.stdout
+        assert pickle.load(process.stdout) == helper.written(task)
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+def test_it_ends_with_the_process_that_asks_in_the_middle_of_a_layer(tmp_path):
+    slow = "from envbuild.splice import helper; helper.written = lambda task: (print('at it'), time.sleep(600))"
+    start = f"import sys, time; sys.path[:] = sys.argv[1:]; {slow}; helper.main()"
+    began = time.monotonic()
+    with asked(start, task_of(tmp_path)) as process:
+        assert process.stdin
+        time.sleep(1)
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert time.monotonic() - began < 60
+
+
+@contextmanager
+def asked(program: str, task: Task) -> Iterator[subprocess.Popen[bytes]]:
+    """The process with one task."""
+    command = [sys.executable, "-c", program, *sys.path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        pickle.dump(task, process.stdin)
+        process.stdin.flush()
+        yield process
 
 
 def task_of(folder: Path) -> Task:

@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import RegistryError
+from envbuild.oci.digest import Digest
 from envbuild.oci.growing import AbandonedError, GrowingBlob
 from envbuild.oci.image import Descriptor, Image, Layer
 from envbuild.oci.reference import Reference
-from envbuild.registry import Credentials, Retry, Upload
+from envbuild.registry import Credentials, Retry, Upload, push
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 
 FAST = Retry(first=0, longest=0.01)
 UPLOAD = "/blobs/uploads/[0-9a-f]"
 STEPS = 5
+KEY = Digest.of(b"key")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Writer:
                 file.write(data[number * len(data) // STEPS : (number + 1) * len(data) // STEPS])
                 file.flush()
                 time.sleep(then)
-        blob.finish(self.layer.descriptor)
+        blob.finish(self.layer.descriptor, self.layer.diff_id)
 
     def written(self, data: bytes | None = None) -> None:
         with self.growing() as blob:
@@ -54,7 +56,7 @@ class Writer:
     @contextmanager
     def growing(self) -> Iterator[GrowingBlob]:
         self.path.touch()
-        with GrowingBlob(self.path, "the layer", 10) as blob:
+        with GrowingBlob(self.path, KEY, "the layer", 10) as blob:
             self.upload.follow(blob)
             yield blob
 
@@ -104,6 +106,29 @@ def test_a_layer_is_sent_while_it_is_written(registry, image, writer):
     assert sent.headers["transfer-encoding"] == "chunked"
     assert "content-range" not in sent.headers
     assert not [it for it in registry.seen("PUT", UPLOAD) if it.headers["content-length"] == str(len(writer.data))]
+
+
+def test_what_was_sent_counts_though_somebody_else_was_first(registry, image, writer):
+    writer.written()
+    writer.upload.offer(writer.layer)
+    push(image, at(registry), retry=FAST)
+    result = writer.upload.finish(image)
+    assert result.blobs == {writer.layer.descriptor.digest: "sent"}
+    assert result.uploaded == writer.layer.descriptor.size
+
+
+def test_who_asked_is_told_of_what_has_landed(registry, image, tmp_path):
+    landed: list[GrowingBlob] = []
+    with Upload(at(registry), retry=FAST, landed=landed.append) as upload:
+        writer = Writer(image=image, path=tmp_path / "layer", upload=upload)
+        writer.written()
+        writer.finish()
+        registry.fail("PATCH", status=405)
+        (tmp_path / "layer").unlink()
+        writer.written()
+    assert [(it.key, it.descriptor, it.diff_id) for it in landed] == [
+        (KEY, writer.layer.descriptor, writer.layer.diff_id)
+    ]
 
 
 def test_what_is_there_is_told_while_it_goes(registry, image, tmp_path):
@@ -191,7 +216,7 @@ def test_a_login_that_ended_meanwhile_is_renewed(image, tmp_path):
 
 def test_an_error_elsewhere_ends_who_waits_for_the_rest(registry, image, tmp_path):
     started = time.monotonic()
-    blob = GrowingBlob(tmp_path / "layer", "the layer", 10)
+    blob = GrowingBlob(tmp_path / "layer", KEY, "the layer", 10)
     blob.path.touch()
 
     def fail() -> None:
@@ -213,14 +238,14 @@ def test_the_file_may_be_renamed_and_gone_meanwhile(registry, image, writer):
         writer.path.rename(moved)
         moved.write_bytes(writer.data)
         moved.unlink()
-        blob.finish(writer.layer.descriptor)
+        blob.finish(writer.layer.descriptor, writer.layer.diff_id)
     writer.finish()
     assert stored(registry, image)
     assert len(registry.seen("PATCH")) == 1
 
 
 def test_a_file_that_cannot_be_opened_is_no_matter(registry, image, writer):
-    with GrowingBlob(writer.path, "the layer", 10) as blob:
+    with GrowingBlob(writer.path, KEY, "the layer", 10) as blob:
         writer.upload.follow(blob)  # nothing is there
         writer.write(blob, writer.data)
     writer.finish()
@@ -231,9 +256,9 @@ def test_a_file_that_cannot_be_opened_is_no_matter(registry, image, writer):
 def test_one_that_nobody_finishes_is_abandoned(tmp_path):
     path = tmp_path / "layer"
     path.write_bytes(b"some")
-    with pytest.raises(ZeroDivisionError), GrowingBlob(path, "it", 10) as blob:
+    with pytest.raises(ZeroDivisionError), GrowingBlob(path, KEY, "it", 10) as blob:
         raise ZeroDivisionError
     with path.open("rb", buffering=0) as file, pytest.raises(AbandonedError):
         list(blob.pieces(file, lambda: None))
-    blob.finish(Descriptor("any", image_of().digest, 4))
+    blob.finish(Descriptor("any", image_of().digest, 4), KEY)
     assert blob.descriptor is None
