@@ -104,9 +104,11 @@ class Maker:
 
     def layers(self, orders: Sequence[LayerOrder], report: Callable[[int], None], made: Made) -> list[Layer]:
         """Find or make the layers, in the order given; `made` is told each one that had to be made, at once."""
-        if any(order.heavy and not self.cache.knows(order.key) for order in orders):
+        heavy = any(order.heavy and not self.cache.knows(order.key) for order in orders)
+        if heavy:
             self.helper.start()
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="layer", initializer=self.helper.give_way) as several:
+        give_way = self.helper.give_way if heavy else None
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="layer", initializer=give_way) as several:
             futures = {several.submit(self.layer, order): order for order in orders}
             try:
                 for future in as_completed(futures):

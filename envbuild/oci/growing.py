@@ -58,6 +58,8 @@ class GrowingBlob:
             ended = self._ended.wait(_SECONDS)
             while piece := os.pread(file.fileno(), _CHUNK, position):
                 check()
+                if self._ended.is_set():
+                    self.finished()
                 position += len(piece)
                 yield piece
             check()

@@ -62,7 +62,7 @@ class Making(Job):
         return ""
 
     def _made(self, settings: IndexSettings) -> Made:
-        """Make the image, and push it where that is wanted; no tag is set before everything was checked."""
+        """Make the image, and push it where that is wanted; no image is tagged before everything was checked."""
         cache = LayerCache(self.order.cache, self.shared)
         keys = cache_keys(self.recipe)
         cache.look_up(keys.layers, (*keys.notes, self.proof))
@@ -112,7 +112,12 @@ class Making(Job):
             yield None
             return
         with Upload(self.target, report=self._sent, landed=self._landed) as upload:
-            yield upload
+            try:
+                yield upload
+            except BaseException:
+                if self.shared:
+                    self.shared.stop()  # which `_landed` may be waiting for
+                raise
 
     def _begun(self, upload: Upload | None) -> Begun | None:
         """What sends a layer while it is made, where the registry would be known to have it."""

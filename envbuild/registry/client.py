@@ -329,7 +329,7 @@ class Registry:
             url,
             headers=call.headers | login,
             content=call.body() if call.body else None,
-            answer_within=LONG_ANSWER if call.method == "PUT" else ANSWER,
+            answer_within=LONG_ANSWER if call.method in ("PUT", "PATCH") else ANSWER,
         )
 
 

@@ -100,8 +100,10 @@ class Upload:
     ) -> None:
         if kind is not None:
             self._registry.stop()
-        self._followers.shutdown(cancel_futures=True)
         self._pool.shutdown(cancel_futures=True)
+        if not all(future.done() for future in self._followed.values()):
+            self._registry.stop()  # nobody waits for these any more
+        self._followers.shutdown(cancel_futures=True)
         self._registry.close()
 
     def follow(self, blob: GrowingBlob) -> None:
@@ -163,21 +165,25 @@ class Upload:
             for piece in blob.pieces(file, self._registry.check):
                 yield piece
                 done += len(piece)
-                self._told(blob.label, done, max(done, blob.expected))
+                self._told(blob.label, done, max(done + 1, blob.expected))
 
         with file:
+            if not self._follows:
+                return False
             try:
                 self._registry.put_growing(self._reference.repository, pieces, blob.finished)
             except (RegistryError, AbandonedError, OSError):
                 self._follows = False
                 return False
+        size = blob.finished().size
+        self._told(blob.label, size, size)
         self._landed(blob)
         return True
 
     def _was_followed(self, layer: Layer) -> bool:
         """Whether a layer was sent while it was made; waits for the rest of it."""
         found = (future for blob, future in list(self._followed.items()) if blob.descriptor == layer.descriptor)
-        return any(future.result() for future in found)
+        return any(future.exception() is None and future.result() for future in found)
 
     def _send(self, layer: Layer) -> How:
         if self._was_followed(layer):

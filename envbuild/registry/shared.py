@@ -56,8 +56,12 @@ class SharedCache:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            self._registry.stop()
+            self.stop()
         self._registry.close()
+
+    def stop(self) -> None:
+        """End all requests now, from any thread."""
+        self._registry.stop()
 
     def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest] = ()) -> None:
         """Ask for many keys at once, so that asking for each afterwards costs nothing."""
@@ -110,6 +114,8 @@ class SharedCache:
 
         A repository that refuses such artifacts, or was filled by those who publish none, has layers without keys.
         """
+        if self.trouble:
+            return False
         if any(value is not None for value in self._known.values()):
             return True
         try:

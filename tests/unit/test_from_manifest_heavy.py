@@ -1,8 +1,13 @@
 """The whole command with a wheel so large that its layer is sent while it is made: what goes over the wire, and when."""
 
 import json
+import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,5 +102,38 @@ def test_after_a_build_without_the_remote_cache_nothing_is_sent_twice(site):
 def test_a_registry_that_does_not_list_its_tags_is_asked_for_each_by_digest(site):
     with FakeRegistry() as registry:
         registry.fail("GET", "/tags/list", status=403)
+        site.push(registry)
+        assert not registry.seen("PATCH")
+
+
+def test_ctrl_c_does_not_wait_for_a_registry_that_keeps_its_answer_about_a_key(site):
+    with FakeRegistry() as registry:
+        registry.fail("HEAD", "/manifests/layer-", kind="stall", times=99)
+        command = [
+            sys.executable,
+            "-m",
+            "envbuild",
+            "from-manifest",
+            str(site.manifest),
+            "--base",
+            str(site.folder / "base"),
+        ]
+        run = manifest_of(("tensorflow-cpu", "2.15.1"), ("heavy", "1.0"), ("tool", "1.0"))
+        site.manifest.write_text(json.dumps(run))
+        env = os.environ | {"UV_DEFAULT_INDEX": site.index, "ENVBUILD_CACHE": str(site.folder / "cache")}
+        with subprocess.Popen([*command, "--push", f"{registry.host}/team/model"], cwd=site.folder, env=env) as process:
+            while not registry.seen("HEAD", "/manifests/layer-"):
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            assert process.wait(60) == 130
+            assert time.monotonic() - began < 20
+    assert not [tag for tag in registry.tags if ":env-" in tag]
+
+
+def test_a_registry_that_could_not_be_asked_is_asked_for_each_by_digest(site):
+    with FakeRegistry() as registry:
+        registry.fail("GET", "/manifests/layer-", status=403, times=1)
         site.push(registry)
         assert not registry.seen("PATCH")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -139,9 +140,10 @@ def test_what_is_there_is_told_while_it_goes(registry, image, tmp_path):
         writer.finish()
     ours = [(done, total) for name, done, total in told if name == "the layer"]
     assert len(ours) > 1
-    assert ours == sorted(ours)
-    assert all(done <= total for done, total in ours)
-    assert ours[-1][0] == writer.layer.descriptor.size
+    size = writer.layer.descriptor.size
+    assert [done for done, _ in ours] == sorted(done for done, _ in ours)
+    assert all(done < total for done, total in ours[:-1])
+    assert ours[-1] == (size, size)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +198,20 @@ def test_one_that_is_abandoned_is_sent_as_others_are(registry, image, writer):
         blob.abandon()
         writer.write(blob, writer.data)
     assert blob.descriptor is None
+    writer.finish()
+    assert stored(registry, image)
+
+
+def test_of_one_that_is_abandoned_no_more_is_sent(registry, image, writer):
+    with writer.growing() as blob:
+        file = FileIO(writer.path)
+        pieces = blob.pieces(file, lambda: None)
+        writer.path.write_bytes(bytes(9 << 20))
+        next(pieces)
+        blob.abandon()
+        with pytest.raises(AbandonedError):
+            next(pieces)
+        file.close()
     writer.finish()
     assert stored(registry, image)
 
