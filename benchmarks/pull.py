@@ -1,11 +1,11 @@
 """How long an image takes to pull, and its framework to import in it: envbuild's layers beside one layer made by pip.
 
-    .venv/bin/python -m benchmarks.pull [--workload tensorflow-cpu] [--rounds 3]
+    .venv/bin/python -m benchmarks.pull [--workload tensorflow-cpu] [--rounds 3] [--stores /dev/shm]
 
 Runs as `benchmarks.build` does. The same base and the same wheels are in each image; each pull begins with an empty
-store, and so takes the base too. Imports are those of a fresh container as a user that may write nowhere, told by the
-process itself. The images take turns, and the best of the rounds is shown, with the ratio to pip's image of the same
-files.
+store, and so takes the base too. `--stores` on a file system in memory tells what an engine does with layers from what
+the disk is busy with. Imports are those of a fresh container as a user that may write nowhere, told by the process
+itself. The images take turns, and the best of the rounds is shown, with the ratio to pip's image of the same files.
 """
 
 import argparse
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kept", type=Path, default=Path("~/.cache/envbuild-benchmarks").expanduser())
     parser.add_argument("--scratch", type=Path, help="on the file system of what is kept, where it is by default")
+    parser.add_argument("--stores", type=Path, help="where the engines unpack, below the scratch folder by default")
     options = parser.parse_args()
     options.kept.mkdir(parents=True, exist_ok=True)
     bench = prepare(
@@ -65,10 +66,10 @@ def main() -> None:
         with measured(bench) as (meter, group, host):
             images = made(bench, group, host)
             for clients in (docker, podman):
-                with clients(group, bench.scratch) as client:
+                with stores(options.stores or bench.scratch) as folder, clients(group, folder) as client:
                     compare(f"pull with {client.name}", pulls(client, meter, images, options.rounds))
             module = bench.workload.module
-            with docker(group, bench.scratch) as client:
+            with stores(options.stores or bench.scratch) as folder, docker(group, folder) as client:
                 compare(f"import {module}", imports(client, module, meter, images, options.rounds))
     finally:
         shutil.rmtree(bench.scratch)
@@ -96,22 +97,31 @@ def made(bench: Bench, group: Group, host: str) -> dict[str, str]:
 
 
 @contextmanager
-def docker(group: Group, scratch: Path) -> Iterator[Client]:
+def stores(place: Path) -> Iterator[Path]:
+    """A folder for what one engine unpacks."""
+    folder = Path(tempfile.mkdtemp(prefix="envbuild-pull-", dir=place))
+    try:
+        yield folder
+    finally:
+        remove_mounted(folder)
+
+
+@contextmanager
+def docker(group: Group, folder: Path) -> Iterator[Client]:
     command = docker_client()
     assert command, "docker is missing"
-    with running_engine(group, scratch / "engine") as engine:
+    with running_engine(group, folder / "engine") as engine:
         yield Client(name="Docker", command=[command], env={"DOCKER_HOST": engine})
 
 
 @contextmanager
-def podman(_group: Group, scratch: Path) -> Iterator[Client]:
+def podman(_group: Group, folder: Path) -> Iterator[Client]:
     state = Path(tempfile.mkdtemp(prefix="envbuild-podman-"))
-    places = ["--root", str(scratch / "podman"), "--runroot", str(state), "--storage-driver", "overlay"]
+    places = ["--root", str(folder / "podman"), "--runroot", str(state), "--storage-driver", "overlay"]
     try:
         yield Client(name="podman", command=["podman", *places], env={}, options=["--tls-verify=false"])
     finally:
         remove_mounted(state)
-        remove_mounted(scratch / "podman")
 
 
 def pulls(client: Client, meter: Meter, images: Mapping[str, str], rounds: int) -> dict[str, list[Cost]]:

@@ -7,7 +7,7 @@ deflate blocks that somebody else made (a wheel's), and those of the small encod
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +18,8 @@ STORED_LIMIT = 65535
 """Bytes that one stored block may hold."""
 ALIGNED = b"\x00\x00\xff\xff"
 """An empty stored block but for its three bits, all zero: after it a stream goes on with whole bytes."""
+_POLYNOMIAL, _ONE, _X8 = 0xEDB88320, 1 << 31, 1 << 23
+"""That of CRC-32, one, and x to the eighth: what a byte of zeros multiplies by."""
 LAST = b"\x03\x00"
 """An empty block that ends a stream (RFC 1951, section 3.2.6)."""
 
@@ -26,10 +28,35 @@ LAST = b"\x03\x00"
 class Part:
     """Part of a deflate stream, of whole bytes, and what it stands for."""
 
-    deflated: bytes
-    plain: bytes
+    deflated: bytes | memoryview
+    plain: bytes | memoryview
     final: bool = False
     """Whether the stream ends with it."""
+    crc32: int = 0
+    size: int = 0
+    """Both of the content up to its end that no part before has counted."""
+
+
+class Members:
+    """As few gzip members as parts allow: one ends only with a part that ends its stream.
+
+    Readers take a fixed time for each member: unpigz, which Docker calls, a long one, and pgzip, which podman has,
+    reads nothing ahead beyond its end.
+    """
+
+    def __init__(self) -> None:
+        self._open, self._checksum, self._size = False, 0, 0
+
+    def add(self, part: Part) -> Iterator[bytes | memoryview]:
+        """Yield what a file grows by."""
+        if not self._open:
+            yield _HEADER
+            self._open, self._checksum, self._size = True, 0, 0
+        yield part.deflated
+        self._checksum, self._size = combined(self._checksum, part.crc32, part.size), self._size + part.size
+        if part.final:
+            self._open = False
+            yield end(self._checksum, self._size)
 
 
 def start() -> bytes:
@@ -42,30 +69,43 @@ def end(crc32: int, size: int) -> bytes:
     return struct.pack("<II", crc32, size & 0xFFFFFFFF)
 
 
-def member(data: bytes) -> bytes:
-    """Encode `data`, headers and other text-like runs of bytes, as one gzip member."""
-    return _HEADER + deflate_runs(data) + end(zlib.crc32(data), len(data))
-
-
-def members(parts: Iterable[Part], crc32: Callable[[bytes], int] = zlib.crc32) -> Iterator[tuple[bytes, bytes]]:
-    """Make as few gzip members of the parts as they allow; yield each with its content.
-
-    Readers take a fixed time for each member, and unpigz, which engines call, a long one. `crc32` may be a faster one.
-    """
-    gathered: list[Part] = []
+def gathered(parts: Iterable[Part], crc32: Callable[[bytes], int] = zlib.crc32) -> Iterator[Part]:
+    """Make one part of those that follow each other up to a final one, and count it. `crc32` may be a faster one."""
+    some: list[Part] = []
     for part in parts:
-        gathered.append(part)
+        some.append(part)
         if part.final:
-            yield _gathered(gathered, b"", crc32)
-            gathered = []
-    if gathered:
-        yield _gathered(gathered, LAST, crc32)
+            yield _counted(some, crc32)
+            some = []
+    if some:
+        yield _counted(some, crc32)
 
 
-def _gathered(parts: list[Part], last: bytes, crc32: Callable[[bytes], int]) -> tuple[bytes, bytes]:
+def _counted(parts: Sequence[Part], crc32: Callable[[bytes], int]) -> Part:
     plain = b"".join([part.plain for part in parts])
-    deflated = [part.deflated for part in parts]
-    return b"".join([_HEADER, *deflated, last, end(crc32(plain), len(plain))]), plain
+    deflated = b"".join([part.deflated for part in parts])
+    return Part(deflated, plain, final=parts[-1].final, crc32=crc32(plain), size=len(plain))
+
+
+def combined(first: int, second: int, size: int) -> int:
+    """The CRC-32 of two pieces, from that of each and the size of the second: zlib's `crc32_combine`."""
+    power, squared = _ONE, _X8
+    while size:
+        if size & 1:
+            power = _product(squared, power)
+        squared, size = _product(squared, squared), size >> 1
+    return _product(power, first) ^ second
+
+
+@lru_cache(maxsize=1024)
+def _product(one: int, other: int) -> int:
+    """Multiply two polynomials modulo that of CRC-32, whose highest power is the lowest bit (RFC 1952, section 8)."""
+    product = 0
+    for place in range(31, -1, -1):
+        if one >> place & 1:
+            product ^= other
+        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
+    return product
 
 
 def stored(data: bytes | memoryview, *, final: bool = True) -> list[bytes | memoryview]:

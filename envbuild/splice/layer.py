@@ -1,12 +1,11 @@
 """A layer is spliced, not compressed: a wheel's own deflate streams, with blocks between them for the tar's headers.
 
 For each file one block holds the padding of the file before and the tar header, then come the wheel's bytes as they
-are. Many small files share a gzip member; a large one has a member to itself. Two digests are computed beside it, each
-in a thread: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel, some ahead of
-what is being written.
+are. A gzip member goes on until a wheel's stream ends it, as that of a large file does. Two digests are computed beside
+it, each in a thread: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel, some
+ahead of what is being written.
 """
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ _AHEAD = 2
 """Jobs; each keeps a batch, compressed and not."""
 
 Piece = tuple[bytes | memoryview, bytes | memoryview]
-"""What the blob grows by, and what the tar inside grows by; either may be nothing."""
+"""Bytes of a deflate stream, and what comes out of it; either may be nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +80,19 @@ def write_layer(
 
     The bytes do not depend on the pool. Memory stays bounded whatever the size of the files.
     """
-    items = _items(prefix.lstrip("/"), files, links)
+    items, members = _items(prefix.lstrip("/"), files, links), gzip.Members()
     with HashedStream(sink) as blob, HashedStream() as tarred:
-        for part in in_order(pool, (partial(_part, batch) for batch in _batches(items)), _AHEAD):
-            for compressed, plain in part:
-                blob.write(compressed)
-                tarred.write(plain)
+
+        def write(part: gzip.Part) -> None:
+            for piece in members.add(part):
+                blob.write(piece)
+            tarred.write(part.plain)
+
+        for parts in in_order(pool, (partial(_made, batch) for batch in _batches(items)), _AHEAD):
+            for part in parts:
+                write(part)
         data = bytes(tar.padding(items[-1].size) if items else 0) + tar.END
-        blob.write(gzip.member(data))
-        tarred.write(data)
+        write(gzip.Part(gzip.deflate_runs(data), data, final=True, crc32=crc32(data), size=len(data)))
         return LayerResult(blob.digest(), blob.size, tarred.digest())
 
 
@@ -128,25 +131,25 @@ def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
         yield batch
 
 
-def _part(batch: Sequence[_Item]) -> Iterable[Piece]:
+def _made(batch: Sequence[_Item]) -> Iterable[gzip.Part]:
     """Make a part of the layer: at once, but for a large file, which is inflated while it is taken."""
     if len(batch) == 1 and batch[0].size > _BATCH:
         return _streamed(batch[0])
-    return list(gzip.members((part for item in batch for part in _parts(item)), crc32))
+    return list(gzip.gathered((part for item in batch for part in _parts(item)), crc32))
 
 
-def _streamed(item: _Item) -> Iterator[Piece]:
-    header = _header(item)
-    yield gzip.member(header), header
+def _streamed(item: _Item) -> Iterator[gzip.Part]:
     content = item.content
     assert isinstance(content, LayerFile)
     source = content.file.source
-    if isinstance(source, bytes):
-        yield gzip.start() + b"".join(gzip.stored(source)) + gzip.end(zlib.crc32(source), len(source)), source
-    elif content.archive is not None:
-        yield gzip.start(), b""
-        yield from _spliced(content.archive, source, content.file.recorded)
-        yield gzip.end(source.crc32, source.size), b""
+    if isinstance(source, bytes) or content.archive is None:
+        yield from gzip.gathered(_parts(item), crc32)
+        return
+    header = _header(item)
+    yield from gzip.gathered([gzip.Part(gzip.deflate_runs(header, final=False), header)], crc32)
+    for compressed, plain in _spliced(content.archive, source, content.file.recorded):
+        yield gzip.Part(compressed, plain)
+    yield gzip.Part(b"", b"", final=source.deflated, crc32=source.crc32, size=source.size)
 
 
 def _header(item: _Item) -> bytes:
@@ -219,7 +222,7 @@ def _framed(archive: WheelArchive, member: Member) -> Iterator[Piece]:
     data = archive.data(member)
     for offset in range(0, len(data), _STORED):
         part = data[offset : offset + _STORED]
-        yield b"".join(gzip.stored(part, final=offset + len(part) == len(data))), part
+        yield b"".join(gzip.stored(part, final=False)), part
         archive.release(member, offset + len(part))
 
 

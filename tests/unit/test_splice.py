@@ -100,17 +100,56 @@ def test_members_hold_all_parts_in_their_order_and_are_few(given_parts):
         else:
             parts.append(Part(opened or stream, content, final=opened is None))
         ends += parts[-1].final
-    made = list(gzip.members(parts))
-    assert len(made) == ends + bool(parts and not parts[-1].final)
-    assert b"".join(plain for _, plain in made) == b"".join(it[0] for it in given_parts)
-    for blob, plain in made:
-        assert reader.decompress(blob) == plain
+    gathered = list(gzip.gathered(parts))
+    assert len(gathered) == ends + bool(parts and not parts[-1].final)
+    whole = b"".join(it[0] for it in given_parts)
+    assert b"".join(part.plain for part in gathered) == whole
+    assert reader.decompress(as_members([*gathered, LAST_PART])) == whole
+
+
+LAST_PART = Part(LAST, b"", final=True)
+
+
+def as_members(parts):
+    members = gzip.Members()
+    return b"".join(piece for part in parts for piece in members.add(part))
+
+
+@given(st.lists(st.lists(contents, max_size=4), max_size=4))
+def test_a_member_goes_on_over_parts_that_were_gathered_apart(jobs):
+    parts = [part for job in jobs for part in gzip.gathered(Part(gzip.deflate_runs(it, final=False), it) for it in job)]
+    blob = as_members([*parts, LAST_PART])
+    assert reader.decompress(blob) == b"".join(it for job in jobs for it in job)
+    whole = zlib.decompressobj(31)
+    whole.decompress(blob)
+    assert whole.eof
+    assert not whole.unused_data  # one member
+
+
+def test_what_was_counted_later_is_checked_at_the_end():
+    """A large file's pieces are passed on one by one, and counted when the last of them was."""
+    stream = deflated(b"one and two", 6)
+    pieces = [
+        Part(stream[:5], b"one and"),
+        Part(stream[5:], b" two"),
+        Part(b"", b"", True, zlib.crc32(b"one and two"), 11),
+    ]
+    assert reader.decompress(as_members(pieces)) == b"one and two"
+    with pytest.raises(OSError, match="CRC"):
+        reader.decompress(as_members([*pieces[:2], Part(b"", b"", True, 1, 11)]))
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 2000))
+def test_checksums_are_combined_as_zlib_combines_them(first, second, times):
+    after = second * times
+    assert gzip.combined(zlib.crc32(first), zlib.crc32(after), len(after)) == zlib.crc32(first + after)
 
 
 def test_gnu_gzip_reads_a_member_of_many_streams():
     contents = [bytes([n % 251]) * (n * 37 % 5000 + 1) for n in range(400)]
     opened = [(continued(deflated(it), it), it) for it in contents]
-    [(blob, plain)] = gzip.members(Part(stream, it) for stream, it in opened if stream)
+    [part] = gzip.gathered(Part(stream, it) for stream, it in opened if stream)
+    blob = as_members([part, LAST_PART])
     done = subprocess.run(["gzip", "-dc"], input=blob, capture_output=True, check=True)
-    assert done.stdout == plain
+    assert done.stdout == part.plain
     assert not done.stderr

@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 
 from packaging.utils import parse_wheel_filename
 
 from envbuild.assemble.bytecode.interpreter import FORMAT
 from envbuild.assemble.overlap import Overlap
+from envbuild.assemble.plan import LARGE
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
 
-LARGE = 8 << 20
-_MOST_LARGE, _GROUPS = 4, 2
-MOST_LAYERS = _MOST_LARGE + _GROUPS + 1
-"""Large wheels, small wheels, the base's standard library."""
+_MOST_LARGE = 4
+MOST_LAYERS = _MOST_LARGE + 2
+"""Large wheels, the other wheels, the base's standard library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +33,11 @@ class BytecodePlan:
 
 
 def plan_bytecode(recipe: Recipe, interpreter: str, overlaps: Sequence[Overlap]) -> tuple[BytecodePlan, ...]:
-    """Give the largest wheels with code a layer each; share out the others by a hash of their name."""
+    """Give the largest wheels with code a layer each, and the others one."""
     by_size = sorted(recipe.wheels, key=lambda wheel: (-wheel.size, wheel.name))
     large = [wheel for wheel in by_size if wheel.size >= LARGE and _has_code(wheel)][:_MOST_LARGE]
-    groups: dict[int, list[LockedWheel]] = {}
-    for wheel in sorted(set(by_size) - set(large), key=lambda wheel: wheel.name):
-        groups.setdefault(sha256(wheel.name.encode()).digest()[0] % _GROUPS, []).append(wheel)
-    plans = [[wheel] for wheel in large] + [groups[number] for number in sorted(groups)]
+    others = sorted(set(by_size) - set(large), key=lambda wheel: wheel.name)
+    plans = [[wheel] for wheel in large] + ([others] if others else [])
     return tuple(BytecodePlan(tuple(wheels), _key(recipe, interpreter, wheels, overlaps)) for wheels in plans)
 
 
