@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PLAIN_INTERVAL = 2.0
 """Seconds between two lines of progress where stderr is no terminal."""
+_MEASURABLE = 0.05
+"""Seconds: what took less, as it was there already, has no rate that says anything."""
 
 
 class Plain:
@@ -129,7 +131,7 @@ class Progress:
         self._last_line = now
         self._told = self._told - {label} if ended else self._told | {label}
         of = f" of {decimal(total)}" if total is not None else ""
-        rate = f", {decimal(int(done / (now - began)))}/s" if now > began else ""
+        rate = f", {decimal(int(done / (now - began)))}/s" if now - began >= _MEASURABLE else ""
         self._console.print(f"  {label}: {decimal(done)}{of}{rate}")
 
 

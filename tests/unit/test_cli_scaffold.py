@@ -309,6 +309,14 @@ def test_off_a_terminal_progress_is_a_line_every_two_seconds_with_bytes_and_rate
     ]
 
 
+def test_what_was_there_at_once_has_no_rate():
+    progress, file, clock = plain()
+    progress.progress("assembling", 1_000_000, 40_000_000)
+    clock.now += 0.001
+    progress.progress("assembling", 40_000_000, 40_000_000)
+    assert file.getvalue().splitlines()[-1] == "  assembling: 40.0 MB of 40.0 MB"
+
+
 def test_what_was_begun_to_be_told_is_told_to_its_end_and_nothing_else_is():
     progress, file, clock = plain()
     progress.progress("numpy", 1, 10)
