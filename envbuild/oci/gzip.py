@@ -6,7 +6,6 @@ deflate blocks that somebody else made (a wheel's), and those of the small encod
 
 import re
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -69,8 +68,8 @@ def end(crc32: int, size: int) -> bytes:
     return struct.pack("<II", crc32, size & 0xFFFFFFFF)
 
 
-def gathered(parts: Iterable[Part], crc32: Callable[[bytes], int] = zlib.crc32) -> Iterator[Part]:
-    """Make one part of those that follow each other up to a final one, and count it. `crc32` may be a faster one."""
+def gathered(parts: Iterable[Part], crc32: Callable[[bytes], int]) -> Iterator[Part]:
+    """Make one part of those that follow each other up to a final one, and count it."""
     some: list[Part] = []
     for part in parts:
         some.append(part)
@@ -89,6 +88,8 @@ def _counted(parts: Sequence[Part], crc32: Callable[[bytes], int]) -> Part:
 
 def combined(first: int, second: int, size: int) -> int:
     """The CRC-32 of two pieces, from that of each and the size of the second: zlib's `crc32_combine`."""
+    if not first:
+        return second
     power, squared = _ONE, _X8
     while size:
         if size & 1:

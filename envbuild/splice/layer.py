@@ -1,9 +1,9 @@
 """A layer is spliced, not compressed: a wheel's own deflate streams, with blocks between them for the tar's headers.
 
 For each file one block holds the padding of the file before and the tar header, then come the wheel's bytes as they
-are. A gzip member goes on until a wheel's stream ends it, as that of a large file does. Two digests are computed beside
-it, each in a thread: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel, some
-ahead of what is being written.
+are. A gzip member goes on until a wheel's stream ends it, as one of several blocks does. Two digests are computed
+beside it, each in a thread: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel,
+some ahead of what is being written.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

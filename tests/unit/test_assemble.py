@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,10 @@ from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
+from envbuild.splice.install import InstalledFile
+from envbuild.splice.layer import LayerFile, write_layer
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.layers import entries_of
 
 TARGET = Target(python="3.11.2", machine="x86_64", glibc="2.36")
 SITE = "opt/env/lib/python3.11/site-packages"
@@ -338,6 +343,40 @@ def test_the_number_of_cores_decides_no_byte(tmp_path, monkeypatch):
     assert len({it.digest for it in images}) == 1
     found = tree(images[0])
     assert all(found[f"{SITE}/{name}"][1] == data for name, data in files.items())
+
+
+@pytest.mark.parametrize(("method", "count"), [(zipfile.ZIP_STORED, 1), (zipfile.ZIP_DEFLATED, 3)])
+def test_a_member_goes_on_until_a_stream_of_several_blocks_ends_it(tmp_path, method, count):
+    """podman reads nothing ahead beyond a member's end, so that each costs a pull."""
+    sizes = {"streamed": 5 << 20, "batch": 1 << 20, "last": 99}  # deflated, all but the last have several blocks
+    files = {f"noise/{name}": random.Random(size).randbytes(size) for name, size in sizes.items()}
+    image = built(tmp_path, make_wheel("noise", "1", files, method=method)).image
+    with image.layers[0].open() as blob:
+        assert len(members(blob.read())) == count
+    found = tree(image)
+    assert all(found[f"{SITE}/{name}"][1] == data for name, data in files.items())
+
+
+def test_a_generated_file_may_be_large():
+    """RECORD is, of a wheel with very many files."""
+    contents = {"RECORD": random.Random(3).randbytes(3 << 20), "after": b"it"}
+    files = [LayerFile(InstalledFile(name, executable=False, source=it), None) for name, it in contents.items()]
+    sink = io.BytesIO()
+    with ThreadPoolExecutor(1) as pool:
+        result = write_layer(sink, "/opt/env", files, pool)
+    [content] = members(sink.getvalue())
+    assert (result.digest, result.diff_id) == (Digest.of(sink.getvalue()), Digest.of(content))
+    found = entries_of(sink.getvalue())
+    assert {name: found[f"opt/env/{name}"] for name in contents} == contents
+
+
+def members(blob: bytes) -> list[bytes]:
+    found = []
+    while blob:
+        reader = zlib.decompressobj(31)
+        found.append(reader.decompress(blob))
+        blob = reader.unused_data
+    return found
 
 
 def test_where_two_wheels_have_one_path_the_later_wins_and_it_is_said(tmp_path):

@@ -100,7 +100,7 @@ def test_members_hold_all_parts_in_their_order_and_are_few(given_parts):
         else:
             parts.append(Part(opened or stream, content, final=opened is None))
         ends += parts[-1].final
-    gathered = list(gzip.gathered(parts))
+    gathered = list(gzip.gathered(parts, zlib.crc32))
     assert len(gathered) == ends + bool(parts and not parts[-1].final)
     whole = b"".join(it[0] for it in given_parts)
     assert b"".join(part.plain for part in gathered) == whole
@@ -117,8 +117,8 @@ def as_members(parts):
 
 @given(st.lists(st.lists(contents, max_size=4), max_size=4))
 def test_a_member_goes_on_over_parts_that_were_gathered_apart(jobs):
-    parts = [part for job in jobs for part in gzip.gathered(Part(gzip.deflate_runs(it, final=False), it) for it in job)]
-    blob = as_members([*parts, LAST_PART])
+    gathered = [gzip.gathered([Part(gzip.deflate_runs(it, final=False), it) for it in job], zlib.crc32) for job in jobs]
+    blob = as_members([*(part for parts in gathered for part in parts), LAST_PART])
     assert reader.decompress(blob) == b"".join(it for job in jobs for it in job)
     whole = zlib.decompressobj(31)
     whole.decompress(blob)
@@ -148,7 +148,7 @@ def test_checksums_are_combined_as_zlib_combines_them(first, second, times):
 def test_gnu_gzip_reads_a_member_of_many_streams():
     contents = [bytes([n % 251]) * (n * 37 % 5000 + 1) for n in range(400)]
     opened = [(continued(deflated(it), it), it) for it in contents]
-    [part] = gzip.gathered(Part(stream, it) for stream, it in opened if stream)
+    [part] = gzip.gathered((Part(stream, it) for stream, it in opened if stream), zlib.crc32)
     blob = as_members([part, LAST_PART])
     done = subprocess.run(["gzip", "-dc"], input=blob, capture_output=True, check=True)
     assert done.stdout == part.plain
