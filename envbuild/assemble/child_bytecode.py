@@ -73,6 +73,7 @@ class ChildBytecode:
                 key=parcel.key,
                 files=partial(self._unpacked, parcel),
                 prefix=parcel.prefix,
+                compress=True,
             )
             for (line, parcel), tally in zip(found, tallies, strict=True)
             if tally.compiled

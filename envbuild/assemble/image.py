@@ -276,7 +276,7 @@ def _bytecode_layer(bytecode: Bytecode, layer: BytecodeLayer) -> LayerOrder:
     def files(opened: OpenWheels) -> list[LayerFile]:
         return bytecode.files(layer, opened, opened.stack)
 
-    return LayerOrder(label=layer.label, key=layer.key, files=files, prefix=layer.prefix)
+    return LayerOrder(label=layer.label, key=layer.key, files=files, prefix=layer.prefix, compress=True)
 
 
 def _winning_files(overlaps: Sequence[Overlap], opened: OpenWheels) -> list[LayerFile]:

@@ -17,8 +17,9 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer, Opener
 from envbuild.recipe import Recipe
+from envbuild.splice.compressed import write_compressed
 from envbuild.splice.helper import Helper, Task
-from envbuild.splice.layer import LayerFile, LayerResult, Link, write_layer
+from envbuild.splice.layer import LayerFile, LayerResult, Link, tarred, write_layer
 from envbuild.waiting import as_completed
 
 _CORES = os.cpu_count() or 1
@@ -50,6 +51,8 @@ class LayerOrder:
     """The folder that the files lie below; None for the environment's own."""
     writer: Callable[[BinaryIO, Executor], LayerResult] | None = None
     """Writes a layer that no wheel has a part in."""
+    compress: bool = False
+    """Whether nobody has compressed its files, so that the layer has them compressed together."""
     wheels: Sequence[LockedWheel] = ()
     """The wheels, where the layer is all of their files and nothing else."""
 
@@ -158,7 +161,10 @@ class Maker:
             abandon()
             sink.truncate(0)
         prefix = order.prefix or self.recipe.prefix
-        return write_layer(sink, prefix, order.files(self.opened), self.pool, order.links)
+        files = order.files(self.opened)
+        if order.compress:
+            return write_compressed(tarred(prefix, files), sink, self.pool)
+        return write_layer(sink, prefix, files, self.pool, order.links)
 
     def _beside(self, order: LayerOrder, sink: BinaryIO) -> LayerResult | None:
         """Let the other process write a layer; None where it does not, and anything may be in the file."""

@@ -96,6 +96,24 @@ def write_layer(
         return LayerResult(blob.digest(), blob.size, tarred.digest())
 
 
+def tarred(prefix: str, files: Sequence[LayerFile]) -> Iterator[bytes | memoryview]:
+    """The tar that `write_layer` would write, for whoever compresses it."""
+    items = _items(prefix.lstrip("/"), files, ())
+    for item in items:
+        yield _header(item)
+        yield from _content(item)
+    yield bytes(tar.padding(items[-1].size) if items else 0) + tar.END
+
+
+def _content(item: _Item) -> Iterator[bytes | memoryview]:
+    if isinstance(item.content, LayerFile):
+        source, archive = item.content.file.source, item.content.archive
+        if isinstance(source, bytes):
+            yield source
+        elif archive is not None:
+            yield from (plain for _, plain in _spliced(archive, source, item.content.file.recorded))
+
+
 def _items(root: str, files: Sequence[LayerFile], links: Sequence[Link]) -> list[_Item]:
     found: dict[str, LayerFile | Link | None] = {f"{root}/{item.file.path}": item for item in files}
     found |= {f"{root}/{link.path}": link for link in links}

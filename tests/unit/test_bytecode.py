@@ -7,7 +7,6 @@ import resource
 import struct
 import subprocess
 import sys
-import zipfile
 from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import sha256
@@ -15,13 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.assemble.bytecode import Tally, Unavailable, batch, compiler, packed
+from envbuild.assemble.bytecode import Tally, Unavailable, batch, compiler
 from envbuild.assemble.bytecode.compiler import Compiler, Failure
 from envbuild.assemble.bytecode.interpreter import FORMAT, ask_build, environment
+from envbuild.assemble.bytecode.plan import plan_bytecode
 from envbuild.assemble.bytecode.sources import bytecode_path
 from envbuild.errors import BuildError
+from envbuild.lock.model import LockedWheel
+from envbuild.oci.digest import Digest
 from tests.fakes.wheels import make_wheel
-from tests.unit.compiling import LIBRARY, MINOR, SITE, Image, content_of, own_interpreter
+from tests.unit.compiling import LIBRARY, MINOR, SITE, Image, content_of, own_interpreter, recipe_of
 
 TAG = sys.implementation.cache_tag
 SOURCES = {path.name: path.read_bytes() for path in sorted(LIBRARY.glob("*.py"))[:40]}
@@ -139,11 +141,11 @@ def test_a_process_is_changed_for_a_new_one_in_time(monkeypatch):
 
 def test_the_program_that_compiles_changes_only_with_the_format():
     text = compiler.PROGRAM.read_bytes()
-    assert (FORMAT, sha256(text).hexdigest()[:16]) == (2, "901edc6557a63517"), "raise FORMAT, and state both here"
+    assert (FORMAT, sha256(text).hexdigest()[:16]) == (3, "901edc6557a63517"), "raise FORMAT, and state both here"
 
 
 def test_bytecode_is_refused_where_the_compressor_is_another_or_absent(tmp_path):
-    program = "from envbuild.assemble.bytecode.packed import packed; packed(b'x')"
+    program = "from envbuild.splice.compressed import check_library; check_library()"
     for text in (
         "import zlib\ndef deflate_compress(data, level): return zlib.compress(data, level)[2:-4]\n",
         "import no",
@@ -156,18 +158,6 @@ def test_bytecode_is_refused_where_the_compressor_is_another_or_absent(tmp_path)
         )  # fmt: skip
         assert "MissingComponentError" in done.stderr
         assert "--no-bytecode" in done.stderr
-
-
-def test_an_archive_of_more_files_than_old_zips_count(tmp_path):
-    one = packed.packed(b"content")
-    with (tmp_path / "many.zip").open("wb") as sink:
-        packer = packed.Packer(sink)
-        for number in range(66_000):
-            packer.add(f"{number}.pyc", one)
-        packer.finish()
-    with zipfile.ZipFile(tmp_path / "many.zip") as archive:
-        assert len(archive.namelist()) == 66_000
-        assert archive.read("65999.pyc") == b"content"
 
 
 @pytest.mark.parametrize(
@@ -246,6 +236,20 @@ def test_what_is_known_needs_no_interpreter_and_what_changed_is_compiled_alone(i
     assert [wheel.name for wheel in changed.bytecode.wheels_to_read()] == ["package3"]
     contents = changed.contents()
     assert sum(contents.get(label) == files for label, files in usual.items()) == len(usual) - 1
+
+
+def of_size(name: str, megabytes: int, tag: str = "cp311-cp311") -> LockedWheel:
+    filename, size = f"{name}-1-{tag}-linux_x86_64.whl", megabytes << 20
+    return LockedWheel(name=name, version="1", filename=filename, sha256=Digest.of(name.encode()), size=size, url="")
+
+
+def test_the_giants_among_wheels_have_layers_of_their_own():
+    sizes = {"five": 70, "four": 80, "small": 1, "one": 400, "three": 90, "two": 300, "below": 63}
+    wheels = [*(of_size(*pair) for pair in sizes.items()), of_size("cudnn", 700, "py3-none")]
+    plans = plan_bytecode(recipe_of(*wheels), "own", ())
+    assert [[wheel.name for wheel in plan.wheels] for plan in plans] == [
+        ["one"], ["two"], ["three"], ["four"], ["below", "cudnn", "five", "small"],
+    ]  # fmt: skip
 
 
 def test_a_damaged_archive_is_made_again(image, tmp_path):

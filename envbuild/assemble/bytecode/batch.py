@@ -1,5 +1,6 @@
 """Sources to archives of bytecode, on all cores, in bounded memory."""
 
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,10 +9,10 @@ from itertools import islice
 from typing import BinaryIO
 
 from envbuild.assemble.bytecode.compiler import LARGEST, Compiler, Failure
-from envbuild.assemble.bytecode.packed import Packed, Packer, packed
 from envbuild.assemble.bytecode.sources import Source, bytecode_path
 from envbuild.assemble.bytecode.store import Compiled, Store, Tally
 from envbuild.oci.digest import Digest
+from envbuild.splice.compressed import check_library
 from envbuild.splice.parallel import in_order
 
 _AHEAD = 256
@@ -29,7 +30,7 @@ class Parcel:
     """Reads which there are; not asked where the bytecode is known."""
 
 
-_Result = tuple[str, Packed | Failure]
+_Result = tuple[str, bytes | Failure]
 Told = Callable[[int], object]
 """Told how many sources are about to be compiled."""
 
@@ -45,6 +46,7 @@ def compile_parcels(
 
 
 def _made(parcels: Sequence[Parcel], compiler: Callable[[], Compiler], store: Store, told: Told) -> list[Compiled]:
+    check_library()  # before anything takes its time
     work = [(parcel, parcel.sources()) for parcel in parcels]
     told(sum(len(sources) for _, sources in work))
     with compiler() as running, ThreadPoolExecutor(running.processes, thread_name_prefix="compile") as pool:
@@ -65,21 +67,19 @@ def _compiled(compiler: Compiler, prefix: str, source: Source) -> _Result:
     if len(content) > LARGEST:
         return source.path, Failure.GAVE_UP
     code = compiler.compile(f"{prefix}/{source.path}", content)
-    return (source.path, code) if isinstance(code, Failure) else (path, packed(code))
+    return (source.path if isinstance(code, Failure) else path), code
 
 
 def _written(results: Iterator[_Result], count: int, sink: BinaryIO) -> Tally:
-    packer, failures = Packer(sink), list[tuple[str, Failure]]()
-    compiled = 0
-    for path, result in islice(results, count):
-        if isinstance(result, Failure):
-            failures.append((path, result))
-        else:
-            packer.add(path, result)
-            compiled += 1
-    packer.finish()
+    failures = list[tuple[str, Failure]]()
+    with zipfile.ZipFile(sink, "w") as archive:
+        for path, result in islice(results, count):
+            if isinstance(result, Failure):
+                failures.append((path, result))
+            else:
+                archive.writestr(zipfile.ZipInfo(path), result)
     return Tally(
-        compiled=compiled,
+        compiled=count - len(failures),
         refused=sum(why is Failure.REFUSED for _, why in failures),
         gave_up=tuple(path for path, why in failures if why is Failure.GAVE_UP),
     )

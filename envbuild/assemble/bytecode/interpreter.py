@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-FORMAT = 2
-"""Raised whenever the same interpreter and sources would give other bytecode."""
+FORMAT = 3
+"""Raised whenever the same interpreter and sources would give other bytecode, or other layers of it."""
 _ASK = """\
 import sys
 for value in (sys.version, sys.implementation.cache_tag, '%08x' % sys.hexversion,

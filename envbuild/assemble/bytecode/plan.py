@@ -7,12 +7,13 @@ from packaging.utils import parse_wheel_filename
 
 from envbuild.assemble.bytecode.interpreter import FORMAT
 from envbuild.assemble.overlap import Overlap
-from envbuild.assemble.plan import LARGE
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
 
+_LARGE = 64 << 20
+"""Bytes of a wheel: from there on the bytecode is worth what a layer of its own costs whoever pulls it."""
 _MOST_LARGE = 4
 MOST_LAYERS = _MOST_LARGE + 2
 """Large wheels, the other wheels, the base's standard library."""
@@ -35,7 +36,7 @@ class BytecodePlan:
 def plan_bytecode(recipe: Recipe, interpreter: str, overlaps: Sequence[Overlap]) -> tuple[BytecodePlan, ...]:
     """Give the largest wheels with code a layer each, and the others one."""
     by_size = sorted(recipe.wheels, key=lambda wheel: (-wheel.size, wheel.name))
-    large = [wheel for wheel in by_size if wheel.size >= LARGE and _has_code(wheel)][:_MOST_LARGE]
+    large = [wheel for wheel in by_size if wheel.size >= _LARGE and _has_code(wheel)][:_MOST_LARGE]
     others = sorted(set(by_size) - set(large), key=lambda wheel: wheel.name)
     plans = [[wheel] for wheel in large] + ([others] if others else [])
     return tuple(BytecodePlan(tuple(wheels), _key(recipe, interpreter, wheels, overlaps)) for wheels in plans)

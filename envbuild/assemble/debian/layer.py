@@ -1,34 +1,27 @@
 """Unpacked Debian packages as one layer on a base, the same bytes everywhere."""
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from envbuild.assemble.bytecode.packed import packed
 from envbuild.assemble.debian.deb import Deb, Item, open_deb
 from envbuild.assemble.debian.ground import Folder, Ground, placed
 from envbuild.assemble.debian.records import conffiles, records
 from envbuild.assemble.debian.scripts import make_alternatives, remarks
 from envbuild.errors import BuildError
 from envbuild.lock.model import SystemPackage
-from envbuild.oci import gzip, tar
+from envbuild.oci import tar
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
+from envbuild.splice.compressed import write_compressed
 from envbuild.splice.layer import LayerResult
-from envbuild.splice.parallel import in_order
-from envbuild.splice.stream import HashedStream
 
 _FORMAT = 1
 """Raised whenever the same packages would give other bytes."""
-_PIECE = 1 << 20
-"""Bytes of the tar that one gzip member holds."""
-_AHEAD = 6
 _UNREAD = ("usr/share/man/", "usr/share/info/", "usr/share/locale/", "usr/share/lintian/")
 """What no program reads; copyrights stay."""
 _DOC = "usr/share/doc/"
@@ -62,7 +55,7 @@ class SystemLayer:
         with ExitStack() as stack:
             debs = [open_deb(self.find(it), it.sha256, stack) for it in sorted(packages, key=lambda it: it.name)]
             told([line for deb in debs for line in remarks(deb)])
-            return write_items(layer_items(debs, self.ground), sink, pool)
+            return write_compressed(tarred(layer_items(debs, self.ground)), sink, pool)
 
 
 def layer_items(debs: Sequence[Deb], ground: Ground) -> list[Item]:
@@ -142,36 +135,11 @@ def _moved(item: Item, path: str) -> Item:
     )
 
 
-def write_items(items: Iterable[Item], sink: BinaryIO, pool: Executor) -> LayerResult:
-    """Write a layer; its bytes do not depend on the pool."""
-    with HashedStream(sink) as blob, HashedStream() as plain:
-        pieces = _pieces(_tarred(items))
-        for piece, compressed in in_order(pool, (partial(_compressed, piece) for piece in pieces), _AHEAD):
-            plain.write(piece)
-            blob.write(compressed)
-        return LayerResult(blob.digest(), blob.size, plain.digest())
-
-
-def _tarred(items: Iterable[Item]) -> Iterator[bytes]:
+def tarred(items: Iterable[Item]) -> Iterator[bytes]:
+    """The tar of a layer."""
     for item in items:
         yield tar.header(tar.Entry(item.path, item.kind, item.mode, item.size, target=item.target, owner=item.owner))
         if item.size:
             yield from item.content()
             yield bytes(tar.padding(item.size))
     yield tar.END
-
-
-def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut what comes into pieces of one size."""
-    buffer = bytearray()
-    for chunk in chunks:
-        buffer += chunk
-        while len(buffer) >= _PIECE:
-            yield bytes(buffer[:_PIECE])
-            del buffer[:_PIECE]
-    if buffer:
-        yield bytes(buffer)
-
-
-def _compressed(piece: bytes) -> tuple[bytes, bytes]:
-    return piece, gzip.start() + packed(piece).data + gzip.end(zlib.crc32(piece), len(piece))

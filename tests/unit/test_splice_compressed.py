@@ -1,0 +1,75 @@
+"""Layers that are compressed here: the same bytes whoever compresses, and the tar that splicing would give."""
+
+import gzip
+import io
+import random
+import tarfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from envbuild.oci.digest import Digest
+from envbuild.splice.archive import WheelArchive
+from envbuild.splice.compressed import write_compressed
+from envbuild.splice.install import InstalledFile
+from envbuild.splice.layer import LayerFile, LayerResult, tarred, write_layer
+from tests.fakes.wheels import make_wheel
+
+PIECE = 1 << 20
+TAR = b"".join(b"%d lines of text, and more of them\n" % number for number in range(80_000))
+
+
+def written(chunks, threads: int = 2) -> tuple[bytes, LayerResult]:
+    sink = io.BytesIO()
+    with ThreadPoolExecutor(threads) as pool:
+        result = write_compressed(chunks, sink, pool)
+    return sink.getvalue(), result
+
+
+def members(blob: bytes) -> list[bytes]:
+    found = []
+    while blob:
+        inflater = zlib.decompressobj(31)
+        found.append(inflater.decompress(blob))
+        assert inflater.eof
+        blob = inflater.unused_data
+    return found
+
+
+def test_the_bytes_are_what_they_were_in_every_release():
+    blob, result = written([TAR])
+    assert result == LayerResult(Digest.of(blob), len(blob), Digest.of(TAR))
+    assert result.digest.hex[:16] == "804ebe6062ef4d32", "raise the formats of bytecode and of system packages"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_neither_threads_nor_chunks_decide(threads):
+    cuts = sorted(random.Random(threads).sample(range(len(TAR)), 50))
+    chunks = [TAR[start:end] for start, end in zip([0, *cuts], [*cuts, len(TAR)], strict=True)]
+    assert written(map(memoryview, chunks), threads) == written([TAR])
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE])
+def test_a_member_has_a_piece_of_one_size(size):
+    blob, _ = written([TAR[:size]])
+    assert members(blob) == [TAR[start : start + PIECE][: size - start] for start in range(0, size, PIECE)]
+
+
+def test_the_tar_is_the_one_that_splicing_gives(tmp_path):
+    content = {"a.py": "x = 1\n" * 99, "empty.py": "", "é/long.py": "y" * 3_000_000, f"{'deep/' * 40}z.py": "z"}
+    wheel = make_wheel("some", "1.0", content)
+    (tmp_path / wheel.filename).write_bytes(wheel.data)
+    with WheelArchive(tmp_path / wheel.filename, wheel.filename) as archive, ThreadPoolExecutor(2) as pool:
+        files = [LayerFile(InstalledFile(it.name, executable=False, source=it), archive) for it in archive.members]
+        files.append(LayerFile(InstalledFile("made", executable=True, source=b"made\n"), None))
+        spliced = write_layer(io.BytesIO(), "/opt/env", files, pool)
+        compressed = write_compressed(tarred("/opt/env", files), sink := io.BytesIO(), pool)
+    assert compressed.diff_id == spliced.diff_id
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(sink.getvalue()))) as tar:
+        assert tar.getmember("opt/env/made").mode == 0o755
+        assert tar.getmember("opt/env/é/long.py").size == 3_000_000
+
+
+def test_no_files_are_the_end_of_a_tar():
+    assert b"".join(tarred("/opt/env", [])) == bytes(1024)
