@@ -5,7 +5,8 @@
 Runs as `benchmarks.build` does. The same base and the same wheels are in each image; each pull begins with an empty
 store, and so takes the base too. `--stores` on a file system in memory tells what an engine does with layers from what
 the disk is busy with. Imports are those of a fresh container as a user that may write nowhere, told by the process
-itself. The images take turns, and the best of the rounds is shown, with the ratio to pip's image of the same files.
+itself. The images take turns, and the median of the rounds is shown, with the ratio to pip's image of the same files:
+single pulls of one image differ by a fifth and more, in either direction.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from benchmarks.build import Bench, caches, measured, prepare
 from benchmarks.build_inputs import WORKLOADS, say
@@ -156,11 +158,13 @@ def imports(client: Client, module: str, meter: Meter, images: Mapping[str, str]
 
 
 def compare(title: str, found: Mapping[str, Sequence[Cost]]) -> None:
-    """Print the best of the rounds, and whether envbuild's is worse than pip's with the same files."""
-    best = {name: (min(it.seconds for it in costs), min(it.cpu for it in costs)) for name, costs in found.items()}
+    """Print the median of the rounds, and whether envbuild's is worse than pip's with the same files."""
+    usual = {
+        name: (median(it.seconds for it in costs), median(it.cpu for it in costs)) for name, costs in found.items()
+    }
     print(f"\n{title:32}{'seconds':>9}{'ratio':>7}{'CPU s':>8}{'ratio':>7}")
-    for name, row in best.items():
-        cells = [value / first for value, first in zip(row, best[PEER.get(name, name)], strict=True)]
+    for name, row in usual.items():
+        cells = [value / first for value, first in zip(row, usual[PEER.get(name, name)], strict=True)]
         verdict = "" if name not in PEER else "  worse" if cells[0] > WORSE else "  not worse"
         print(f"  {name:30}{row[0]:9.2f}{cells[0]:7.2f}{row[1]:8.2f}{cells[1]:7.2f}{verdict}", flush=True)
 

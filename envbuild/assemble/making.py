@@ -163,7 +163,7 @@ class Maker:
         prefix = order.prefix or self.recipe.prefix
         files = order.files(self.opened)
         if order.compress:
-            return write_compressed(tarred(prefix, files), sink, self.pool)
+            return write_compressed(tarred(prefix, files, order.links), sink, self.pool)
         return write_layer(sink, prefix, files, self.pool, order.links)
 
     def _beside(self, order: LayerOrder, sink: BinaryIO) -> LayerResult | None:

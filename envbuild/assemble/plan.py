@@ -10,7 +10,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
 
-LARGE = 8 << 20
+_LARGE = 8 << 20
 """A wheel of this many bytes has a layer to itself, so that it is reused whatever changes beside it."""
 MEDIUM = 1 << 20
 """Wheels of this many bytes are kept apart from the small ones, which change most often and then cost little."""
@@ -49,7 +49,7 @@ def plan_layers(recipe: Recipe) -> tuple[LayerPlan, ...]:
     Such a wheel's group depends on nothing but itself, so a change to one package changes one group.
     """
     by_size = sorted(recipe.wheels, key=lambda wheel: (-wheel.size, wheel.name))
-    large = [wheel for wheel in by_size if wheel.size >= LARGE][:_MOST_LARGE]
+    large = [wheel for wheel in by_size if wheel.size >= _LARGE][:_MOST_LARGE]
     groups: dict[int, list[LockedWheel]] = {}
     for wheel in by_size[len(large) :]:
         groups.setdefault(_group(wheel), []).append(wheel)

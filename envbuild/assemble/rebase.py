@@ -252,7 +252,10 @@ def _recipe(image: Image, old: Base, lock: Lock) -> Recipe:
     recipe, said = derive_recipe(image, old, lock), named_environment(image)
     if said != str(recipe.environment):
         what = f"the lock gives the environment {recipe.environment.short}, and the image says {said or 'none'}"
-        raise VerifyError(what, where="--lock", todo="give the pylock.toml that the image was built from, or none")
+        todo = (
+            "give the pylock.toml that the image was built from; leave it out if another release of envbuild built it"
+        )
+        raise VerifyError(what, where="--lock", todo=todo)
     return recipe
 
 

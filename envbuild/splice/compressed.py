@@ -64,11 +64,13 @@ def _deflate(data: bytes) -> bytes:
 @cache
 def check_library() -> None:
     """Compare what the compressor makes of a fixed text with what it made when this was written."""
-    todo = "install the release of `deflate` that envbuild names, from a wheel; or build with --no-bytecode"
+    least = "build with --no-bytecode and --no-system-packages"
+    todo = f"install the release of `deflate` that envbuild names, from a wheel; or {least}"
     try:
         found = hashlib.sha256(_deflate(_sample())).hexdigest()
     except ImportError as error:
-        raise MissingComponentError("bytecode is compressed with `deflate`, which is absent", todo=todo) from error
+        what = "the compressor of bytecode and system packages, `deflate`, is absent"
+        raise MissingComponentError(what, todo=todo) from error
     if found != _KNOWN:
         what = "the compressor `deflate` makes other bytes than the release that envbuild is made for"
         raise MissingComponentError(what, where=f"sha256 {found}", todo=todo)

@@ -81,24 +81,24 @@ def write_layer(
     The bytes do not depend on the pool. Memory stays bounded whatever the size of the files.
     """
     items, members = _items(prefix.lstrip("/"), files, links), gzip.Members()
-    with HashedStream(sink) as blob, HashedStream() as tarred:
+    with HashedStream(sink) as blob, HashedStream() as plain:
 
         def write(part: gzip.Part) -> None:
             for piece in members.add(part):
                 blob.write(piece)
-            tarred.write(part.plain)
+            plain.write(part.plain)
 
         for parts in in_order(pool, (partial(_made, batch) for batch in _batches(items)), _AHEAD):
             for part in parts:
                 write(part)
         data = bytes(tar.padding(items[-1].size) if items else 0) + tar.END
         write(gzip.Part(gzip.deflate_runs(data), data, final=True, crc32=crc32(data), size=len(data)))
-        return LayerResult(blob.digest(), blob.size, tarred.digest())
+        return LayerResult(blob.digest(), blob.size, plain.digest())
 
 
-def tarred(prefix: str, files: Sequence[LayerFile]) -> Iterator[bytes | memoryview]:
+def tarred(prefix: str, files: Sequence[LayerFile], links: Sequence[Link] = ()) -> Iterator[bytes | memoryview]:
     """The tar that `write_layer` would write, for whoever compresses it."""
-    items = _items(prefix.lstrip("/"), files, ())
+    items = _items(prefix.lstrip("/"), files, links)
     for item in items:
         yield _header(item)
         yield from _content(item)
@@ -111,7 +111,8 @@ def _content(item: _Item) -> Iterator[bytes | memoryview]:
         if isinstance(source, bytes):
             yield source
         elif archive is not None:
-            yield from (plain for _, plain in _spliced(archive, source, item.content.file.recorded))
+            pieces = _inflated(archive, source) if source.deflated else [(b"", archive.data(source))]
+            yield from (plain for _, plain in _checked(archive, source, pieces, item.content.file.recorded))
 
 
 def _items(root: str, files: Sequence[LayerFile], links: Sequence[Link]) -> list[_Item]:

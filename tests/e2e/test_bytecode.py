@@ -2,33 +2,27 @@
 
 import json
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 from uuid import uuid4
 
 import pytest
 
-from envbuild.assemble import LayerCache, WheelFiles, assemble
-from envbuild.assemble.bytecode import Bytecode, Interpreter, Store, Tally
-from envbuild.assemble.config import annotations, config_bytes
-from envbuild.assemble.source import OpenWheels
+from envbuild.assemble import Compiling, LayerCache, WheelFiles, assemble
+from envbuild.assemble.bytecode import Bytecode, Store, Tally
+from envbuild.assemble.overlap import Overlap
 from envbuild.base import resolve_base
-from envbuild.base.interpreter import find_interpreter
+from envbuild.base.compiling import compiling_on
 from envbuild.base.tree import read_tree
 from envbuild.lock.download import fetch
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.uv import UvResolver
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
+from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry import push
-from envbuild.splice.layer import write_layer
 from tests.fakes.trees import layer_of_tree
 
 pytestmark = pytest.mark.real
@@ -74,34 +68,25 @@ def no_registry(*_):
     raise AssertionError("a bootstrapped base needs no registry")
 
 
-def opened_again(path: Path) -> BinaryIO:
-    return path.open("rb")
+@dataclass(frozen=True, kw_only=True)
+class By(Compiling):
+    """Compiles in so many processes."""
+
+    processes: int
+
+    def of(self, recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache) -> Bytecode:
+        return replace(Compiling.of(self, recipe, overlaps, cache), processes=self.processes)
 
 
-def bytecode_layers(recipe: Recipe, base: Base, paths: dict[Digest, Path], folder: Path, cache: Path, processes: int):
-    """Make the layers as the assembler does; each lies in `folder`."""
+def assembled(recipe: Recipe, base: Base, paths: dict[Digest, Path], folder: Path, cache: Path, processes: int):
+    """Make the image, with all that is compiled kept in `folder`."""
+    find = compiling_on(base, cache / "envbuild", "").find
+    by = By(identity=base.interpreter, find=find, store=Store(folder), processes=processes)
+    return assemble(recipe, base, WheelFiles(paths), LayerCache(folder), lambda *_: None, compiling=by)
 
-    def find() -> Interpreter:
-        found = find_interpreter(base, cache)
-        assert isinstance(found, Interpreter), found
-        return found
 
-    made = []
-    with ExitStack() as stack:
-        opened = OpenWheels(stack, recipe, WheelFiles(paths))
-        bytecode = Bytecode(
-            recipe=recipe, identity=base.interpreter, overlaps=(), find=find,
-            cache=LayerCache(folder), store=Store(folder), processes=processes,
-        )  # fmt: skip
-        layers, tally = bytecode.layers(opened)
-        pool = stack.enter_context(ThreadPoolExecutor(2))
-        for number, layer in enumerate(layers):
-            path = folder / f"{number}.tar.gz"
-            with path.open("wb") as sink:
-                result = write_layer(sink, layer.prefix, bytecode.files(layer, opened, stack), pool)
-            descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
-            made.append(Layer(descriptor, result.diff_id, partial(opened_again, path), layer.label))
-    return made, tally
+def bytecode_digests(image: Image) -> tuple[Digest, ...]:
+    return tuple(layer.descriptor.digest for layer in image.layers if layer.created_by.startswith("bytecode of"))
 
 
 @pytest.fixture(scope="module")
@@ -118,14 +103,11 @@ def parts_of_image(cache) -> tuple[Recipe, Base, dict[Digest, Path]]:
 
 def build(recipe: Recipe, base: Base, paths: dict[Digest, Path], folder: Path, cache: Path, host: str) -> Built:
     """Assemble with bytecode on top, and push."""
-    plain = assemble(recipe, base, WheelFiles(paths), LayerCache(folder), lambda *_: None).image
-    bytecode, tally = bytecode_layers(recipe, base, paths, folder, cache / "envbuild", 2)
-    ours = [*plain.layers[len(base.image.layers) :], *bytecode]
-    config, layers = config_bytes(recipe, base, ours), (*base.image.layers, *ours)
-    image = Image(manifest_bytes(config, layers, annotations(recipe)), config, layers)
+    made = assembled(recipe, base, paths, folder, cache, 2)
     name = f"{host}/bytecode-{uuid4().hex[:8]}"
-    digest = push(image, Reference.parse(f"{name}:1")).reference.digest
-    return Built(image=f"{name}@{digest}", tally=tally, digests=tuple(it.descriptor.digest for it in bytecode))
+    digest = push(made.image, Reference.parse(f"{name}:1")).reference.digest
+    assert made.bytecode
+    return Built(image=f"{name}@{digest}", tally=made.bytecode, digests=bytecode_digests(made.image))
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +156,9 @@ def test_tracebacks_show_the_source(built, engine):
 @pytest.mark.parametrize("processes", [1, 8])
 def test_the_layers_are_the_same_with_any_number_of_processes(built, parts_of_image, cache, tmp_path, processes):
     recipe, base, paths = parts_of_image
-    layers, tally = bytecode_layers(recipe, base, paths, tmp_path, cache / "envbuild", processes)
-    assert tuple(layer.descriptor.digest for layer in layers) == built.digests
-    assert tally == built.tally
+    made = assembled(recipe, base, paths, tmp_path, cache, processes)
+    assert bytecode_digests(made.image) == built.digests
+    assert made.bytecode == built.tally
 
 
 def test_a_base_without_bytecode_gets_some_for_its_standard_library(parts_of_image, cache, engine, registry, tmp_path):

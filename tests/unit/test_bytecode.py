@@ -22,6 +22,7 @@ from envbuild.assemble.bytecode.sources import bytecode_path
 from envbuild.errors import BuildError
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
+from envbuild.splice.archive import WheelArchive
 from tests.fakes.wheels import make_wheel
 from tests.unit.compiling import LIBRARY, MINOR, SITE, Image, content_of, own_interpreter, recipe_of
 
@@ -158,6 +159,15 @@ def test_bytecode_is_refused_where_the_compressor_is_another_or_absent(tmp_path)
         )  # fmt: skip
         assert "MissingComponentError" in done.stderr
         assert "--no-bytecode" in done.stderr
+
+
+def test_an_archive_of_more_files_than_old_zips_count(tmp_path):
+    with (tmp_path / "many.zip").open("wb") as sink:
+        tally = batch._written(((f"{number}.pyc", b"content") for number in range(66_000)), 66_000, sink)
+    assert tally == Tally(compiled=66_000)
+    with WheelArchive(tmp_path / "many.zip", "many") as archive:
+        assert len(archive.members) == 66_000
+        assert archive.read(archive.members[-1]) == b"content"
 
 
 @pytest.mark.parametrize(

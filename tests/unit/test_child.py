@@ -1,8 +1,11 @@
 """An image that starts with another's layers: nothing of the parent is read, replaced or hidden without a word."""
 
+import gzip
 import importlib.util
+import io
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +27,12 @@ from envbuild.assemble.content import Content
 from envbuild.errors import BuildError
 from envbuild.lock import Lock
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import ENVIRONMENT, canonical_json
+from envbuild.oci.image import ENVIRONMENT, Layer, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.pipeline import Reporter
 from envbuild.pipeline.extend import compiling_for
 from envbuild.registry import SharedCache
+from envbuild.splice.compressed import write_compressed
 from envbuild.verify.sharing import prove_sharing
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
@@ -200,6 +204,17 @@ def lines(image) -> list[str]:
     return [it["created_by"].removeprefix("envbuild: ") for it in json.loads(image.config)["history"]]
 
 
+def content_of(layer: Layer) -> bytes:
+    with layer.open() as file:
+        return file.read()
+
+
+def recompressed(blob: bytes) -> bytes:
+    with ThreadPoolExecutor(1) as pool:
+        write_compressed([gzip.decompress(blob)], sink := io.BytesIO(), pool)
+    return sink.getvalue()
+
+
 def bytecode_of(path: str) -> str:
     return importlib.util.cache_from_source(path)
 
@@ -227,6 +242,8 @@ def test_all_that_is_added_has_bytecode_and_what_the_parent_has_none_for(parent,
     assert b"/app/main.py" in files[bytecode_of("app/main.py")][1]
     assert files[bytecode_of("app/main.py")][1][4:8] == b"\1\0\0\0", "by hash, not checked (PEP 552)"
     assert lines(made.image)[-4:] == ["model", "server", "application", "bytecode of application"]
+    compiled = [content_of(it) for it in made.image.layers if it.created_by.startswith("bytecode of")]
+    assert [recompressed(it) == it for it in compiled] == [True] * 3, "it is compressed, and all together"
     again = child(SERVE, addition=addition, by=compiling(tmp_path / "fresh"), cache="another")
     assert again.image.digest == made.image.digest
     known = child(SERVE, addition=addition, by=compiling(tmp_path / "bytecode", find=lambda: pytest.fail("compiled")))

@@ -15,7 +15,7 @@ from envbuild.oci.digest import Digest
 from envbuild.splice.compressed import check_library
 from envbuild.splice.parallel import in_order
 
-_AHEAD = 256
+_AHEAD = 64
 """Files that are compiled while one before them takes its time; most have some kilobytes."""
 
 
@@ -71,15 +71,16 @@ def _compiled(compiler: Compiler, prefix: str, source: Source) -> _Result:
 
 
 def _written(results: Iterator[_Result], count: int, sink: BinaryIO) -> Tally:
-    failures = list[tuple[str, Failure]]()
+    failures, compiled = list[tuple[str, Failure]](), 0
     with zipfile.ZipFile(sink, "w") as archive:
         for path, result in islice(results, count):
             if isinstance(result, Failure):
                 failures.append((path, result))
             else:
                 archive.writestr(zipfile.ZipInfo(path), result)
+                compiled += 1
     return Tally(
-        compiled=count - len(failures),
+        compiled=compiled,
         refused=sum(why is Failure.REFUSED for _, why in failures),
         gave_up=tuple(path for path, why in failures if why is Failure.GAVE_UP),
     )
