@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from envbuild.errors import BuildError, UsageError
 from envbuild.files import check_writable, written_whole
-from envbuild.oci.blobs import READ_ONLY, Blob, blobs_of, mismatch
+from envbuild.oci.blobs import READ_ONLY, Blob, blobs_of, doubt, mismatch
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.index import Content, images_of, top_index
@@ -156,10 +156,12 @@ def _checked(blob: Blob) -> Iterator[bytes]:
                 if held:
                     yield held
                 held = chunk
+            found = Digest(hasher.hexdigest())
+            if (found, size) != (known.digest, known.size):
+                doubt(source)
     except OSError as error:
         todo = "run again; if it stays so, clear the cache (ENVBUILD_CACHE)"
         raise BuildError(f"a layer cannot be read: {error.strerror}", where=_place(blob), todo=todo) from error
-    found = Digest(hasher.hexdigest())
     if (found, size) != (known.digest, known.size):
         raise mismatch(known, found, size, where=_place(blob))
     if held:

@@ -69,6 +69,8 @@ def place_blob(blob: Blob, path: Path) -> None:
     with written_aside(path.parent) as (target, temporary):
         with blob.open() as source:
             found = _copy(source, target)
+            if found != (known.digest, known.size):
+                doubt(source)
         if found != (known.digest, known.size):
             raise mismatch(known, *found, where=str(blob.path or path))
         settle(target, temporary, path, mode=READ_ONLY)
@@ -100,6 +102,12 @@ def seal(path: Path, digest: Digest) -> None:
         os.utime(path, ns=(time.time_ns(), _time_of(digest)))
 
 
+def doubt(file: BinaryIO) -> None:
+    """Take the seal from an open file that wrong bytes came from, so that whoever would use it next reads it first."""
+    with suppress(OSError, AttributeError):  # what is no file on a disk has none
+        os.utime(file.fileno())
+
+
 def _time_of(digest: Digest) -> int:
     """Between 1980 and 1997, in even seconds, which all file systems and archives can keep."""
     return (MTIME + 2 * int(digest.hex[:7], 16)) * 10**9
@@ -107,7 +115,7 @@ def _time_of(digest: Digest) -> int:
 
 def mismatch(known: Descriptor, digest: Digest, size: int, *, where: str) -> BuildError:
     """The error for bytes that are not those of their descriptor."""
-    todo = "clear the cache (ENVBUILD_CACHE) and build again"
+    todo = "build again; if that does not help, clear the cache (ENVBUILD_CACHE)"
     what = f"a layer has the digest {digest} and {size} bytes, not {known.digest} and {known.size}"
     return BuildError(what, where=where, todo=todo)
 

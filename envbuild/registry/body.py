@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import httpx
 
 from envbuild.errors import BuildError, RegistryError
+from envbuild.oci.blobs import doubt
 from envbuild.oci.image import Descriptor, Opener
 from envbuild.registry.faults import redacted
 from envbuild.registry.retry import Retry, Transient
@@ -41,9 +42,13 @@ def outgoing(opener: Opener, descriptor: Descriptor, progress: Progress, check: 
                 yield held
                 progress(size - len(chunk))
             held = chunk
-    if size != descriptor.size or hasher.hexdigest() != descriptor.digest.hex:
+        right = size == descriptor.size and hasher.hexdigest() == descriptor.digest.hex
+        if not right:
+            doubt(file)
+    if not right:
         what = f"the bytes of blob {descriptor.digest} are not what its descriptor says; nothing was tagged"
-        raise BuildError(what, where=str(descriptor.digest), todo="clear envbuild's cache and build again")
+        todo = "build again; if that does not help, clear envbuild's cache"
+        raise BuildError(what, where=str(descriptor.digest), todo=todo)
     check()
     if held:
         yield held

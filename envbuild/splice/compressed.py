@@ -18,7 +18,7 @@ from envbuild.splice.layer import LayerResult
 from envbuild.splice.parallel import in_order
 from envbuild.splice.stream import HashedStream
 
-_LEVEL = 6
+_RELEASE, _LEVEL = "0.9.0", 6
 _PIECE = 1 << 20
 """Bytes of the tar that one gzip member holds; it decides the bytes of a layer."""
 _AHEAD = 6
@@ -65,7 +65,7 @@ def _deflate(data: bytes) -> bytes:
 def check_library() -> None:
     """Compare what the compressor makes of a fixed text with what it made when this was written."""
     least = "build with --no-bytecode and --no-system-packages"
-    todo = f"install the release of `deflate` that envbuild names, from a wheel; or {least}"
+    todo = f"install deflate {_RELEASE}, from a wheel; or {least}"
     try:
         found = hashlib.sha256(_deflate(_sample())).hexdigest()
     except ImportError as error:

@@ -9,9 +9,11 @@ import pytest
 
 from envbuild.errors import BuildError
 from envbuild.files import share
+from envbuild.oci.archive import write_archive
 from envbuild.oci.blobs import is_blob, seal
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.layout import write_layout
+from envbuild.registry.body import outgoing
 from tests.fakes.images import image_of
 
 
@@ -101,6 +103,31 @@ def test_what_was_written_once_is_believed_by_its_seal_alone(cached, tmp_path):
     assert is_blob(path, cached.layers[0].descriptor)
     os.utime(path)
     assert not is_blob(path, cached.layers[0].descriptor)
+
+
+def into_an_archive(layer: Layer, image: Image, folder: Path) -> None:
+    write_archive(image, folder / "image.tar", ())
+
+
+def into_a_registry(layer: Layer, image: Image, folder: Path) -> None:
+    list(outgoing(layer.open, layer.descriptor, lambda _: None, lambda: None))
+
+
+def into_a_layout(layer: Layer, image: Image, folder: Path) -> None:
+    write_layout(replace(image, layers=(replace(layer, path=None), *image.layers[1:])), folder / "out")
+
+
+@pytest.mark.parametrize("go", [into_an_archive, into_a_registry, into_a_layout])
+def test_whoever_reads_that_a_sealed_blob_is_wrong_takes_its_seal(cached, tmp_path, go):
+    layer = cached.layers[0]
+    seal(layer.path, layer.descriptor.digest)
+    state = layer.path.stat()
+    change(layer.path, other_byte(layer.path.read_bytes()))
+    os.utime(layer.path, ns=(0, state.st_mtime_ns))
+    assert is_blob(layer.path, layer.descriptor)
+    with pytest.raises(BuildError, match=r"digest|descriptor"):
+        go(layer, cached, tmp_path)
+    assert not is_blob(layer.path, layer.descriptor)
 
 
 def test_a_blob_that_was_written_to_is_replaced(cached, tmp_path):

@@ -4,12 +4,15 @@ import gzip
 import io
 import random
 import tarfile
+import tomllib
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from envbuild.oci.digest import Digest
+from envbuild.splice import compressed
 from envbuild.splice.archive import WheelArchive
 from envbuild.splice.compressed import write_compressed
 from envbuild.splice.install import InstalledFile
@@ -43,6 +46,11 @@ def test_the_bytes_are_what_they_were_in_every_release():
     assert result.digest.hex[:16] == "804ebe6062ef4d32", "raise the formats of bytecode and of system packages"
 
 
+def test_the_release_that_an_error_names_is_the_one_that_envbuild_requires():
+    pins = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"deflate=={compressed._RELEASE}" in pins
+
+
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_neither_threads_nor_chunks_decide(threads):
     cuts = sorted(random.Random(threads).sample(range(len(TAR)), 50))
@@ -64,8 +72,8 @@ def test_the_tar_is_the_one_that_splicing_gives(tmp_path):
         files = [LayerFile(InstalledFile(it.name, executable=False, source=it), archive) for it in archive.members]
         files.append(LayerFile(InstalledFile("made", executable=True, source=b"made\n"), None))
         spliced = write_layer(io.BytesIO(), "/opt/env", files, pool)
-        compressed = write_compressed(tarred("/opt/env", files), sink := io.BytesIO(), pool)
-    assert compressed.diff_id == spliced.diff_id
+        found = write_compressed(tarred("/opt/env", files), sink := io.BytesIO(), pool)
+    assert found.diff_id == spliced.diff_id
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(sink.getvalue()))) as tar:
         assert tar.getmember("opt/env/made").mode == 0o755
         assert tar.getmember("opt/env/é/long.py").size == 3_000_000
