@@ -124,6 +124,8 @@ class Maker:
                 self.wheels.stop()
                 self.helper.stop()
                 raise
+        if heavy:
+            self.helper.close()  # what comes after needs its memory
         return [future.result() for future in futures]
 
     def layer(self, order: LayerOrder) -> Layer:

@@ -83,13 +83,14 @@ class Helper:
             self._process.kill()
 
     def close(self) -> None:
-        """End it and take leave of it."""
+        """End it and take leave of it; it can be started again."""
         self.stop()
         if self._process:
             for pipe in (self._process.stdin, self._process.stdout):
                 with suppress(OSError):  # what it did not read any more
                     pipe.close()  # type: ignore[union-attr]
             self._process.wait()
+        self._process, self._stopped, self._gone = None, False, False
 
     def write(self, task: Task) -> Answer | None:
         """Let it write a layer, and wait; None where it is at another or not there, and the file may hold anything.

@@ -232,6 +232,32 @@ def test_a_second_layer_does_not_wait_for_the_first(tmp_path, monkeypatch):
     other.close()
 
 
+def test_closed_it_is_gone_and_can_be_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(helper, "_CORES", 2)
+    other, task = Helper(), task_of(tmp_path)
+    for _ in range(2):
+        other.start()
+        process = other._process
+        assert process
+        assert other.write(task) == helper.written(task)
+        other.close()
+        assert process.returncode is not None
+        assert other.write(task) is None
+    other.close()
+
+
+def test_no_process_is_left_when_the_heavy_layers_are_written(answers, tmp_path, monkeypatch):
+    closed, close = list[bool](), Helper.close
+
+    def watched(self: Helper) -> None:
+        closed.append(self._process is None)
+        close(self)
+
+    monkeypatch.setattr(Helper, "close", watched)
+    built(tmp_path, *WHEELS)
+    assert closed == [False, True], "with the layers, and again with all that is made"
+
+
 def test_it_answers_until_its_input_ends(tmp_path):
     task = task_of(tmp_path)
     with asked(helper._START, task) as process:
