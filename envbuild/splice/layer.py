@@ -91,7 +91,7 @@ def write_layer(
         for parts in in_order(pool, (partial(_made, batch) for batch in _batches(items)), _AHEAD):
             for part in parts:
                 write(part)
-        data = bytes(tar.padding(items[-1].size) if items else 0) + tar.END
+        data = _end(items)
         write(gzip.Part(gzip.deflate_runs(data), data, final=True, crc32=crc32(data), size=len(data)))
         return LayerResult(blob.digest(), blob.size, plain.digest())
 
@@ -102,7 +102,7 @@ def tarred(prefix: str, files: Sequence[LayerFile], links: Sequence[Link] = ()) 
     for item in items:
         yield _header(item)
         yield from _content(item)
-    yield bytes(tar.padding(items[-1].size) if items else 0) + tar.END
+    yield _end(items)
 
 
 def _content(item: _Item) -> Iterator[bytes | memoryview]:
@@ -113,6 +113,11 @@ def _content(item: _Item) -> Iterator[bytes | memoryview]:
         elif archive is not None:
             pieces = _inflated(archive, source) if source.deflated else [(b"", archive.data(source))]
             yield from (plain for _, plain in _checked(archive, source, pieces, item.content.file.recorded))
+
+
+def _end(items: Sequence[_Item]) -> bytes:
+    """What follows the last entry's content."""
+    return bytes(tar.padding(items[-1].size) if items else 0) + tar.END
 
 
 def _items(root: str, files: Sequence[LayerFile], links: Sequence[Link]) -> list[_Item]:
