@@ -19,13 +19,18 @@ def compiling_on(base: Base, cache: Path, todo: str, told: Callable[[int], objec
     def find() -> Interpreter:
         found = find_interpreter(base, cache)
         if isinstance(found, Unavailable):
-            raise _refused(found, base, todo)
+            raise _refused(found, base.name, todo)
         return found
 
-    if reason := runs_here(base):
-        raise _refused(reason, base, todo)
+    check_compiles(base.target.machine, base.name, todo)
     return Compiling(identity=base.interpreter, find=find, store=Store(cache), told=told)
 
 
-def _refused(reason: Unavailable, base: Base, todo: str) -> BuildError:
-    return BuildError(f"there can be no bytecode: {reason.why}", where=base.name, todo=todo)
+def check_compiles(machine: str, where: str, todo: str) -> None:
+    """See, before anything is read, that the interpreter of a base for `machine` may run here; BuildError if not."""
+    if reason := runs_here(machine):
+        raise _refused(reason, where, todo)
+
+
+def _refused(reason: Unavailable, where: str, todo: str) -> BuildError:
+    return BuildError(f"there can be no bytecode: {reason.why}", where=where, todo=todo)

@@ -42,9 +42,8 @@ _HEAD = 16
 _CHUNK = 1 << 20
 
 
-def runs_here(base: Base) -> Unavailable | None:
-    """Say at once, without reading anything, why the base's interpreter cannot run on this machine; None if it may."""
-    machine = base.target.machine
+def runs_here(machine: str) -> Unavailable | None:
+    """Say why the interpreter of a base for `machine` cannot run on this one; None if it may."""
     if sys.platform != "linux" or platform.machine() != machine:
         return Unavailable(why=f"the base's interpreter is for {machine}, and this machine is {platform.machine()}")
     return None
@@ -52,7 +51,7 @@ def runs_here(base: Base) -> Unavailable | None:
 
 def find_interpreter(base: Base, cache: Path) -> Interpreter | Unavailable:
     """Return the base's interpreter, kept in the cache since it was first needed; BaseError for a damaged base."""
-    if reason := runs_here(base):
+    if reason := runs_here(base.target.machine):
         return reason
     key = Digest.of(canonical_json([_FORMAT, str(base.digest), base.python_path]))
     folder = cache / "interpreters" / key.hex

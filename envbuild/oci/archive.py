@@ -5,7 +5,6 @@ It is an OCI layout (image-spec, image-layout.md) with the `manifest.json` of `d
 layers stay compressed. The same image under the same names gives the same bytes.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import BinaryIO
 
 from envbuild.errors import BuildError, UsageError
 from envbuild.files import check_writable, written_whole
-from envbuild.oci.blobs import READ_ONLY, Blob, blobs_of, doubt, mismatch
+from envbuild.oci.blobs import READ_ONLY, Blob, blobs_of, read_blob
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.index import Content, images_of, top_index
@@ -24,7 +23,6 @@ from envbuild.oci.tar import END, Entry, header, padding
 
 _CONTAINERD_NAME = "io.containerd.image.name"
 """What containerd, and so Docker with its image store, goes by; podman and skopeo go by the specification's."""
-_CHUNK = 1 << 20
 _BLOBS = "blobs/sha256"
 
 Progress = Callable[[int], None]
@@ -145,27 +143,11 @@ def _member(blob: Blob) -> Entry:
 
 
 def _checked(blob: Blob) -> Iterator[bytes]:
-    """Give a blob's bytes, the last of them only if all were right."""
-    known, hasher, size = blob.descriptor, hashlib.sha256(), 0
-    held = b""
     try:
-        with blob.open() as source:
-            while chunk := source.read(_CHUNK):
-                hasher.update(chunk)
-                size += len(chunk)
-                if held:
-                    yield held
-                held = chunk
-            found = Digest(hasher.hexdigest())
-            if (found, size) != (known.digest, known.size):
-                doubt(source)
+        yield from read_blob(blob.open, blob.descriptor, where=_place(blob))
     except OSError as error:
         todo = "run again; if it stays so, clear the cache (ENVBUILD_CACHE)"
         raise BuildError(f"a layer cannot be read: {error.strerror}", where=_place(blob), todo=todo) from error
-    if (found, size) != (known.digest, known.size):
-        raise mismatch(known, found, size, where=_place(blob))
-    if held:
-        yield held
 
 
 def _place(blob: Blob) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -67,12 +68,8 @@ def place_blob(blob: Blob, path: Path) -> None:
             seal(file, known.digest)
         return
     with written_aside(path.parent) as (target, temporary):
-        with blob.open() as source:
-            found = _copy(source, target)
-            if found != (known.digest, known.size):
-                doubt(source)
-        if found != (known.digest, known.size):
-            raise mismatch(known, *found, where=str(blob.path or path))
+        for chunk in read_blob(blob.open, known, where=str(blob.path or path)):
+            target.write(chunk)
         settle(target, temporary, path, mode=READ_ONLY)
     seal(path, known.digest)
 
@@ -102,9 +99,29 @@ def seal(path: Path, digest: Digest) -> None:
         os.utime(path, ns=(time.time_ns(), _time_of(digest)))
 
 
-def doubt(file: BinaryIO) -> None:
-    """Take the seal from an open file that wrong bytes came from, so that whoever would use it next reads it first."""
-    with suppress(OSError, AttributeError):  # what is no file on a disk has none
+def read_blob(opener: Opener, known: Descriptor, *, where: str) -> Iterator[bytes]:
+    """Yield a blob's bytes, the last of them only once all were seen to be right.
+
+    BuildError where they are not; their file has no seal any more then, so that whoever would use it next reads it.
+    """
+    hasher, size, held = hashlib.sha256(), 0, b""
+    with opener() as file:
+        while chunk := file.read(_CHUNK):
+            hasher.update(chunk)
+            size += len(chunk)
+            if held and size <= known.size:
+                yield held
+            held = chunk
+        found = Digest(hasher.hexdigest())
+        if (found, size) != (known.digest, known.size):
+            _unseal(file)
+            raise _mismatch(known, found, size, where)
+    if held:
+        yield held
+
+
+def _unseal(file: BinaryIO) -> None:
+    with suppress(OSError, AttributeError):  # what is no file on a disk has no seal
         os.utime(file.fileno())
 
 
@@ -113,17 +130,7 @@ def _time_of(digest: Digest) -> int:
     return (MTIME + 2 * int(digest.hex[:7], 16)) * 10**9
 
 
-def mismatch(known: Descriptor, digest: Digest, size: int, *, where: str) -> BuildError:
-    """The error for bytes that are not those of their descriptor."""
+def _mismatch(known: Descriptor, digest: Digest, size: int, where: str) -> BuildError:
     todo = "build again; if that does not help, clear the cache (ENVBUILD_CACHE)"
     what = f"a layer has the digest {digest} and {size} bytes, not {known.digest} and {known.size}"
     return BuildError(what, where=where, todo=todo)
-
-
-def _copy(source: BinaryIO, target: BinaryIO) -> tuple[Digest, int]:
-    hasher, size = hashlib.sha256(), 0
-    while chunk := source.read(_CHUNK):
-        hasher.update(chunk)
-        target.write(chunk)
-        size += len(chunk)
-    return Digest(hasher.hexdigest()), size

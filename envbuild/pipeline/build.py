@@ -9,7 +9,7 @@ from pathlib import Path
 from envbuild.assemble import Compiling
 from envbuild.assemble.bytecode import compiled_by
 from envbuild.base import check_base, resolve_base
-from envbuild.base.compiling import compiling_on
+from envbuild.base.compiling import check_compiles, compiling_on
 from envbuild.base.system import System, lock_system
 from envbuild.cache import prune, size_limit
 from envbuild.errors import RegistryError
@@ -42,9 +42,13 @@ from envbuild.registry import (
 from envbuild.registry.tags import check_tag, stamped_tag, tag_stamped
 from envbuild.stamp import Seen, StampEntry, StampResult, check_stampable, stamp
 
+_NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
+
 
 def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) -> Outcome:
     """Carry the plans out: lock, make and push (or write) the image; the stamp comes last, or not at all."""
+    for plan in plans if order.bytecode else ():
+        check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
     early = check_stampable(order.stamp) if order.stamp else None
     settled = check_destinations(order, report)
     if order.attestations.key:
@@ -145,12 +149,10 @@ def _settings(order: Order) -> IndexSettings:
 
 
 def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
-    todo = "build with --no-bytecode, or on a machine that can run the base"
-
     def told(count: int) -> None:
         report.note(f"compiling {count} modules with the base's own Python")
 
-    return compiling_on(base, order.cache, todo, told)
+    return compiling_on(base, order.cache, _NO_BYTECODE, told)
 
 
 def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:

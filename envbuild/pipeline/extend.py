@@ -138,7 +138,7 @@ def compiling_for(parent: Parent, cache: Path, report: Reporter, notes: Notes | 
     BuildError from the result where the interpreter turns out not to run here.
     """
     base = base_of(parent)
-    if reason := runs_here(base):
+    if reason := runs_here(base.target.machine):
         report.warn(f"the image has no bytecode and starts slower: {reason.why}")
         return None
     known = known_facts(cache, notes)

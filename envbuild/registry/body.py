@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 import httpx
 
-from envbuild.errors import BuildError, RegistryError
-from envbuild.oci.blobs import doubt
+from envbuild.errors import RegistryError
+from envbuild.oci.blobs import read_blob
 from envbuild.oci.image import Descriptor, Opener
 from envbuild.registry.faults import redacted
 from envbuild.registry.retry import Retry, Transient
@@ -27,32 +27,14 @@ Progress = Callable[[int], None]
 def outgoing(opener: Opener, descriptor: Descriptor, progress: Progress, check: Callable[[], None]) -> Iterator[bytes]:
     """Yield a blob's bytes; BuildError before its last chunk when they are not the descriptor's.
 
-    The last chunk is held back until the digest is known, so that no registry ever gets a whole wrong blob.
-    `check` is called before each chunk and may raise to stop.
+    So no registry ever gets a whole wrong blob. `check` is called before each chunk and may raise to stop.
     """
-    hasher, size, held = hashlib.sha256(), 0, b""
-    with opener() as file:
-        while chunk := file.read(_CHUNK):
-            check()
-            size += len(chunk)
-            if size > descriptor.size:
-                break
-            hasher.update(chunk)
-            if held:
-                yield held
-                progress(size - len(chunk))
-            held = chunk
-        right = size == descriptor.size and hasher.hexdigest() == descriptor.digest.hex
-        if not right:
-            doubt(file)
-    if not right:
-        what = f"the bytes of blob {descriptor.digest} are not what its descriptor says; nothing was tagged"
-        todo = "build again; if that does not help, clear envbuild's cache"
-        raise BuildError(what, where=str(descriptor.digest), todo=todo)
-    check()
-    if held:
-        yield held
-    progress(size)
+    sent = 0
+    for chunk in read_blob(opener, descriptor, where=str(descriptor.digest)):
+        check()
+        yield chunk
+        sent += len(chunk)
+        progress(sent)
 
 
 Opened = Callable[[int], httpx.Response]

@@ -15,6 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -74,18 +75,14 @@ class WheelArchive:
 
     def __init__(self, path: Path, filename: str) -> None:
         self.filename = filename
-        self._file = path.open("rb")
-        try:
-            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            self.members = _read_members(path, self._map, filename)
-        except (ValueError, OSError) as error:
-            self._file.close()
-            if getattr(error, "errno", None) in _OF_THE_MACHINE:
-                raise  # which says nothing about the wheel
-            raise self.refuse(f"is not a readable zip archive: {error}") from error
-        except BaseException:
-            self._file.close()
-            raise
+        with path.open("rb") as file:
+            try:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self.members = _read_members(path, self._map, filename)
+            except (ValueError, OSError) as error:
+                if getattr(error, "errno", None) in _OF_THE_MACHINE:
+                    raise  # which says nothing about the wheel
+                raise self.refuse(f"is not a readable zip archive: {error}") from error
         self._by_name = {member.name: member for member in self.members}
         self.proving = False
         """Whether members that are read are to be held against RECORD."""
@@ -98,7 +95,8 @@ class WheelArchive:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()  # the map goes with its last view
+        with suppress(BufferError):  # a view that somebody still has keeps the map
+            self._map.close()
 
     def refuse(self, why: str) -> WheelError:
         """Make the error that refuses this wheel."""

@@ -212,9 +212,11 @@ def test_platforms_that_cannot_be_meant_are_refused(site, text, code):
 
 
 def test_bytecode_needs_an_interpreter_that_runs_here(both):
-    done = both.build("--platform", "linux/arm64", "--bytecode")
-    assert done.returncode == 13, done.stderr
-    assert "--no-bytecode" in done.stderr
+    for platforms in ("linux/arm64", "linux/amd64,linux/arm64"):
+        done = both.build("--platform", platforms, "--bytecode")
+        assert done.returncode == 13, done.stderr
+        assert "--no-bytecode" in done.stderr
+        assert "locking" not in done.stderr, "it was refused after work"
     broken = both.build("--platform", "linux/amd64", "--bytecode")
     assert broken.returncode == 13, broken.stderr
     assert "do:" in broken.stderr
