@@ -194,7 +194,10 @@ class Process:
                 yield f"{place}/{name}", via
 
     def _expanded(self, text: str, owner: Loaded | None) -> str:
-        """Replace the loader's tokens; without an owner $ORIGIN is the program's."""
+        """Replace the loader's tokens; without an owner $ORIGIN is the program's.
+
+        $PLATFORM is the machine's name, which glibc has for it on most processors (`haswell` on Intel's with AVX2).
+        """
         owner = owner or self.program
         folder = self._system.multiarch
         values = {
