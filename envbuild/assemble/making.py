@@ -23,7 +23,7 @@ from envbuild.splice.layer import LayerFile, LayerResult, Link, tarred, write_la
 from envbuild.waiting import as_completed
 
 _CORES = os.cpu_count() or 1
-_HEAVY = 32 << 20
+_HEAVY = 64 << 20
 """Bytes of wheels: a layer of so many is worth a process of its own, which takes 0.2 s to begin."""
 _AT_ONCE = 4
 """Layers that are written at a time: each has parts of itself in memory, and is worked on by all cores."""

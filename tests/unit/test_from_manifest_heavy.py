@@ -18,7 +18,7 @@ from tests.fakes.registry import FakeRegistry, Request
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, Site, manifest_of
 
-HEAVY = make_wheel("heavy", "1.0", {"heavy/data.bin": random.Random(1).randbytes(33 << 20)})
+HEAVY = make_wheel("heavy", "1.0", {"heavy/data.bin": random.Random(1).randbytes(64 << 20)})
 OTHER_TOOL = make_wheel("tool", "1.1", {"tool.py": "b = 2\n"})
 
 
@@ -52,7 +52,7 @@ def site(tmp_path: Path, index) -> HeavySite:
 
 def large(registry: FakeRegistry) -> list[Request]:
     """The uploads of heavy layers by one request of known length."""
-    return [it for it in registry.seen("PUT", "uploads/") if int(it.headers["content-length"]) > 32 << 20]
+    return [it for it in registry.seen("PUT", "uploads/") if int(it.headers["content-length"]) > 64 << 20]
 
 
 def test_a_heavy_layer_goes_while_it_is_made_and_once(site):
