@@ -45,7 +45,9 @@ def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     for chunk in chunks:
         buffer += chunk
         while len(buffer) >= _PIECE:
-            yield bytes(memoryview(buffer)[:_PIECE])
+            with memoryview(buffer)[:_PIECE] as piece:
+                whole = bytes(piece)
+            yield whole
             del buffer[:_PIECE]
     if buffer:
         yield bytes(buffer)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 FORMAT = 3
-"""Raised whenever the same interpreter and sources would give other bytecode, or other layers of it."""
+"""Raised whenever the same interpreter and sources would give other bytecode; layers of it have `LAYER_FORMAT` too."""
 _ASK = """\
 import sys
 for value in (sys.version, sys.implementation.cache_tag, '%08x' % sys.hexversion,
