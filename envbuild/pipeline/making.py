@@ -111,7 +111,8 @@ class Making(Job):
         if self.target is None:
             yield None
             return
-        with Upload(self.target, report=self._sent, landed=self._landed) as upload:
+        believing = self.order.remote_cache
+        with Upload(self.target, report=self._sent, landed=self._landed, believing=believing) as upload:
             try:
                 yield upload
             except BaseException:

@@ -70,7 +70,8 @@ def push(
 class Upload:
     """An image on its way to a registry, whose layers may go before the image is whole.
 
-    Leaving the block by an error, or by Ctrl-C, cuts all requests.
+    Leaving the block by an error, or by Ctrl-C, cuts all requests. Without `believing`, a manifest that is there says
+    nothing of its blobs, and each is looked for.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class Upload:
         landed: Landed = lambda _blob: None,
         credentials: Credentials | None = None,
         retry: Retry | None = None,
+        believing: bool = True,
     ) -> None:
         self._reference, self._report, self._lock = reference, report, threading.Lock()
+        self._believing = believing
         self._landed = landed
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
@@ -131,7 +134,7 @@ class Upload:
         registry, repository = self._registry, self._reference.repository
         media_type = str(json.loads(image.manifest).get("mediaType") or MANIFEST)
         sizes = {blob.descriptor.digest: blob.descriptor.size for blob in (*image.layers, _config(image))}
-        if _is_there(registry, self._reference, image):
+        if self._believing and _is_there(registry, self._reference, image):
             how = self._sent_before()
         else:
             how = self._send_all(image)

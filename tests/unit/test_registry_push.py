@@ -12,7 +12,7 @@ from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, Retry, check_push, pull, push
+from envbuild.registry import Registry, Retry, Upload, check_push, pull, push
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 
@@ -70,6 +70,19 @@ def test_the_same_blob_in_several_layers_is_sent_once():
     with FakeRegistry() as registry:
         push(image_of([b"same", b"other", b"same"]), at(registry), retry=FAST)
     assert len(registry.seen("PUT", UPLOAD)) == 3
+
+
+@pytest.mark.parametrize("believing", [True, False])
+def test_who_does_not_believe_a_manifest_looks_for_each_blob(believing):
+    image = image_of([b"one", b"two"])
+    lost = image.layers[0].descriptor
+    with FakeRegistry() as registry:
+        push(image, at(registry), retry=FAST)
+        del registry.repositories["team/app"].blobs[str(lost.digest)]
+        with Upload(at(registry), retry=FAST, believing=believing) as upload:
+            result = upload.finish(image)
+        there = str(lost.digest) in registry.repositories["team/app"].blobs
+    assert (there, result.uploaded) == ((False, 0) if believing else (True, lost.size))
 
 
 def test_an_image_that_is_there_is_only_tagged():
