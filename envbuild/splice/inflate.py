@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, Protocol
 
-from envbuild.oci.gzip import ALIGNED, LAST
-
 _IN, _OUT = 1 << 20, 1 << 20
 GZIP_ERRORS: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
 """What reading a gzip file raises that is damaged."""
@@ -84,26 +82,8 @@ def inflate_whole(data: memoryview, size: int) -> bytes:
     return content
 
 
-def continued(stream: bytes, content: bytes) -> bytes | None:
-    """Return a raw deflate stream without its end, so that more blocks can follow; `content` is what it stands for.
-
-    None for one that cannot be opened so: of several blocks, whose last nobody finds without decoding, or with bits set
-    behind its end. The first bit says whether the first block is the last. An empty stored block, not final, fills the
-    last byte: its three zero bits are those behind the end, or where too few are left, in one more byte (RFC 1951,
-    section 3.2.3). Either form is an error in place of the other, so a trial tells them apart.
-    """
-    if not stream[0] & 1:
-        return None
-    opened = bytes((stream[0] & 0xFE,)) + stream[1:]
-    tails = (ALIGNED, b"\0" + ALIGNED)
-    # Codes end with a one more often than not, and what follows them are zeros.
-    for tail in tails if opened[-1] < 1 << 5 else tails[::-1]:
-        if _stands_for(opened + tail + LAST, content):
-            return opened + tail
-    return None
-
-
-def _stands_for(stream: bytes, content: bytes) -> bool:
+def stands_for(stream: bytes, content: bytes) -> bool:
+    """Whether a raw deflate stream is whole and becomes this content."""
     inflater: Inflater = _library.decompressobj(-15)
     try:
         plain = inflater.decompress(stream, len(content) + 1)

@@ -1,8 +1,8 @@
 """A layer is spliced, not compressed: a wheel's own deflate streams, with blocks between them for the tar's headers.
 
 For each file one block holds the padding of the file before and the tar header, then come the wheel's bytes as they
-are. A gzip member goes on until a wheel's stream ends it, as one of several blocks does. Two digests are computed
-beside it, each in a thread: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel,
+are. A gzip member goes on until a wheel's stream ends it, as that of a large file does. Two digests are computed beside
+it, each in a thread: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel,
 some ahead of what is being written.
 """
 
@@ -16,7 +16,8 @@ from typing import BinaryIO
 from envbuild.oci import gzip, tar
 from envbuild.oci.digest import Digest
 from envbuild.splice.archive import Member, WheelArchive
-from envbuild.splice.inflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
+from envbuild.splice.blocks import continued
+from envbuild.splice.inflate import DamagedStreamError, crc32, inflate, inflate_whole
 from envbuild.splice.install import InstalledFile, record_hash
 from envbuild.splice.parallel import in_order
 from envbuild.splice.stream import HashedStream

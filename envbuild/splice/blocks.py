@@ -1,0 +1,138 @@
+"""Deflate streams without their end, so that more blocks can follow them (RFC 1951).
+
+The bit that ends a stream is the first of its last block, and nothing says where in the stream that block begins. A
+decoder shows it: what it takes from a block's header becomes no output, while elsewhere 48 bits are at least one byte.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from envbuild.oci.gzip import ALIGNED, LAST
+from envbuild.splice.inflate import stands_for
+
+_STEP = 24
+"""Bytes that the decoder is given at once; outside a header they are output, whichever library decodes."""
+_NEAR = (16 << 10, 64 << 10, 256 << 10)
+"""Bytes before the end where the last block's header is looked for, one stretch after the other."""
+_SHORTEST, _LONGEST = 56, 576
+"""Bytes of a header: shorter ones are found or not as the library has it, longer ones are not allowed."""
+_BEFORE, _AFTER = 36, 9
+"""Bytes around the first step without output, between which a header begins."""
+_ORDER = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)
+_REPEATED = {16: (3, 2), 17: (3, 3), 18: (11, 7)}
+"""How often at least the symbols of section 3.2.7 repeat a length, and how many bits say how much more often."""
+
+
+class _Decoder(Protocol):
+    def decompress(self, data: bytes, /) -> bytes: ...
+    def copy(self) -> "_Decoder": ...
+
+
+def continued(stream: bytes, content: bytes) -> bytes | None:
+    """Return a raw deflate stream without its end, so that more blocks can follow; `content` is what it stands for.
+
+    None for one that cannot be opened so: whose last block is not found, or with bits set behind its end. An empty
+    stored block, not final, fills the last byte: its three zero bits are those behind the end, or where too few are
+    left, in one more byte (RFC 1951, section 3.2.3). Either form is an error in place of the other, so a trial tells
+    them apart, as it tells that the block was the last.
+    """
+    at: int | None = 0
+    if not stream[0] & 1:
+        with suppress(zlib.error):  # another library may allow what zlib does not
+            at = last_block(stream)
+    if at is None:
+        return None
+    opened = stream[: at // 8] + bytes((stream[at // 8] & ~(1 << at % 8),)) + stream[at // 8 + 1 :]
+    tails = (ALIGNED, b"\0" + ALIGNED)
+    # Codes end with a one more often than not, and what follows them are zeros.
+    for tail in tails if opened[-1] < 1 << 5 else tails[::-1]:
+        if stands_for(opened + tail + LAST, content):
+            return opened + tail
+    return None
+
+
+def last_block(stream: bytes) -> int | None:
+    """The bit of a stream of several blocks where the last one begins, if it has codes of its own and is near the end.
+
+    None where it has not, or where its header is too short to stand out; zlib.error for a stream that is damaged.
+    """
+    end = len(stream)
+    for start, decoder in reversed([*_decoders(stream)]):
+        quiet = _last_quiet(decoder, stream[start:end])
+        if quiet is not None and (quiet or not start):
+            return _final_header(stream, start + quiet)
+        end = min(start + _LONGEST, len(stream))  # a header may lie across the place where two stretches meet
+    return None
+
+
+def _decoders(stream: bytes) -> Iterator[tuple[int, _Decoder]]:
+    """Decoders that have taken the stream up to where a stretch begins, with that place."""
+    decoder: _Decoder = zlib.decompressobj(-15)
+    taken = 0
+    for start in sorted({max(len(stream) - near, 0) for near in _NEAR}):
+        decoder.decompress(stream[taken:start])
+        taken = start
+        yield start, decoder.copy()
+
+
+def _last_quiet(decoder: _Decoder, data: bytes) -> int | None:
+    """Where the last of the parts begins that become no output, each of one or more steps."""
+    output = [len(decoder.decompress(data[at : at + _STEP])) for at in range(0, len(data) - _STEP + 1, _STEP)]
+    if 0 not in output:
+        return None
+    last = len(output) - 1 - output[::-1].index(0)
+    while last and not output[last - 1]:
+        last -= 1
+    return last * _STEP
+
+
+def _final_header(stream: bytes, quiet: int) -> int | None:
+    """The bit where a final block with codes of its own begins, near a part of the stream that became no output."""
+    first, after = max(quiet - _BEFORE, 0), quiet + _AFTER
+    bits = int.from_bytes(stream[first:after], "little")
+    for at in range((after - first) * 8):
+        if bits >> at & 7 == 0b101:
+            begins = first + at // 8
+            header = int.from_bytes(stream[begins : begins + _LONGEST], "little") >> at % 8
+            if _header_size(header) >= _SHORTEST * 8:
+                return first * 8 + at
+    return None
+
+
+def _header_size(bits: int) -> int:
+    """How many bits the header of a block with codes of its own takes (section 3.2.7); 0 for what is none."""
+    literals, distances, count = (bits >> 3 & 31) + 257, (bits >> 8 & 31) + 1, (bits >> 13 & 15) + 4
+    told, lengths = bits >> 17 & (1 << 3 * count) - 1, [0] * len(_ORDER)
+    for number, symbol in enumerate(_ORDER[:count]):
+        lengths[symbol] = told >> 3 * number & 7
+    if literals > 286 or distances > 30 or not _complete(lengths):
+        return 0
+    codes, at = _codes(lengths), 17 + 3 * count
+    found: list[int] = []
+    while len(found) < literals + distances:
+        symbol, size = codes[bits >> at & 127]
+        at += size
+        least, more = _REPEATED.get(symbol, (1, 0))
+        times = least + (bits >> at & (1 << more) - 1)
+        found += [symbol if symbol < 16 else found[-1] if symbol == 16 and found else 0] * times
+        at += more
+    return at if len(found) == literals + distances and _complete(found[:literals]) else 0
+
+
+def _complete(lengths: Sequence[int]) -> bool:
+    """Whether codes of these lengths leave no bits that mean nothing; of no length, a symbol has none."""
+    return sum(1 << 15 - length for length in lengths if length) == 1 << 15
+
+
+def _codes(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """What any seven bits begin with: a symbol and the length of its code (section 3.2.2)."""
+    table, code = [(0, 0)] * 128, 0
+    for length in range(1, 8):
+        for symbol in (symbol for symbol, its in enumerate(lengths) if its == length):
+            reverse = int(f"{code:0{length}b}"[::-1], 2)
+            table[reverse :: 1 << length] = [(symbol, length)] * (128 >> length)
+            code += 1
+        code <<= 1
+    return table

@@ -1,0 +1,189 @@
+"""The last block of a deflate stream of several, and streams that are opened there."""
+
+import random
+import zlib
+from types import SimpleNamespace
+
+import deflate
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isal import isal_zlib
+from zlib_ng import zlib_ng
+
+from envbuild.oci.gzip import LAST
+from envbuild.splice import blocks, inflate
+from envbuild.splice.blocks import continued, last_block
+
+DECODERS = {"zlib": zlib, "zlib-ng": zlib_ng}
+LIBRARIES = {**DECODERS, "isal": isal_zlib}
+LETTERS = [letter for number in range(256) for letter in [number * 167 % 256] * (900 // (number + 3))]
+"""Some occur often and some seldom, as in programs, so that their codes have many lengths and headers are long."""
+
+
+@pytest.fixture(params=list(DECODERS))
+def decoder(request, monkeypatch):
+    monkeypatch.setattr(blocks, "zlib", DECODERS[request.param])
+    return request.param
+
+
+def text(seed, words, letters=LETTERS):
+    """Words of many lengths, of which some come again."""
+    dice = random.Random(seed)
+    known = [bytes(dice.choices(letters, k=dice.randrange(1, 12))) for _ in range(words // 2 + 1)]
+    return b"".join(dice.choices(known, k=words))
+
+
+def deflated(*contents, level=6, memory=8, way=zlib.Z_DEFAULT_STRATEGY, flush=zlib.Z_FULL_FLUSH):
+    """A stream in which each content begins a block, and what lies before the last one."""
+    compressor = zlib.compressobj(level, zlib.DEFLATED, -15, memory, way)
+    before = b"".join(compressor.compress(content) + compressor.flush(flush) for content in contents[:-1])
+    return before + compressor.compress(contents[-1]) + compressor.flush(), before
+
+
+def opens(stream, content):
+    """Whether it is opened, in which case more can follow it."""
+    opened = continued(stream, content)
+    if opened is None:
+        return False
+    follower = deflated(b"more")[0]
+    assert zlib.decompress(opened + follower, -15) == content + b"more"
+    assert len(opened) - len(stream) in (4, 5)
+    changed = sum((one ^ other).bit_count() for one, other in zip(stream, opened, strict=False))
+    assert changed == 1
+    return True
+
+
+@pytest.mark.parametrize("sizes", [(1, 2000), (300, 3000), (20_000, 1500), (20_000, 2500), (3000, 40, 3000)])
+def test_the_last_block_is_found_where_it_begins(sizes, decoder):
+    contents = [text(number, size) for number, size in enumerate(sizes)]
+    stream, before = deflated(*contents)
+    assert last_block(stream) == len(before) * 8
+    assert opens(stream, b"".join(contents))
+
+
+@pytest.mark.parametrize("level", range(1, 10))
+def test_streams_of_many_blocks_as_zip_tools_write_them(level, decoder):
+    found = 0
+    for seed in range(8):
+        content = text(seed, 9000 + 1000 * seed)
+        stream, _ = deflated(content, level=level)
+        assert not stream[0] & 1
+        found += opens(stream, content)
+    assert found >= 7  # a short last block has no codes of its own
+
+
+def test_streams_of_other_compressors(decoder):
+    content = text(0, 90_000)
+    for stream in (
+        bytes(deflate.deflate_compress(content, 6)),
+        zlib_ng.compress(content, 6, -15),
+        isal_zlib.compress(content, 3, -15),
+    ):
+        assert zlib.decompress(stream, -15) == content
+        assert not stream[0] & 1
+        assert opens(stream, content)
+
+
+def test_the_place_may_be_anywhere_in_its_byte(decoder):
+    found = [last_block(deflated(text(seed, 9000))[0]) for seed in range(60)]
+    assert {at % 8 for at in found if at} == set(range(8))
+
+
+def test_a_header_that_lies_where_two_stretches_meet_is_found(monkeypatch, decoder):
+    stream, before = deflated(text(0, 5000), text(1, 400))
+    behind = len(stream) - len(before)
+    for near in range(behind - 700, behind + 100):
+        monkeypatch.setattr(blocks, "_NEAR", (near, 256 << 10))
+        assert last_block(stream) == len(before) * 8
+
+
+def test_a_last_block_far_from_the_end_is_not_looked_for(monkeypatch):
+    first, second = text(0, 5000), text(1, 2000)
+    stream, before = deflated(first, second)
+    for near, found in ((len(stream) - len(before) - 200, False), (len(stream) - len(before) + 100, True)):
+        monkeypatch.setattr(blocks, "_NEAR", (near,))
+        assert opens(stream, first + second) == found
+
+
+@pytest.mark.parametrize("last", [b"", b"short", bytes(100_000)])
+def test_a_last_block_without_codes_of_its_own_or_with_few_leaves_the_stream_as_it_is(last, decoder):
+    content = text(0, 3000)
+    assert not opens(deflated(content, last)[0], content + last)
+
+
+def test_a_stored_last_block_leaves_the_stream_as_it_is(decoder):
+    content, noise = text(0, 3000), random.Random(0).randbytes(30_000)
+    assert not opens(deflated(content, noise)[0], content + noise)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 1200)), min_size=2, max_size=6),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.sampled_from([zlib.Z_DEFAULT_STRATEGY, zlib.Z_FIXED, zlib.Z_HUFFMAN_ONLY, zlib.Z_FILTERED]),
+    st.sampled_from([zlib.Z_NO_FLUSH, zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH, zlib.Z_PARTIAL_FLUSH]),
+)
+def test_no_library_decides_what_is_opened(given_contents, level, memory, way, flush):
+    contents = [text(*one) for one in given_contents]
+    stream, _ = deflated(*contents, level=level, memory=memory, way=way, flush=flush)
+    found = set()
+    for decoder in DECODERS.values():
+        for library in LIBRARIES.values():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(blocks, "zlib", decoder)
+                patch.setattr(inflate, "_library", library)
+                found.add(continued(stream, b"".join(contents)))
+    [opened] = found
+    assert opened is None or zlib.decompress(opened + LAST, -15) == b"".join(contents)
+
+
+class Late:
+    """A decoder that has some bytes of output less than it could have, as one that looks at whole words has."""
+
+    def __init__(self, behind, decoder=None):
+        self._behind, self._decoder = behind, decoder or zlib.decompressobj(-15)
+        self._kept = b""
+
+    def decompress(self, data):
+        data = self._kept + data
+        self._kept = data[max(len(data) - self._behind, 0) :]
+        return self._decoder.decompress(data[: len(data) - len(self._kept)])
+
+    def copy(self):
+        found = Late(self._behind, self._decoder.copy())
+        found._kept = self._kept
+        return found
+
+
+@pytest.mark.parametrize("behind", range(9))
+def test_a_library_that_decodes_a_word_later_finds_the_same(behind, monkeypatch):
+    usual = [LETTERS[:number] for number in range(2600, 3200, 60)]
+    streams = [deflated(text(seed, 500), text(seed, 300, some))[0] for seed in range(40) for some in usual]
+    expected = [last_block(stream) for stream in streams]
+    assert 0.2 < expected.count(None) / len(expected) < 0.8  # headers about as long as the shortest that is taken
+    monkeypatch.setattr(blocks, "zlib", SimpleNamespace(decompressobj=lambda _: Late(behind)))
+    assert [last_block(stream) for stream in streams] == expected
+
+
+@given(st.integers(0, 99), st.data())
+def test_a_damaged_stream_is_opened_for_what_it_stands_for_only(seed, data):
+    content = text(seed, 4000)
+    stream = bytearray(deflated(text(seed, 700), content)[0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        stream[data.draw(st.integers(1, len(stream) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    opened = continued(bytes(stream), content)
+    assert opened is None or zlib.decompress(opened + LAST, -15) == content
+
+
+@given(st.binary(min_size=1, max_size=2000), st.binary(max_size=200))
+def test_bytes_that_are_no_stream_open_nothing(stream, content):
+    opened = continued(stream, content)
+    assert opened is None or zlib.decompress(opened + LAST, -15) == content
+
+
+def test_what_zlib_does_not_read_is_left_as_it_is():
+    stream = b"\x04" + bytes(60)  # a block whose lengths have no code
+    with pytest.raises(zlib.error):
+        last_block(stream)
+    assert continued(stream, b"") is None
