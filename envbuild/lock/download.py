@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -42,6 +43,18 @@ class _Stopped(Exception):  # noqa: N818 - a signal between our own threads
 def wheel_path(cache: Path, sha256: Digest) -> Path:
     """Where a wheel with this digest lies in the cache."""
     return cache / "wheels" / sha256.hex[:2] / f"{sha256.hex}.whl"
+
+
+def forget_damaged(cache: Path, sha256: Digest) -> bool:
+    """Remove a wheel from the cache that is not what it was when it was put there; whether it was removed."""
+    path = wheel_path(cache, sha256)
+    with suppress(OSError):
+        with path.open("rb") as file:
+            found, _ = Digest.of_file(file)
+        if found != sha256:
+            path.unlink()
+            return True
+    return False
 
 
 def fetch(

@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 from envbuild.capture.record_digest import record_content
 from envbuild.errors import LockError
 from envbuild.files import write_whole
-from envbuild.lock.download import wheel_path
+from envbuild.lock.download import forget_damaged, wheel_path
 from envbuild.lock.index import local_path, size_of
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.remote import RemoteFile, UnreadableError, damaged
@@ -111,6 +111,10 @@ class FactReader:
             found = _facts_of(wheel, file, self._client)
         except UnreadableError:
             return None
+        except LockError:
+            if not (self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256)):
+                raise
+            return self.facts(wheel)
         if kept:
             write_whole(kept, json.dumps(asdict(found)).encode())
         return found

@@ -57,6 +57,11 @@ class Members:
             self._open = False
             yield end(self._checksum, self._size)
 
+    def ended(self) -> Iterator[bytes | memoryview]:
+        """Yield what ends the member that is open, if one is."""
+        if self._open:
+            yield from self.add(Part(LAST, b"", final=True))
+
 
 def start() -> bytes:
     """Return the bytes that precede a member's deflate stream (RFC 1952, section 2.3)."""

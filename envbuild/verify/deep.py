@@ -13,10 +13,13 @@ from envbuild.base import known_facts
 from envbuild.base.compiling import compiling_on
 from envbuild.base.inspect import inspect
 from envbuild.base.system import unpacker
+from envbuild.errors import BaseError
 from envbuild.oci.image import Image, Layer
 from envbuild.recipe import Base, Recipe
 from envbuild.verify.findings import Finding, compared
 from envbuild.verify.standing import Subject
+
+_CHUNK = 1 << 20
 
 
 def read_anew(base: Base, folder: Path) -> Base:
@@ -65,6 +68,26 @@ def deep_findings(subject: Subject, recipe: Recipe, anew: Image) -> Iterator[Fin
         ok=f"{anew.digest} is the image's",
         differs=f"{anew.digest} is not the image's {subject.image.digest}",
     )
+
+
+def blob_findings(image: Image) -> Iterator[Finding]:
+    """Read the layers that lie on this machine to their last byte; those of a registry are checked by whoever pulls."""
+    here = [layer for layer in image.layers if not layer.origin]
+    faults = [it for layer in here if (it := _unlike(layer))]
+    same = f"the bytes of {len(here)} layers in the layout are those of their digests"
+    yield from faults or ([Finding(about="blobs", agrees=True, says=same)] if here else [])
+
+
+def _unlike(layer: Layer) -> Finding | None:
+    """What is wrong with the bytes of a layer, if anything is."""
+    try:
+        with layer.open() as blob:
+            while blob.read(_CHUNK):
+                pass
+    except BaseError as error:
+        says = f"{error.what}: {layer.created_by.removeprefix(OURS) or layer.diff_id}"
+        return Finding(about="blobs", agrees=False, says=says, wanted=str(layer.descriptor.digest), found=error.where)
+    return None
 
 
 def _layer(line: str, made: Layer, found: Mapping[str, Layer], packages: tuple[str, ...]) -> Finding | None:

@@ -32,6 +32,7 @@ TITLES: Mapping[str, str] = {rule.id: rule.title for rule in CATALOGUE} | {
     "layer": "each layer as the wheels give it",
     "layers made anew": "all layers as the wheels give them",
     "manifest made anew": "the manifest as the wheels give it",
+    "blobs": "a layout's layers with the bytes of their digests",
     "tag-moved": "a tag that still names the stamped image",
     "disagreement": "a record of the run that does not contradict itself",
     "package-modified": "packages whose files are what their wheels brought",

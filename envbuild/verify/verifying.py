@@ -11,7 +11,7 @@ from envbuild.errors import BuildError
 from envbuild.lock import Arrivals, IndexSettings, Lock
 from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe
-from envbuild.verify.deep import deep_findings, make_anew, read_anew
+from envbuild.verify.deep import blob_findings, deep_findings, make_anew, read_anew
 from envbuild.verify.findings import Finding
 from envbuild.verify.matched import Matched, Run, loader_findings, match_run, stack_finding
 from envbuild.verify.standing import Subject, base_finding, standing
@@ -100,6 +100,7 @@ class _Verification:
                 base, cache = self.subject.base, self.inquiry.cache
                 anew = make_anew(recipe, base, arrivals, self.folder, self.teller.progress, cache)
                 yield from deep_findings(self.subject, recipe, anew)
+                yield from blob_findings(self.inquiry.image)
             if matched and proving:
                 self.teller.step("looking for CUDA's libraries as the loader does")
                 wheels = {wheel.sha256: arrivals.path(wheel) for wheel in recipe.wheels}

@@ -13,8 +13,10 @@ import pytest
 from envbuild.capture.record_digest import record_content
 from envbuild.errors import LockError, VerifyError
 from envbuild.lock import confirm, fetch, lock_run, pylock_text, read_pylock
+from envbuild.lock.download import wheel_path
 from envbuild.lock.settings import uv_program
 from envbuild.manifest.packages import Distribution, Origin
+from envbuild.oci.digest import Digest
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel, record_line
 from tests.unit.locking import TARGET, asked_for, forget_settings, installed, options, pin, record_of
@@ -264,6 +266,31 @@ def test_fetched_files_confirm_what_an_honest_index_showed(index: FakeIndex, tmp
     count = len(index.requests)
     assert proven(tmp_path, installed(PURE), installed(BIG)).proof.summary == "2 of 2 identical"
     assert all(it.path.startswith("/simple/") for it in index.requests[count:])
+
+
+@pytest.mark.parametrize("left", [b"", b"PK", PURE.data[:-30], PURE.data[: len(PURE.data) // 2] * 2])
+def test_a_damaged_file_of_the_cache_is_forgotten_where_nothing_else_is_known_of_it(index: FakeIndex, tmp_path, left):
+    run = proven(tmp_path, installed(PURE))
+    list(fetch(run.lock.wheels, tmp_path / "cache"))
+    path = wheel_path(tmp_path / "cache", run.lock.wheels[0].sha256)
+    for kind in ("facts", "claims"):
+        shutil.rmtree(tmp_path / "cache" / kind, ignore_errors=True)
+    path.write_bytes(left)
+    assert proven(tmp_path, installed(PURE)).proof.summary == "1 of 1 identical"
+    assert not path.exists()
+    list(fetch(run.lock.wheels, tmp_path / "cache"))
+    assert path.read_bytes() == PURE.data
+
+
+def test_a_wheel_that_is_broken_as_it_was_locked_stays_and_is_refused(index: FakeIndex, tmp_path):
+    broken = FakeWheel(filename="broken-1.0-py3-none-any.whl", data=b"no zip" * 100)
+    index.add(broken)
+    path = wheel_path(tmp_path / "cache", Digest.of(broken.data))
+    path.parent.mkdir(parents=True)
+    path.write_bytes(broken.data)
+    with pytest.raises(LockError, match="no readable wheel"):
+        lock_run(("broken==1.0",), TARGET, (), options(tmp_path))
+    assert path.read_bytes() == broken.data
 
 
 def test_a_file_that_no_record_lists_is_no_proof(index: FakeIndex, tmp_path):

@@ -14,24 +14,16 @@ from zlib_ng import zlib_ng
 from envbuild.oci.gzip import LAST
 from envbuild.splice import blocks, inflate
 from envbuild.splice.blocks import continued, last_block
+from tests.unit.deflating import LETTERS, text
 
 DECODERS = {"zlib": zlib, "zlib-ng": zlib_ng}
 LIBRARIES = {**DECODERS, "isal": isal_zlib}
-LETTERS = [letter for number in range(256) for letter in [number * 167 % 256] * (900 // (number + 3))]
-"""Some occur often and some seldom, as in programs, so that their codes have many lengths and headers are long."""
 
 
 @pytest.fixture(params=list(DECODERS))
 def decoder(request, monkeypatch):
     monkeypatch.setattr(blocks, "zlib", DECODERS[request.param])
     return request.param
-
-
-def text(seed, words, letters=LETTERS):
-    """Words of many lengths, of which some come again."""
-    dice = random.Random(seed)
-    known = [bytes(dice.choices(letters, k=dice.randrange(1, 12))) for _ in range(words // 2 + 1)]
-    return b"".join(dice.choices(known, k=words))
 
 
 def deflated(*contents, level=6, memory=8, way=zlib.Z_DEFAULT_STRATEGY, flush=zlib.Z_FULL_FLUSH):

@@ -18,9 +18,11 @@ from envbuild.splice.compressed import write_compressed
 from envbuild.splice.install import InstalledFile
 from envbuild.splice.layer import LayerFile, LayerResult, tarred, write_layer
 from tests.fakes.wheels import make_wheel
+from tests.unit.deflating import text
 
-PIECE = 4 << 20
+PIECE = 2 << 20
 TAR = b"".join(b"%d lines of text, and more of them\n" % number for number in range(650_000))
+TEXT = text(0, 800_000)
 
 
 def written(chunks, threads: int = 2) -> tuple[bytes, LayerResult]:
@@ -43,7 +45,7 @@ def members(blob: bytes) -> list[bytes]:
 def test_the_bytes_are_what_they_were_in_every_release():
     blob, result = written([TAR])
     assert result == LayerResult(Digest.of(blob), len(blob), Digest.of(TAR))
-    assert result.digest.hex[:16] == "45253094a0f16916", "raise the formats of layers and of system packages"
+    assert result.digest.hex[:16] == "fc71cefcfebdce4c", "raise the formats of layers and of system packages"
 
 
 def test_the_release_that_an_error_names_is_the_one_that_envbuild_requires():
@@ -59,9 +61,17 @@ def test_neither_threads_nor_chunks_decide(threads):
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE])
-def test_a_member_has_a_piece_of_one_size(size):
-    blob, _ = written([TAR[:size]])
-    assert members(blob) == [TAR[start : start + PIECE][: size - start] for start in range(0, size, PIECE)]
+def test_pieces_of_one_size_follow_each_other_in_one_member(size):
+    blob, _ = written([TEXT[:size]])
+    assert members(blob) == [TEXT[:size]] * bool(size)
+
+
+def test_a_piece_that_nothing_can_follow_ends_its_member():
+    noise = random.Random(0).randbytes(PIECE)  # stored, so that its last block has no codes to be known by
+    some = TEXT[:PIECE]
+    blob, result = written([some, noise, some, some, noise])
+    assert members(blob) == [some + noise, some + some + noise]
+    assert result.diff_id == Digest.of(some + noise + some + some + noise)
 
 
 def test_the_tar_is_the_one_that_splicing_gives(tmp_path):

@@ -162,6 +162,25 @@ def test_an_image_in_a_layout_is_verified_and_its_base_is_given_where_it_has_no_
     assert "give --base" in unnamed.stderr
 
 
+def test_a_damaged_blob_of_a_layout_is_found_by_deep_alone(site, built):
+    image = pulled(built)
+    write_layout(image, site.folder / "layout")
+    done = verified(site, "layout", "--deep")
+    assert differing(done) == {}
+    assert f"blobs: the bytes of {len(image.layers)} layers in the layout are" in done.stdout
+    assert "blobs" not in verified(site, built, "--deep").stdout, "a registry's are checked by whoever pulls"
+    layer = image.layers[line_of(image, "tool")]
+    blob = site.folder / "layout/blobs/sha256" / layer.descriptor.digest.hex
+    data = blob.read_bytes()
+    blob.unlink()
+    blob.write_bytes(data[:-1] + bytes((data[-1] ^ 1,)))
+    assert differing(verified(site, "layout")) == {}
+    found = differing(verified(site, "layout", "--deep"))
+    assert found.keys() == {"blobs"}
+    assert f"has other content than {layer.descriptor.digest}" in found["blobs"]
+    assert "tool 1.0" in found["blobs"]
+
+
 def test_a_layer_that_somebody_published_for_another_is_found_by_deep_alone(site, built, tmp_path):
     """A build on an empty machine takes the registry's word for the layer; verifying deep takes nobody's."""
     image = pulled(built)
