@@ -7,25 +7,30 @@ decoder shows it: what it takes from a block's header becomes no output, while e
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from typing import Protocol
 
-from envbuild.oci.gzip import ALIGNED, LAST
+from envbuild.oci.gzip import ALIGNED, LAST, deflate_runs, stored
 from envbuild.splice.inflate import stands_for
 
 _STEP = 24
 """Bytes that the decoder is given at once; outside a header they are output, whichever library decodes."""
 _NEAR = (16 << 10, 64 << 10, 256 << 10)
 """Bytes before the end where the last block's header is looked for, one stretch after the other."""
-_SHORTEST, _LONGEST = 56, 576
-"""Bytes of a header: shorter ones are found or not as the library has it, longer ones are not allowed."""
-_BEFORE, _AFTER = 36, 9
-"""Bytes around the first step without output, between which a header begins."""
+_SHORTEST, _LONGEST = 56, 288
+"""Bytes of a header: shorter ones are found or not as the library has it, so they are left; longer ones cannot be."""
+_BEFORE, _AFTER = 36, 24
+"""Bytes around the first step without output, between which a header begins; flushes lie between them."""
+_INSIDE = _BEFORE + 2 * _AFTER
+"""Bytes that a header has to be behind the place where the search begins: nearer ones depend on the library too."""
 _ORDER = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)
 _REPEATED = {16: (3, 2), 17: (3, 3), 18: (11, 7)}
 """How often at least the symbols of section 3.2.7 repeat a length, and how many bits say how much more often."""
 
 
 class _Decoder(Protocol):
+    @property
+    def eof(self) -> bool: ...
     def decompress(self, data: bytes, /) -> bytes: ...
     def copy(self) -> "_Decoder": ...
 
@@ -36,7 +41,7 @@ def continued(stream: bytes, content: bytes) -> bytes | None:
     None for one that cannot be opened so: whose last block is not found, or with bits set behind its end. An empty
     stored block, not final, fills the last byte: its three zero bits are those behind the end, or where too few are
     left, in one more byte (RFC 1951, section 3.2.3). Either form is an error in place of the other, so a trial tells
-    them apart, as it tells that the block was the last.
+    them apart.
     """
     at: int | None = 0
     if not stream[0] & 1:
@@ -58,12 +63,15 @@ def last_block(stream: bytes) -> int | None:
 
     None where it has not, or where its header is too short to stand out; zlib.error for a stream that is damaged.
     """
-    end = len(stream)
-    for start, decoder in reversed([*_decoders(stream)]):
-        quiet = _last_quiet(decoder, stream[start:end])
-        if quiet is not None and (quiet or not start):
-            return _final_header(stream, start + quiet)
-        end = min(start + _LONGEST, len(stream))  # a header may lie across the place where two stretches meet
+    decoders, end = [*_decoders(stream)], len(stream)
+    first = decoders[0][0]
+    for start, decoder in reversed(decoders):
+        quiet = _last_quiet(decoder.copy(), stream[start:end])
+        if quiet is not None and (quiet >= _BEFORE or not start):
+            at = _final_header(stream, start + quiet)
+            inside = at is not None and (not first or at >= (first + _INSIDE) * 8)
+            return at if at is not None and inside and _begins(stream, at, start, decoder) else None
+        end = min(start + _INSIDE + _LONGEST, len(stream))  # a header may lie across the place where two stretches meet
     return None
 
 
@@ -101,13 +109,39 @@ def _final_header(stream: bytes, quiet: int) -> int | None:
     return None
 
 
+def _begins(stream: bytes, at: int, start: int, decoder: _Decoder) -> bool:
+    """Whether a block begins at a bit, for a decoder that has taken the stream up to `start`.
+
+    Two blocks that hold the same in different ways become the same there, and nowhere else: what they hold is the
+    stream's own digest, which nobody can put into it.
+    """
+    mark, bits = sha256(stream).digest(), at % 8
+    before, low = stream[start : at // 8], stream[at // 8] & (1 << bits) - 1
+    coded = deflate_runs(mark)
+    blocks = (
+        (low | int.from_bytes(coded, "little") << bits).to_bytes(len(coded) + (bits > 0), "little"),
+        (low | 1 << bits).to_bytes((bits + 10) // 8, "little") + b"".join(stored(mark))[1:],
+    )
+    one, other = (_ended(decoder.copy(), before + block) for block in blocks)
+    return one == other and one.endswith(mark)
+
+
+def _ended(decoder: _Decoder, data: bytes) -> bytes:
+    """What becomes of data that ends a stream; nothing where it does not."""
+    try:
+        output = decoder.decompress(data)
+    except zlib.error:
+        return b""
+    return output if decoder.eof else b""
+
+
 def _header_size(bits: int) -> int:
-    """How many bits the header of a block with codes of its own takes (section 3.2.7); 0 for what is none."""
+    """How many bits the header of a block with codes of its own takes (section 3.2.7); 0 for what can be none."""
     literals, distances, count = (bits >> 3 & 31) + 257, (bits >> 8 & 31) + 1, (bits >> 13 & 15) + 4
     told, lengths = bits >> 17 & (1 << 3 * count) - 1, [0] * len(_ORDER)
     for number, symbol in enumerate(_ORDER[:count]):
         lengths[symbol] = told >> 3 * number & 7
-    if literals > 286 or distances > 30 or not _complete(lengths):
+    if not _complete(lengths):
         return 0
     codes, at = _codes(lengths), 17 + 3 * count
     found: list[int] = []

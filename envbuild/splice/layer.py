@@ -1,9 +1,9 @@
 """A layer is spliced, not compressed: a wheel's own deflate streams, with blocks between them for the tar's headers.
 
 For each file one block holds the padding of the file before and the tar header, then come the wheel's bytes as they
-are. A gzip member goes on until a wheel's stream ends it, as that of a large file does. Two digests are computed beside
-it, each in a thread: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel,
-some ahead of what is being written.
+are. A gzip member goes on until a wheel's stream ends it, as that of a large file does, and the few whose last block is
+not found. Two digests are computed beside it, each in a thread: of the blob, and of the tar inside (the diff id). Files
+are read and inflated in parallel, some ahead of what is being written.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from envbuild.splice.parallel import in_order
 from envbuild.splice.stream import HashedStream
 
 _BATCH = 2 << 20
-"""Bytes of files, uncompressed, that one job makes a part of the layer from; a larger file is streamed."""
+"""Bytes of files, compressed or not, that one job makes a part of the layer from; a larger file is streamed."""
 _STORED = 16 * gzip.STORED_LIMIT
 _AHEAD = 2
 """Jobs; each keeps a batch, compressed and not."""
@@ -72,6 +72,12 @@ class _Item:
     @property
     def size(self) -> int:
         return _size(self.content)
+
+    @property
+    def weight(self) -> int:
+        """Bytes that are in memory for it: nothing keeps a compressor from writing more than it was given."""
+        source = self.content.file.source if isinstance(self.content, LayerFile) else b""
+        return len(source) if isinstance(source, bytes) else max(source.size, source.length)
 
 
 def write_layer(
@@ -147,18 +153,18 @@ def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
     batch: list[_Item] = []
     size = 0
     for item in items:
-        if batch and size + item.size > _BATCH:
+        if batch and size + item.weight > _BATCH:
             yield batch
             batch, size = [], 0
         batch.append(item)
-        size += item.size + tar.BLOCK
+        size += item.weight + tar.BLOCK
     if batch:
         yield batch
 
 
 def _made(batch: Sequence[_Item]) -> Iterable[gzip.Part]:
     """Make a part of the layer: at once, but for a large file, which is inflated while it is taken."""
-    if len(batch) == 1 and batch[0].size > _BATCH:
+    if len(batch) == 1 and batch[0].weight > _BATCH:
         return _streamed(batch[0])
     return list(gzip.gathered((part for item in batch for part in _parts(item)), crc32))
 

@@ -1,5 +1,6 @@
 """The last block of a deflate stream of several, and streams that are opened there."""
 
+import base64
 import random
 import zlib
 from types import SimpleNamespace
@@ -11,18 +12,39 @@ from hypothesis import strategies as st
 from isal import isal_zlib
 from zlib_ng import zlib_ng
 
-from envbuild.oci.gzip import LAST
+from envbuild.oci import gzip
 from envbuild.splice import blocks, inflate
 from envbuild.splice.blocks import continued, last_block
 from tests.unit.deflating import LETTERS, text
 
 DECODERS = {"zlib": zlib, "zlib-ng": zlib_ng}
 LIBRARIES = {**DECODERS, "isal": isal_zlib}
+FORGED = base64.b85decode(
+    "?9c%T000OBu!H?G-"
+    "x>;Age3p~000000002+Upo>200000061&`0096000030{{R30|Nj600RR600096000030{{R30|Nj600RR600096000030{{R30|Nj600RR60009"
+    "6000030{{R30|Nj600RR600096000030{{R30|Nj600RR6000960?EL|dBuSDaNdf=>000000000000000000000000000000000000000000000"
+    "0000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000006"
+    "ej%d1UqM0RRF30002MBLDyZ000000000003ZMW00000000000000000000000000000000000000000000000000000000000000000000000000"
+    "00000000000000000000000000000000000000000000000000000000000000000$J9uCL0ib{Y!}m^{=W*Wq?yjpZ@ZP)Eon_DI9^C&A009600"
+    "0030{{R30|Nj600RR600096000030|Ly$&kR(ZxBuQ2e00000000000000000000000000000000000000000000000000000000000000000000"
+    "0000000000000000000000000000000000000000000000000000000000000000000000000000000000000000Kl%Oc_bkK000000000000RI3"
+    "000000000001yEHuGTL$u4=6AuZk{hFQu=-"
+    "EnO{CEHy6;u86IKE}X68tX3^uuV1ePE(k5YED)~hEj+GxEugPwuOcicEpe_Jts<>TFH5YvulBE7ykzqiEnjJuwO?(x`f-"
+    "`?szZgN9Qs#dikg3I`d>?u`~M}7S9bp*)9cUw^66iLeEH;GDH2*Lx~uj7`ci%9r3=aSuYUeTz`uxl+4BYF*TAov{!7#Kp}$IhE%3GYe;MN<|F!-"
+    "yd0D=4cYWlq>lUv6a`Y9&O2J>Pzm{?t|F0y!bn#-~i%i#-D#J3)#iZBE|AnWQpLDRlz`U~h*9c#sRKDdldGw{qY9{}`00#j0{{"
+)
+"""A stream with a final header inside of what codes stand for: without its bit the end is swallowed as stored bytes."""
 
 
 @pytest.fixture(params=list(DECODERS))
 def decoder(request, monkeypatch):
     monkeypatch.setattr(blocks, "zlib", DECODERS[request.param])
+    return request.param
+
+
+@pytest.fixture(params=list(LIBRARIES))
+def library(request, monkeypatch):
+    monkeypatch.setattr(inflate, "_library", LIBRARIES[request.param])
     return request.param
 
 
@@ -33,13 +55,18 @@ def deflated(*contents, level=6, memory=8, way=zlib.Z_DEFAULT_STRATEGY, flush=zl
     return before + compressor.compress(contents[-1]) + compressor.flush(), before
 
 
+def follows(opened, content):
+    """Whether blocks of each kind can follow."""
+    blocks = (deflated(b"more")[0], gzip.deflate_runs(b"more"), b"".join(gzip.stored(b"more")))
+    return {zlib.decompress(opened + block, -15) for block in blocks} == {content + b"more"}
+
+
 def opens(stream, content):
     """Whether it is opened, in which case more can follow it."""
     opened = continued(stream, content)
     if opened is None:
         return False
-    follower = deflated(b"more")[0]
-    assert zlib.decompress(opened + follower, -15) == content + b"more"
+    assert follows(opened, content)
     assert len(opened) - len(stream) in (4, 5)
     changed = sum((one ^ other).bit_count() for one, other in zip(stream, opened, strict=False))
     assert changed == 1
@@ -52,6 +79,33 @@ def test_the_last_block_is_found_where_it_begins(sizes, decoder):
     stream, before = deflated(*contents)
     assert last_block(stream) == len(before) * 8
     assert opens(stream, b"".join(contents))
+
+
+def test_what_only_looks_like_a_header_is_passed_over(decoder):
+    for seed in range(100):
+        stream, before = deflated(text(seed, 300), text(seed + 1, 300))
+        assert last_block(stream) == len(before) * 8
+
+
+@pytest.mark.parametrize("flushes", [(zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH), (3, 1, 2, 3), (1,) * 3])
+def test_empty_blocks_before_the_last_one_are_no_part_of_its_header(flushes, decoder):
+    found = []
+    for seed in range(10):
+        compressor, content = zlib.compressobj(6, zlib.DEFLATED, -15), text(seed, 400)
+        stream = compressor.compress(content) + b"".join(compressor.flush(it) for it in flushes)
+        stream += compressor.compress(content[::-1]) + compressor.flush()
+        found.append(opens(stream, content + content[::-1]))
+    assert all(found)
+
+
+def test_what_is_made_to_look_like_the_last_block_is_not_taken_for_it(library, decoder, monkeypatch):
+    content = zlib.decompress(FORGED, -15)
+    assert continued(FORGED, content) is None
+    monkeypatch.setattr(blocks, "_begins", lambda *_: True)
+    opened = continued(FORGED, content)
+    assert opened is not None, "the trial alone is deceived"
+    assert zlib.decompress(opened + gzip.LAST, -15) == content
+    assert zlib.decompressobj(-15).decompress(opened + deflated(b"more")[0]) != content + b"more"
 
 
 @pytest.mark.parametrize("level", range(1, 10))
@@ -127,20 +181,28 @@ def test_no_library_decides_what_is_opened(given_contents, level, memory, way, f
                 patch.setattr(inflate, "_library", library)
                 found.add(continued(stream, b"".join(contents)))
     [opened] = found
-    assert opened is None or zlib.decompress(opened + LAST, -15) == b"".join(contents)
+    assert opened is None or follows(opened, b"".join(contents))
 
 
 class Late:
-    """A decoder that has some bytes of output less than it could have, as one that looks at whole words has."""
+    """A decoder that keeps some bytes until more come or the stream ends, as one that looks at whole words does."""
 
     def __init__(self, behind, decoder=None):
         self._behind, self._decoder = behind, decoder or zlib.decompressobj(-15)
         self._kept = b""
 
     def decompress(self, data):
-        data = self._kept + data
+        data, whole = self._kept + data, self._decoder.copy()
+        output = whole.decompress(data)
+        if whole.eof:
+            self._decoder = whole
+            return output
         self._kept = data[max(len(data) - self._behind, 0) :]
         return self._decoder.decompress(data[: len(data) - len(self._kept)])
+
+    @property
+    def eof(self):
+        return self._decoder.eof
 
     def copy(self):
         found = Late(self._behind, self._decoder.copy())
@@ -151,11 +213,30 @@ class Late:
 @pytest.mark.parametrize("behind", range(9))
 def test_a_library_that_decodes_a_word_later_finds_the_same(behind, monkeypatch):
     usual = [LETTERS[:number] for number in range(2600, 3200, 60)]
-    streams = [deflated(text(seed, 500), text(seed, 300, some))[0] for seed in range(40) for some in usual]
+    streams = [deflated(text(seed, 500), text(seed, 300, some))[0] for seed in range(16) for some in usual]
     expected = [last_block(stream) for stream in streams]
     assert 0.2 < expected.count(None) / len(expected) < 0.8  # headers about as long as the shortest that is taken
-    monkeypatch.setattr(blocks, "zlib", SimpleNamespace(decompressobj=lambda _: Late(behind)))
+    monkeypatch.setattr(blocks, "zlib", SimpleNamespace(decompressobj=lambda _: Late(behind), error=zlib.error))
     assert [last_block(stream) for stream in streams] == expected
+
+
+@pytest.mark.parametrize("behind", [0, 3, 8])
+def test_where_the_search_begins_is_the_same_for_a_library_that_decodes_later(behind, monkeypatch):
+    stream, before = deflated(text(0, 500), text(1, 400))
+    last = len(stream) - len(before)
+
+    def found() -> list[int | None]:
+        places = []
+        for near in range(last - 40, last + 140):
+            monkeypatch.setattr(blocks, "_NEAR", (near,))
+            places.append(last_block(stream))
+        return places
+
+    expected = found()
+    assert expected == sorted(expected, key=lambda it: it is not None)
+    assert set(expected) == {None, len(before) * 8}
+    monkeypatch.setattr(blocks, "zlib", SimpleNamespace(decompressobj=lambda _: Late(behind), error=zlib.error))
+    assert found() == expected
 
 
 @given(st.integers(0, 99), st.data())
@@ -165,13 +246,13 @@ def test_a_damaged_stream_is_opened_for_what_it_stands_for_only(seed, data):
     for _ in range(data.draw(st.integers(1, 4))):
         stream[data.draw(st.integers(1, len(stream) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     opened = continued(bytes(stream), content)
-    assert opened is None or zlib.decompress(opened + LAST, -15) == content
+    assert opened is None or follows(opened, content)
 
 
 @given(st.binary(min_size=1, max_size=2000), st.binary(max_size=200))
 def test_bytes_that_are_no_stream_open_nothing(stream, content):
     opened = continued(stream, content)
-    assert opened is None or zlib.decompress(opened + LAST, -15) == content
+    assert opened is None or follows(opened, content)
 
 
 def test_what_zlib_does_not_read_is_left_as_it_is():
