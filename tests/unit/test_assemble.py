@@ -28,9 +28,12 @@ from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
+from envbuild.splice import layer as splicing
+from envbuild.splice.archive import WheelArchive
 from envbuild.splice.install import InstalledFile
 from envbuild.splice.layer import LayerFile, write_layer
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.fakes.zips import Part, archive, deflated
 from tests.layers import entries_of
 
 TARGET = Target(python="3.11.2", machine="x86_64", glibc="2.36")
@@ -355,6 +358,26 @@ def test_a_member_goes_on_until_a_stream_of_several_blocks_ends_it(tmp_path, met
         assert len(members(blob.read())) == count
     found = tree(image)
     assert all(found[f"{SITE}/{name}"][1] == data for name, data in files.items())
+
+
+def test_a_file_that_is_much_larger_compressed_is_never_whole_in_memory(tmp_path, monkeypatch):
+    """Nothing keeps a compressor from writing empty blocks, and only what a file becomes is bounded."""
+    opened: list[int] = []
+
+    def never(stream: bytes, _content: bytes) -> None:
+        opened.append(len(stream))
+
+    monkeypatch.setattr(splicing, "continued", never)
+    empty, content = b"\0\0\0\xff\xff" * (1 << 20), b"few bytes"
+    some = Part(name=b"big/some", data=content, packed=empty + deflated(content))
+    parts = [some, Part(name=b"big/other", data=content)]
+    (tmp_path / "big.whl").write_bytes(archive(parts))
+    sink = io.BytesIO()
+    with ThreadPoolExecutor(1) as pool, WheelArchive(tmp_path / "big.whl", "big.whl") as wheel:
+        files = [LayerFile(InstalledFile(it.name, executable=False, source=it), wheel) for it in wheel.members]
+        write_layer(sink, "/opt/env", files, pool)
+    assert entries_of(sink.getvalue())["opt/env/big/some"] == content
+    assert opened == [len(deflated(content))]
 
 
 def test_a_generated_file_may_be_large():
