@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.deflating import FORGED, text
+from tests.deflating import deflated as in_blocks
 from tests.fakes.wheels import record_line
 from tests.fakes.zips import FULL, Part, archive, deflated, extra_field, local
 
@@ -122,6 +124,7 @@ def unicode_path(name: bytes) -> bytes:
 
 
 _STREAM = deflated(SOURCE)
+_BLOCKS = text(0, 300), text(1, 300)
 _ABSOLUTE, _LEAVES, _TWICE = "is absolute or has forbidden characters", "leaves its folder", "is in the archive twice"
 _WHITEOUT, _LONG, _KIND = (
     "means a deletion in an image layer",
@@ -310,6 +313,8 @@ ODD: dict[str, Make] = {
     "comment": whole(comment=b"made by hand"),
     "runs at the end of a piece": more("zeros.bin", bytes((1 << 20) + 3)),
     "repeats beyond all measure": more("zeros.bin", bytes(9 << 20)),
+    "several blocks": more("blocks.bin", b"".join(_BLOCKS), packed=in_blocks(*_BLOCKS)[0]),
+    "what looks like a last block": more("forged.bin", zlib.decompress(FORGED, -15), packed=FORGED),
     "RECORD without the file": record(f"{INFO}/RECORD,,\n"),
     "RECORD with other files": lambda: archive(parts(record=f"/etc/passwd,sha256={'a' * 43},7\n../x,,\nhostile.py,,\n")),
     "RECORD with other hashes": record("hostile.py,md5=1B2M2Y8AsgTpgAmY7PhCfg,480\n"),

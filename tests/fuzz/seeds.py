@@ -3,6 +3,7 @@
 import json
 from importlib import resources
 
+from tests.fuzz.deflate import stream_seeds
 from tests.fuzz.wheels import wheel_seeds
 from tests.unit.modelling import MODELS
 
@@ -92,9 +93,11 @@ SEEDS: dict[str, list[bytes]] = {
     "_CHECKPOINT_METADATA": [b'{"item_handlers": {"a": "b"}, "init_timestamp_nsecs": 1}'],
 }
 
+MADE = {"wheel": wheel_seeds, "deflate": stream_seeds}
+
 
 def seeds(name: str) -> list[bytes]:
     """Return the seeds of a target; those of the other models are files."""
-    if name == "wheel":
-        return wheel_seeds()
+    if name in MADE:
+        return MADE[name]()
     return SEEDS[name] if name in SEEDS else [(MODELS / name).read_bytes()]

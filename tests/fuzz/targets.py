@@ -23,6 +23,7 @@ from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest import manifest_dict, read_manifest
 from envbuild.manifest.formats import Given, Record, convert, detect, manifest_bytes
 from envbuild.manifest.model import Format
+from tests.fuzz.deflate import continue_a_stream
 from tests.fuzz.wheels import read_a_wheel, read_changed_parts
 from tests.unit.modelling import read_memory
 
@@ -137,6 +138,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "dpkg": functools.partial(in_a_file, "var/lib/dpkg/status", _packages),
     **{kind: functools.partial(read_a_record, kind) for kind in get_args(Format) if kind != "capture"},
     **{name: functools.partial(read_a_model, name) for name in MODEL_NAMES},
+    "deflate": continue_a_stream,
     "wheel": read_a_wheel,
     "wheel-parts": read_changed_parts,
 }

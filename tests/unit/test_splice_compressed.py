@@ -17,8 +17,8 @@ from envbuild.splice.archive import WheelArchive
 from envbuild.splice.compressed import write_compressed
 from envbuild.splice.install import InstalledFile
 from envbuild.splice.layer import LayerFile, LayerResult, tarred, write_layer
+from tests.deflating import text
 from tests.fakes.wheels import make_wheel
-from tests.unit.deflating import text
 
 PIECE = 2 << 20
 TAR = b"".join(b"%d lines of text, and more of them\n" % number for number in range(650_000))
