@@ -125,6 +125,8 @@ def unicode_path(name: bytes) -> bytes:
 
 _STREAM = deflated(SOURCE)
 _BLOCKS = text(0, 300), text(1, 300)
+_INCOMPLETE = bytes.fromhex("ecc13101000000c220fba75e0a3f7000000000c05d000000ffff0380")
+"""What ISA-L reads as 5,000 zeros, and neither zlib nor Go's library takes."""
 _ABSOLUTE, _LEAVES, _TWICE = "is absolute or has forbidden characters", "leaves its folder", "is in the archive twice"
 _WHITEOUT, _LONG, _KIND = (
     "means a deletion in an image layer",
@@ -196,6 +198,7 @@ HOSTILE: dict[str, tuple[Make, str]] = {
     "no descriptor": (module(streamed=True, descriptor=b""), "data descriptor and directory disagree"),
     "no local header": (module(local={"signature": b"PK\x03\x05"}), "has no local header"),
     "local header beyond the end": (module(central={"offset": 1 << 30}), "has no local header"),
+    "codes that are incomplete": (more("zeros.bin", bytes(5000), packed=_INCOMPLETE), "is damaged"),
     "stream cut off": (module(packed=_STREAM[:-3]), "does not end where the archive says"),
     "stream goes on": (module(packed=_STREAM + b"tail"), r"ends before the archive says|does not end where"),
     "second stream behind": (module(packed=_STREAM + _STREAM), r"ends before the archive says|does not end where"),

@@ -45,7 +45,7 @@ def continued(stream: bytes, content: bytes) -> bytes | None:
     """
     at: int | None = 0
     if not stream[0] & 1:
-        with suppress(zlib.error):  # another library may allow what zlib does not
+        with suppress(zlib.error):  # another library may read what this one does not
             at = last_block(stream)
     if at is None:
         return None
