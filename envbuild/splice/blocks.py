@@ -15,7 +15,7 @@ from envbuild.splice.inflate import stands_for
 
 _STEP = 24
 """Bytes that the decoder is given at once; outside a header they are output, whichever library decodes."""
-_NEAR = (16 << 10, 64 << 10, 256 << 10)
+_NEAR = tuple(kib << 10 for kib in (8, 16, 24, 32, 40, 64, 256))
 """Bytes before the end where the last block's header is looked for, one stretch after the other."""
 _SHORTEST, _LONGEST = 56, 288
 """Bytes of a header: shorter ones are found or not as the library has it, so they are left; longer ones cannot be."""
