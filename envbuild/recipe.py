@@ -8,7 +8,7 @@ from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 
-LAYER_FORMAT = 9
+LAYER_FORMAT = 10
 """Raised whenever the same recipe would give other bytes."""
 PYTHON_LABEL = "dev.envbuild.python"
 VARIANT_LABEL = "dev.envbuild.variant"

@@ -20,7 +20,7 @@ from envbuild.recipe import Recipe
 from envbuild.splice.compressed import write_compressed
 from envbuild.splice.layer import LayerResult
 
-_FORMAT = 3
+_FORMAT = 4
 """Raised whenever the same packages would give other bytes."""
 _UNREAD = ("usr/share/man/", "usr/share/info/", "usr/share/locale/", "usr/share/lintian/")
 """What no program reads; copyrights stay."""
