@@ -9,9 +9,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.fakes.web import WebHandler, WebServer
 
 _PARENT = r"projects/[^/]+/locations/[^/]+"
 _REPOSITORY = rf"{_PARENT}/repositories/[^/]+"
@@ -64,7 +65,7 @@ class _Operation:
 
 
 @dataclass
-class FakeArtifactRegistry:
+class FakeArtifactRegistry(WebServer):
     """`with FakeArtifactRegistry() as api: api.url`; fill it by `add` and `push`."""
 
     repositories: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -84,17 +85,7 @@ class FakeArtifactRegistry:
 
     def __post_init__(self) -> None:
         self.lock = threading.RLock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"api": self}))
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.listen(_Handler, api=self)
 
     def add(
         self, name: str, *, format_: str = "DOCKER", mode: str = "STANDARD_REPOSITORY", **more: Any
@@ -185,14 +176,8 @@ class FakeArtifactRegistry:
         return self.images.get(name, 404)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1
-    disable_nagle_algorithm = True
+class _Handler(WebHandler):
     api: FakeArtifactRegistry
-
-    def log_message(self, *_: object) -> None:
-        """Keep test output clean."""
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -206,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._reply(200, found)
 
-    do_POST = do_GET  # noqa: N815 - http.server's name
+    do_POST = do_GET
 
     def _found(self, name: str, query: Mapping[str, list[str]], body: bytes) -> Any:
         for method, pattern, kind in _ROUTES:

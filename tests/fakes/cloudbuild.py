@@ -10,10 +10,8 @@ import socket
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from google.cloud.devtools.cloudbuild_v1 import Build
@@ -22,6 +20,7 @@ from tests.fakes.cloudbuild_rules import InvalidError, accepted
 from tests.fakes.cloudbuild_runs import ENDED, Run, wait
 from tests.fakes.gcs import FakeGcs, _refusal, _Reply
 from tests.fakes.gcs import _Handler as _GcsHandler
+from tests.fakes.web import WebHandler, WebServer
 
 _BUILDS = re.compile(
     r"/v1/projects/(?P<project>[^/]+)(?:/locations/(?P<location>[^/]+))?/builds(?:/(?P<id>[^/:]+))?(?::(?P<verb>\w+))?"
@@ -58,17 +57,16 @@ class ProjectGcs(FakeGcs):
     """Cloud Storage that also says which buckets a project has."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_ListingHandler)
         self.of_others: set[str] = set()
         """Buckets of other projects."""
         self.listing_forbidden = False
-        self._server.RequestHandlerClass = type("Handler", (_ListingHandler,), {"gcs": self})
 
 
 class _ListingHandler(_GcsHandler):
     gcs: ProjectGcs
 
-    def do_GET(self) -> None:  # noqa: N802 - http.server's name
+    def do_GET(self) -> None:
         url = urlsplit(self.path)
         if url.path != "/storage/v1/b":
             self._handle()
@@ -80,7 +78,7 @@ class _ListingHandler(_GcsHandler):
             self._send(_Reply(value={"kind": "storage#buckets", "items": [{"name": name} for name in names]}))
 
 
-class FakeCloudBuild:
+class FakeCloudBuild(WebServer):
     """`with FakeCloudBuild(gcs, docker=["docker"]) as api:`, and ENVBUILD_CLOUDBUILD_ENDPOINT set to `api.url`."""
 
     def __init__(
@@ -102,17 +100,10 @@ class FakeCloudBuild:
         self.requests: list[tuple[str, str]] = []
         """Operation and path."""
         self.lock = threading.RLock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"api": self}))
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
+        self.listen(_Handler, api=self)
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__()
         for run in self.runs.values():
             run.end(_Status.CANCELLED)
             wait(run)
@@ -193,18 +184,8 @@ class _AnswerError(Exception):
         self.status, self.details = status, details
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1
+class _Handler(WebHandler):
     api: FakeCloudBuild
-
-    def log_message(self, *_: object) -> None:
-        """Keep test output clean."""
-
-    def handle(self) -> None:
-        """Clients may hang up whenever they want."""
-        with suppress(ConnectionError):
-            super().handle()
 
     def do_GET(self) -> None:
         self._handle()

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import google_crc32c
 
 from tests.fakes.gcs_bucket import Bucket, RefusedError, Stored
+from tests.fakes.web import WebHandler, WebServer
 
 MAX_METADATA = 8 * 1024
 _PATH = re.compile(
@@ -91,10 +91,10 @@ class Request:
     body: bytes
 
 
-class FakeGcs:
+class FakeGcs(WebServer):
     """`with FakeGcs() as gcs:`, and STORAGE_EMULATOR_HOST set to `gcs.url`."""
 
-    def __init__(self) -> None:
+    def __init__(self, handler: type[WebHandler] | None = None) -> None:
         self.buckets: dict[str, Bucket] = {}
         self.uploads: dict[str, tuple[Request, dict[str, Any], bytearray]] = {}
         """Resumable uploads: how they began, the object's properties, what came so far."""
@@ -108,18 +108,11 @@ class FakeGcs:
         """Called as each request comes in, and may keep it waiting; one for which it is false is hung up on."""
         self.lock = threading.RLock()
         self.released = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"gcs": self}))
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
+        self.listen(handler or _Handler, gcs=self)
 
     def __exit__(self, *_: object) -> None:
         self.released.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__()
 
     def bucket(self, name: str) -> Bucket:
         """Return a bucket; it is made when there is none."""
@@ -205,18 +198,8 @@ class _Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1
+class _Handler(WebHandler):
     gcs: FakeGcs
-
-    def log_message(self, *_: object) -> None:
-        """Keep test output clean."""
-
-    def handle(self) -> None:
-        """Clients may hang up whenever they want."""
-        with suppress(ConnectionError):
-            super().handle()
 
     def _handle(self) -> None:
         fault: Fault | None = None
@@ -236,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._hang_up()
         return self._send(reply, half=bool(fault and fault.kind == "half"))
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle  # noqa: N815 - http.server's names
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
 
     def _request(self) -> Request:
         url = urlsplit(self.path)

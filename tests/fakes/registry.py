@@ -15,11 +15,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from tests.fakes.chunked import body_pieces, is_chunked
+from tests.fakes.web import WebHandler, WebServer
 
 _NAME = r"(?P<name>[a-z0-9._/-]+)"
 _INDEX = "application/vnd.oci.image.index.v1+json"
@@ -73,7 +73,7 @@ class Repository:
     tags: dict[str, str] = field(default_factory=dict)
 
 
-class FakeRegistry:
+class FakeRegistry(WebServer):
     """`with FakeRegistry() as registry: registry.host` is `127.0.0.1:PORT`."""
 
     def __init__(
@@ -103,18 +103,11 @@ class FakeRegistry:
         """When set, `GET blob` redirects to this host, as registries with a blob store do."""
         self.released = threading.Event()
         self.lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"registry": self}))
-        self._server.daemon_threads = True
-        self.host = f"127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
+        self.listen(_Handler, registry=self)
 
     def __exit__(self, *_: object) -> None:
         self.released.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__()
 
     def fail(self, method: str, path: str = "", **how: Any) -> None:
         """Add a fault: see Fault."""
@@ -162,15 +155,8 @@ class _Cut(Exception):  # noqa: N818 - an event, not an error
     """The connection ends here."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    # A reply goes out in one piece: two small ones would wait for the client's delayed acknowledgement.
-    wbufsize = -1
-    disable_nagle_algorithm = True
+class _Handler(WebHandler):
     registry: FakeRegistry
-
-    def log_message(self, *_: object) -> None:
-        """Keep test output clean."""
 
     def do_GET(self) -> None:
         self._fault: Fault | None = None
@@ -186,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (_Cut, OSError):
             self._cut()
 
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - http.server's names
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
     def _act(self) -> None:
         fault = self._fault

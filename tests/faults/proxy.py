@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
 from tests.fakes.chunked import body_pieces, is_chunked
+from tests.fakes.web import WebHandler, WebServer
 
 KINDS = (
     "cut request", "cut reply", "truncated", "lost", "status 500", "status 502", "status 503", "status 429", "slow",
@@ -62,29 +62,19 @@ class Weather:
 
 
 @dataclass
-class FaultyRegistry:
+class FaultyRegistry(WebServer):
     """`with FaultyRegistry(host, weather) as proxy: proxy.host` is `127.0.0.1:PORT`."""
 
     upstream: str
     weather: Weather
     faults: list[str] = field(default_factory=list)
     """What went wrong, as it happened: `status 500: PUT manifests/v1`."""
-    host: str = ""
     seen: Counter[str] = field(default_factory=Counter)
     tokens: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __enter__(self) -> Self:
-        handler = type("Handler", (_Handler,), {"proxy": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
-        self.host = f"127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __post_init__(self) -> None:
+        self.listen(_Handler, proxy=self)
 
     def fault(self, request: str) -> str:
         """Take the fault of a request."""
@@ -107,14 +97,8 @@ class _Cut(Exception):  # noqa: N818 - an event, not an error
     """The connection ends here."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1
-    disable_nagle_algorithm = True
+class _Handler(WebHandler):
     proxy: FaultyRegistry
-
-    def log_message(self, *_: object) -> None:
-        """Keep test output clean."""
 
     def do_GET(self) -> None:
         try:
@@ -122,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (_Cut, OSError):
             self._reset()
 
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - http.server's names
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
     def _act(self) -> None:
         url = urlsplit(self.path)
