@@ -13,6 +13,8 @@ import platformdirs
 
 from envbuild.errors import BuildError, UsageError
 
+UNFINISHED = ".new-"
+"""How the names of files and folders begin that are not whole yet."""
 _FICLONE = 0x40049409
 """linux/fs.h."""
 
@@ -21,7 +23,7 @@ _FICLONE = 0x40049409
 def written_aside(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
     """Yield a new file in `folder` and its temporary path; when the block ends, what was not renamed is gone."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".new-", dir=folder)
+    handle, name = tempfile.mkstemp(prefix=UNFINISHED, dir=folder)
     path = Path(name)
     try:
         with open(path, "wb", opener=lambda *_: handle) as file:  # it then knows its name
@@ -104,15 +106,25 @@ def write_whole(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def check_stageable(folder: Path) -> None:
+    """See that `staged_folder` could write `folder` by now, and the folders above it that it would make; OSError."""
+    folder = folder.absolute()
+    with written_aside(next(it for it in (folder, *folder.parents) if os.path.lexists(it))):
+        pass
+
+
 @contextmanager
 def staged_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder beside `folder`, whose files come into `folder` when the block ends well and vanish when not.
 
-    A folder that is there already keeps its other files; index.json comes last, as it names all the others.
+    A folder that is there already keeps its other files; index.json comes last, as it names all the others. The yielded
+    one then lies in it, as what is beside a mounted folder is on another file system.
     """
     folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".new-{folder.name[:64]}-", dir=folder.parent) as name:
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    place = folder if folder.is_dir() else folder.parent
+    with tempfile.TemporaryDirectory(prefix=f"{UNFINISHED}{folder.name[:64]}-", dir=place) as name:
         staged = Path(name) / "files"
         staged.mkdir()
         yield staged

@@ -41,8 +41,9 @@ def registry_reference(text: str) -> Reference | None:
     try:
         return Reference.parse(text.removeprefix("docker://"))
     except ValueError as error:
+        why = "the folder is no OCI layout, as it has no file oci-layout" if _is_folder(text) else str(error)
         todo = "give an image reference, an OCI layout folder, or debian:SUITE"
-        raise UsageError(f"this is no base: {error}", where=f"--base {text}", todo=todo) from error
+        raise UsageError(f"this is no base: {why}", where=f"--base {text}", todo=todo) from error
 
 
 def resolve_base(
@@ -106,8 +107,12 @@ def _local(text: str, machine: str, cache: Path, report: Report) -> _Found:
 
 
 def _is_layout(text: str) -> bool:
+    return _is_folder(text) and (Path(text) / "oci-layout").is_file()
+
+
+def _is_folder(text: str) -> bool:
     try:
-        return (Path(text) / "oci-layout").is_file()
+        return bool(text) and Path(text).is_dir()
     except (OSError, ValueError):  # too long for a file's name, or a NUL in it
         return False
 

@@ -119,7 +119,7 @@ def _carry_out(order: "Order", progress: Progress, *, dry_run: bool, as_json: bo
     """Plan and build; print the result, or just the plan."""
     from envbuild.oci.archive import check_archive
     from envbuild.pipeline import make_plans
-    from envbuild.pipeline.outputs import check_order
+    from envbuild.pipeline.check import check_order
 
     check_order(order)
     if order.archive and not dry_run:

@@ -52,6 +52,20 @@ def write_layout(content: Content, folder: Path, *, name: str | None = None) -> 
     write_whole(folder / "index.json", top_index(content, [{REF_NAME: name}] if name else []))
 
 
+def is_free(folder: Path, name: str) -> bool:
+    """Whether no image would lose its name if one were written here: there is none, or one that was written so."""
+    path = folder / "index.json"
+    if path.exists() and not path.is_file():
+        return False
+    try:
+        data = path.read_bytes()
+        value = json.loads(data)
+        named = [entry.get("annotations") for entry in value["manifests"]]
+    except (OSError, *_WRONG):
+        return True
+    return named == [{REF_NAME: name}] and data == canonical_json(value)
+
+
 def _blob_path(folder: Path, digest: Digest) -> Path:
     return folder / "blobs" / "sha256" / digest.hex
 

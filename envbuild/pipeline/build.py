@@ -25,10 +25,11 @@ from envbuild.lock import (
 from envbuild.match import Stack, name_of
 from envbuild.oci.index import Content, ImageIndex, image_index
 from envbuild.pipeline.attesting import attest_parts, check_attestations
+from envbuild.pipeline.check import check_builder, check_engine, check_outputs
 from envbuild.pipeline.job import Job
 from envbuild.pipeline.making import Making
 from envbuild.pipeline.order import PLATFORMS, Order, Outcome, Part, Plan, Reporter
-from envbuild.pipeline.outputs import check_builder, check_engine, check_outputs, write_outputs
+from envbuild.pipeline.outputs import write_outputs
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry import (
     PushResult,
@@ -50,6 +51,7 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     for plan in plans if order.bytecode else ():
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
     early = check_stampable(order.stamp) if order.stamp else None
+    check_outputs(order)
     settled = check_destinations(order, report)
     if order.attestations.key:
         # A key vouches for what was made here, and not for what others say that they made.
@@ -192,7 +194,6 @@ def check_destinations(order: Order, report: Reporter) -> bool:
         # Cloud Build pushes as somebody else.
         if order.builder != "cloudbuild":
             check_push(order.push)
-    check_outputs(order)
     check_engine(order)
     return settled
 

@@ -201,7 +201,8 @@ def test_a_socket_that_is_not_for_this_user(buildkit):
         environment = buildkit.environment | {"HOME": place, "TMPDIR": place, "ENVBUILD_CACHE": f"{place}/cache"}
         (Path(place) / "manifest.json").write_bytes((buildkit.folder / "manifest.json").read_bytes())
         Path(buildkit.engine.socket).parent.chmod(0o755)
-        command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", *buildkit.command()]
+        command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+        command += buildkit.command("--out", f"{place}/out")
         done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     assert "this user may not speak to the container engine" in explained(done, 17, "docker.sock")
 

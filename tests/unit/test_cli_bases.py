@@ -216,6 +216,7 @@ def test_the_lock_of_another_environment_is_refused(site):
         (("base", "mirror", "python:3.11", "h.example.com/m", "--platform", "windows/amd64"), "platform is not known"),
         (("base", "mirror", "NO base", "h.example.com/m"), "this is no base"),
         (("base", "show", "NO base"), "this is no base"),
+        (("base", "show", "/tmp"), "the folder is no OCI layout"),
         (("rebase", "NO image", "--base", "x"), "this is no image"),
         (("rebase", "image"), "--base"),
     ],

@@ -48,3 +48,15 @@ def test_a_folder_with_a_pipe_in_the_place_of_a_file_gets_none_of_the_files(tmp_
         stage()
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "b"]
     assert stat.S_ISFIFO((tmp_path / "out" / "b").lstat().st_mode)
+
+
+def test_what_comes_into_a_folder_is_made_on_the_same_file_system(tmp_path):
+    place = tmp_path / "out"
+    for expected in (tmp_path, place):
+        with staged_folder(place) as staged:
+            (staged / "a").write_text(str(expected))
+            assert staged.parent.parent == expected, (
+                "a folder that is there may be mounted, in one that cannot be written"
+            )
+        assert [path.name for path in tmp_path.rglob("*")] == ["out", "a"]
+        assert (place / "a").read_text() == str(expected)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.oci.digest import Digest
+from envbuild.oci.image import canonical_json
 from envbuild.oci.index import image_index
 from envbuild.oci.layout import read_layout, write_layout
 from tests.fakes.gcs import FakeGcs
@@ -295,6 +296,66 @@ def test_an_archive_takes_the_place_of_the_layout(site):
     first = (site.folder / "image.tar").read_bytes()
     assert site.build("--archive", "again.tar", "--out", "out").returncode == 0
     assert (site.folder / "again.tar").read_bytes() == first
+
+
+def test_an_archive_does_not_go_to_stdout(site):
+    done = site.build("--archive", "-", "--out", "out")
+    assert done.returncode == 2
+    assert "goes into a file" in done.stderr
+    assert not (site.folder / "-").exists()
+
+
+def test_a_folder_below_a_file_is_refused_before_the_work(site):
+    (site.folder / "file").write_text("")
+    done = site.build("--out", "file/out")
+    assert done.returncode == 2
+    assert f"where: {site.folder}/file\n" in done.stderr
+    assert "assembling" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(site):
+    (site.folder / "nowhere").symlink_to("nothing")
+    (site.folder / "loop").symlink_to("loop")
+    for out, says in (("/proc/out", "cannot be written"), ("nowhere", "a link to nothing"), ("loop/x", "a link")):
+        for more in ((), ("--archive", "image.tar")):
+            done = site.build("--out", out, *more)
+            assert done.returncode == 2, done.stderr
+            assert says in done.stderr
+            assert "assembling" not in done.stderr
+    assert not (site.folder / "image.tar").exists()
+
+
+@pytest.mark.parametrize(
+    ("archive", "out"), [("both", "both"), ("both", "./both/below"), ("b", "x/../b"), ("o/context", "o")]
+)
+def test_an_archive_is_no_folder_as_well(site, archive, out):
+    (site.folder / "o").mkdir()
+    done = site.build("--archive", archive, "--out", out)
+    assert done.returncode == 2
+    assert "the archive would lie where the build context goes" in done.stderr
+
+
+def test_a_layout_of_somebody_else_is_left_as_it_is(site):
+    digest = json.loads(site.build("--out", "out", "--json").stdout)["digest"]
+    index = site.folder / "out/index.json"
+    ours = json.loads(index.read_bytes())
+    others = [json.dumps(ours), canonical_json(ours | {"manifests": ours["manifests"] * 2}).decode()]
+    for text in [*others, index.read_text().replace('"latest"', '"debian-bookworm"')]:
+        index.write_text(text)
+        done = site.build("--out", "out")
+        assert done.returncode == 2
+        assert "envbuild did not write" in done.stderr
+        assert index.read_text() == text
+    assert site.build("--out", "out", "--archive", "image.tar").returncode == 0, "only the context goes there"
+    assert index.read_text() == text
+    for text in [canonical_json(ours).decode(), '{"manifests"', ""]:  # its own, and what nobody can read
+        index.write_text(text)
+        done = site.build("--out", "out")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(index.read_bytes())["manifests"][0]["digest"] == digest
+    index.unlink()
+    os.mkfifo(index)
+    assert site.build("--out", "out").returncode == 2, "nobody writes into that pipe"
 
 
 def test_a_dry_run_prints_the_plan_and_touches_nothing(site):
