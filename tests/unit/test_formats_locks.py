@@ -143,6 +143,7 @@ def test_what_envbuild_writes_is_read_as_it_was():
         assert manifest.source.complete
         assert origins(manifest)["idna"] == {"kind": "index", "hashes": [A]}
     assert (pylock.python.version, pylock.platform.system, pylock.platform.machine) == ("3.11.2", "Linux", "x86_64")
+    assert (pylock.platform.libc, pylock.platform.libc_version) == ("glibc", "2.36")
     with pytest.raises(UsageError, match="the record says Linux x86_64"):
         read("pylock.toml", pylock_text(LOCK), platform="linux/arm64")
 

@@ -19,9 +19,7 @@ def read_pylock(record: Record, given: Given) -> Found:
     pylock, faults = _pylock(record), Faults(record.name)
     ours = (pylock.tool or {}).get("envbuild")
     python = exact_python(text_at(ours, "python"), given, record.name)
-    machine = text_at(ours, "machine")
-    known = Platform(system="Linux" if machine else None, machine=clean(machine) if machine else None)
-    platform = known_platform(known, given)
+    platform = known_platform(_platform(text_at(ours, "machine"), text_at(ours, "glibc")), given)
     pins = Pins(Surroundings(python=python, system=platform.system, machine=platform.machine), faults)
     _check_target(pylock, pins)
     for index, package in enumerate(pylock.packages):
@@ -43,6 +41,16 @@ def _pylock(record: Record) -> Pylock:
     except (PylockValidationError, ValueError, RecursionError) as error:
         what = f"this is no valid pylock.toml: {clean(str(error))}"
         raise ManifestError(what, where=record.name, todo="have the tool that locked write it again") from error
+
+
+def _platform(machine: str | None, glibc: str | None) -> Platform:
+    """What envbuild locked for; other tools do not say it."""
+    return Platform(
+        system="Linux" if machine else None,
+        machine=clean(machine) if machine else None,
+        libc="glibc" if glibc else None,
+        libc_version=clean(glibc) if glibc else None,
+    )
 
 
 def _check_target(pylock: Pylock, pins: Pins) -> None:
