@@ -73,7 +73,8 @@ class Output:
     def __init__(self, most: int) -> None:
         self._most, self.size = most, 0
         self._lines: deque[str] = deque(maxlen=_LINES)
-        self._rest = b""
+        self._head = self._tail = b""
+        """How the line that has no end yet begins, and the last of it."""
 
     @property
     def flooded(self) -> bool:
@@ -83,14 +84,18 @@ class Output:
     @property
     def lines(self) -> tuple[str, ...]:
         """The last ones, one that has no end yet too."""
-        rest = self._rest.decode(errors="replace").rstrip()
+        rest = self._tail.decode(errors="replace").rstrip()
         return (*self._lines, rest)[-_LINES:] if rest else tuple(self._lines)
 
     def add(self, data: bytes) -> None:
-        """Take what it printed; of a line that has no end, the last of it is kept."""
+        """Take what it printed: of a long line the first is kept, of one that has no end the last."""
         self.size += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._rest = self._rest[-_LONGEST:]
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = self._head + lines[0]
+            self._head = self._tail = b""
+        self._head = (self._head + rest)[:_LONGEST]
+        self._tail = (self._tail + rest)[-_LONGEST:]
         texts = (line[:_LONGEST].decode(errors="replace").rstrip() for line in lines[-2 * _LINES :])
         self._lines.extend(text for text in texts if text)
 

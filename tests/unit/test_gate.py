@@ -214,6 +214,22 @@ def test_of_what_is_printed_the_last_lines_are_kept_and_all_is_counted():
     assert (len(endless.lines), len(endless.lines[0])) == (1, 500)
 
 
+def test_a_line_that_comes_in_pieces_is_kept_as_one_that_comes_whole():
+    text = b"begins " + b"again " * 99 + b"\nshort\n" + b"x" * 700 + b"end"
+    whole = Output(10**9)
+    whole.add(text)
+    for size in (1, 7, 499, 500, 501, 601, 602):
+        output = Output(10**9)
+        for start in range(0, len(text), size):
+            output.add(text[start : start + size])
+        assert output.lines == whole.lines
+    first, second, unfinished = whole.lines
+    assert first.startswith("begins again")
+    assert len(first) <= 500
+    assert second == "short"
+    assert (len(unfinished), unfinished[-4:]) == (500, "xend")
+
+
 def test_without_an_engine_auto_says_so_and_require_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{closed_port()}")
     image, told = image_of_trees(BASE), list[str]()
