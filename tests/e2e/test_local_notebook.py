@@ -2,13 +2,14 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import pytest
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
@@ -112,13 +113,32 @@ def browser(tmp_path) -> Iterator[Chrome]:
         driver.quit()
 
 
+def opened(browser: Chrome, address: str, found: Callable[[Chrome], Any], seconds: float) -> Any:
+    """Open a page, and wait for what is looked for on it.
+
+    Chromium drops what it is loading whenever the machine gets another address, as it does some time after each start
+    of a container. The page is opened again then, as a user would do it.
+    """
+    loaded = False
+
+    def look(browser: Chrome) -> Any:
+        nonlocal loaded
+        dropped = any("ERR_NETWORK_CHANGED" in entry["message"] for entry in browser.get_log("browser"))
+        if dropped or not loaded:
+            loaded = False
+            browser.get(address)
+            loaded = True
+        return found(browser)
+
+    return WebDriverWait(browser, seconds, ignored_exceptions=[WebDriverException]).until(look)
+
+
 def run_cell(browser: Chrome, address: str, seconds: float) -> str:
     """Open the address as told, go to the notebook, press Shift and Enter in its cell; return what it prints."""
     wait = WebDriverWait(browser, seconds)
-    browser.get(address)
-    link = wait.until(lambda it: it.find_element(By.LINK_TEXT, "one.ipynb"))
-    browser.get(str(link.get_attribute("href")))
-    wait.until(lambda it: it.execute_script("return window.Jupyter?.notebook?.kernel?.is_connected?.() || false"))
+    link = opened(browser, address, lambda it: it.find_element(By.LINK_TEXT, "one.ipynb"), seconds)
+    connected = "return window.Jupyter?.notebook?.kernel?.is_connected?.() || false"
+    opened(browser, str(link.get_attribute("href")), lambda it: it.execute_script(connected), seconds)
     browser.find_element(By.CSS_SELECTOR, ".code_cell .CodeMirror").click()
     browser.switch_to.active_element.send_keys(Keys.SHIFT, Keys.ENTER)
     return str(wait.until(lambda it: it.find_element(By.CSS_SELECTOR, ".output_area .output_stdout")).text)
