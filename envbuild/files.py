@@ -106,11 +106,23 @@ def write_whole(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def check_stageable(folder: Path) -> None:
-    """See that `staged_folder` could write `folder` by now, and the folders above it that it would make; OSError."""
-    folder = folder.absolute()
-    with written_aside(next(it for it in (folder, *folder.parents) if os.path.lexists(it))):
-        pass
+def check_stageable(folder: Path, option: str) -> None:
+    """See that `staged_folder` could write `folder` by now, and the folders above it that it would make; UsageError.
+
+    `option` is what named it.
+    """
+    place = next(it for it in (folder, *folder.absolute().parents) if os.path.lexists(it))
+    todo = f"give {option} a folder that this user may write, or that can be made"
+    try:
+        if not place.is_dir():
+            what = "a link to nothing" if place.is_symlink() else "a file, not a folder"
+            raise UsageError(f"{place} is {what}", where=f"{option} {folder}", todo=todo)
+        next(place.iterdir(), None)  # whoever writes there looks first at what is there
+        with written_aside(place):
+            pass
+    except OSError as error:
+        what = f"the folder cannot be written: {error.strerror}"
+        raise UsageError(what, where=f"{option} {folder}", todo=todo) from error
 
 
 @contextmanager

@@ -91,7 +91,6 @@ def run(
 
 def _serve(order: "ServeOrder", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
     """Make what serves; print the result, or just what it would start from and be given."""
-    from envbuild.oci.archive import check_archive
     from envbuild.serve.build import serve
     from envbuild.serve.check import check_serving
     from envbuild.serve.origin import find_start
@@ -101,8 +100,6 @@ def _serve(order: "ServeOrder", progress: Progress, *, dry_run: bool, as_json: b
         planned = serving_plan(order, find_start(order, _reporter(progress)))
         typer.echo(json.dumps(planned, indent=2) if as_json else "\n".join(plan_lines(planned)))
         return
-    if order.order.archive:
-        check_archive(order.order.archive)
     started = time.monotonic()
     served = serve(order, _reporter(progress), datetime.now(UTC))
     if served.stamped:
@@ -117,13 +114,12 @@ def _serve(order: "ServeOrder", progress: Progress, *, dry_run: bool, as_json: b
 
 def _carry_out(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
     """Plan and build; print the result, or just the plan."""
-    from envbuild.oci.archive import check_archive
     from envbuild.pipeline import make_plans
-    from envbuild.pipeline.check import check_order
+    from envbuild.pipeline.check import check_order, check_outputs
 
     check_order(order)
-    if order.archive and not dry_run:
-        check_archive(order.archive)
+    if not dry_run:
+        check_outputs(order)
     started = time.monotonic()
     plans = make_plans(order)
     for plan in plans:

@@ -68,14 +68,16 @@ def run(
     Writes requirements.txt with hashes and pylock.toml. Where a lock is there already, files that changed on
     the index since are refused. Prints the path of pylock.toml.
     """
-    from envbuild.files import cache_folder
+    from envbuild.files import cache_folder, check_stageable
     from envbuild.lock import Options, read_settings, write_lock
     from envbuild.manifest.formats import Given
 
     started = time.monotonic()
     check_stdout()
     _check_requirements(extra or ())
-    _check_folder(download)
+    check_stageable(out, "--out")
+    if download is not None:
+        check_stageable(download, "--download")
     given, cache = Given(python=python, gpu=gpu, platform=ran_on), cache_folder()
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
@@ -115,13 +117,6 @@ def _check_requirements(texts: "Iterable[str]") -> None:
         except InvalidRequirement as error:
             todo = "give a name, with a version where it matters: --extra 'fastapi>=0.115'"
             raise UsageError(f"this is no requirement: {error}", where=f"--extra {text}", todo=todo) from error
-
-
-def _check_folder(folder: Path | None) -> None:
-    """Refuse a folder that would lie in a file, before the work is done."""
-    first = next((it for it in (folder, *folder.parents) if it.exists()), None) if folder else None
-    if first is not None and not first.is_dir():
-        raise UsageError(f"{first} is a file, not a folder", where=f"--download {folder}", todo="give another folder")
 
 
 def _lock(

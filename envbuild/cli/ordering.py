@@ -178,6 +178,9 @@ def check_asked(asked: Asked) -> None:
     given |= {"--push": outputs.push, "--stamp": outputs.stamp, "--load": outputs.load}
     check_given(given | {"--out": outputs.out, "--template": building.template})
     refuse_login(wanted.base or "", "--base")  # before the plan shows it
+    if str(outputs.archive) == "-":
+        todo = "give --archive a file; `docker load --input FILE` takes it"
+        raise UsageError("an archive goes into a file, as stdout is for the digest", where="--archive -", todo=todo)
     if outputs.create_repository and outputs.push is None:
         todo = "give --push REPO too, or leave it out"
         raise UsageError("nothing is pushed that a repository is needed for", where="--create-repository", todo=todo)

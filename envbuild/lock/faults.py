@@ -1,7 +1,8 @@
 """What cannot be locked: found all at once, each with its reason and what to do."""
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -12,7 +13,7 @@ from envbuild.errors import LockError
 from envbuild.lock.elsewhere import foreign_wheels
 from envbuild.lock.index import IndexFile, local_path
 from envbuild.lock.model import LockedWheel, Target
-from envbuild.lock.tags import best_wheel, parsed_wheel
+from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel
 from envbuild.manifest.packages import Distribution
 from envbuild.oci.digest import Digest
 
@@ -28,6 +29,10 @@ _FOLDER = (
     " a network), or leave out --offline"
 )
 _OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
+_NEWER_GLIBC = (
+    f"take a base with glibc {{glibc}} or later (--base; to lock alone, --glibc {{glibc}} will do); or {_OWN_WHEEL}"
+)
+_MANYLINUX = re.compile(r"manylinux_2_(\d+)_")
 _LET_BUILD = "let it be built from its source distribution: --build; or give the folder of its wheel: --find-links DIR"
 _ELSEWHERE = "all its wheels are for another system: take it out of the record if Linux does without it; else "
 _ALLOWED = "use the index that the record was made with; or lock again, if the project added this wheel since"
@@ -184,8 +189,18 @@ def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: _Place) -> tup
     if not allowed:
         return f"it needs Python {_listed({file.requires_python or '' for file in wheels})}", _OWN_WHEEL
     if best_wheel(((file.filename, file) for file in allowed), target) is None:
-        return f"no wheel fits {describe(target)}; there are: {_tags(allowed, target)}", _OWN_WHEEL
+        newer = _newer_glibc(allowed, target)
+        todo = _NEWER_GLIBC.format(glibc=newer) if newer else _OWN_WHEEL
+        return f"no wheel fits {describe(target)}; there are: {_tags(allowed, target)}", todo
     return None
+
+
+def _newer_glibc(files: Sequence[IndexFile], target: Target) -> str | None:
+    """The lowest glibc that one of the wheels would fit, if that is all it wants."""
+    named = [(file.filename, file) for file in files]
+    minors = {int(minor) for name, _ in named for minor in _MANYLINUX.findall(name)}
+    newer = (replace(target, glibc=f"2.{minor}") for minor in sorted(minors) if minor > glibc_minor(target))
+    return next((other.glibc for other in newer if best_wheel(named, other) is not None), None)
 
 
 def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: _Place) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from envbuild.lock import (
 from envbuild.match import Stack, name_of
 from envbuild.oci.index import Content, ImageIndex, image_index
 from envbuild.pipeline.attesting import attest_parts, check_attestations
-from envbuild.pipeline.check import check_builder, check_engine, check_outputs
+from envbuild.pipeline.check import check_builder, check_engine
 from envbuild.pipeline.job import Job
 from envbuild.pipeline.making import Making
 from envbuild.pipeline.order import PLATFORMS, Order, Outcome, Part, Plan, Reporter
@@ -51,7 +51,6 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     for plan in plans if order.bytecode else ():
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
     early = check_stampable(order.stamp) if order.stamp else None
-    check_outputs(order)
     settled = check_destinations(order, report)
     if order.attestations.key:
         # A key vouches for what was made here, and not for what others say that they made.

@@ -7,6 +7,7 @@ from envbuild.dockerfile import check_templates
 from envbuild.errors import UsageError
 from envbuild.files import UNFINISHED, check_stageable
 from envbuild.lock.certificates import check_bundle
+from envbuild.oci.archive import check_archive
 from envbuild.oci.layout import is_free
 from envbuild.pipeline.order import Order
 from envbuild.pipeline.outputs import LAYOUT_NAME
@@ -82,12 +83,7 @@ def check_engine(order: Order) -> None:
 
 
 def _check_archive(path: Path) -> None:
-    if str(path) == "-":
-        todo = "give --archive a file; `docker load --input FILE` takes it"
-        raise UsageError("an archive goes into a file, as stdout is for the digest", where="--archive -", todo=todo)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        todo = "give --archive a file in a folder that is there"
-        raise UsageError("the archive cannot be written there", where=str(path), todo=todo)
+    check_archive(path)
     if _is_foreign(path):
         todo = "remove it, or give --archive another file"
         raise UsageError("the file is there, and is no archive of envbuild", where=str(path), todo=todo)
@@ -95,21 +91,7 @@ def _check_archive(path: Path) -> None:
 
 def _check_folder(folder: Path) -> None:
     """Refuse what no folder can be made of, and one of somebody else's files, which the image would lie between."""
-    try:
-        _check_place(folder)
-        check_stageable(folder)
-    except OSError as error:
-        todo = "give --out a folder that this user may write, or that can be made"
-        raise UsageError(
-            f"the output cannot be written there: {error.strerror}", where=str(folder), todo=todo
-        ) from error
-
-
-def _check_place(folder: Path) -> None:
-    for path in (folder, *folder.absolute().parents):
-        if os.path.lexists(path) and not path.is_dir():
-            what = "a link to nothing" if path.is_symlink() else "a file, not a folder"
-            raise UsageError(f"the output is {what}", where=str(path), todo="give --out another folder")
+    check_stageable(folder, "--out")
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if others := sorted(it for it in found - _OURS if not it.startswith(UNFINISHED)):
         todo = "give --out a folder of its own; it is made when it is missing"

@@ -36,7 +36,7 @@ def write_outputs(
             write_layout(content, folder, name=LAYOUT_NAME)
         # Where one of these fails, no folder is left that looks like a success.
         if order.archive:
-            archive(order, order.archive, content, report)
+            into_archive(order, order.archive, content, report)
         loaded = _loaded(order.load, parts, content, report) if order.load else None
     if layout and kept:
         write_layout(content, layout, name=LAYOUT_NAME)
@@ -45,7 +45,7 @@ def write_outputs(
     )
 
 
-def archive(order: Order, path: Path, content: Content, report: Reporter) -> None:
+def into_archive(order: Order, path: Path, content: Content, report: Reporter) -> None:
     """Write the image into a file; BuildError."""
     report.step(f"writing the archive {path}")
     names = tuple(name for name in (order.load, order.push) if name)[:1]

@@ -6,7 +6,7 @@ from envbuild.files import staged_folder
 from envbuild.oci.image import Image
 from envbuild.oci.layout import write_layout
 from envbuild.pipeline import Order, Reporter
-from envbuild.pipeline.outputs import LAYOUT_NAME, archive, into_engine
+from envbuild.pipeline.outputs import LAYOUT_NAME, into_archive, into_engine
 
 
 def place(order: Order, image: Image, report: Reporter, *, pushed: bool) -> tuple[Path | None, str | None]:
@@ -18,7 +18,7 @@ def place(order: Order, image: Image, report: Reporter, *, pushed: bool) -> tupl
     if layout:
         _write_layout(layout, image, report)
     if order.archive:
-        archive(order, order.archive, image, report)
+        into_archive(order, order.archive, image, report)
     return layout, into_engine(order.load, image, report).id if order.load else None
 
 

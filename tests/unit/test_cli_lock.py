@@ -251,9 +251,12 @@ def test_a_folder_with_the_name_of_a_written_file_is_refused_before_anything_is_
     assert index.requests == []
 
 
-@pytest.mark.parametrize("path", ["manifest.json", "manifest.json/x"])
-def test_a_wheelhouse_that_is_no_folder_is_refused(site, path):
-    assert "--download" in site.refused("--download", path, code=2)
+@pytest.mark.parametrize("option", ["--out", "--download"])
+@pytest.mark.parametrize("path", ["manifest.json", "manifest.json/x", "nowhere", "nowhere/x", "/proc/x"])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_asked(site, option, path, index: FakeIndex):
+    (site.folder / "nowhere").symlink_to("nothing")
+    assert option in site.refused(option, path, code=2)
+    assert index.requests == []
 
 
 def test_closed_standard_output_is_refused_before_anything_is_asked(site, index: FakeIndex):

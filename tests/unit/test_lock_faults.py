@@ -74,3 +74,22 @@ def test_unreadable_python_bounds_count_as_none():
 def test_addresses_are_shown_without_credentials():
     assert bare_url("https://user:pa@ss@host:8080/simple/#frag") == "https://host:8080/simple/"
     assert bare_url("/opt/wheels") == "/opt/wheels"
+
+
+@pytest.mark.parametrize(
+    ("tags", "glibc"),
+    [
+        (("cp311-cp311-manylinux_2_39_x86_64", "cp311-cp311-manylinux_2_38_x86_64"), "2.38"),
+        (("cp311-cp311-manylinux_2_40_aarch64",), None),
+        (("cp312-cp312-manylinux_2_38_x86_64", "cp311-cp311-manylinux_2_39_x86_64.manylinux_2_41_x86_64"), "2.39"),
+        (("cp311-cp311-win_amd64",), None),
+    ],
+)
+def test_a_glibc_that_is_too_old_is_told_with_the_one_that_would_do(tags, glibc):
+    files = parse_page("".join(f'<a href="a-1-{tag}.whl">a</a>' for tag in tags), PAGE)
+    fault = diagnose(Requirement("a==1"), files, TARGET)
+    assert fault is not None
+    assert fault.why.startswith("no wheel fits CPython 3.11.2 on x86_64 with glibc 2.36; there are: cp31")
+    assert (f"--glibc {glibc} " in fault.todo) == bool(glibc)
+    assert ("glibc" in fault.todo) == bool(glibc)
+    assert fault.todo.endswith("give its folder: --find-links DIR")

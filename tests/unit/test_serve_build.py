@@ -241,7 +241,8 @@ def test_a_server_with_its_own_runtime_is_held_against_the_model_and_stamped_by_
     image = image_of_layers(*OLD.layers, env=["MODEL_NAME=tf_serving"])
     push(image, Reference(site.host, "up/serving", "1"))
     given = ("--server-image", f"{site.host}/up/serving:1")
-    server = ("--server", "tf-serving", "--server-version", "2.15.1", *given)
+    # Nothing is written, so what lies in the place of the output is of no matter.
+    server = ("--server", "tf-serving", "--server-version", "2.15.1", "--out", "manifest.json", *given)
     result = site.says("from-manifest", "model", "--role", "serve", *server)
     assert result["image"] == f"{site.host}/up/serving@{image.digest}"
     assert (result["parent"], result["added"]) == (trained["image"], [])
