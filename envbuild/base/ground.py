@@ -63,16 +63,13 @@ def _texts(image: Image, tree: Tree, name: str) -> dict[str, str]:
     """The files that are read whole, by the path that they are asked for under."""
     places = {place: path for path in (_STATUS, *_RELEASES) if (place := resolve(tree, path))}
     found: dict[str, str] = {}
-    for layer in reversed(image.layers):
-        wanted = {place: path for place, path in places.items() if path not in found}
-        if not wanted:
-            break
+    for layer in (image.layers[it] for it in sorted({tree[place[1:]].layer for place in places})):
         try:
             for member, archive in members(layer):
                 place = posixpath.normpath(f"/{member.name}")
-                content = archive.extractfile(member) if place in wanted and member.isreg() else None
+                content = archive.extractfile(member) if place in places and member.isreg() else None
                 if content:
-                    found[wanted[place]] = content.read(_MOST).decode(errors="replace")
+                    found[places[place]] = content.read(_MOST).decode(errors="replace")
         except DAMAGED as error:
             what = f"layer {layer.descriptor.digest} of the base cannot be read: {error}"
             raise BaseError(what, where=name, todo="fetch the base again, or give another") from error

@@ -100,7 +100,7 @@ def _taken(base: Base, folder: Path) -> Unavailable | None:
     if not {"ld.so", f"python/bin/{program}"} <= {place for places in wanted.values() for place in places}:
         return Unavailable(why="the base has no loader where programs look for it")
     sources = _Sources({}, {})
-    for layer in base.image.layers:
+    for layer in _layers_with(tree, wanted, base):
         _take(layer, wanted, folder, sources)
     command = _command(folder, program)
     build = ask_build(command, folder / "python")
@@ -141,6 +141,14 @@ def _wanted(tree: Tree, base: Base) -> dict[str, list[str]]:
         if inside and tree[path].kind == "file" and (path.endswith(".py") or _CODECS.fullmatch(path[inside.end() :])):
             found.setdefault(path, []).append(f"python/{path.removeprefix(home)}")
     return found
+
+
+def _layers_with(tree: Tree, wanted: Mapping[str, object], base: Base) -> list[Layer]:
+    """The layers that have what is wanted, or bytecode of the standard library, lowest first."""
+    library = _library(base)
+    bytecode = (path for path in tree if path.endswith(".pyc") and library.match(path))
+    needed = {tree[path].layer for path in (*wanted, *bytecode)}
+    return [base.image.layers[place] for place in sorted(needed)]
 
 
 def _library(base: Base) -> re.Pattern[str]:

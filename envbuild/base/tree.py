@@ -6,7 +6,7 @@ import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, BinaryIO, Literal, Protocol, cast
 
 from envbuild.errors import BaseError
@@ -43,10 +43,14 @@ class Node:
     """The version that an interpreter or a C library says of itself, or the name of a distribution."""
     sha256: str = ""
     """Of the content, where a version was looked for in it."""
+    layer: int = 0
+    """Which of the image's layers has it, from 0."""
 
 
-Tree = dict[str, Node]
+Tree = Mapping[str, Node]
 """Nodes by path, relative to the root: `usr/bin/python3.11`."""
+_READ: dict[Digest, Tree] = {}
+"""The tree that was read last: a base is asked for its facts, its interpreter and its packages in turn."""
 
 
 def read_tree(image: Image, name: str) -> Tree:
@@ -54,8 +58,17 @@ def read_tree(image: Image, name: str) -> Tree:
 
     Only names are kept, and the versions that stand in interpreters and C libraries.
     """
+    found = _READ.get(image.digest)
+    if found is None:
+        found = _read(image, name)
+        _READ.clear()
+        _READ[image.digest] = found
+    return found
+
+
+def _read(image: Image, name: str) -> Tree:
     tree: Tree = {}
-    for layer in image.layers:
+    for place, layer in enumerate(image.layers):
         media_type = layer.descriptor.media_type
         if media_type == LAYER_ZSTD:
             todo = "copy it with `skopeo copy --dest-compress-format gzip`, and give the copy"
@@ -65,7 +78,7 @@ def read_tree(image: Image, name: str) -> Tree:
         if media_type not in (LAYER_GZIP, LAYER_TAR):
             raise BaseError(f"a layer of the base has the unknown media type {media_type[:80]}", where=name)
         try:
-            tree = _applied(tree, layer)
+            tree = _applied(tree, layer, place)
         except DAMAGED as error:
             what = f"layer {layer.descriptor.digest} of the base cannot be read: {error}"
             raise BaseError(what, where=name, todo="fetch the base again, or give another") from error
@@ -88,9 +101,9 @@ def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
         content.finish(layer.diff_id)
 
 
-def _applied(lower: Tree, layer: Layer) -> Tree:
+def _applied(lower: Tree, layer: Layer, place: int) -> Tree:
     """Put a layer on top; its whiteouts hide what lies below, never what lies beside them."""
-    upper: Tree = {}
+    upper: dict[str, Node] = {}
     hidden: set[str] = set()
     emptied: set[str] = set()
     for member, archive in members(layer):
@@ -101,7 +114,7 @@ def _applied(lower: Tree, layer: Layer) -> Tree:
         elif base.startswith(".wh."):
             hidden.add(posixpath.join(folder, base.removeprefix(".wh.")))
         else:
-            upper[path] = _node(path, member, archive)
+            upper[path] = replace(_node(path, member, archive), layer=place)
     hidden |= {path for path, node in upper.items() if node.kind != "directory"}
     tree = {path: node for path, node in lower.items() if not _gone(path, hidden, emptied)} | upper
     for path in upper:
@@ -109,7 +122,7 @@ def _applied(lower: Tree, layer: Layer) -> Tree:
     return tree
 
 
-def _add_parents(tree: Tree, path: str) -> None:
+def _add_parents(tree: dict[str, Node], path: str) -> None:
     """A layer may leave out folders that it fills."""
     while (path := posixpath.dirname(path)) and path not in tree:
         tree[path] = Node("directory", 0o755)

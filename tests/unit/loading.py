@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from envbuild.base.tree import Node, Tree
+from envbuild.base.tree import Node
 from envbuild.verify.cache import read_cache
 from envbuild.verify.elf import Elf, read_elf
 from envbuild.verify.search import Process, System
@@ -119,10 +119,10 @@ def read_file(path: str) -> Elf | None:
 
 
 @cache
-def _machine() -> Tree:
+def _machine() -> dict[str, Node]:
     """Its folders of libraries, and its interpreter's."""
     roots = [Path("/") / it for it in ("lib", "lib64", "usr/lib", "usr/lib64")]
-    tree: Tree = {}
+    tree: dict[str, Node] = {}
     for root in roots:
         tree |= _below(root)
     for path in (Path(PYTHON), *Path(sys.base_prefix, "lib").glob("*.so*")):
@@ -130,14 +130,14 @@ def _machine() -> Tree:
     return tree
 
 
-def _below(root: Path) -> Tree:
+def _below(root: Path) -> dict[str, Node]:
     tree = _nodes(root)
     for folder, folders, files in os.walk(root) if not root.is_symlink() else ():
         tree |= {str(Path(folder, name))[1:]: _node(Path(folder, name)) for name in (*folders, *files)}
     return tree
 
 
-def _nodes(path: Path) -> Tree:
+def _nodes(path: Path) -> dict[str, Node]:
     """A path and the folders on the way to it."""
     return {str(it)[1:]: _node(it) for it in (path, *path.parents) if it.name}
 

@@ -15,6 +15,9 @@ import pytest
 
 from envbuild.assemble.bytecode import Interpreter, Unavailable
 from envbuild.assemble.bytecode.compiler import Compiler
+from envbuild.base.facts import KnownFacts
+from envbuild.base.ground import read_ground
+from envbuild.base.inspect import inspect
 from envbuild.base.interpreter import find_interpreter, runs_here
 from envbuild.errors import BaseError
 from envbuild.lock.model import Target
@@ -100,6 +103,28 @@ def test_what_is_kept_is_taken_again_only_when_it_is_damaged(tmp_path):
     damaged.write_bytes(damaged.read_bytes() + b"\nraise SystemExit\n")
     assert find_interpreter(base, tmp_path) == first
     assert damaged.read_bytes() == (LIBRARY / "abc.py").read_bytes()
+
+
+def test_no_layer_is_read_more_than_once_and_then_only_for_what_is_taken(tmp_path):
+    opened: list[int] = []
+
+    def counted(place: int, layer: Layer) -> Layer:
+        return replace(layer, open=lambda: opened.append(place) or layer.open())  # type: ignore[func-returns-value]
+
+    bottom = {
+        "etc/os-release": f"PRETTY_NAME={tmp_path.name}\n".encode(),
+        "lib/libc.so.6": b"GNU C Library (GLIBC) stable release version 2.36.\n",
+        "usr/local/bin/python3": f"-> python{MINOR}",
+    }
+    upper: list[dict[str, Any]] = [{"srv/data": b"0"}, {f"{PLACE}/new.py": b"new = 1\n"}]
+    layers = [layer_of_tree(bottom), own_layer(), *map(layer_of_tree, upper)]
+    image = image_of_layers(*(counted(*it) for it in enumerate(layers)))
+    (facts,) = {inspect(image, "own", MACHINE, KnownFacts(tmp_path / name)) for name in ("facts", "elsewhere")}
+    assert (facts.distribution, opened) == (tmp_path.name, [0, 1, 2, 3])
+    assert read_ground(image, "own", tmp_path).release == {}
+    assert opened[4:] == [0]
+    assert isinstance(find_interpreter(base_of(image=image), tmp_path), Interpreter)
+    assert opened[5:] == [1, 3]
 
 
 def test_the_standard_library_lacks_what_imports_would_not_use(tmp_path):
