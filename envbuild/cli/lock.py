@@ -68,16 +68,14 @@ def run(
     Writes requirements.txt with hashes and pylock.toml. Where a lock is there already, files that changed on
     the index since are refused. Prints the path of pylock.toml.
     """
-    from envbuild.files import cache_folder, check_stageable
+    from envbuild.files import cache_folder
     from envbuild.lock import Options, read_settings, write_lock
     from envbuild.manifest.formats import Given
 
     started = time.monotonic()
     check_stdout()
     _check_requirements(extra or ())
-    check_stageable(out, "--out")
-    if download is not None:
-        check_stageable(download, "--download")
+    _check_folders(out, download)
     given, cache = Given(python=python, gpu=gpu, platform=ran_on), cache_folder()
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
@@ -117,6 +115,15 @@ def _check_requirements(texts: "Iterable[str]") -> None:
         except InvalidRequirement as error:
             todo = "give a name, with a version where it matters: --extra 'fastapi>=0.115'"
             raise UsageError(f"this is no requirement: {error}", where=f"--extra {text}", todo=todo) from error
+
+
+def _check_folders(out: Path, download: Path | None) -> None:
+    """Refuse what cannot be written, before the work is done; UsageError."""
+    from envbuild.files import check_stageable
+
+    check_stageable(out, "--out")
+    if download is not None:
+        check_stageable(download, "--download")
 
 
 def _lock(
