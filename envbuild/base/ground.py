@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.assemble.debian import Folder, Ground
-from envbuild.base.tree import DAMAGED, Tree, members, read_tree, resolve
-from envbuild.errors import BaseError
+from envbuild.base.tree import Tree, contents, read_tree, resolve
 from envbuild.files import write_whole
 from envbuild.oci.image import Image, canonical_json
 
@@ -61,19 +60,9 @@ def _read(image: Image, name: str) -> Ground:
 
 def _texts(image: Image, tree: Tree, name: str) -> dict[str, str]:
     """The files that are read whole, by the path that they are asked for under."""
-    places = {place: path for path in (_STATUS, *_RELEASES) if (place := resolve(tree, path))}
-    found: dict[str, str] = {}
-    for layer in (image.layers[it] for it in sorted({tree[place[1:]].layer for place in places})):
-        try:
-            for member, archive in members(layer):
-                place = posixpath.normpath(f"/{member.name}")
-                content = archive.extractfile(member) if place in places and member.isreg() else None
-                if content:
-                    found[places[place]] = content.read(_MOST).decode(errors="replace")
-        except DAMAGED as error:
-            what = f"layer {layer.descriptor.digest} of the base cannot be read: {error}"
-            raise BaseError(what, where=name, todo="fetch the base again, or give another") from error
-    return found
+    places = {place[1:]: path for path in (_STATUS, *_RELEASES) if (place := resolve(tree, path))}
+    found = contents(image, tree, places, name)
+    return {places[place]: content.read(_MOST).decode(errors="replace") for place, _, content in found}
 
 
 def _release(text: str) -> dict[str, Any]:

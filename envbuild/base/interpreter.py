@@ -11,23 +11,19 @@ import posixpath
 import re
 import shutil
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import IO
 
 from envbuild.assemble.bytecode.interpreter import Build, Interpreter, Unavailable, ask_build
-from envbuild.base.tree import DAMAGED, Tree, read_tree, resolve
+from envbuild.base.tree import DAMAGED, Tree, contents, read_tree, resolve
 from envbuild.errors import BaseError
 from envbuild.files import write_whole
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, Layer, canonical_json
+from envbuild.oci.image import canonical_json
 from envbuild.recipe import Base
-from envbuild.splice.inflate import open_gzip
 
 _FORMAT = 1
 """Raised whenever other files would be taken, or lie elsewhere."""
@@ -100,8 +96,7 @@ def _taken(base: Base, folder: Path) -> Unavailable | None:
     if not {"ld.so", f"python/bin/{program}"} <= {place for places in wanted.values() for place in places}:
         return Unavailable(why="the base has no loader where programs look for it")
     sources = _Sources({}, {})
-    for layer in _layers_with(tree, wanted, base):
-        _take(layer, wanted, folder, sources)
+    _take(tree, base, wanted, folder, sources)
     command = _command(folder, program)
     build = ask_build(command, folder / "python")
     if isinstance(build, Unavailable):
@@ -143,14 +138,6 @@ def _wanted(tree: Tree, base: Base) -> dict[str, list[str]]:
     return found
 
 
-def _layers_with(tree: Tree, wanted: Mapping[str, object], base: Base) -> list[Layer]:
-    """The layers that have what is wanted, or bytecode of the standard library, lowest first."""
-    library = _library(base)
-    bytecode = (path for path in tree if path.endswith(".pyc") and library.match(path))
-    needed = {tree[path].layer for path in (*wanted, *bytecode)}
-    return [base.image.layers[place] for place in sorted(needed)]
-
-
 def _library(base: Base) -> re.Pattern[str]:
     return re.compile(rf"{re.escape(_home(base))}lib(?:64)?/python{re.escape(base.target.python_minor)}/")
 
@@ -187,12 +174,13 @@ class _Sources:
     """Bytes that were taken."""
 
 
-def _take(layer: Layer, wanted: Mapping[str, list[str]], folder: Path, sources: _Sources) -> None:
-    """Write the files of one layer that are wanted; those of the layers above come later and replace them."""
-    for path, member, content in _files(layer):
-        if path.endswith(".pyc"):
+def _take(tree: Tree, base: Base, wanted: Mapping[str, list[str]], folder: Path, sources: _Sources) -> None:
+    """Write the files that are wanted, and remember how the standard library's bytecode begins."""
+    library = _library(base)
+    bytecode = {path for path in tree if path.endswith(".pyc") and library.match(path)}
+    for path, member, content in contents(base.image, tree, bytecode | wanted.keys(), base.name):
+        if path in bytecode:
             sources.heads[path] = content.read(_HEAD)
-        if path not in wanted:
             continue
         sources.size += member.size * len(wanted[path])
         if member.size > _LARGEST or sources.size > _MOST:
@@ -206,19 +194,6 @@ def _take(layer: Layer, wanted: Mapping[str, list[str]], folder: Path, sources: 
             target.chmod(0o644 if target.suffix == ".py" else 0o755)
 
 
-def _files(layer: Layer) -> Iterator[tuple[str, tarfile.TarInfo, IO[bytes]]]:
-    with layer.open() as blob, ExitStack() as stack:
-        packed = layer.descriptor.media_type == LAYER_GZIP
-        content = stack.enter_context(open_gzip(blob)) if packed else blob
-        archive = stack.enter_context(tarfile.open(fileobj=content, mode="r|", bufsize=_CHUNK))
-        for member in archive:
-            file = archive.extractfile(member) if member.isreg() else None
-            if file is not None:
-                yield posixpath.normpath(member.name).lstrip("/"), member, file
-        while content.read(_CHUNK):  # its digest is compared at its end
-            pass
-
-
 def _lacking(tree: Tree, base: Base, build: Build, sources: _Sources) -> list[str]:
     """Sources of the standard library that imports would compile each time, and whose folders we may write into."""
     home, library = _home(base), _library(base)
@@ -228,8 +203,7 @@ def _lacking(tree: Tree, base: Base, build: Build, sources: _Sources) -> list[st
         if not library.match(path) or not name.endswith(".py") or _TESTS & set(folder.split("/")):
             continue
         bytecode = f"{folder}/__pycache__/{name.removesuffix('.py')}.{build.cache_tag}.pyc"
-        head = sources.heads.get(bytecode, b"") if bytecode in tree else b""  # an upper layer may have removed it
-        used = _used(head, build, sources.states[path])
+        used = _used(sources.heads.get(bytecode, b""), build, sources.states[path])
         if not used and all(_plain(tree, parent) for parent in _parents(bytecode)):
             found.append(path.removeprefix(home))
     return found

@@ -4,8 +4,8 @@ import hashlib
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import IO, BinaryIO, Literal, Protocol, cast
 
@@ -77,12 +77,38 @@ def _read(image: Image, name: str) -> Tree:
             )
         if media_type not in (LAYER_GZIP, LAYER_TAR):
             raise BaseError(f"a layer of the base has the unknown media type {media_type[:80]}", where=name)
-        try:
+        with _blamed(layer, name):
             tree = _applied(tree, layer, place)
-        except DAMAGED as error:
-            what = f"layer {layer.descriptor.digest} of the base cannot be read: {error}"
-            raise BaseError(what, where=name, todo="fetch the base again, or give another") from error
     return tree
+
+
+def contents(
+    image: Image, tree: Tree, paths: Collection[str], name: str
+) -> Iterator[tuple[str, tarfile.TarInfo, IO[bytes]]]:
+    """The regular files among `paths` as the image shows them, from the layers that have one; BaseError as `read_tree`.
+
+    What one holds can be read before the next is asked for.
+    """
+    visible = {path: tree[path].layer for path in paths if path in tree and tree[path].kind == "file"}
+    for place in sorted(set(visible.values())):
+        with _blamed(image.layers[place], name):
+            for member, archive in members(image.layers[place]):
+                path = _path(member)
+                if member.isreg() and visible.get(path) == place:
+                    yield path, member, cast("IO[bytes]", archive.extractfile(member))
+
+
+@contextmanager
+def _blamed(layer: Layer, name: str) -> Iterator[None]:
+    try:
+        yield
+    except DAMAGED as error:
+        what = f"layer {layer.descriptor.digest} of the base cannot be read: {error}"
+        raise BaseError(what, where=name, todo="fetch the base again, or give another") from error
+
+
+def _path(member: tarfile.TarInfo) -> str:
+    return posixpath.normpath(member.name).lstrip("/")
 
 
 def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
@@ -107,7 +133,7 @@ def _applied(lower: Tree, layer: Layer, place: int) -> Tree:
     hidden: set[str] = set()
     emptied: set[str] = set()
     for member, archive in members(layer):
-        path = posixpath.normpath(member.name).lstrip("/")
+        path = _path(member)
         folder, _, base = path.rpartition("/")
         if base == ".wh..wh..opq":
             emptied.add(folder)

@@ -1,21 +1,17 @@
 """The files of a base image, and what its loader reads of them; kept by the base's digest once they were read."""
 
-import gzip
 import json
-import posixpath
 import re
 import shutil
-import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import IO, BinaryIO, cast
+from typing import IO, cast
 
-from envbuild.base.tree import Node, Tree, read_tree
+from envbuild.base.tree import Node, Tree, contents, read_tree
 from envbuild.files import write_whole
-from envbuild.oci.image import LAYER_GZIP, Layer, canonical_json
+from envbuild.oci.image import canonical_json
 from envbuild.recipe import Base
 from envbuild.verify.cache import read_cache
 from envbuild.verify.elf import Elf, read_elf
@@ -54,40 +50,22 @@ def _read(base: Base) -> Ground:
     tree = read_tree(base.image, base.name)
     libraries: dict[str, Elf] = {}
     cache: dict[str, str] = {}
-    # The tree says which of these are visible; of the layers that have a path the last one has its content.
-    for path, read in _contents(base):
+    for path, read in _contents(base, tree):
         if path == _CACHE:
             cache = read_cache(read.read(_LARGEST_CACHE), base.target.machine)
         elif elf := read_elf(lambda start, size, file=read: _read_at(file, start, size)):  # type: ignore[misc]
             libraries[path] = elf
-        else:
-            libraries.pop(path, None)
-    visible = {path: elf for path, elf in libraries.items() if path in tree and tree[path].kind == "file"}
-    return Ground(tree=tree, libraries=visible, cache=cache if _CACHE in tree else {})
+    return Ground(tree=tree, libraries=libraries, cache=cache)
 
 
-def _contents(base: Base) -> Iterator[tuple[str, IO[bytes]]]:
-    """Every library, the interpreter and the loader's cache, of all layers, lowest first."""
-    program = base.python_path.lstrip("/")
-    for layer in base.image.layers:
-        with _archive(layer) as archive:
-            for member in archive:
-                path = posixpath.normpath(member.name).lstrip("/")
-                wanted = path in (program, _CACHE) or _LIBRARY.fullmatch(path)
-                content = archive.extractfile(member) if wanted and member.isreg() else None
-                if content:
-                    with SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
-                        shutil.copyfileobj(content, file, 1 << 20)
-                        file.seek(0)
-                        yield path, cast("IO[bytes]", file)
-
-
-@contextmanager
-def _archive(layer: Layer) -> Iterator[tarfile.TarFile]:
-    with layer.open() as blob, ExitStack() as stack:
-        packed = layer.descriptor.media_type == LAYER_GZIP
-        file: BinaryIO | gzip.GzipFile = stack.enter_context(gzip.GzipFile(fileobj=blob)) if packed else blob
-        yield stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", file), mode="r|", bufsize=1 << 20))
+def _contents(base: Base, tree: Tree) -> Iterator[tuple[str, IO[bytes]]]:
+    """Every library, the interpreter and the loader's cache."""
+    wanted = {base.python_path.lstrip("/"), _CACHE, *filter(_LIBRARY.fullmatch, tree)}
+    for path, _, content in contents(base.image, tree, wanted, base.name):
+        with SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
+            shutil.copyfileobj(content, file, 1 << 20)
+            file.seek(0)
+            yield path, cast("IO[bytes]", file)
 
 
 def _read_at(file: IO[bytes], start: int, size: int) -> bytes:
