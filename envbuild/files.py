@@ -117,7 +117,6 @@ def check_stageable(folder: Path, option: str) -> None:
         if not place.is_dir():
             what = "a link to nothing" if place.is_symlink() else "a file, not a folder"
             raise UsageError(f"{place} is {what}", where=f"{option} {folder}", todo=todo)
-        next(place.iterdir(), None)  # whoever writes there looks first at what is there
         with written_aside(place):
             pass
     except OSError as error:

@@ -60,9 +60,8 @@ def read_tree(image: Image, name: str) -> Tree:
     """
     found = _READ.get(image.digest)
     if found is None:
-        found = _read(image, name)
-        _READ.clear()
-        _READ[image.digest] = found
+        _READ.clear()  # first, so that two are never in memory
+        found = _READ[image.digest] = _read(image, name)
     return found
 
 
@@ -82,20 +81,33 @@ def _read(image: Image, name: str) -> Tree:
     return tree
 
 
+class Content:
+    """What a file of a layer holds; reading raises BaseError as `read_tree`."""
+
+    def __init__(self, file: IO[bytes], layer: Layer, name: str) -> None:
+        self._file, self._layer, self._name = file, layer, name
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes; at most `size`, where that is not negative."""
+        with _blamed(self._layer, self._name):
+            return self._file.read(size)
+
+
 def contents(
     image: Image, tree: Tree, paths: Collection[str], name: str
-) -> Iterator[tuple[str, tarfile.TarInfo, IO[bytes]]]:
+) -> Iterator[tuple[str, tarfile.TarInfo, Content]]:
     """The regular files among `paths` as the image shows them, from the layers that have one; BaseError as `read_tree`.
 
     What one holds can be read before the next is asked for.
     """
     visible = {path: tree[path].layer for path in paths if path in tree and tree[path].kind == "file"}
     for place in sorted(set(visible.values())):
-        with _blamed(image.layers[place], name):
-            for member, archive in members(image.layers[place]):
-                path = _path(member)
-                if member.isreg() and visible.get(path) == place:
-                    yield path, member, cast("IO[bytes]", archive.extractfile(member))
+        layer = image.layers[place]
+        with _blamed(layer, name):
+            for member, archive in members(layer):
+                path, file = _path(member), archive.extractfile(member) if member.isreg() else None
+                if file and visible.get(path) == place:
+                    yield path, member, Content(file, layer, name)
 
 
 @contextmanager

@@ -122,7 +122,7 @@ def _check_folders(out: Path, download: Path | None) -> None:
     from envbuild.files import check_stageable
 
     check_stageable(out, "--out")
-    if download is not None:
+    if download is not None and not download.is_dir():  # one that is whole already need not be writable
         check_stageable(download, "--download")
 
 

@@ -31,7 +31,8 @@ def foreign_wheels(release: Iterable[IndexFile], project: Iterable[IndexFile]) -
     """A wheel of the release and one of the newest, where all that the project ever had are for one other system."""
     wheels = [file for file in project if file.is_wheel]
     own = next((file for file in release if file.is_wheel), None)
-    if own is None or len(_systems(wheels)) != 1:
+    systems = _systems(wheels)
+    if own is None or len(systems) != 1 or "" in systems:
         return ()
     return own, max(wheels, key=lambda file: file.version)
 

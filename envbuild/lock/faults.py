@@ -29,10 +29,8 @@ _FOLDER = (
     " a network), or leave out --offline"
 )
 _OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
-_NEWER_GLIBC = (
-    f"take a base with glibc {{glibc}} or later (--base; to lock alone, --glibc {{glibc}} will do); or {_OWN_WHEEL}"
-)
-_MANYLINUX = re.compile(r"manylinux_2_(\d+)_")
+_NEWER_GLIBC = "take a base with glibc {glibc} or later (--base; to lock alone, --glibc {glibc} will do); or "
+_MANYLINUX = re.compile(r"manylinux_2_(\d{1,3})_")
 _LET_BUILD = "let it be built from its source distribution: --build; or give the folder of its wheel: --find-links DIR"
 _ELSEWHERE = "all its wheels are for another system: take it out of the record if Linux does without it; else "
 _ALLOWED = "use the index that the record was made with; or lock again, if the project added this wheel since"
@@ -100,8 +98,10 @@ def diagnose(
     if reason is None:
         return None
     sdist = _sdist(requirement, files, target)
-    foreign = () if requirement.url else foreign_wheels(_named(requirement, files), files)
-    todo = (_ELSEWHERE if foreign else "") + (_LET_BUILD if sdist else reason[1])
+    named = [] if requirement.url else _named(requirement, files)
+    foreign, newer = foreign_wheels(named, files), _newer_glibc(named, target)
+    first = _ELSEWHERE if foreign else _NEWER_GLIBC.format(glibc=newer) if newer else ""
+    todo = first + (_LET_BUILD if sdist else reason[1])
     return Fault(requirement=str(requirement), why=reason[0], todo=todo, sdist=sdist, foreign=foreign)
 
 
@@ -189,15 +189,13 @@ def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: _Place) -> tup
     if not allowed:
         return f"it needs Python {_listed({file.requires_python or '' for file in wheels})}", _OWN_WHEEL
     if best_wheel(((file.filename, file) for file in allowed), target) is None:
-        newer = _newer_glibc(allowed, target)
-        todo = _NEWER_GLIBC.format(glibc=newer) if newer else _OWN_WHEEL
-        return f"no wheel fits {describe(target)}; there are: {_tags(allowed, target)}", todo
+        return f"no wheel fits {describe(target)}; there are: {_tags(allowed, target)}", _OWN_WHEEL
     return None
 
 
-def _newer_glibc(files: Sequence[IndexFile], target: Target) -> str | None:
+def _newer_glibc(files: Iterable[IndexFile], target: Target) -> str | None:
     """The lowest glibc that one of the wheels would fit, if that is all it wants."""
-    named = [(file.filename, file) for file in files]
+    named = [(file.filename, file) for file in files if file.is_wheel and _allows(file.requires_python, target.python)]
     minors = {int(minor) for name, _ in named for minor in _MANYLINUX.findall(name)}
     newer = (replace(target, glibc=f"2.{minor}") for minor in sorted(minors) if minor > glibc_minor(target))
     return next((other.glibc for other in newer if best_wheel(named, other) is not None), None)

@@ -63,7 +63,7 @@ def is_free(folder: Path, name: str) -> bool:
         named = [entry.get("annotations") for entry in value["manifests"]]
     except (OSError, *_WRONG):
         return True
-    return named == [{REF_NAME: name}] and data == canonical_json(value)
+    return not named or (named == [{REF_NAME: name}] and data == canonical_json(value))
 
 
 def _blob_path(folder: Path, digest: Digest) -> Path:

@@ -92,7 +92,12 @@ def _check_archive(path: Path) -> None:
 def _check_folder(folder: Path) -> None:
     """Refuse what no folder can be made of, and one of somebody else's files, which the image would lie between."""
     check_stageable(folder, "--out")
-    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    try:
+        found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    except OSError as error:
+        todo = "give --out a folder that this user may read, or that can be made"
+        what = f"what the folder holds cannot be seen: {error.strerror}"
+        raise UsageError(what, where=f"--out {folder}", todo=todo) from error
     if others := sorted(it for it in found - _OURS if not it.startswith(UNFINISHED)):
         todo = "give --out a folder of its own; it is made when it is missing"
         raise UsageError(f"the folder holds other files, such as {others[0]}", where=str(folder), todo=todo)

@@ -82,14 +82,24 @@ def test_addresses_are_shown_without_credentials():
         (("cp311-cp311-manylinux_2_39_x86_64", "cp311-cp311-manylinux_2_38_x86_64"), "2.38"),
         (("cp311-cp311-manylinux_2_40_aarch64",), None),
         (("cp312-cp312-manylinux_2_38_x86_64", "cp311-cp311-manylinux_2_39_x86_64.manylinux_2_41_x86_64"), "2.39"),
-        (("cp311-cp311-win_amd64",), None),
+        (("cp311-cp311-manylinux_2_200000_x86_64",), None),
+        (("cp312-cp312-manylinux_2_17_x86_64",), None),
     ],
 )
-def test_a_glibc_that_is_too_old_is_told_with_the_one_that_would_do(tags, glibc):
-    files = parse_page("".join(f'<a href="a-1-{tag}.whl">a</a>' for tag in tags), PAGE)
+@pytest.mark.parametrize("source", ["", '<a href="a-1.tar.gz">a</a>'])
+def test_a_glibc_that_is_too_old_is_told_with_the_one_that_would_do(tags, glibc, source):
+    files = parse_page(source + "".join(f'<a href="a-1-{tag}.whl">a</a>' for tag in tags), PAGE)
     fault = diagnose(Requirement("a==1"), files, TARGET)
     assert fault is not None
     assert fault.why.startswith("no wheel fits CPython 3.11.2 on x86_64 with glibc 2.36; there are: cp31")
-    assert (f"--glibc {glibc} " in fault.todo) == bool(glibc)
-    assert ("glibc" in fault.todo) == bool(glibc)
-    assert fault.todo.endswith("give its folder: --find-links DIR")
+    newer = f"take a base with glibc {glibc} or later (--base; to lock alone, --glibc {glibc} will do); or "
+    own = "let it be built from its source" if source else "build a wheel of it"
+    assert fault.todo.startswith((newer if glibc else "") + own)
+
+
+def test_only_wheels_for_one_other_system_are_for_another_system():
+    for tags, elsewhere in ((["win_amd64"], True), (["win_amd64", "macosx_11_0_arm64"], False)):
+        files = parse_page("".join(f'<a href="a-1-cp311-cp311-{tag}.whl">a</a>' for tag in tags), PAGE)
+        fault = diagnose(Requirement("a==1"), files, TARGET)
+        assert fault is not None
+        assert fault.todo.startswith("all its wheels are for another system") == elsewhere
