@@ -12,7 +12,7 @@ from envbuild.base.inspect import inspect
 from envbuild.errors import BaseError, RegistryError, UsageError
 from envbuild.oci.image import Image
 from envbuild.oci.layout import read_layout
-from envbuild.oci.login import refuse_login
+from envbuild.oci.login import exists, refuse_login
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base
 
@@ -38,12 +38,15 @@ def registry_reference(text: str) -> Reference | None:
     if text.startswith(("debian:", "oci:")) or _is_layout(text):
         return None
     refuse_login(text, "--base")
+    if exists(text):
+        why = "the folder is no OCI layout, as it has no file oci-layout" if Path(text).is_dir() else "a file is none"
+        todo = f"give the folder of an OCI layout, or debian:SUITE; a registry's image of this name is docker://{text}"
+        raise UsageError(f"this is no base: {why}", where=f"--base {text}", todo=todo)
     try:
         return Reference.parse(text.removeprefix("docker://"))
     except ValueError as error:
-        why = "the folder is no OCI layout, as it has no file oci-layout" if _is_folder(text) else str(error)
         todo = "give an image reference, an OCI layout folder, or debian:SUITE"
-        raise UsageError(f"this is no base: {why}", where=f"--base {text}", todo=todo) from error
+        raise UsageError(f"this is no base: {error}", where=f"--base {text}", todo=todo) from error
 
 
 def resolve_base(
@@ -107,14 +110,7 @@ def _local(text: str, machine: str, cache: Path, report: Report) -> _Found:
 
 
 def _is_layout(text: str) -> bool:
-    return _is_folder(text) and (Path(text) / "oci-layout").is_file()
-
-
-def _is_folder(text: str) -> bool:
-    try:
-        return bool(text) and Path(text).is_dir()
-    except (OSError, ValueError):  # too long for a file's name, or a NUL in it
-        return False
+    return bool(text) and exists(f"{text}/oci-layout")
 
 
 def layout_image(text: str, machine: str) -> Image:

@@ -49,8 +49,8 @@ class Node:
 
 Tree = Mapping[str, Node]
 """Nodes by path, relative to the root: `usr/bin/python3.11`."""
-_READ: dict[Digest, Tree] = {}
-"""The tree that was read last: a base is asked for its facts, its interpreter and its packages in turn."""
+_LAST: list[tuple[Image, Tree]] = []
+"""The image that was read last: a base is asked for its facts, its interpreter and its packages in turn."""
 
 
 def read_tree(image: Image, name: str) -> Tree:
@@ -58,11 +58,13 @@ def read_tree(image: Image, name: str) -> Tree:
 
     Only names are kept, and the versions that stand in interpreters and C libraries.
     """
-    found = _READ.get(image.digest)
-    if found is None:
-        _READ.clear()  # first, so that two are never in memory
-        found = _READ[image.digest] = _read(image, name)
-    return found
+    for known, tree in _LAST:
+        if known is image:
+            return tree
+    _LAST.clear()  # first, so that two are never in memory
+    tree = _read(image, name)
+    _LAST.append((image, tree))
+    return tree
 
 
 def _read(image: Image, name: str) -> Tree:

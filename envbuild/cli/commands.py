@@ -182,9 +182,11 @@ def _of_the_machine(error: OSError) -> BuildError:
 
 
 def _in_cache(where: str) -> bool:
+    """Whether it lies in the cache, or is a folder that the cache would lie in if it could be made."""
     from envbuild.files import cache_folder
 
     try:
-        return Path(where).is_relative_to(cache_folder())
+        path, cache = Path(where), cache_folder()
+        return path.is_relative_to(cache) or (cache.is_relative_to(path) and not path.exists())
     except (EnvbuildError, OSError):
         return False

@@ -22,10 +22,11 @@ def run(
     or name it in envbuild.toml: [templates] folder = "DIR". Prints the folder.
     """
     from envbuild.dockerfile import built_in
-    from envbuild.files import write_whole
+    from envbuild.files import check_stageable, write_whole
 
     check_given({"DIR": folder})
     check_stdout()
+    check_stageable(Path(folder), "DIR")
     place, templates = Path(folder), built_in()
     changed = [name for name, data in templates.items() if _differs(place / name, data)]
     if changed and not force:

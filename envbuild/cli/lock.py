@@ -13,7 +13,7 @@ from envbuild.cli.printed import check_stdout
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from envbuild.lock import LockedRun, Options, Target
     from envbuild.manifest.model import TrainingManifest
@@ -74,7 +74,7 @@ def run(
 
     started = time.monotonic()
     check_stdout()
-    _check_requirements(extra or ())
+    _check_requirements({"--extra": extra, "--upgrade-package": upgrade_package})
     _check_folders(out, download)
     given, cache = Given(python=python, gpu=gpu, platform=ran_on), cache_folder()
     with Progress() as progress:
@@ -106,15 +106,15 @@ def _warn(stack: "Stack", progress: Progress) -> None:
         progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
 
 
-def _check_requirements(texts: "Iterable[str]") -> None:
+def _check_requirements(given: "Mapping[str, Iterable[str] | None]") -> None:
     from packaging.requirements import InvalidRequirement, Requirement
 
-    for text in texts:
+    for option, text in ((option, text) for option, texts in given.items() for text in texts or ()):
         try:
             Requirement(text)
         except InvalidRequirement as error:
-            todo = "give a name, with a version where it matters: --extra 'fastapi>=0.115'"
-            raise UsageError(f"this is no requirement: {error}", where=f"--extra {text}", todo=todo) from error
+            todo = f"give a name, with a version where it matters: {option} 'fastapi==0.115.0'"
+            raise UsageError(f"this is no requirement: {error}", where=f"{option} {text}", todo=todo) from error
 
 
 def _check_folders(out: Path, download: Path | None) -> None:

@@ -10,6 +10,7 @@ import typer
 from envbuild.cli import cloudbuild, locking, records, references
 from envbuild.cli.attesting import Attesting, wanted_of
 from envbuild.cli.console import Progress
+from envbuild.cli.printed import is_stdout
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -178,9 +179,9 @@ def check_asked(asked: Asked) -> None:
     given |= {"--push": outputs.push, "--stamp": outputs.stamp, "--load": outputs.load}
     check_given(given | {"--out": outputs.out, "--template": building.template})
     refuse_login(wanted.base or "", "--base")  # before the plan shows it
-    if str(outputs.archive) == "-":
-        todo = "give --archive a file; `docker load --input FILE` takes it"
-        raise UsageError("an archive goes into a file, as stdout is for the digest", where="--archive -", todo=todo)
+    if outputs.archive is not None and (str(outputs.archive) == "-" or is_stdout(outputs.archive)):
+        what, todo = "stdout is for the digest", "give --archive a file; `docker load --input FILE` takes it"
+        raise UsageError(f"an archive goes into a file, as {what}", where=f"--archive {outputs.archive}", todo=todo)
     if outputs.create_repository and outputs.push is None:
         todo = "give --push REPO too, or leave it out"
         raise UsageError("nothing is pushed that a repository is needed for", where="--create-repository", todo=todo)

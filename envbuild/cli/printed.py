@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.errors import BuildError
@@ -16,6 +17,14 @@ def check_stdout(*, wanted: bool = True) -> None:
     if wanted and sys.stdout is None:
         todo = "leave it open, or send the result to a file: > FILE"
         raise BuildError("standard output is closed, and the result goes there", todo=todo)
+
+
+def is_stdout(path: Path) -> bool:
+    """Whether a file is the one that stdout goes to."""
+    try:
+        return path.is_file() and os.path.samestat(path.stat(), os.fstat(1))
+    except OSError:
+        return False
 
 
 def own_streams() -> None:

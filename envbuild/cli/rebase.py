@@ -79,8 +79,12 @@ def run(
 
 
 def _image(text: str) -> "Reference":
+    from envbuild.oci.login import exists
     from envbuild.oci.reference import Reference
 
+    if exists(text):
+        todo = f"push it to a registry, and give its name there; a registry's image of this name is docker://{text}"
+        raise UsageError("only an image in a registry can be rebased", where=f"IMAGE {text}", todo=todo)
     try:
         return Reference.parse(text.removeprefix("docker://"))
     except ValueError as error:

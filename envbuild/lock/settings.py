@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -169,11 +170,13 @@ def _cache_place() -> dict[str, str]:
     if chosen := os.environ.get("UV_CACHE_DIR"):
         return {"UV_CACHE_DIR": chosen}
     place = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME") or "/nonexistent", ".cache"), "uv")
-    try:
+    with suppress(OSError):
         place.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return {"UV_CACHE_DIR": str(cache_folder() / "uv")}
-    return {} if os.access(place, os.W_OK) else {"UV_CACHE_DIR": str(cache_folder() / "uv")}
+    if os.access(place, os.W_OK):
+        return {}
+    ours = cache_folder() / "uv"
+    ours.mkdir(parents=True, exist_ok=True)  # where it cannot be made, the error names it, and uv's would not
+    return {"UV_CACHE_DIR": str(ours)}
 
 
 def pip_environment(settings: IndexSettings) -> dict[str, str]:

@@ -20,6 +20,8 @@ _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _LOWEST = {"x86_64": 5, "aarch64": 17}
 """The first glibc 2.N that wheels of a machine were made for."""
 
+_GLIBC = re.compile(r"2\.([0-9]{1,3})")
+"""Each N has tags of its own, so what has no bound would fill the memory."""
 _ASSUMED = "2.17"
 """That of manylinux2014, which nearly every wheel of this decade runs on."""
 
@@ -42,16 +44,16 @@ def stack_target(stack: Stack, ran_on: Platform, glibc: str | None = None) -> Ta
             what = f"the framework's wheel needs glibc {stack.glibc_minimum}"
             raise UsageError(what, where=f"--glibc {glibc}", todo="ask for that or a later one")
         return asked
-    known = ran_on.libc in {"glibc", None} and re.fullmatch(r"2\.\d+", own.glibc)
+    known = ran_on.libc in {"glibc", None} and _GLIBC.fullmatch(own.glibc)
     return max(own, lowest, key=glibc_minor) if known else lowest
 
 
 def glibc_minor(target: Target) -> int:
     """The N of glibc 2.N; UsageError for anything else."""
-    major, _, minor = target.glibc.partition(".")
-    if major != "2" or not minor.isdigit():
+    found = _GLIBC.fullmatch(target.glibc)
+    if found is None:
         raise UsageError(f"glibc {target.glibc!r} is no glibc version", todo="give it as 2.N, such as 2.36")
-    return int(minor)
+    return int(found[1])
 
 
 @lru_cache(maxsize=16)

@@ -31,3 +31,9 @@ def recorded_base(lock: Lock, *, variant: str, same_platform: bool) -> str | Non
     if same_platform and "digest" in said:
         return str(replace(reference, digest=Digest.parse(said["digest"])))
     return name
+
+
+def is_nameless(lock: Lock) -> bool:
+    """Whether a lock was made for a base that lies in a folder, so that its name does not say where."""
+    name = dict(lock.base).get("name", "")
+    return bool(name) and not name.startswith(_BOOTSTRAPPED) and "/" not in name

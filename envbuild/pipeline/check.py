@@ -21,8 +21,9 @@ _FIRST = b"oci-layout\0"
 def check_order(order: Order) -> None:
     """Refuse what shows without asking anybody, so before plans are made and in dry runs, too.
 
-    UsageError for options that do not go together, BuildError for a broken template.
+    UsageError for options that do not go together and places that cannot be written, BuildError for a broken template.
     """
+    check_outputs(order)
     if order.templates:
         check_templates(order.templates)
     if order.ca_bundle:
@@ -34,7 +35,7 @@ def check_order(order: Order) -> None:
 
 
 def check_outputs(order: Order, *, context: bool = True) -> None:
-    """Refuse places that cannot be written to, before the long work; UsageError.
+    """Refuse places that cannot be written; UsageError.
 
     Where no build context is written, `--out` is for a layout alone.
     """

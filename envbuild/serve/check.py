@@ -6,6 +6,7 @@ from typing import NoReturn
 from packaging.requirements import InvalidRequirement, Requirement
 
 from envbuild.errors import UsageError
+from envbuild.pipeline.check import check_outputs
 from envbuild.serve.application import application_of
 from envbuild.serve.model import ServeOrder
 from envbuild.serve.server_versions import version_in
@@ -28,6 +29,8 @@ def check_serving(order: ServeOrder) -> None:
     if order.app:
         _check_apart(order.app, order.order.out)
         application_of(order)
+    if order.server not in OWN_RUNTIME:  # for which nothing is written
+        check_outputs(order.order, context=False)
 
 
 def _check_builder(order: ServeOrder) -> None:

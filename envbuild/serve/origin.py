@@ -16,7 +16,7 @@ from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES, read_layout
 from envbuild.oci.reference import Reference
 from envbuild.pipeline import Order, Part, Plan, Reporter, build, make_plans
-from envbuild.pipeline.again import recorded_base
+from envbuild.pipeline.again import is_nameless, recorded_base
 from envbuild.pipeline.extend import find_parent
 from envbuild.pipeline.order import PLATFORMS
 from envbuild.serve.model import Origin, ServeOrder
@@ -252,6 +252,9 @@ def _training_order(start: Start, order: Order, out: Path) -> Order:
         return plain
     same = start.nearest.platform == start.platform
     base = order.base or recorded_base(start.lock, variant=start.variant, same_platform=same)
+    if base is None and start.image and is_nameless(start.lock):
+        what, todo = "the training image's base lies in a folder, which nothing names", "give that OCI layout by --base"
+        raise UsageError(what, where=f"{start.name}, {start.words}", todo=todo)
     overrides = {key: text for key, text in start.nearest.overrides if start.image or key == _CARRIED}
     variant: Variant = "gpu" if start.variant == "gpu" else "cpu"
     return replace(plain, variant=variant, platforms=(start.platform,), base=base, overrides=overrides)

@@ -217,6 +217,8 @@ def test_the_lock_of_another_environment_is_refused(site):
         (("base", "mirror", "NO base", "h.example.com/m"), "this is no base"),
         (("base", "show", "NO base"), "this is no base"),
         (("base", "show", "/tmp"), "the folder is no OCI layout"),
+        (("base", "show", "/etc/hostname"), "a file is none"),
+        (("rebase", "/tmp", "--base", "x"), "only an image in a registry can be rebased"),
         (("rebase", "NO image", "--base", "x"), "this is no image"),
         (("rebase", "image"), "--base"),
     ],

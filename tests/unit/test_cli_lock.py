@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ class Site:
     def tell(self, manifest: dict) -> None:
         (self.folder / "manifest.json").write_text(json.dumps(manifest))
 
-    def lock(self, *arguments: str | Path, **env: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "envbuild", "lock", "manifest.json", *map(str, arguments)]
+    def lock(self, *arguments: str | Path, before: Sequence[str] = (), **env: Any) -> subprocess.CompletedProcess[str]:
+        command = [*before, sys.executable, "-m", "envbuild", "lock", "manifest.json", *map(str, arguments)]
         known = {
             "UV_DEFAULT_INDEX": self.index,
             "UV_CACHE_DIR": str(self.folder / "uv"),
@@ -257,6 +258,37 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_asked(sit
     (site.folder / "nowhere").symlink_to("nothing")
     assert option in site.refused(option, path, code=2)
     assert index.requests == []
+
+
+def test_a_pipe_with_the_name_of_a_written_file_is_not_waited_for(site, index: FakeIndex):
+    site.out.mkdir()
+    os.mkfifo(site.out / "pylock.toml")
+    assert "pylock.toml" in site.refused(code=2)
+    assert index.requests == []
+
+
+def test_a_whole_wheelhouse_need_not_be_writable(site):
+    site.locked("--download", "house")
+    (site.folder / "house").chmod(0o500)
+    unable = () if os.getuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+    done = site.lock("--download", "house", "--out", "again", before=unable)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("glibc", ["2.99999999999", "2.\N{SUPERSCRIPT TWO}", "2", "3.1"])
+def test_a_glibc_that_is_none_is_refused(site, glibc):
+    assert "is no glibc version" in site.refused("--glibc", glibc, code=2)
+
+
+@pytest.mark.parametrize("option", ["--upgrade-package", "--extra"])
+def test_what_is_no_requirement_is_refused_by_its_option(site, option, index: FakeIndex):
+    assert f"where: {option} " in site.refused(option, "", code=2)
+    assert index.requests == []
+
+
+def test_a_cache_that_cannot_be_made_is_told(site):
+    unset = dict.fromkeys(("ENVBUILD_CACHE", "UV_CACHE_DIR", "XDG_CACHE_HOME"), "")
+    assert "set ENVBUILD_CACHE" in site.refused(code=13, HOME="/proc/nowhere", **unset)
 
 
 def test_closed_standard_output_is_refused_before_anything_is_asked(site, index: FakeIndex):

@@ -237,6 +237,11 @@ def test_an_empty_folder_name_is_not_this_folder(tmp_path):
         assert f"{option} is empty" in done.stderr
     empty = tmp_path / "empty"
     empty.mkdir()
+    (empty / "file").touch()
+    done = envbuild("eject", "file", cwd=empty)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a file, not a folder" in done.stderr
+    (empty / "file").unlink()
     done = envbuild("eject", "", cwd=empty)
     assert (done.returncode, done.stdout) == (2, "")
     assert "DIR is empty" in done.stderr

@@ -306,6 +306,24 @@ def test_an_archive_does_not_go_to_stdout(site, more):
     assert not (site.folder / "-").exists()
 
 
+def test_an_archive_does_not_replace_the_file_that_stdout_goes_to(site):
+    with (site.folder / "result").open("w") as file:
+        command = [sys.executable, "-m", "envbuild", "from-manifest", str(site.manifest), "--archive", "/dev/stdout"]
+        done = subprocess.run(command, cwd=site.folder, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert "stdout is for the digest" in done.stderr
+
+
+@pytest.mark.parametrize(("out", "says"), [("model", "other files"), ("model/weights", "a file, not a folder")])
+def test_a_dry_run_refuses_what_the_build_would_refuse(site, out, says):
+    (site.folder / "model").mkdir(exist_ok=True)
+    (site.folder / "model/weights").touch()
+    for more in ((), ("--dry-run",)):
+        done = site.build("--out", out, *more)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert says in done.stderr
+
+
 def test_a_folder_below_a_file_is_refused_before_the_work(site):
     (site.folder / "file").write_text("")
     done = site.build("--out", "file/out")

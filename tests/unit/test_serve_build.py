@@ -10,7 +10,7 @@ import pytest
 
 from envbuild.capture.model.facts import model_facts
 from envbuild.capture.reading import present
-from envbuild.oci.layout import read_layout
+from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry import push
 from envbuild.stamp import read_stamp
@@ -233,6 +233,16 @@ def test_a_manifest_alone_is_built_first_and_both_images_are_stamped(site):
     assert site("verify", "model").returncode == 0
     other = site.says("from-manifest", "manifest.json", *site.words(*words[:4], "--no-stamp")[2:])
     assert (other["digest"], other["stamped"], other["found"]) == (result["digest"], None, True)
+
+
+def test_a_training_image_on_a_layout_is_made_again_only_from_that_layout(site):
+    write_layout(OLD, site.folder / "layout", name="x")
+    site.train("--base", "layout")
+    words = site.words("--out", "served")
+    done = site(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "give that OCI layout by --base" in done.stderr
+    assert site(*words, "--base", "layout").returncode == 0
 
 
 def test_a_server_with_its_own_runtime_is_held_against_the_model_and_stamped_by_digest(site):
