@@ -25,7 +25,7 @@ def read_held(folder: Path) -> Lock | None:
     path = folder / PYLOCK
     for taken in (it for it in (path, folder / REQUIREMENTS) if it.exists() and not it.is_file()):
         todo = "give another folder by --out, or remove what lies there"
-        raise UsageError("what has the name of a file that is written is none", where=str(taken), todo=todo)
+        raise UsageError("something else has the name of a file that is written", where=str(taken), todo=todo)
     try:
         with path.open("rb") as file:
             data = file.read(_LIMIT)
