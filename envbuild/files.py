@@ -4,7 +4,7 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -163,13 +163,25 @@ def base_dockerfile() -> Path:
     return data_folder("Dockerfile.base")
 
 
+def home_folder(environ: Mapping[str, str]) -> Path:
+    """The user's home; a folder that there is not where the user has none, as those of containers often have."""
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError:
+        return Path("/nonexistent")
+
+
 def cache_folder() -> Path:
     """Return where verified downloads, bases and layers are kept: ENVBUILD_CACHE, else the user's cache folder.
 
-    UsageError where that lies in a file, or is a link to nothing.
+    UsageError where that lies in a file, is a link to nothing, or where the user has no home.
     """
     chosen = os.environ.get("ENVBUILD_CACHE")
-    folder = Path(chosen).absolute() if chosen else platformdirs.user_cache_path("envbuild")
+    try:
+        folder = Path(chosen).absolute() if chosen else platformdirs.user_cache_path("envbuild")
+    except RuntimeError as error:
+        what, todo = "this user has no home, and the cache no place", "set ENVBUILD_CACHE to a folder, or HOME"
+        raise UsageError(what, where="HOME", todo=todo) from error
     first = next(it for it in (folder, *folder.parents) if os.path.lexists(it))
     if not first.is_dir():
         what = f"the cache is to be a folder, and {'it' if first == folder else first} is none"

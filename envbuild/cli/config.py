@@ -210,7 +210,9 @@ def _print(ctx: typer.Context, shown: list[Shown], unknown: list[str], *, as_jso
 
 
 def _judge(ctx: typer.Context, shown: list[Shown]) -> None:
-    """UsageError where the file is broken, or an option does not take what is said."""
+    """UsageError where the file is broken, or an option or the cache's limit does not take what is said."""
+    from envbuild.cache import size_limit
+
     broken = broken_settings(ctx)
     if broken:
         raise broken
@@ -219,3 +221,4 @@ def _judge(ctx: typer.Context, shown: list[Shown]) -> None:
         more = "".join(f"\n  - {it.option} does not take this: {it.fault} ({it.where})" for it in wrong[1:])
         what, todo = f"{wrong[0].option} does not take this: {wrong[0].fault}{more}", "correct or remove it"
         raise UsageError(what, where=wrong[0].where, todo=todo)
+    size_limit()

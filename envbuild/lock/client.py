@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import TypeVar
 
 import httpx
 
 from envbuild.errors import LockError
+from envbuild.files import home_folder
 from envbuild.lock.certificates import trusted
 from envbuild.lock.settings import IndexSettings, bare_url
 
@@ -86,7 +86,8 @@ def retried(action: Callable[[], Result], url: str, pause: Pause = time.sleep) -
                 raise explained(error, url) from error
             pause(_asked_delay(error) or delay)
         except httpx.InvalidURL as error:
-            raise LockError("the address is not valid", where=bare_url(url), todo=str(error)) from error
+            todo = "correct it, or, if it is right, what HTTP_PROXY, HTTPS_PROXY and ALL_PROXY say"
+            raise LockError(f"the address is not valid: {error}", where=bare_url(url), todo=todo) from error
     raise AssertionError
 
 
@@ -149,6 +150,6 @@ def _asked_delay(error: httpx.HTTPError) -> float | None:
 def _read_netrc() -> netrc.netrc | None:
     """The user's netrc file; None when there is none or it cannot be read, as in curl and pip."""
     try:
-        return netrc.netrc(os.environ.get("NETRC") or str(Path("~/.netrc").expanduser()))
+        return netrc.netrc(os.environ.get("NETRC") or str(home_folder(os.environ) / ".netrc"))
     except (OSError, netrc.NetrcParseError):
         return None

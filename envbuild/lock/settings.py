@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import platformdirs
 
 from envbuild.errors import LockError, MissingComponentError
-from envbuild.files import cache_folder
+from envbuild.files import cache_folder, home_folder
 
 # Settings of uv that change what is resolved, or that point it at somebody's project.
 _NOT_FOR_US = frozenset({
@@ -272,10 +272,13 @@ def _pip_files() -> list[Path]:
     macos = sys.platform == "darwin"
     multiple = (platformdirs.site_data_dir if macos else platformdirs.site_config_dir)("pip", False, multipath=True)
     folders = [*multiple.split(os.pathsep), *(() if macos else ("/etc",))]
-    user = Path(platformdirs.user_config_dir("pip", False, roaming=True))
+    home = home_folder(os.environ)
+    own = user = home / ".config" / "pip"
+    with suppress(RuntimeError):  # no home
+        own = Path(platformdirs.user_config_dir("pip", False, roaming=True))
     if not (chosen and Path(chosen).exists()):
-        folders += ["~/.pip", str(user) if user.is_dir() or not macos else "~/.config/pip"]
-    files = [Path(folder).expanduser() / "pip.conf" for folder in (*folders, sys.prefix)]
+        folders += [str(home / ".pip"), str(own if own.is_dir() or not macos else user)]
+    files = [Path(folder, "pip.conf") for folder in (*folders, sys.prefix)]
     return [*files, *([Path(chosen)] if chosen else [])]
 
 

@@ -114,6 +114,8 @@ class Authorizer:
         with closing(self._transport.send("GET", url, headers={})) as response:
             if response.status_code in TRANSIENT_STATUSES:
                 raise _transient(response, aim)
+            if response.status_code == 403:
+                raise refusal(response, bounded(response, _ANSWER), aim)
             page = "html" in response.headers.get("content-type", "")
             if response.status_code not in (200, 401) or (page and response.status_code == 200):
                 what = f"{self._host} answers, but not as a registry ({response.status_code})"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envbuild.files import home_folder
 from envbuild.oci.reference import DOCKER_HUB
 from envbuild.registry.faults import is_google, printable
 
@@ -68,7 +69,7 @@ def find(host: str, repository: str, *, environ: Mapping[str, str] | None = None
 
 
 def _files(environ: Mapping[str, str]) -> Iterator[Path]:
-    home = Path(environ.get("HOME") or Path.home())
+    home = home_folder(environ)
     yield Path(environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
     if environ.get("REGISTRY_AUTH_FILE"):
         yield Path(environ["REGISTRY_AUTH_FILE"])

@@ -85,7 +85,12 @@ class DirectoryStore:
 
     def check(self, name: str) -> None:  # noqa: ARG002 - the folder decides
         """StampError when nothing can be written into the folder."""
-        held = self._path(FOLDER) if self._path(FOLDER).is_dir() else Path(self.folder)
+        place, lock = self._path(FOLDER), self._path(LOCK)
+        if os.path.lexists(place) and not place.is_dir():
+            raise StampError("no folder, and the stamp's has this name", where=str(place), todo="move it away")
+        if lock.exists() and not lock.is_file():
+            _refuse(lock, "remove it", StampError)
+        held = place if place.is_dir() else Path(self.folder)
         if not os.access(held, os.W_OK | os.X_OK):
             todo = "stamp as a user who may write there"
             raise StampError("the model's folder cannot be written", where=str(held), todo=todo)

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 import os
 import re
 import shlex
@@ -25,7 +26,7 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests import RequestException
 
-from envbuild.errors import EnvbuildError, StampError
+from envbuild.errors import EnvbuildError, StampError, UsageError
 from envbuild.stamp.record import FOLDER
 from envbuild.stamp.store import Changed, State, Unsure
 
@@ -203,11 +204,18 @@ class _Bounded(io.BytesIO):
 
 
 def _patience() -> dict[str, Any]:
-    """How long one call may try: ENVBUILD_GCS_TIMEOUT seconds, else 60, where the client's own default is 120."""
+    """How long one call may try: ENVBUILD_GCS_TIMEOUT seconds, else 60, where the client's own default is 120.
+
+    UsageError for what is no number of seconds.
+    """
+    text = os.environ.get("ENVBUILD_GCS_TIMEOUT") or str(_DEFAULT_SECONDS)
     try:
-        seconds = float(os.environ.get("ENVBUILD_GCS_TIMEOUT", _DEFAULT_SECONDS))
+        seconds = float(text)
     except ValueError:
-        seconds = _DEFAULT_SECONDS
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        todo = "give a number, such as 60"
+        raise UsageError(f"{text!r} is no number of seconds", where="ENVBUILD_GCS_TIMEOUT", todo=todo)
     seconds = min(max(seconds, 0.01), 3600.0)
     retry = DEFAULT_RETRY.with_timeout(seconds).with_delay(initial=min(1.0, seconds / 60), maximum=10.0)
     return {"retry": retry, "timeout": min(seconds, 60.0)}

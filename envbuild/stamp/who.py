@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.capture.redact import scrub_line
+from envbuild.files import home_folder
 
 _LONGEST = 200
 _IMPERSONATED = re.compile(r"/serviceAccounts/([^/:]+):generateAccessToken\Z")
@@ -46,7 +47,7 @@ def credentials_path(environ: Mapping[str, str]) -> Path:
     """Where the file of Application Default Credentials lies, or would lie (google-auth, `google.auth.default`)."""
     if named := environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
         return Path(named)
-    home = Path(environ.get("HOME") or Path.home())
+    home = home_folder(environ)
     return Path(environ.get("CLOUDSDK_CONFIG") or home / ".config/gcloud") / "application_default_credentials.json"
 
 

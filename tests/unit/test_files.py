@@ -1,13 +1,14 @@
 """Files that appear whole or not at all, and what they may take the place of."""
 
 import os
+import pwd
 import stat
 from pathlib import Path
 
 import pytest
 
-from envbuild.errors import BuildError
-from envbuild.files import staged_folder, write_whole
+from envbuild.errors import BuildError, UsageError
+from envbuild.files import cache_folder, home_folder, staged_folder, write_whole
 
 
 def mode(path: Path) -> int:
@@ -60,3 +61,18 @@ def test_what_comes_into_a_folder_is_made_on_the_same_file_system(tmp_path):
             )
         assert [path.name for path in tmp_path.rglob("*")] == ["out", "a"]
         assert (place / "a").read_text() == str(expected)
+
+
+def test_a_user_without_a_home_has_to_say_where_the_cache_lies(tmp_path, monkeypatch):
+    def nobody(_user):
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("HOME", "XDG_CACHE_HOME", "ENVBUILD_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="no home") as caught:
+        cache_folder()
+    assert "ENVBUILD_CACHE" in caught.value.todo
+    assert not home_folder(os.environ).exists()
+    monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path

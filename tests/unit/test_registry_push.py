@@ -286,6 +286,16 @@ def test_what_is_no_registry_is_called_so():
             push(image_of(), at(registry), retry=FAST)
 
 
+def test_a_registry_that_lets_nobody_in_is_heard():
+    with FakeRegistry() as registry:
+        body = b'{"errors":[{"code":"DENIED","message":"this address is not on the list"}]}'
+        registry.fail("GET", "/v2/$", status=403, body=body)
+        with pytest.raises(RegistryError, match="DENIED: this address is not on the list") as caught:
+            push(image_of(), at(registry), retry=FAST)
+    assert caught.value.status == 403
+    assert caught.value.todo
+
+
 def test_the_registrys_own_words_are_shown_without_control_characters_and_secrets():
     body = b'{"errors":[{"code":"DENIED","message":"no\\u001b[31m https://x.y/z?sig=s3cret Bearer abcdefghijkl"}]}'
     with FakeRegistry() as registry:

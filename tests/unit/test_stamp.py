@@ -3,6 +3,7 @@
 import gzip
 import json
 import multiprocessing
+import os
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
@@ -180,6 +181,23 @@ def test_eight_stampers_at_once_lose_nothing(model):
 def test_what_is_no_address_of_a_model_is_refused(uri):
     with pytest.raises(UsageError):
         check_stampable(uri)
+
+
+@pytest.mark.parametrize("how", ["file", "link", "pipe"])
+def test_what_lies_in_the_stamps_place_is_found_early(tmp_path, how):
+    model = InFolder(tmp_path)
+    place = model.folder / "envbuild"
+    if how == "file":
+        place.touch()
+    elif how == "link":
+        place.symlink_to("nothing")
+    else:
+        place.mkdir()
+        os.mkfifo(place / ".lock")
+    with pytest.raises(StampError) as caught:
+        check_stampable(model.uri)
+    assert str(place) in caught.value.where
+    assert caught.value.todo
 
 
 def test_an_absent_model_is_refused_before_anything_is_written(model, tmp_path):

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from envbuild.errors import ManifestError, StampConflict, StampError
+from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
 from envbuild.stamp import check_stampable, read_history, read_stamp, read_uri, stamp
 from envbuild.stamp.objects import found as found_model
 from envbuild.stamp.stamping import write_stamp
@@ -111,6 +111,14 @@ def test_a_model_that_was_replaced_during_the_build_is_refused(model):  # noqa: 
     with pytest.raises(StampConflict, match="replaced since the work on its stamp began"):
         write_now(entry())
     assert read_stamp(model.uri) is None
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "soon"])
+def test_a_patience_that_is_no_number_of_seconds_is_refused(gcs, monkeypatch, text):  # noqa: F811
+    monkeypatch.setenv("ENVBUILD_GCS_TIMEOUT", text)
+    with pytest.raises(UsageError, match="is no number of seconds") as caught:
+        check_stampable(InBucket(gcs).uri)
+    assert caught.value.where == "ENVBUILD_GCS_TIMEOUT"
 
 
 def test_a_pointer_without_an_answer_is_looked_for(gcs, monkeypatch):  # noqa: F811

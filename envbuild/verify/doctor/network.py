@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from envbuild.files import home_folder
 from envbuild.lock.client import make_client
 from envbuild.lock.settings import IndexSettings, asked_url, bare_url, read_settings
 from envbuild.oci.reference import Reference
@@ -78,7 +79,7 @@ def answered(name: str, status: int) -> Finding:
 
 def registry_logins(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Which registries Docker's settings have a login for, and whether the programs that they name are here."""
-    path = Path(environ.get("DOCKER_CONFIG") or Path(environ.get("HOME") or Path.home(), ".docker"), "config.json")
+    path = Path(environ.get("DOCKER_CONFIG") or Path(home_folder(environ), ".docker"), "config.json")
     try:
         config = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
