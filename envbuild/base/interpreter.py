@@ -35,7 +35,6 @@ _TESTS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-package
 _LARGEST, _MOST = 64 << 20, 512 << 20
 """Bytes: of one file, and of all."""
 _HEAD = 16
-_CHUNK = 1 << 20
 
 
 def runs_here(machine: str) -> Unavailable | None:

@@ -95,8 +95,8 @@ def _serve(order: "ServeOrder", progress: Progress, *, dry_run: bool, as_json: b
     from envbuild.serve.check import check_serving
     from envbuild.serve.origin import find_start
 
-    check_serving(order)
     if dry_run:
+        check_serving(order)
         planned = serving_plan(order, find_start(order, _reporter(progress)))
         typer.echo(json.dumps(planned, indent=2) if as_json else "\n".join(plan_lines(planned)))
         return

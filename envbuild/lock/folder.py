@@ -31,8 +31,6 @@ def read_held(folder: Path) -> Lock | None:
             data = file.read(_LIMIT)
     except FileNotFoundError:
         return None
-    except NotADirectoryError as error:
-        raise UsageError("the output is a file, not a folder", where=str(folder), todo="give another --out") from error
     try:
         return read_pylock(data, str(path), folder)
     except LockError as error:

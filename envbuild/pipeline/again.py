@@ -22,7 +22,7 @@ def recorded_base(lock: Lock, *, variant: str, same_platform: bool) -> str | Non
         return None
     if name.startswith(_BOOTSTRAPPED):
         return name
-    if "/" not in name:  # all that lie in a registry are named with it
+    if is_nameless(lock):
         return None
     try:
         reference = Reference.parse(name)
@@ -36,4 +36,5 @@ def recorded_base(lock: Lock, *, variant: str, same_platform: bool) -> str | Non
 def is_nameless(lock: Lock) -> bool:
     """Whether a lock was made for a base that lies in a folder, so that its name does not say where."""
     name = dict(lock.base).get("name", "")
+    # All that lie in a registry are named with it.
     return bool(name) and not name.startswith(_BOOTSTRAPPED) and "/" not in name

@@ -13,6 +13,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
+from envbuild.registry.faults import CHECK_REGISTRY
 from envbuild.registry.pull import ARCHITECTURES, chosen, read_manifest
 from envbuild.registry.push import PARALLEL, Report
 from envbuild.registry.retry import Retry
@@ -121,7 +122,7 @@ def _tag(registry: Registry, target: Reference, part: _Part, tag: str | None) ->
     found = registry.manifest(target.repository, str(part.digest))
     if found.data != part.data:
         what = f"{target.registry} does not give back the manifest that was copied"
-        raise RegistryError(what, where=str(target.at(part.digest)), todo="check the registry, and any proxy before it")
+        raise RegistryError(what, where=str(target.at(part.digest)), todo=CHECK_REGISTRY)
     if tag and registry.manifest_digest(target.repository, tag) != str(part.digest):
         registry.put_manifest(target.repository, tag, part.data, part.media_type)
 

@@ -10,6 +10,8 @@ import httpx
 
 from envbuild.errors import RegistryError
 
+CHECK_REGISTRY = "check the registry, and any proxy before it"
+"""What to do where it sends what it should not."""
 _ADDRESS = re.compile(r"(https?://[^\s?\"'<>]+)\?[^\s\"'<>]*")
 _SECRET = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
 _MESSAGE = 300

@@ -24,7 +24,7 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.call import Manifest
 from envbuild.registry.client import MANIFEST_LIMIT, Registry
 from envbuild.registry.credentials import Credentials
-from envbuild.registry.faults import printable
+from envbuild.registry.faults import CHECK_REGISTRY, printable
 from envbuild.registry.retry import Retry
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
@@ -83,7 +83,7 @@ def _check(found: Manifest, reference: Reference, target: str) -> None:
     asked = target if ":" in target else digest
     if digest != asked or found.said_digest not in ("", digest):
         what = f"{reference.registry} sent another manifest than its digest says"
-        raise RegistryError(what, where=f"{reference.name}@{asked}", todo="check the registry, and any proxy before it")
+        raise RegistryError(what, where=f"{reference.name}@{asked}", todo=CHECK_REGISTRY)
 
 
 def chosen(index: Mapping[str, Any], architecture: str, reference: Reference) -> str:

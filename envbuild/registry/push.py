@@ -18,7 +18,7 @@ from envbuild.oci.image import CONFIG, MANIFEST, Descriptor, Image, Layer
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
-from envbuild.registry.faults import printable
+from envbuild.registry.faults import CHECK_REGISTRY, printable
 from envbuild.registry.retry import Retry
 from envbuild.registry.tags import set_tag
 from envbuild.waiting import as_completed
@@ -250,5 +250,5 @@ def confirm(registry: Registry, reference: Reference, data: bytes) -> None:
     if found.data != data or found.said_digest not in ("", str(digest)):
         other = printable(found.said_digest) or "other bytes"
         what = f"{reference.registry} does not confirm {digest}: it gives {other}"
-        todo = "nothing was tagged or stamped; check the registry, and any proxy before it"
+        todo = f"nothing was tagged or stamped; {CHECK_REGISTRY}"
         raise RegistryError(what, where=str(reference.at(digest)), todo=todo)

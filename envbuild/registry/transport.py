@@ -16,7 +16,7 @@ import httpx
 
 from envbuild.errors import RegistryError
 from envbuild.oci.reference import DOCKER_HUB
-from envbuild.registry.faults import is_tls, redacted, unreachable
+from envbuild.registry.faults import CHECK_REGISTRY, is_tls, redacted, unreachable
 from envbuild.registry.retry import Transient
 
 CONNECT = 10.0
@@ -25,7 +25,6 @@ LONG_ANSWER = 900.0
 """Seconds to wait for the answer to a large PUT: registries hash and move the blob before they answer (moby #53700)."""
 
 _DOCKER_HUB_API = "registry-1.docker.io"
-_ASTRAY = "check the registry, and any proxy before it"
 
 # Both log URLs and response headers, where upload and storage locations carry signatures.
 for _name in ("httpx", "httpcore"):
@@ -89,18 +88,20 @@ def hop(origin: httpx.URL, base: httpx.URL, location: str) -> httpx.URL:
     try:
         target = _valid(base.join(location))
     except (httpx.InvalidURL, ValueError) as error:
-        raise RegistryError("the registry sent an address that is none", where=redacted(base), todo=_ASTRAY) from error
+        raise _astray("the registry sent an address that is none", base) from error
     if same_origin(origin, target) and not target.userinfo:
         return target
     if target.userinfo or not target.host or target.scheme not in ("https", "http"):
-        raise RegistryError("the registry sent an address that cannot be used", where=redacted(target), todo=_ASTRAY)
+        raise _astray("the registry sent an address that cannot be used", target)
     if target.scheme == "http" and not is_loopback(target.host):
-        raise RegistryError(f"{origin.host} sends its clients to plain HTTP", where=redacted(target), todo=_ASTRAY)
+        raise _astray(f"{origin.host} sends its clients to plain HTTP", target)
     if target.host != origin.host and _closeness(target.host) > _closeness(origin.host):
-        raise RegistryError(
-            f"{origin.host} sends its clients to an internal address", where=redacted(target), todo=_ASTRAY
-        )
+        raise _astray(f"{origin.host} sends its clients to an internal address", target)
     return target
+
+
+def _astray(what: str, url: httpx.URL) -> RegistryError:
+    return RegistryError(what, where=redacted(url), todo=CHECK_REGISTRY)
 
 
 def _nobody() -> ssl.SSLContext:

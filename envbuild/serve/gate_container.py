@@ -29,7 +29,6 @@ _PYTHON = f"{PREFIX}/bin/python"
 _PROBE = "probe.py"
 _LINES = 12
 _LONGEST = 500
-_CHUNK = 1 << 20
 _PAUSE = 0.1
 _KILLED = 137
 """The exit code of what somebody else removed: 128 and the number of SIGKILL."""
