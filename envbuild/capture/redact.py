@@ -17,6 +17,7 @@ LAYERS = 3
 SAMPLE = 128
 """Characters of a value that are looked at to tell what it is."""
 LONGEST_QUOTED = 1 << 16
+LONGEST_LINE = 1 << 8
 
 START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=\\u00[0-9a-f]{2}))"
 """Where a word starts, also in JSON, whose line ends are letters after a backslash."""
@@ -75,7 +76,7 @@ TYPE = (
     r"|[Ll]ist|[Dd]ict|[Tt]uple)\[[\w., |\[]{1,64}\]{0,4})(?:[ ]?\|[ ]?None)?"
 )
 """What a program says that a secret is."""
-OPEN = r"""(?P<open>(?P<quote>\\*["'])(?:(?P=quote){2})?)?"""
+OPEN = r"""(?:[bfruBFRU]{1,2}(?=\\*["']))?(?P<open>(?P<quote>\\*["'])(?:(?P=quote){2})?)?"""
 NAMED = re.compile(
     r"""(?<![\w.-])(?:(?<=\\)(?:u00[0-9a-f]{2}|[nrtbf]))?"""
     r"""(?:(?P<name>[\w.-]+)(?:\\*["'])?\]?[ \t]{0,8}"""
@@ -89,6 +90,33 @@ ITEM = re.compile(
     r"""(?:[\s,+-]|\\[nrt]){1,99}(?:\\*["'])?value(?:\\*["'])?\s{0,8}[:=]\s{0,8}""" + OPEN
 )
 """`{"name": "NAME", "value": "value"}`, as Kubernetes has variables."""
+PASSWORD_OPTION = re.compile(
+    START + r"""(?:(?:sshpass|mysql\w{0,10}|mariadb|mongo\w{0,10}|htpasswd|snowsql|twine|login)(?![\w.-])"""
+    r"""[^\n;&|]{0,200}?(?<![\w-])-p|redis-cli(?![\w.-])[^\n;&|]{0,200}?(?<![\w-])-a)"""
+    r"""(?:\\*["']\s{0,8},\s{0,8}|=|[ \t]{1,8})?(?=[^\s-])""" + OPEN
+)
+"""`docker login -p value`, `mysql -pvalue`, `redis-cli -a value`: elsewhere `-p` is a port, a path or a process."""
+LOGIN_KEY = re.compile(
+    START + r"(?:wandb|vault)[ \t]{1,8}login(?:[ \t]{1,8}-[\w=:/.-]{1,200}){0,4}[ \t]{1,8}(?=[^\s-])" + OPEN
+)
+"""`wandb login value`."""
+UNSAFE = re.compile(r"[^\w.=:/@%+;&|-]")
+CONFIG_VALUE = re.compile(
+    START
+    + r"config(?:ure)?(?:[ \t]{1,8}(?:set|-[\w-]{1,40})){1,4}[ \t]{1,8}(?P<name>[^\s=]{1,200})[ \t]{1,8}(?=[^\s-])"
+    + OPEN
+)
+"""`aws configure set name value`, and so do git, npm, pip and poetry."""
+BLOCK_SCALAR = re.compile(
+    r"(?<![\w.-])(?P<name>[\w.-]{1,200})[\"']?:[ \t]{0,8}[|>][-+\d]{0,2}[ \t]{0,8}(?P<newline>\\n|\n)"
+)
+"""A text of several lines in YAML (section 8.1, block scalars)."""
+PARAMETER = re.compile(
+    r"""(?i)([?&](?:code|[a-z]{0,9}s(?:ess(?:ion)?)?_?id)=)(?!\d{0,2}(?![^\s&#"'<>\\]))[^\s&#"'<>\\]+"""
+)
+"""What signs somebody in whose address has it: OAuth's code, a session."""
+JWK = re.compile(r"""(\\*["'](?:d[pq]?|p|qi?|k)\\*["']\s{0,8}:\s{0,8}\\*["'])[\w-]{16,}""")
+"""The private members of a key in JSON (RFC 7518, section 6)."""
 BARE_VALUE = re.compile(
     r"""(?:[^\s"'`,;&\\]|\\(?!["'])|["'`](?![\s,;:)\]}]|\Z)|[,;&](?!\s|\Z|[\w.-]{1,64}["']?\s{0,8}[=:]))*"""
 )
@@ -126,10 +154,6 @@ OF_CODE = re.compile(TYPE + r"""\)?:?|(?:[A-Za-z_][\w.]*)?(?:[(\[{]{1,3}|[(\[{]{
 FLAG = re.compile(r"-{1,2}[A-Za-z][\w.-]*")
 SWITCH = re.compile(r"-{1,2}(?:use|no|with|without|enable|disable|require|skip)[-_]")
 ASSIGNMENT = re.compile(r"([\w.-]+)(=|:\s{0,8})(.+)", re.DOTALL)
-TAKES_PASSWORD = {"sshpass", "mysql", "mysqldump", "mariadb", "login", "htpasswd"}
-"""Programs whose `-p` is a password; elsewhere it is a port, a path or a process."""
-JOINS_PASSWORD = re.compile(r"(?<![\w.-])(?:sshpass|mysql|mysqldump|mysqladmin|mariadb)(?![\w.-])")
-JOINED_PASSWORD = re.compile(r"""(?<![\w-])-p[^\s"'\\-][^\s"'\\]*""")
 LOGIN = re.compile(
     r"""(?<![\w-])((?:-u|--user|--proxy-user)(?:\\*["']\s{0,8},\s{0,8}|[ \t=]\s{0,8}|(?<=-u))(?:\\*["'])?"""
     r"""[^\s:/"'\\@=]{1,64}:)(?!\d+(?!\S))[^\s"'\\]+"""
@@ -152,8 +176,17 @@ def scrub_line(text: str) -> str:
 def scrub_command(words: Sequence[str]) -> list[str]:
     """Scrub the words of a command; what follows `--password` is cut whatever it looks like."""
     texts = [str(word) for word in words]
-    programs = {text.rpartition("/")[2] for text in texts} & TAKES_PASSWORD
-    return [_scrub_word(before, text, bool(programs)) for before, text in zip(["", *texts], texts)]  # noqa: B905 - no `strict` before 3.10
+    # As one line of a shell, whose words end where the command's do.
+    line, cuts = " ".join(UNSAFE.sub("_", text) for text in texts), {}
+    for pattern in (PASSWORD_OPTION, LOGIN_KEY, CONFIG_VALUE):
+        for start, _ in _named_values(line, pattern):
+            number = line.count(" ", 0, start)
+            cuts[number] = start - (line.rfind(" ", 0, start) + 1)
+    pairs = enumerate(zip(["", *texts], texts))  # noqa: B905 - no `strict` before 3.10
+    return [
+        text[: cuts[number]] + REDACTED if number in cuts else _scrub_word(before, text)
+        for number, (before, text) in pairs
+    ]
 
 
 def hides_secret(name: str, value: str, sure: bool = False) -> bool:
@@ -183,12 +216,15 @@ def _scrub(text: str, layers: int) -> str:
     # Before the forms are looked for, as a form that is broken by %2F would be cut in half.
     if "%" in text and layers:
         text = re.sub(r"\S+", lambda match: _without_encoded(match.group(), layers), text)
-    if "-u" in text or "-p" in text:
-        text = "\n".join(map(_without_login, text.split("\n")))
-    text = CONDA.sub(r"\1" + REDACTED, SHAPES.sub(REDACTED, text))
+    text = LOGIN.sub(r"\1" + REDACTED, text)
+    text = PARAMETER.sub(r"\1" + REDACTED, CONDA.sub(r"\1" + REDACTED, SHAPES.sub(REDACTED, text)))
+    if "kty" in text:
+        text = JWK.sub(r"\1" + REDACTED, text)
+    for pattern in (PASSWORD_OPTION, LOGIN_KEY, CONFIG_VALUE):
+        text = _without_named(text, pattern)
     if HINT.search(text):
         # A header goes on to the end of its line; what it would take along loses its name.
-        text = _without_named(_without_named(text, ITEM), NAMED)
+        text = _without_named(_without_named(_without_blocks(text), ITEM), NAMED)
         text = SCHEME.sub(_without_credentials, HEADER.sub(r"\1" + REDACTED, text))
     return text
 
@@ -200,10 +236,19 @@ def _without_encoded(word: str, layers: int) -> str:
     return word if clean == decoded else quote(clean, safe="!\"#$%&'()*+,-./:;<=>?@[]^_`{|}~")
 
 
-def _without_login(line: str) -> str:
-    """Cut the password of `curl -u user:password`, and of `mysql -ppassword`."""
-    line = LOGIN.sub(r"\1" + REDACTED, line)
-    return JOINED_PASSWORD.sub("-p" + REDACTED, line) if JOINS_PASSWORD.search(line) else line
+def _without_blocks(text: str) -> str:
+    """Cut the block scalars whose keys name secrets: the lines that follow, as far as they are indented deeper."""
+    parts, done = [], 0
+    for match in BLOCK_SCALAR.finditer(text):
+        (start, end), newline = match.span(), re.escape(match.group("newline"))
+        line = text[max(0, start - LONGEST_LINE) : start].rpartition(match.group("newline"))[2]
+        indent = line[: len(line) - len(line.lstrip(" \t"))]
+        deeper = rf"(?:{indent}[ \t](?:(?!{newline})[^\n])*(?:{newline}|\Z)|[ \t]*{newline})+"
+        block = re.compile(deeper).match(text, end)
+        if start >= done and block and hides_secret(match.group("name"), block.group().strip()):
+            parts += [text[done:end], indent, "  ", REDACTED, *re.findall(rf"{newline}\Z", block.group())]
+            done = block.end()
+    return "".join(parts) + text[done:]
 
 
 def _without_credentials(match: re.Match[str]) -> str:
@@ -279,7 +324,9 @@ def _is_named_secret(text: str, match: re.Match[str]) -> bool:
     sample = text[start : start + SAMPLE]
     value = sample[: _value_end(sample, 0, match.group("open"))]
     if not name:
-        sure = "login" in text[max(0, match.start() - SAMPLE) : start]
+        sure = match.re is PASSWORD_OPTION or (
+            match.re is NAMED and "login" in text[max(0, match.start() - SAMPLE) : start]
+        )
         return not HARMLESS.fullmatch(value) and (sure or not re.fullmatch(r"[a-z]{1,12}\W?", value))
     if not match.group("open") and OF_CODE.fullmatch(value):
         return False
@@ -303,7 +350,7 @@ def _value_end(text: str, start: int, opening: str | None) -> int:
     return line_end if line_end >= 0 else len(text)
 
 
-def _scrub_word(before: str, word: str, takes_password: bool) -> str:
+def _scrub_word(before: str, word: str) -> str:
     assigned = ASSIGNMENT.fullmatch(word)
     if assigned and hides_secret(assigned.group(1), assigned.group(3)):
         return assigned.group(1) + assigned.group(2) + REDACTED
@@ -311,10 +358,6 @@ def _scrub_word(before: str, word: str, takes_password: bool) -> str:
         return REDACTED
     if before in ("-u", "--user", "--proxy-user") and re.fullmatch(r"[^\s:/]+:(?!\d+$).+", word):
         return word.partition(":")[0] + ":" + REDACTED
-    if takes_password and JOINED_PASSWORD.fullmatch(word):
-        return "-p" + REDACTED
-    if (before == "-p" and takes_password) or (before == "login" and RANDOM.fullmatch(word)):
-        return REDACTED
     return scrub(word)
 
 

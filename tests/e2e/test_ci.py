@@ -107,7 +107,7 @@ def test_the_workflow_goes_from_a_checkout_to_a_stamped_serving_image(runner, co
     [summary] = runner.summaries
     assert re.search(r"^\| prometheus-client \|  \| [\d.]+ \|$", summary, re.MULTILINE)
     assert image in summary.replace("&#95;", "_")
-    assert OURS + "@v1" in runner.used
+    assert OURS + "@COMMIT" in runner.used
 
 
 def test_an_extra_that_moves_a_pin_ends_the_job_with_an_annotation(runner, company):

@@ -97,6 +97,10 @@ IN_URL = {
     "signed by Google": like("https://s.example.com/b/o?X-Goog-Algorithm=A&X-Goog-Signature=$&x=1", alphabet=HEX),
     "signed by Amazon": like("https://b.example.com/o?X-Amz-Expires=60&X-Amz-Signature=$", alphabet=HEX),
     "signed, older": like("https://s.example.com/b/o?GoogleAccessId=a&Expires=1&Signature=$%3D&x"),
+    "OAuth code": like("https://example.com/back?code=$&state=x", "https://example.com/?a=b&code=$#x"),
+    "session": like(
+        "https://example.com/?sid=$", "https://example.com/?a=b&JSESSIONID=$", "https://example.com/?session_id=$&x=1"
+    ),
     "shared access of Azure": like("https://a.example.com/c/b?sv=2024-01-01&sig=$%3D&se=2027"),
     "token as parameter": like("https://example.com/x.whl?access_token=$", "https://example.com/?key=$#x"),
 }
@@ -117,6 +121,20 @@ NAMED = {
     "connection": like("Server=x;User Id=sa;Password=$;Encrypt=true", "host=x password=$ dbname=y"),
     "npmrc": like("//npm.example.com/:_authToken=$", "_auth=$"),
     "cookie": like("Cookie: session=$; x=y", "Set-Cookie: a=$"),
+    "shell": like(
+        "sshpass -p $ ssh h", "docker login -u me -p $ host", "podman login -p'$' h", "set -e; redis-cli -h h -a $ ping",
+        "mongosh -u me -p $ db", "mysql -p$ -u me", "aws configure set aws_secret_access_key $",
+        "git config --global x.secret $",
+    ),
+    "W&B on a command line": like("wandb login $", "wandb login --relogin --host=https://h $", alphabet=HEX, shortest=40),
+    "JWK": like(
+        '{"kty":"EC","crv":"P-256","x":"abc","d":"$"}', '{"kty": "RSA", "e": "AQAB", "p": "$"}', '{"k":"$","kty":"oct"}',
+        alphabet=ALNUM + "-_", shortest=32, longest=60,
+    ),
+    "block scalar": like(
+        "password: |\n  $\n  more\nnext: kept\n", "db:\n  - client_secret: >-\n      a $\n\n      b\n    user: me", "'api_key': |2\n    $",
+    ),
+    "bytes": like('password = b"a $ b"', 'token = rb"""$"""', '{"api_key": b"$ x"}'),
     "code": like("connect(password='$', port=1)", 'os.environ["HF_TOKEN"] = "$"'),
     "option": like("run --api-key $ --epochs 3", 'run --password "a $"', '["--auth-token", "$"]', "run --secret=$"),
 }  # fmt: skip
@@ -264,6 +282,14 @@ import sys; exec('x')
 gs://bucket/%E4%BD%A0
 ssl_mode=require
 use_auth=true
+docker login example.com && docker run -p 8080:80 x
+docker login example.com; ssh -p 2222 h
+run wandb login before training
+git config --global user.name someone
+https://example.com/?language_code=de&barcode=4006381333931
+https://example.com/?side=left&code=7
+{{"kty":"EC","x":"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4","d":"short"}}
+notes: | several words
 """.strip().split("\n")
 
 
@@ -308,6 +334,13 @@ def test_texts_without_names_of_secrets_stay_as_they_are(text):
         ("--pat $ --sas $", "--pat ■ --sas ■"),
         ("mysql -u root -p$", "mysql -u root -p■"),
         ("ssh -p2222 host", "ssh -p2222 host"),
+        ("redis-cli -p 6379 -a $ ping", "redis-cli -p 6379 -a ■ ping"),
+        ("redis-cli -a$ -n 0", "redis-cli -a■ -n 0"),
+        ("mongosh --port 27017 -p $ db", "mongosh --port 27017 -p ■ db"),
+        ("aws configure set aws_secret_access_key $", "aws configure set aws_secret_access_key ■"),
+        ("aws configure set region eu-west-1", "aws configure set region eu-west-1"),
+        ("wandb login --relogin $", "wandb login --relogin ■"),
+        ("az login --service-principal -p $ --tenant t", "az login --service-principal -p ■ --tenant t"),
         ('{"name":"DB_PASSWORD","value":"$"}', '{"name":"DB_PASSWORD","value":"■"}'),
         ('[{"name":"STEPS","value":"90"}]', '[{"name":"STEPS","value":"90"}]'),
         ("--env=TOKEN=$", "--env=TOKEN=■"),
@@ -441,6 +474,7 @@ def test_what_is_no_secret_stays_in_a_patch(line):
 
 
 ENDLESS = [
+    "login ", "login -p", "redis-cli a ", "wandb login -a ", "config set ", "config set token ", "key: |\n a\n", "key: |\n\n", "?code=", '"kty" "d":"',
     "a", "aB", "@", '"', "[", "(((", "://a:x", "key=", "key=[", "_token", "sk-a-", "eyJaaaaaaaa-", "-----BEGIN X-----",
     'password="\n', '"""', "'\\", "-u a:", "mysql -p", "name: x,", "token=[", "+password = (\n", "password: Optional[", "https://a/t/", "%2525", "bearer x", 'def f(token: str = "x"): # https://example.com/a@b -p password\n',
 ]  # fmt: skip
