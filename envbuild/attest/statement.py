@@ -22,10 +22,9 @@ SIGNED = "https://sigstore.dev/cosign/sign/v1"
 
 def statement(subject: Digest, kind: str, predicate: Mapping[str, Any], name: str = "") -> bytes:
     """Say something of an image; consumers go by the digest, and the name is for people."""
-    described: dict[str, Any] = {"digest": {"sha256": subject.hex}}
     value = {
         "_type": STATEMENT,
-        "subject": [described | ({"name": name} if name else {})],
+        "subject": [{"digest": {"sha256": subject.hex}, "name": name}],  # sigstore refuses a subject without a name
         "predicateType": kind,
         "predicate": dict(predicate),
     }

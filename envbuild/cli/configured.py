@@ -30,7 +30,7 @@ _BROKEN: Final = "envbuild.broken"
 _RUNNING: Final = "envbuild.running"
 _CHOOSING: Final = ("role", "builder")
 """Options whose values name tables below their command's."""
-_PATHS: Final = ("DIR", "FILE", "FILE.npz", "KEY", "PATH")
+_PATHS: Final = ("DIR", "FILE", "FILE.npz", "PATH")
 _IMAGES: Final = ("REF", "REPO", "REPO[:TAG]")
 _URIS: Final = ("URI", "[NAME=]URI", "MODEL_URI", "MANIFEST", "KEY=VALUE")
 
@@ -212,6 +212,8 @@ def _place(key: str, parameter: TyperOption) -> "Place":
     shape = parameter.metavar or ""
     if shape == "PATH" and key == "python":
         return "program"
+    if shape == "KEY":
+        return "key"
     if shape in _PATHS or parameter.type_descriptor.annotation in (Path, list[Path]):
         return "path"
     if shape == "URI=PATH":
