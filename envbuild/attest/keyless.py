@@ -30,7 +30,7 @@ KEYLESS: Final = "keyless"
 TRUST_CONFIG: Final = "ENVBUILD_SIGSTORE_TRUST_CONFIG"
 """The variable with the path of a Sigstore instance's client trust config; without it the public instance counts."""
 TOKEN: Final = "SIGSTORE_ID_TOKEN"  # noqa: S105 - the variable's name
-_SECONDS: Final = 60
+SECONDS: Final = 60
 """For each step. Sigstore's requests to Fulcio and Rekor have no timeout of their own; Rekor may take 20 seconds."""
 _ISSUER: Final = ObjectIdentifier("1.3.6.1.4.1.57264.1.1")
 """The certificate's extension that names the token's issuer (fulcio, docs/oid-info.md)."""
@@ -185,13 +185,13 @@ def _token(where: str) -> str:
 def _step(work: Callable[[], T], what: str, where: str) -> T:
     """Do what asks other machines; RegistryError for whatever the library raises, and after 60 seconds."""
     try:
-        return within(_SECONDS, work)
+        return within(SECONDS, work)
     except VerifyError as error:
         raise RegistryError(f"{what}: the new bundle does not hold: {error.what}", where=where, todo=_CHECK) from error
     except EnvbuildError:
         raise
     except TimeoutError as error:
-        raise RegistryError(f"{what}: no answer within {_SECONDS} seconds", where=where, todo=_CHECK) from error
+        raise RegistryError(f"{what}: no answer within {SECONDS} seconds", where=where, todo=_CHECK) from error
     except Exception as error:
         raise RegistryError(f"{what}: {_text(error)}", where=where, todo=_CHECK) from error
 

@@ -1,4 +1,4 @@
-"""Whether an image is signed by a key or an identity: what refers to it in its registry, held to the key and to its digest."""
+"""Whether an image is signed by a key or an identity: what refers to it, held to that and to its digest."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

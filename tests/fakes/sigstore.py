@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import struct
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,8 +43,7 @@ class _Key:
 
     def as_log(self, url: str) -> dict[str, Any]:
         public = {"rawBytes": _text(self.der), "keyDetails": "PKIX_ECDSA_P256_SHA_256", "validFor": _SINCE}
-        log = {"baseUrl": url, "hashAlgorithm": "SHA2_256", "publicKey": public, "logId": {"keyId": _text(self.id)}}
-        return log
+        return {"baseUrl": url, "hashAlgorithm": "SHA2_256", "publicKey": public, "logId": {"keyId": _text(self.id)}}
 
 
 class FakeSigstore(WebServer):
@@ -52,10 +52,15 @@ class FakeSigstore(WebServer):
     def __init__(self) -> None:
         self._fulcio, self._certificates, self._rekor = _Key(), _Key(), _Key()
         self.asked: list[str] = []
+        self.bodies: dict[str, bytes] = {}
+        """The last request, by path."""
+        self.silent = threading.Event()
+        """While it is clear nothing is answered."""
+        self.silent.set()
         self.refuse: dict[str, tuple[int, str]] = {}
         """The answers to give instead, by path."""
-        self.age = timedelta()
-        """How long ago certificates were given that are given now."""
+        self.delay = timedelta()
+        """By how much the log's clock is ahead."""
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fulcio.example")])
         public = self._fulcio.private.public_key()
         usage = {it: it in ("key_cert_sign", "crl_sign") for it in _USAGES}
@@ -122,7 +127,7 @@ class FakeSigstore(WebServer):
         identity = x509.UniformResourceIdentifier(f"https://github.com/{claims['job_workflow_ref']}")
         issuer = x509.UnrecognizedExtension(ObjectIdentifier("1.3.6.1.4.1.57264.1.1"), claims["iss"].encode())
         builder = (
-            self._lasting(x509.CertificateBuilder(), timedelta(minutes=10), datetime.now(UTC) - self.age)
+            self._lasting(x509.CertificateBuilder(), timedelta(minutes=10), datetime.now(UTC))
             .subject_name(x509.Name([]))
             .issuer_name(self._root.subject)
             .public_key(wanted.public_key())
@@ -153,7 +158,8 @@ class FakeSigstore(WebServer):
         }
         spec = hashes | {"signatures": [{"signature": signature["sig"], "verifier": verifier}]}
         body = json.dumps({"apiVersion": "0.0.1", "kind": "dsse", "spec": spec}).encode()
-        entry = {"body": _text(body), "integratedTime": int(time.time()), "logID": self._rekor.id.hex(), "logIndex": 0}
+        moment = int(time.time() + self.delay.total_seconds())
+        entry = {"body": _text(body), "integratedTime": moment, "logID": self._rekor.id.hex(), "logIndex": 0}
         canonical = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
         root = hashlib.sha256(b"\0" + body).digest()
         note = f"{_ORIGIN}\n1\n{_text(root)}\n"
@@ -201,7 +207,8 @@ class _Handler(WebHandler):
         self._answer(lambda: {"value": self.fake.token()})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.fake.bodies[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        body = json.loads(self.fake.bodies[self.path])
         token = (self.headers["Authorization"] or "").removeprefix("Bearer ")
         certifies = self.path == "/api/v2/signingCert"
         self._answer(lambda: self.fake.certify(body, token) if certifies else self.fake.log(body))
@@ -209,6 +216,7 @@ class _Handler(WebHandler):
     def _answer(self, content: Any) -> None:
         path = self.path.partition("?")[0]
         self.fake.asked.append(path)
+        self.fake.silent.wait()
         status, text = self.fake.refuse.get(path) or (201, json.dumps(content()))
         status = 200 if self.command == "GET" and status == 201 else status
         self.send_response(status)
