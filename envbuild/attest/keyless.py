@@ -118,14 +118,13 @@ class KeylessSigner:
         from sigstore.sign import Signer as SigstoreSigner  # noqa: PLC0415
         from sigstore.sign import SigningContext  # noqa: PLC0415
 
-        def certified() -> tuple[SigstoreSigner, Certificate]:
+        def certified() -> Self:
             token = IdentityToken(_token(where))
             signer = SigstoreSigner(token, SigningContext.from_trust_config(_trust_config()))
-            # The identity is known from the certificate alone, and the library has no public way to it before signing.
-            return signer, signer._signing_cert()  # noqa: SLF001
+            # Only the certificate says what the identity is, and the library has no public way to it before signing.
+            return cls(public_key=Identity.of(signer._signing_cert()), signer=signer)  # noqa: SLF001
 
-        signer, certificate = _step(certified, "cannot get a signing certificate", where)
-        return cls(public_key=Identity.of(certificate), signer=signer)
+        return _step(certified, "cannot get a signing certificate", where)
 
     def sign(self, payload: bytes, where: str) -> bytes:
         """Return a bundle that anybody can verify, the time in it; RegistryError."""
@@ -172,7 +171,7 @@ def _token(where: str) -> str:
     from sigstore.oidc import IdentityError, detect_credential  # noqa: PLC0415
 
     try:
-        token = os.environ.get(TOKEN) or detect_credential()
+        token = os.environ.get(TOKEN, "").strip() or detect_credential()
     except IdentityError as error:
         if not isinstance(error.__cause__, GitHubOidcPermissionCredentialError):
             raise
@@ -200,6 +199,6 @@ def _text(error: Exception) -> str:
     """Say an error of the library's, with its cause and the service's answer, in one line without tokens."""
     cause = error.__cause__
     answer = getattr(getattr(cause, "response", None), "text", "")
-    said = [type(error).__name__, str(error), str(cause or ""), answer]
+    said = [type(error).__name__, str(error), type(cause).__name__ if cause else "", str(cause or ""), answer]
     text = " ".join("".join(c if c.isprintable() else " " for c in ": ".join(filter(None, said))).split())
     return scrub_line(text)[:400]

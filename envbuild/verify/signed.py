@@ -67,7 +67,7 @@ def _lacking(who: str, held: Sequence[str], others: Sequence[str]) -> str:
     return f"none of its {len(others)} signatures is by {who}: {others[0]}" if others else "it has no signature"
 
 
-_SIGN = "push it with --sign, or give the key that it is signed by"
+_SIGN = "push it with --sign, or give the key or identity that it is signed by"
 _DOUBT = "use it no further before it is known who wrote to the registry; build and push it again"
 
 

@@ -61,6 +61,8 @@ class FakeSigstore(WebServer):
         """The answers to give instead, by path."""
         self.delay = timedelta()
         """By how much the log's clock is ahead."""
+        self.extension = "1.3.6.1.4.1.57264.1.1"
+        """Where a certificate names the token's issuer."""
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fulcio.example")])
         public = self._fulcio.private.public_key()
         usage = {it: it in ("key_cert_sign", "crl_sign") for it in _USAGES}
@@ -125,7 +127,7 @@ class FakeSigstore(WebServer):
         wanted = x509.load_pem_x509_csr(base64.b64decode(request["certificateSigningRequest"]))
         usage = {it: it == "digital_signature" for it in _USAGES}
         identity = x509.UniformResourceIdentifier(f"https://github.com/{claims['job_workflow_ref']}")
-        issuer = x509.UnrecognizedExtension(ObjectIdentifier("1.3.6.1.4.1.57264.1.1"), claims["iss"].encode())
+        issuer = x509.UnrecognizedExtension(ObjectIdentifier(self.extension), claims["iss"].encode())
         builder = (
             self._lasting(x509.CertificateBuilder(), timedelta(minutes=10), datetime.now(UTC))
             .subject_name(x509.Name([]))

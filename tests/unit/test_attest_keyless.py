@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,26 @@ def test_a_bundle_holds_for_its_identity_and_has_our_bytes_and_the_time(instance
     assert instance.asked == [CERTIFY, LOG]
 
 
+def test_a_bundle_of_sigstores_own_staging_instance_holds(tmp_path, monkeypatch):
+    """With Rekor's API version 2 and a timestamp authority, by the trust root that the package has."""
+    from sigstore._utils import read_embedded
+
+    kept = {
+        name: json.loads(read_embedded(file, "https://tuf-repo-cdn.sigstage.dev"))
+        for name, file in (("trustedRoot", "trusted_root.json"), ("signingConfig", "signing_config.v0.2.json"))
+    }
+    kept["mediaType"] = "application/vnd.dev.sigstore.clienttrustconfig.v0.1+json"
+    (tmp_path / "staging.json").write_text(json.dumps(kept))
+    monkeypatch.setenv("ENVBUILD_SIGSTORE_TRUST_CONFIG", str(tmp_path / "staging.json"))
+    bundle = (Path(__file__).parents[1] / "data/sigstore-staging-bundle.json").read_bytes()
+    repository = "https://github.com/sigstore-conformance/extremely-dangerous-public-oidc-beacon"
+    by = f"keyless:{ISSUER}={repository}/.github/workflows/extremely-dangerous-oidc-beacon.yml@refs/heads/main"
+    subject = Digest("a0cfc71271d6e278e57cd332ff957c3f7043fdda354c4cbb190a30d56efa01bf")
+    assert verdict(bundle, by, subject) == "holds"
+    assert verdict(bundle, SIGNED_BY, subject) == "other-key"
+    assert verdict(changed(bundle, _without_timestamp), by, subject) == "tampered"
+
+
 def test_a_bundle_is_verified_without_any_request(instance):
     bundle = bundle_of()
     instance.asked.clear()
@@ -108,6 +129,10 @@ def test_a_signature_of_another_image_is_none(instance):
 def _payload(value):
     lie = base64.b64encode(statement(Digest.of(b"lie"), SIGNED, {})).decode()
     value["dsseEnvelope"]["payload"] = lie
+
+
+def _without_timestamp(value):
+    del value["verificationMaterial"]["timestampVerificationData"]
 
 
 def _without_entry(value):
@@ -296,6 +321,12 @@ def test_a_service_that_does_not_answer_is_waited_for_so_long_and_no_longer(inst
     with pytest.raises(RegistryError, match=r"cannot get a signing certificate: no answer within 0\.3 seconds"):
         signer_of("keyless")
     instance.silent.set()
+
+
+def test_a_certificate_that_names_no_issuer_is_the_registrys_error(instance, monkeypatch):
+    instance.extension = "1.2.3.4"
+    with pytest.raises(RegistryError, match="cannot get a signing certificate: ExtensionNotFound"):
+        signer_of("keyless")
 
 
 def test_an_instance_that_cannot_be_reached_is_the_registrys_error(instance, tmp_path, monkeypatch):
