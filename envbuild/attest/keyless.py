@@ -106,7 +106,7 @@ class KeylessSigner:
     signer: "Signer"
 
     @classmethod
-    def from_ci(cls) -> Self:
+    def from_ci(cls) -> "KeylessSigner":
         """Get a certificate for the CI job that this process runs in.
 
         UsageError where no CI identity is there, MissingComponentError without sigstore, RegistryError where the
@@ -118,7 +118,7 @@ class KeylessSigner:
         from sigstore.sign import Signer as SigstoreSigner  # noqa: PLC0415
         from sigstore.sign import SigningContext  # noqa: PLC0415
 
-        def certified() -> Self:
+        def certified() -> KeylessSigner:
             token = IdentityToken(_token(where))
             signer = SigstoreSigner(token, SigningContext.from_trust_config(_trust_config()))
             # Only the certificate says what the identity is, and the library has no public way to it before signing.
