@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TypeVar
 
@@ -51,3 +52,23 @@ def as_completed(futures: Iterable[Future[_T]]) -> Iterator[Future[_T]]:
     while pending:
         done, pending = wait(pending, timeout=_SECONDS, return_when=FIRST_COMPLETED)
         yield from done
+
+
+def within(seconds: float, work: Callable[[], _T]) -> _T:
+    """Return what `work` returns; TimeoutError after that many seconds. For libraries that have no deadline.
+
+    The work runs in a thread of its own, which is abandoned at the deadline and does not keep the process alive.
+    """
+    answer: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    end = time.monotonic() + seconds
+    while not answer.done() and (left := end - time.monotonic()) > 0:
+        wait((answer,), timeout=min(left, _SECONDS))
+    return answer.result(timeout=0)

@@ -1,8 +1,8 @@
 """Signatures as sigstore bundles, version 0.3: a DSSE envelope around a statement, and the name of the key.
 
 https://github.com/sigstore/protobuf-specs/blob/main/protos/sigstore_bundle.proto;
-https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. No transparency log and no time: a key signs, whose
-owner is known, so that nothing has to be public and nothing expires.
+https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. By a key: no transparency log and no time, as its
+owner is known, nothing has to be public and nothing expires. Keyless: certificate, log entry and time.
 """
 
 import base64
@@ -14,8 +14,10 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import UnverifiedSignatureError
 from securesystemslib.signer import Signature, Signer, SSlibKey
 
+from envbuild.attest.keyless import Identity, KeylessSigner
 from envbuild.attest.keys import hint_of, refused
 from envbuild.attest.statement import IN_TOTO, STATEMENT
+from envbuild.errors import VerifyError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 
@@ -40,8 +42,13 @@ class Judged:
     """What is wrong, in a few words."""
 
 
-def signed(payload: bytes, signer: Signer, where: str) -> bytes:
-    """Sign a statement; the bundle's bytes differ each time, as ECDSA signatures do. RegistryError from Cloud KMS."""
+def signed(payload: bytes, signer: Signer | KeylessSigner, where: str) -> bytes:
+    """Sign a statement; the bundle's bytes differ each time, as ECDSA signatures do.
+
+    RegistryError from Cloud KMS, Fulcio or Rekor.
+    """
+    if isinstance(signer, KeylessSigner):
+        return signer.sign(payload, where)
     envelope = Envelope(payload, IN_TOTO, {})
     try:
         signature = envelope.sign(signer)
@@ -61,8 +68,33 @@ def signed(payload: bytes, signer: Signer, where: str) -> bytes:
     return canonical_json(value)
 
 
-def judge(bundle: bytes, subject: Digest, key: SSlibKey) -> Judged:
-    """Hold a bundle to a key and to an image: first the signature, and only then what it says."""
+def judge(bundle: bytes, subject: Digest, key: SSlibKey | Identity) -> Judged:
+    """Hold a bundle to a key or an identity, and to an image: first the signature, and only then what it says.
+
+    RegistryError and UsageError where an identity's trust root cannot be had.
+    """
+    opened = _by_identity(bundle, key) if isinstance(key, Identity) else _by_key(bundle, key)
+    return opened if isinstance(opened, Judged) else _of_image(*opened, subject)
+
+
+def _by_identity(bundle: bytes, identity: Identity) -> tuple[bytes, str] | Judged:
+    """Payload and payload type of what the identity signed, or what is wrong."""
+    try:
+        return identity.verify(bundle)
+    except VerifyError as error:
+        says = error.what
+    try:
+        value = json.loads(bundle)
+        certificate = base64.b64decode(value["verificationMaterial"]["certificate"]["rawBytes"], validate=True)
+    except _WRONG:
+        return Judged(standing="other-key", says="it has no certificate of an identity")
+    if difference := identity.difference(certificate):
+        return Judged(standing="other-key", says=f"it is by another identity: {difference}")
+    return Judged(standing="tampered", says=says, kind=_kind(value.get("dsseEnvelope")))
+
+
+def _by_key(bundle: bytes, key: SSlibKey) -> tuple[bytes, str] | Judged:
+    """Payload and payload type of what the key signed, or what is wrong."""
     named = _hint(bundle) == hint_of(key)
     try:
         envelope = json.loads(bundle)["dsseEnvelope"]
@@ -74,9 +106,9 @@ def judge(bundle: bytes, subject: Digest, key: SSlibKey) -> Judged:
     if not any(_holds(data, it, key) for it in signatures):
         if named:
             what = "what it says is not what was signed: payload or signature was changed"
-            return Judged(standing="tampered", says=what, kind=_kind(payload))
+            return Judged(standing="tampered", says=what, kind=_kind(envelope))
         return Judged(standing="other-key", says="it is by another key")
-    return _of_image(payload, kind, subject)
+    return payload, kind
 
 
 def _of_image(payload: bytes, kind: str, subject: Digest) -> Judged:
@@ -111,10 +143,10 @@ def _holds(data: bytes, signature: bytes, key: SSlibKey) -> bool:
     return True
 
 
-def _kind(payload: bytes) -> str:
+def _kind(envelope: Any) -> str:
     """What a statement says that it is, believed or not."""
     try:
-        return str(json.loads(payload)["predicateType"])
+        return str(json.loads(base64.b64decode(envelope["payload"]))["predicateType"])
     except _WRONG:
         return ""
 

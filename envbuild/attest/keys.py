@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 from securesystemslib.exceptions import UnsupportedAlgorithmError, UnsupportedLibraryError
 from securesystemslib.signer import CryptoSigner, GCPSigner, Signer, SSlibKey
 
+from envbuild.attest.keyless import KEYLESS, Identity, KeylessSigner
 from envbuild.errors import MissingComponentError, RegistryError, UsageError
 
 PASSWORDS: Final = ("ENVBUILD_SIGN_PASSWORD", "COSIGN_PASSWORD")
@@ -44,12 +45,14 @@ _LARGEST = 1 << 20
 _MAKE = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.pem"
 
 
-def signer_of(key: str) -> Signer:
-    """What signs with a key: a file, `env://VARIABLE`, or `gcpkms://projects/...`.
+def signer_of(key: str) -> Signer | KeylessSigner:
+    """What signs with a key: a file, `env://VARIABLE`, or `gcpkms://projects/...`; or with none, for `keyless`.
 
     UsageError for a key that cannot be used, MissingComponentError where a library for its kind is not installed,
-    RegistryError where Cloud KMS does not give its public key.
+    RegistryError where Cloud KMS does not give its public key, or Fulcio no certificate.
     """
+    if key == KEYLESS:
+        return KeylessSigner.from_ci()
     if key.startswith(KMS):
         return _kms(key)
     if "PRIVATE KEY" in key:  # which must not get into a message
@@ -66,8 +69,13 @@ def signer_of(key: str) -> Signer:
     return CryptoSigner(private)
 
 
-def public_key_of(key: str) -> SSlibKey:
-    """The public key that a file or Cloud KMS has, or that a text in PEM is; errors as `signer_of`."""
+def public_key_of(key: str) -> SSlibKey | Identity:
+    """The public key that a file or Cloud KMS has, or that a text in PEM is; or the identity of `keyless:...`.
+
+    Errors as `signer_of`.
+    """
+    if key.startswith(KEYLESS + ":"):
+        return Identity.parse(key)
     if key.startswith(KMS):
         kept = _kms(key).public_key
         assert isinstance(kept, SSlibKey)

@@ -7,6 +7,7 @@ from securesystemslib.signer import SSlibKey
 
 from envbuild.attest.attaching import Place
 from envbuild.attest.bundle import BUNDLE, judge, signed
+from envbuild.attest.keyless import Identity
 from envbuild.attest.keys import signer_of
 from envbuild.attest.model import Teller
 from envbuild.attest.statement import SIGNED, statement
@@ -31,7 +32,7 @@ def bundles_for(place: Place, payloads: Sequence[bytes], key: str) -> list[Artif
     """Statements signed, and the image's own signature, as far as the key has not signed their kind before."""
     signer, subject = signer_of(key), place.subject.digest
     public = signer.public_key
-    assert isinstance(public, SSlibKey)
+    assert isinstance(public, SSlibKey | Identity)
     there = [
         judge(data, subject, public) for data in bundles_of(place.registry, place.repository, subject, place.found)
     ]

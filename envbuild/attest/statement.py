@@ -20,12 +20,14 @@ SIGNED = "https://sigstore.dev/cosign/sign/v1"
 """What cosign says of an image that it signs: nothing but its digest (cosign, pkg/types/predicate.go)."""
 
 
-def statement(subject: Digest, kind: str, predicate: Mapping[str, Any], name: str = "") -> bytes:
-    """Say something of an image; consumers go by the digest, and the name is for people."""
-    described: dict[str, Any] = {"digest": {"sha256": subject.hex}}
+def statement(subject: Digest, kind: str, predicate: Mapping[str, Any], name: str = "_") -> bytes:
+    """Say something of an image; consumers go by the digest, and the name is for people.
+
+    `_` is in-toto's name for what has none: sigstore refuses a subject without a name.
+    """
     value = {
         "_type": STATEMENT,
-        "subject": [described | ({"name": name} if name else {})],
+        "subject": [{"digest": {"sha256": subject.hex}, "name": name}],
         "predicateType": kind,
         "predicate": dict(predicate),
     }

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 Sign = Annotated[
     str | None,
     typer.Option(
-        help="Sign what is pushed with this private key: a PEM file, env://VARIABLE, or gcpkms://projects/...",
+        help="Sign what is pushed with this private key: a PEM file, env://VARIABLE, or gcpkms://projects/...; "
+        "or as this CI job: keyless.",
         metavar="KEY",
     ),
 ]

@@ -22,7 +22,7 @@ OWN_VARIABLES: Final = frozenset({
     FILE_VARIABLE, "ENVBUILD_ARTIFACT_REGISTRY_ENDPOINT", "ENVBUILD_BY", "ENVBUILD_CACHE", "ENVBUILD_CACHE_LIMIT",
     "ENVBUILD_CHECK", "ENVBUILD_CLOUDBUILD_ENDPOINT", "ENVBUILD_CLOUDBUILD_TIMEOUT", "ENVBUILD_CONTRACT",
     "ENVBUILD_GCS_TIMEOUT", "ENVBUILD_IMAGE", "ENVBUILD_MODEL", "ENVBUILD_SIGN_PASSWORD",
-    "ENVBUILD_ZDOTDIR",
+    "ENVBUILD_SIGSTORE_TRUST_CONFIG", "ENVBUILD_ZDOTDIR",
 })  # fmt: skip
 """Variables that are no option's."""
 _SETTINGS: Final = "envbuild.settings"
@@ -30,7 +30,7 @@ _BROKEN: Final = "envbuild.broken"
 _RUNNING: Final = "envbuild.running"
 _CHOOSING: Final = ("role", "builder")
 """Options whose values name tables below their command's."""
-_PATHS: Final = ("DIR", "FILE", "FILE.npz", "KEY", "PATH")
+_PATHS: Final = ("DIR", "FILE", "FILE.npz", "PATH")
 _IMAGES: Final = ("REF", "REPO", "REPO[:TAG]")
 _URIS: Final = ("URI", "[NAME=]URI", "MODEL_URI", "MANIFEST", "KEY=VALUE")
 
@@ -212,6 +212,8 @@ def _place(key: str, parameter: TyperOption) -> "Place":
     shape = parameter.metavar or ""
     if shape == "PATH" and key == "python":
         return "program"
+    if shape == "KEY":
+        return "key"
     if shape in _PATHS or parameter.type_descriptor.annotation in (Path, list[Path]):
         return "path"
     if shape == "URI=PATH":

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 Signed = Annotated[
     str | None,
-    typer.Option("--signed", help="Whether images in registries are signed by this public key, in PEM.", metavar="KEY"),
+    typer.Option(
+        "--signed",
+        help="Whether images in registries are signed by this public key, in PEM, or by keyless:ISSUER=IDENTITY.",
+        metavar="KEY",
+    ),
 ]
 Osv = Annotated[
     Path | None,

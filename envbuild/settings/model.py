@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 Kind = Literal["flag", "number", "text", "list"]
-Place = Literal["none", "path", "program", "pair", "reference", "uri"]
+Place = Literal["none", "path", "program", "pair", "reference", "uri", "key"]
 """Which part of a value is a path: all of it; all, where it has a slash; what follows `=`; of images and URIs what
-begins with `./` or `../`; none where it names nothing on this machine."""
+begins with `./` or `../`; of keys all but the word `keyless`; none where it names nothing on this machine."""
 
 SHARED: Final[Mapping[str, tuple[str, ...]]] = {
     "base": ("from-manifest", "lock"),

@@ -108,7 +108,7 @@ class _Reading:
             return value
         before, equals, path = value.rpartition("=") if place in _AFTER_EQUALS else ("", "", value)
         dotted = path.startswith(("./", "../"))
-        begins = {"program": "/" in path, "reference": dotted, "uri": dotted}.get(place, True)
+        begins = {"program": "/" in path, "reference": dotted, "uri": dotted, "key": path != "keyless"}.get(place, True)
         if not begins or not path.strip() or path == "-" or "://" in path:
             return value
         return f"{before}{equals}{self.found.path.absolute().parent / path}"

@@ -1,4 +1,4 @@
-"""Whether an image is signed by a key: what refers to it in its registry, held to the key and to its digest."""
+"""Whether an image is signed by a key or an identity: what refers to it, held to that and to its digest."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,10 +24,11 @@ def check_public_key(public_key: str) -> None:
 def check_signed(reference: Reference, public_key: Path | str) -> tuple[Finding, ...]:
     """Whether the key has signed what the reference names, with everything beside it that claims to be by the key.
 
-    The key is a file in PEM, `gcpkms://projects/...`, or the PEM text itself. RegistryError where the registry cannot
-    be asked or has no such image, UsageError for what is no key.
+    The key is a file in PEM, `gcpkms://projects/...`, the PEM text itself, or `keyless:ISSUER=IDENTITY`. RegistryError
+    where the registry cannot be asked or has no such image, UsageError for what is no key.
     """
     from envbuild.attest.bundle import judge  # noqa: PLC0415 - its libraries are slow to import
+    from envbuild.attest.keyless import Identity  # noqa: PLC0415
     from envbuild.attest.keys import public_key_of  # noqa: PLC0415
     from envbuild.attest.signing import bundles_of  # noqa: PLC0415
     from envbuild.registry import Registry  # noqa: PLC0415
@@ -41,31 +42,32 @@ def check_signed(reference: Reference, public_key: Path | str) -> tuple[Finding,
     held = [it.kind for it in judged if it.standing == "holds"]
     claims = [(it.kind, it.says) for it in judged if it.standing in ("tampered", "malformed", "other-image")]
     others = [it.says for it in judged if it.standing in ("other-key", "unreadable")]
-    return tuple(_findings(str(subject), held, claims, others))
+    who = key.name if isinstance(key, Identity) else "the key"
+    return tuple(_findings(str(subject), who, held, claims, others))
 
 
 def _findings(
-    subject: str, held: Sequence[str], claims: Sequence[tuple[str, str]], others: Sequence[str]
+    subject: str, who: str, held: Sequence[str], claims: Sequence[tuple[str, str]], others: Sequence[str]
 ) -> Iterator[Finding]:
     if SIGNED in held:
         more = [name for kind, name in _CALLED.items() if kind in held and kind != SIGNED]
         beside = f", and so are {' and '.join(more)}" if more else ""
-        yield Finding(about=RULE, agrees=True, says=f"{subject} is signed by the key{beside}", wanted="the key's")
+        yield Finding(about=RULE, agrees=True, says=f"{subject} is signed by {who}{beside}", wanted="the key's")
     elif not claims:
-        yield _wrong(_lacking(held, others), found=f"{len(others)} by others", todo=_SIGN)
+        yield _wrong(_lacking(who, held, others), found=f"{len(others)} by others", todo=_SIGN)
     # A statement that names the key and is not the key's is somebody's doing, whatever else holds.
     for kind, says in claims:
         name = _CALLED.get(kind, kind)[:200] or "a statement"
         yield _wrong(f"the signature on {name} does not hold: {says}", found="another's", todo=_DOUBT)
 
 
-def _lacking(held: Sequence[str], others: Sequence[str]) -> str:
+def _lacking(who: str, held: Sequence[str], others: Sequence[str]) -> str:
     if held:
-        return f"the key has signed {' and '.join(_CALLED.get(it, it) for it in held)}, and not the image"
-    return f"none of its {len(others)} signatures is by the key: {others[0]}" if others else "it has no signature"
+        return f"{who} has signed {' and '.join(_CALLED.get(it, it) for it in held)}, and not the image"
+    return f"none of its {len(others)} signatures is by {who}: {others[0]}" if others else "it has no signature"
 
 
-_SIGN = "push it with --sign, or give the key that it is signed by"
+_SIGN = "push it with --sign, or give the key or identity that it is signed by"
 _DOUBT = "use it no further before it is known who wrote to the registry; build and push it again"
 
 

@@ -21,6 +21,7 @@ from envbuild.registry.referrers import Artifact, attach, subject_of
 from tests.e2e.parts import envbuild
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
+from tests.fakes.sigstore import IDENTITY, SIGNED, FakeSigstore
 from tests.unit.attesting import Said, facts_of, key_pair, lock_of, wheel
 
 pytestmark = pytest.mark.real
@@ -148,3 +149,30 @@ def test_a_push_attaches_and_signs_and_says_so(tmp_path, registry):
     assert found.stdout.startswith("ok ") or "\nok " in found.stdout
     kinds = [it.get("artifactType") for it in index_of(Reference.parse(done.stdout.strip()))["manifests"]]
     assert len(kinds) == 5
+
+
+def test_a_push_signs_keyless_and_verify_holds_it_to_the_identity(tmp_path, registry):
+    from tests.fakes.index import serving
+    from tests.unit.test_from_manifest import TENSORFLOW, TOOL, Site
+
+    name = f"{registry.host}/test/{uuid.uuid4().hex}"
+    with FakeSigstore() as sigstore, serving(TENSORFLOW, TOOL) as index:
+        site = Site(tmp_path, index.url)
+        trust = {"ENVBUILD_SIGSTORE_TRUST_CONFIG": str(sigstore.trust_config(tmp_path)), "NO_PROXY": "127.0.0.1"}
+        keyless = ("--push", f"{name}:v1", "--sign", "keyless")
+        expired = site.build(*keyless, **trust, SIGSTORE_ID_TOKEN=sigstore.token(seconds=-60))
+        assert (expired.returncode, "Signature has expired" in expired.stderr) == (14, True)
+        done = site.build(*keyless, **trust, SIGSTORE_ID_TOKEN=sigstore.token())
+        assert done.returncode == 0, done.stderr
+        again = site.build(*keyless, **trust, SIGSTORE_ID_TOKEN=sigstore.token())
+        token = sigstore.token()
+    assert "attached beside the image: bill of materials, provenance, signature, signature, signature" in done.stderr
+    assert (again.returncode, "attached beside" in again.stderr) == (0, False)
+    assert token.partition(".")[0] not in done.stdout + done.stderr + expired.stderr
+    # The instance is gone: verifying needs the trust config alone.
+    found = envbuild(tmp_path, "verify", done.stdout.strip(), "--signed", SIGNED, env=trust)
+    assert f"is signed by {IDENTITY}, and so are its provenance and its bill of materials" in found.stdout
+    other = envbuild(tmp_path, "verify", done.stdout.strip(), "--signed", f"{SIGNED}2", env=trust, check=False)
+    assert (other.returncode, "none of its 3 signatures is by" in other.stdout) == (16, True)
+    by_key = envbuild(tmp_path, "verify", done.stdout.strip(), "--signed", key_pair(tmp_path)[1], check=False)
+    assert by_key.returncode == 16

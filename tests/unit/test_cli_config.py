@@ -73,7 +73,7 @@ def plain(value: Any) -> Any:
 def placed(option: Option, value: Any, folder: Path) -> Any:
     if isinstance(value, list):
         return [placed(option, it, folder) for it in value]
-    return str(folder / value) if option.place in ("path", "pair") else value
+    return str(folder / value) if option.place in ("path", "pair", "key") else value
 
 
 def arrived(name: str, line: list[str]) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def generated() -> str:
 def _takes(option: Option) -> str:
     if option.choices:
         return ("one or more of " if option.kind == "list" else "") + ", ".join(f"`{it}`" for it in option.choices)
-    path = {"path": "path", "pair": "`=path`", "program": "program"}.get(option.place, option.kind)
+    path = {"path": "path", "pair": "`=path`", "program": "program", "key": "key"}.get(option.place, option.kind)
     return {"list": "list", "flag": "`true`, `false`"}.get(option.kind, path) + (
         f" of {path}s" if option.kind == "list" and option.place == "path" else ""
     )

@@ -18,6 +18,7 @@ OPTIONS = [
     Option(command="from-manifest", key="push", kind="text", place="reference"),
     Option(command="from-manifest", key="base", kind="text", place="reference"),
     Option(command="from-manifest", key="template", kind="text", place="path"),
+    Option(command="from-manifest", key="sign", kind="text", place="key"),
     Option(command="from-manifest", key="role", kind="text", choices=ROLES, choosing=True),
     Option(command="from-manifest", key="extra", kind="list"),
     Option(command="from-manifest", key="find-links", kind="list", place="path"),
@@ -121,6 +122,10 @@ def test_a_table_that_a_choice_names_counts_where_it_is_chosen(tmp_path):
     ("text", "key", "value"),
     [
         ('[templates]\nfolder = "house"', "from-manifest.template", "{}/house"),
+        ('[from-manifest]\nsign = "key.pem"', "from-manifest.sign", "{}/key.pem"),
+        ('[from-manifest]\nsign = "keyless"', "from-manifest.sign", "keyless"),
+        ('[from-manifest]\nsign = "./keyless"', "from-manifest.sign", "{}/keyless"),
+        ('[from-manifest]\nsign = "env://KEY"', "from-manifest.sign", "env://KEY"),
         ('[templates]\nfolder = "a"\n[from-manifest]\ntemplate = "b"', "from-manifest.template", "{}/b"),
         ('base = "./layout"', "lock.base", "{}/layout"),
         ('base = "layout"', "lock.base", "layout"),

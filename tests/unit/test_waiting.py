@@ -1,10 +1,13 @@
 """Interrupts that Python swallows come again, and nothing else does."""
 
 import sys
+import threading
 import time
 from typing import Any
 
 import pytest
+
+from envbuild.waiting import within
 
 
 class Last:
@@ -34,3 +37,14 @@ def test_another_fault_is_told_as_python_tells_it(monkeypatch):
     Last(ValueError)
     time.sleep(0.2)
     assert [it.exc_type for it in told] == [ValueError]
+
+
+def test_what_is_done_in_time_returns_and_raises_as_it_is():
+    assert within(5, lambda: 1) == 1
+    with pytest.raises(ZeroDivisionError):
+        within(5, lambda: 1 // 0)
+
+
+def test_what_never_ends_is_left_alone():
+    with pytest.raises(TimeoutError):
+        within(0.1, threading.Event().wait)
