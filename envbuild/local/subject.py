@@ -39,7 +39,6 @@ def subject_of_manifest(name: str, data: bytes, manifest: TrainingManifest) -> S
         side=side_of_manifest(manifest, name),
         manifest=manifest,
         manifest_bytes=data,
-        model=manifest.model_uri,
     )
 
 
