@@ -19,6 +19,7 @@ from envbuild.local.model import Engine, Launch, Mount, Settled, Subject
 from envbuild.local.notebook import notebook_launch
 from envbuild.local.options import Attached, Caller, container_config
 from envbuild.local.process import translated
+from envbuild.local.subject import subject_of_manifest
 from envbuild.manifest.model import Data
 from tests.environ import cleaned
 from tests.unit.test_from_manifest import manifest_of
@@ -109,7 +110,9 @@ def hostile(place: str, way: str) -> Subject:
         case "variable":
             return subject("DATA", recorded={"DATA": place}, data=(Data(uri="/nowhere", variable="DATA"),))
         case "model":
-            return subject(model_uri=place)
+            manifest = subject(model_uri=place).manifest
+            assert manifest is not None
+            return subject_of_manifest("manifest.json", b"", manifest)
         case _:
             return subject(data=(Data(uri=place),))
 
