@@ -46,7 +46,7 @@ def subject_of(target: str, machine: str, client: "docker.DockerClient | None", 
         case "model":
             from envbuild.verify.sides.model import read_model
 
-            return subject_of_model(read_model(name))
+            return subject_of_model(read_model(name), name)
         case "manifest":
             from envbuild.cli.records import read_run
             from envbuild.manifest.formats import Given

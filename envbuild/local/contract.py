@@ -192,7 +192,8 @@ def _mapped(value: str, source: str, maps: Sequence[DataMap]) -> tuple[str, str]
 def _model(subject: Subject, maps: Sequence[DataMap], mounts: Sequence[Mount]) -> tuple[Given, list[Mount]]:
     """The variables that name the model, and its own mount; nothing where it is not to be found from here."""
     recorded = recorded_model(subject)
-    uri = _model_uri(subject.model) if subject.model else recorded.value if recorded else None
+    text = subject.named or subject.model
+    uri = _model_uri(text) if text else recorded.value if recorded else None
     place, mount = _place_of_model(uri, maps, mounts, named=recorded is None) if uri else (None, None)
     if place is None:
         return {}, []

@@ -19,11 +19,13 @@ from envbuild.local.model import Engine, Launch, Mount, Settled, Subject
 from envbuild.local.notebook import notebook_launch
 from envbuild.local.options import Attached, Caller, container_config
 from envbuild.local.process import translated
-from envbuild.local.subject import subject_of_manifest
+from envbuild.local.subject import subject_of_manifest, subject_of_model
 from envbuild.manifest.model import Data
+from envbuild.verify.sides.model import read_model
 from tests.environ import cleaned
 from tests.unit.test_from_manifest import manifest_of
 from tests.unit.test_local_contract import settled, subject
+from tests.unit.test_local_subject import put_stamp
 
 DOCKER = Engine(kind="docker", version="28.0", machine="x86_64")
 KEYS = (
@@ -125,6 +127,23 @@ def test_no_place_of_a_manifest_is_mounted(laptop, place, way):
         found = settled(run, HOME=str(laptop.home), yes_data=yes_data)
         assert sources(found, laptop.work) == {str(laptop.work)}
         assert translated(found, laptop.work / "venv").get("ENVBUILD_MODEL") is None
+
+
+def test_a_stamp_does_not_make_a_folder_of_the_file_that_was_named(laptop):
+    """A manifest says which files a model has, and with that which folder it is."""
+    file = laptop.home / "saved_model.pb"
+    file.write_bytes(b"graph")
+    files = [{"path": it, "size": 1} for it in ("other", "saved_model.pb")]
+    put_stamp(file, json.dumps(manifest_of(model={"uri": str(file), "files": files})).encode())
+    model = read_model(str(file))
+    assert model.uri == str(laptop.home)
+    found = settled(subject_of_model(model, str(file)), HOME=str(laptop.home))
+    assert sources(found, laptop.work) == {
+        str(laptop.work),
+        str(file),
+        f"type=bind,source={file},target={file},readonly",
+    }
+    assert found.variables == {"ENVBUILD_MODEL": str(file)}
 
 
 @pytest.mark.parametrize("place", RESERVED)
