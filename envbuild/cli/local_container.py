@@ -160,7 +160,8 @@ def _written(
     from envbuild.local.devcontainer import check_labels
 
     if asked.mode.devcontainer:
-        check_labels(client.api.inspect_image(here.image)["Config"].get("Labels") or {}, asked.target)
+        config = client.api.inspect_image(here.image).get("Config") or {}
+        check_labels(config.get("Labels") or {}, asked.target)
     if first_file(client, here.image, _SHELLS[-1:]) is None:
         progress.warn("the image has no /bin/sh, which editors and Compose start it by")
     return written(asked.mode, ready, here, launch, progress)

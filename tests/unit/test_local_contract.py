@@ -170,14 +170,13 @@ def test_a_model_that_only_the_manifest_names_is_data_of_the_run(tmp_path, monke
     for folder in (work / "model", tmp_path / "model"):
         folder.mkdir(parents=True)
     monkeypatch.chdir(work)
-    for place in (f"{tmp_path}/model", f"{work}/model", "model"):
-        it = subject(model_uri=place)
-        assert settled(it) == Settled()
     own = Mount(source=work / "model", target=f"{work}/model", read_only=True)
-    found = settled(it, yes_data=True)
-    assert (found.variables, found.mounts) == ({"ENVBUILD_MODEL": f"{work}/model"}, (own,))
+    for place in (f"{work}/model", "model"):
+        assert settled(subject(model_uri=place)) == Settled()
+        found = settled(subject(model_uri=place), yes_data=True)
+        assert (found.variables, found.mounts) == ({"ENVBUILD_MODEL": f"{work}/model"}, (own,))
     outside = subject(model_uri=f"{tmp_path}/model")
-    assert settled(outside, yes_data=True) == Settled()
+    assert settled(outside) == settled(outside, yes_data=True) == Settled()
     mapped = settled(outside, maps=[f"{tmp_path}/model={tmp_path}/model"])
     assert mapped.variables == {"ENVBUILD_MODEL": f"{tmp_path}/model"}
     assert settled(subject(model_uri="gs://jobs/17/model")).variables == {"ENVBUILD_MODEL": "gs://jobs/17/model"}
