@@ -182,7 +182,7 @@ def _check_target(path: str, where: str) -> None:
 def _map(text: str, home: str | None) -> DataMap:
     place, source, writable = _split(text.removesuffix(_UNSAFE), home)
     if not text.endswith(_UNSAFE) and (reason := exposure(source)):
-        todo = f"map a folder of data alone, or give {shown(text)}{_UNSAFE} if the program may have all of it"
+        todo = f"map a folder of data alone, or give {_data(text)}{_UNSAFE} if the program may have all of it"
         raise UsageError(f"{source} is not mounted without {_UNSAFE}: {reason}", where=_data(text), todo=todo)
     uri = _uri(place, text)
     target = seen_at(uri) or uri

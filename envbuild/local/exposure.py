@@ -30,7 +30,7 @@ def reserved(path: Path) -> str | None:
             return f"it is the home folder {home}" if home == path else f"it holds the home folder {home}"
         if path.is_relative_to(home):
             first = path.relative_to(home).parts[0]
-            return f"it lies in {home / first}, where programs keep settings and keys" if first[0] == "." else None
+            return f"{home / first} is where programs keep settings and keys" if first[0] == "." else None
     if path in _HOMES:
         return "it holds home folders"
     for folder in (Path(it).resolve() for it in _SYSTEM):
