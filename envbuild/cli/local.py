@@ -32,6 +32,7 @@ def run(ctx: typer.Context, target: Target, *, wanted: Wanted, mode: Mode, needs
     command = tuple(ctx.meta.get(capture.COMMAND) or ())
     asked = Asked(target=target, wanted=wanted, mode=mode, needs=needs, container=container, command=command)
     _check(asked)
+    _check_file(ctx, needs)
     _check_here()
     if mode.venv is not None:
         from envbuild.cli.local_venv import run_in_venv
@@ -43,6 +44,16 @@ def run(ctx: typer.Context, target: Target, *, wanted: Wanted, mode: Mode, needs
         code = run_in_container(asked)
     if code:
         raise typer.Exit(code)
+
+
+def _check_file(ctx: typer.Context, needs: Needs) -> None:
+    """Refuse a project's own word that home or system folders may be mounted."""
+    source = ctx.get_parameter_source("data")
+    if source is not None and source.name == "DEFAULT_MAP":
+        for text in needs.data or ():
+            if text.endswith(",unsafe"):
+                todo = "give it on the command line, as a project's file comes with the project"
+                raise UsageError("a configuration file cannot allow this", where=f"--data {text}", todo=todo)
 
 
 def _check_here() -> None:

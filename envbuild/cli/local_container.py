@@ -4,7 +4,6 @@ import re
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.cli.console import Progress, err, printable
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     import docker
 
     from envbuild.local.acquire import Here
-    from envbuild.local.model import Choice, Engine, Launch, Port
+    from envbuild.local.model import Choice, Engine, Launch, Mount, Port
 
 _INSTEAD = "make a virtual environment of the same wheels: --venv DIR"
 _CHECK = "/opt/env/bin/envbuild-check"
@@ -39,8 +38,8 @@ _LEAST_SHARED, _MOST_SHARED = 64 << 10, 1 << 45
 
 def run_in_container(asked: Asked) -> int:
     """Prepare, bring the image here, and start it; the exit code is the command's."""
-    from envbuild.engine.container import first_file
     from envbuild.local.adc import adc_findings
+    from envbuild.local.data import workspace_mount
     from envbuild.local.machine import look
     from envbuild.local.preflight import preflight
 
@@ -48,6 +47,7 @@ def run_in_container(asked: Asked) -> int:
     with ExitStack() as stack:
         client, absence = _engine(stack)
         with Progress() as progress:
+            workspace = None if asked.mode.golden else workspace_mount(progress.warn)
             machine = look(client)
             ready = prepared(asked, machine, client, progress)
             size = _size(ready, client, progress)
@@ -61,13 +61,11 @@ def run_in_container(asked: Asked) -> int:
             if asked.mode.dry_run:
                 return 0
             here = _brought(asked, ready, client, progress)
-            if asked.mode.golden:
+            if workspace is None:
                 return _parity(asked, ready, here, client, progress)
-            launch = replace(_launch(asked, ready, here, client), ports=ports)
+            launch = replace(_launch(asked, ready, here, client, workspace), ports=ports)
             if asked.mode.devcontainer or asked.mode.compose:
-                if first_file(client, here.image, _SHELLS[-1:]) is None:
-                    progress.warn("the image has no /bin/sh, which editors and Compose start it by")
-                return written(asked.mode, ready, here, launch, progress)
+                return _written(asked, ready, here, launch, client, progress)
             served = _with_notebook(asked, here, launch, client, progress) if asked.mode.jupyter else None
         assert machine.engine is not None, "an engine that answers was looked at"
         return _run(client, machine.engine, launch, served)
@@ -128,10 +126,10 @@ def _brought(asked: Asked, ready: Prepared, client: "docker.DockerClient", progr
     return here
 
 
-def _launch(asked: Asked, ready: Prepared, here: "Here", client: "docker.DockerClient") -> "Launch":
+def _launch(asked: Asked, ready: Prepared, here: "Here", client: "docker.DockerClient", workspace: "Mount") -> "Launch":
     from envbuild.engine.container import first_file
     from envbuild.local.checked import contract_json
-    from envbuild.local.model import WORKSPACE, Launch, Mount
+    from envbuild.local.model import Launch
     from envbuild.local.notebook import COMMAND
 
     if asked.mode.jupyter:
@@ -146,12 +144,27 @@ def _launch(asked: Asked, ready: Prepared, here: "Here", client: "docker.DockerC
         image=here.image,
         command=(checked, "--", *command) if checked else command,
         variables={**variables, **ready.settled.variables},
-        mounts=(Mount(source=Path.cwd(), target=WORKSPACE), *ready.settled.mounts),
+        mounts=(workspace, *ready.settled.mounts),
         shm_size=_bytes(size) if size is not None else None,
         gpus=ready.machine.engine.gpus if ready.machine.engine and devices is not None else None,
         devices=devices or (),
         interactive=True,
     )
+
+
+def _written(
+    asked: Asked, ready: Prepared, here: "Here", launch: "Launch", client: "docker.DockerClient", progress: Progress
+) -> int:
+    """Write the files for editors and Compose, once the image is known to do for them."""
+    from envbuild.engine.container import first_file
+    from envbuild.local.devcontainer import check_labels
+
+    if asked.mode.devcontainer:
+        config = client.api.inspect_image(here.image).get("Config") or {}
+        check_labels(config.get("Labels") or {}, asked.target)
+    if first_file(client, here.image, _SHELLS[-1:]) is None:
+        progress.warn("the image has no /bin/sh, which editors and Compose start it by")
+    return written(asked.mode, ready, here, launch, progress)
 
 
 def _devices(text: str | None, choice: "Choice") -> tuple[str, ...] | None:

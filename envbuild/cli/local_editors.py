@@ -22,9 +22,13 @@ def written(mode: Mode, ready: Prepared, here: "Here", launch: "Launch", progres
     """Write what was asked for into this folder, print the paths, and leave alone what is somebody else's."""
     from envbuild.local.compose import compose
     from envbuild.local.devcontainer import devcontainer
+    from envbuild.local.editors import left_out
 
     if here.digest is None:
         progress.warn("the image lies in this engine only: what is written serves on this machine alone")
+    if omitted := left_out(launch, ready.settled):
+        names = ", ".join(sorted(omitted))
+        progress.note(f"the manifest's values of {names} may be secret, and are left out; give -e NAME=VALUE for each")
     image, name = here.digest or here.image, Path.cwd().name or "envbuild"
     files = {}
     if mode.devcontainer:

@@ -48,14 +48,18 @@ Env = Annotated[
 ]
 EnvFile = Annotated[
     list[Path] | None,
-    typer.Option(help="Variables from this file, by default .env if it is there; repeatable.", metavar="FILE"),
+    typer.Option(help="Variables from this file, such as .env; none is read unasked. Repeatable.", metavar="FILE"),
 ]
 Data = Annotated[
     list[str] | None,
     typer.Option(
-        help="Where data lies here: gs://bucket/path=./folder is seen at /gcs/bucket/path. May be repeated.",
+        help="Where data lies here: gs://bucket/path=./folder is seen at /gcs/bucket/path; :rw after the path lets it "
+        "be written, ,unsafe allows home and system folders. May be repeated.",
         metavar="URI=PATH",
     ),
+]
+YesData = Annotated[
+    bool, typer.Option("--yes-data", help="Mount what the run read and that lies below this folder, at the same path.")
 ]
 WithAdc = Annotated[
     bool, typer.Option("--with-adc", help="Let the container read your Application Default Credentials.")
@@ -99,6 +103,7 @@ class Needs:
     env: Env = None
     env_file: EnvFile = None
     data: Data = None
+    yes_data: YesData = False
     with_adc: WithAdc = False
     check: Check = CheckName.STRICT
 

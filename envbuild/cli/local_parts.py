@@ -46,7 +46,7 @@ def subject_of(target: str, machine: str, client: "docker.DockerClient | None", 
         case "model":
             from envbuild.verify.sides.model import read_model
 
-            return subject_of_model(read_model(name))
+            return subject_of_model(read_model(name), name)
         case "manifest":
             from envbuild.cli.records import read_run
             from envbuild.manifest.formats import Given
@@ -65,11 +65,10 @@ def subject_of(target: str, machine: str, client: "docker.DockerClient | None", 
 def prepared(asked: Asked, machine: "Machine", client: "docker.DockerClient | None", progress: Progress) -> Prepared:
     """Read the target, choose for this machine, and settle the contract; say what was decided."""
     import os
-    from pathlib import Path
 
     from envbuild.local.choose import choose
     from envbuild.local.contract import settle
-    from envbuild.local.dotenv import default_env_files
+    from envbuild.local.data import resolve_here
     from envbuild.local.pins import known_changes
 
     subject = subject_of(asked.target, machine.machine, client, progress)
@@ -77,14 +76,16 @@ def prepared(asked: Asked, machine: "Machine", client: "docker.DockerClient | No
     for line in (*choice.reasons, *known_changes(subject, choice)):
         progress.note(line)
     needs = asked.needs
-    files = needs.env_file if needs.env_file is not None else default_env_files(Path())
+    if needs.env_file is None and (found := resolve_here(".env")) and found.is_file():
+        progress.note("there is a .env, which is not read; give --env-file .env to pass its variables on")
     settled = settle(
         subject,
         options=needs.env or (),
-        env_files=files,
+        env_files=needs.env_file or (),
         maps=needs.data or (),
         with_adc=needs.with_adc,
         environment=os.environ,
+        yes_data=needs.yes_data,
     )
     return Prepared(subject=subject, machine=machine, choice=choice, settled=settled)
 

@@ -58,7 +58,7 @@ def _variables(launch: Launch, settled: Settled) -> dict[str, str | None]:
     """Without a value, a variable is Compose's own; a reference stops where there is none."""
     private = referred(launch, settled)
     own = {name: f"${{{name}?it is not set}}" if _NAME.fullmatch(name) else None for name in private}
-    return {name: own[name] if name in own else _literal(value) for name, value in variables(launch).items()}
+    return {name: own[name] if name in own else _literal(value) for name, value in variables(launch, settled).items()}
 
 
 def _volume(mount: Mount, *, own: bool) -> dict[str, Any]:

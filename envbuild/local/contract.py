@@ -11,11 +11,25 @@ from envbuild.capture.variables import VARIABLE, VARIABLES
 from envbuild.errors import UsageError
 from envbuild.local.adc import VARIABLE as ADC
 from envbuild.local.adc import adc_mount, adc_variables
-from envbuild.local.data import DataMap, check_mounts, found_here, is_free, is_seen, read_maps, rewritten, shown
+from envbuild.local.data import (
+    DataMap,
+    check_mounts,
+    is_free,
+    is_seen,
+    mounts_below,
+    place_of,
+    read_maps,
+    resolve_here,
+    rewritten,
+    shown,
+)
 from envbuild.local.dotenv import read_dotenv
+from envbuild.local.exposure import reserved
 from envbuild.local.model import Mount, Settled, Subject
-from envbuild.stamp import parse_model_uri
+from envbuild.manifest.model import Data
+from envbuild.stamp import ModelUri, parse_model_uri
 from envbuild.stamp.uri import encodable
+from envbuild.trust import Claim, Voucher
 from envbuild.verify.rules.variables import NUMERIC
 
 MODEL = "ENVBUILD_MODEL"
@@ -47,16 +61,21 @@ def settle(
     maps: Sequence[str],
     with_adc: bool,
     environment: Mapping[str, str],
+    yes_data: bool = False,
 ) -> Settled:
     """Gather what the container gets: by the run, by `.env` files, by options, each going before those named earlier.
 
-    UsageError for an option, a file, a map or credentials that cannot be meant. No message shows a value.
+    Of this machine's files it gets what `maps` and the subject's name say, and with `yes_data` what the run read below
+    the working folder. UsageError for an option, a file, a map or credentials that cannot be meant. No message shows a
+    value.
     """
     mapped = read_maps(maps, environment.get("HOME"))
     given = _of_run(subject, mapped) | _of_files(env_files, environment) | _of_options(options, environment)
     given = {name: _mapped(*it, mapped) for name, it in given.items()}
     mounts = [it.mount for it in mapped]
-    mounts += found_here(subject.contract, {name: value for name, (value, _) in given.items()}, mounts)
+    if yes_data:
+        places = run_places(subject, {name: value for name, (value, _) in given.items()})
+        mounts += mounts_below([place for _, place in places], Path.cwd(), mounts)
     named, more = _model(subject, mapped, mounts)
     given, mounts = named | given, [*mounts, *more]
     if with_adc:
@@ -142,14 +161,40 @@ def _check(name: str, value: str) -> None:
         raise UsageError("the value of this variable is no text", where=name, todo="give it as UTF-8, without NUL")
 
 
+def run_places(subject: Subject, variables: Mapping[str, str]) -> list[tuple[Data, str]]:
+    """What the run read, each with the place where its program will look for it; a model if nobody named one here."""
+    places = [(it, place_of(it, variables)) for it in subject.contract.data]
+    model = recorded_model(subject)
+    if model and model.value.bucket is None and resolve_here(model.value.path):
+        places.append((Data(uri=model.value.path), model.value.path))
+    return places
+
+
+def recorded_model(subject: Subject) -> Claim[ModelUri] | None:
+    """Where the run's manifest says that its model lies, if nobody named the model; None for other tools' schemes."""
+    text = subject.manifest.model_uri if subject.manifest and not subject.model else None
+    uri = _model_uri(text) if text else None
+    return Claim(uri, Voucher.MODEL, subject.name) if uri else None
+
+
+def _model_uri(text: str) -> ModelUri | None:
+    with suppress(UsageError):  # other tools have schemes of their own
+        return parse_model_uri(text)
+    return None
+
+
 def _mapped(value: str, source: str, maps: Sequence[DataMap]) -> tuple[str, str]:
+    """A value as the container needs it; what the run says stays the run's, whatever place it names."""
     here = rewritten(value, maps)
-    return (here, "data") if here != value else (value, source)
+    return (here, "data") if here != value and source != "run" else (here, source)
 
 
 def _model(subject: Subject, maps: Sequence[DataMap], mounts: Sequence[Mount]) -> tuple[Given, list[Mount]]:
     """The variables that name the model, and its own mount; nothing where it is not to be found from here."""
-    place, mount = _place_of_model(subject.model, maps, mounts) if subject.model else (None, None)
+    recorded = recorded_model(subject)
+    text = subject.named or subject.model
+    uri = _model_uri(text) if text else recorded.value if recorded else None
+    place, mount = _place_of_model(uri, maps, mounts, named=recorded is None) if uri else (None, None)
     if place is None:
         return {}, []
     needed = {it.name for it in subject.contract.variables}
@@ -157,19 +202,22 @@ def _model(subject: Subject, maps: Sequence[DataMap], mounts: Sequence[Mount]) -
     return dict.fromkeys(names, (place, "model")), [mount] if mount else []
 
 
-def _place_of_model(model: str, maps: Sequence[DataMap], mounts: Sequence[Mount]) -> tuple[str | None, Mount | None]:
-    """Where the container sees the model: a local one read-only, by the path that it has here."""
-    with suppress(UsageError):  # other tools have schemes of their own
-        uri = parse_model_uri(model)
-        if uri.bucket is not None:
-            return rewritten(str(uri), maps), None
-        path = posixpath.normpath(uri.path)
-        if is_seen(path, mounts):
-            return path, None
-        if Path(uri.path).exists():
-            target = path if is_free(path) else f"{_ELSEWHERE}/{posixpath.basename(path)}"
-            return target, Mount(source=Path(uri.path).resolve(), target=target, read_only=True)
-    return None, None
+def _place_of_model(
+    uri: ModelUri, maps: Sequence[DataMap], mounts: Sequence[Mount], *, named: bool
+) -> tuple[str | None, Mount | None]:
+    """Where the container sees the model; a local one that was named is mounted read-only, by the path it has here."""
+    if uri.bucket is not None:
+        return rewritten(str(uri), maps), None
+    path = posixpath.normpath(uri.path)
+    if is_seen(path, mounts):
+        return path, None
+    if not named or not Path(uri.path).exists():
+        return None, None
+    source = Path(uri.path).resolve()
+    if (reason := reserved(source)) and not reserved(Path(path)):
+        raise UsageError(f"the model is a link to {source}, and {reason}", where=path, todo="name that path itself")
+    target = path if is_free(path) else f"{_ELSEWHERE}/{posixpath.basename(path)}"
+    return target, Mount(source=source, target=target, read_only=True)
 
 
 def _with_adc(given: Given, environment: Mapping[str, str]) -> Given:

@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -10,8 +10,9 @@ from urllib.parse import unquote, urlsplit
 
 from envbuild.capture.redact import scrub_line
 from envbuild.errors import UsageError
+from envbuild.local.exposure import exposure, reserved, socket_in
 from envbuild.local.model import WORKSPACE, Mount
-from envbuild.manifest.model import Contract, Data
+from envbuild.manifest.model import Data
 from envbuild.stamp.uri import encodable
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -36,6 +37,7 @@ _CUDA = "/usr/local/cuda"
 _OPEN = "/run/media"
 """Disks that were plugged in here, which no container has."""
 _ELSEWHERE = "map another place, and name it by a variable: --data /data=PATH -e NAME=/data"
+_UNSAFE = ",unsafe"
 _TODO = "give gs://bucket/folder=./folder, or the absolute path that the run read: /data/train=./train"
 
 
@@ -52,7 +54,8 @@ def read_maps(texts: Sequence[str], home: str | None) -> tuple[DataMap, ...]:
     """Read `URI=PATH`, `URI=PATH:rw`; read-only by default, as what trains must not change what it learns from.
 
     A place in Cloud Storage is seen at /gcs/bucket/..., as on Vertex AI ("Prepare training code", Cloud Storage FUSE).
-    UsageError for what names no place, for a path that is not there, and for two maps of one place.
+    `,unsafe` at the end allows a path that holds more than data. UsageError for such a path without it, for what names
+    no place, for a path that is not there, and for two maps of one place.
     """
     maps = tuple(_map(text, home) for text in texts)
     for number, it in enumerate(maps):
@@ -95,20 +98,30 @@ def place_of(data: Data, variables: Mapping[str, str]) -> str:
     return (variables.get(data.variable) if data.variable else None) or data.uri
 
 
-def found_here(contract: Contract, variables: Mapping[str, str], mounts: Sequence[Mount]) -> Iterator[Mount]:
-    """Local data of the run that is here too: read-only, at the path that the program knows.
+def mounts_below(places: Iterable[str], folder: Path, mounts: Sequence[Mount]) -> Iterator[Mount]:
+    """Places of the run that lie in a folder here: read-only, at the path that the program knows.
 
-    What lies in the working folder, or in what is mounted already, is left out.
+    A link in the folder that leads out of it does not lie in it. What is mounted already is left out.
     """
-    places = {place_of(it, variables) for it in contract.data}
     for path in sorted(it for place in places if not place.startswith("gs://") and (it := seen_at(place))):
-        if is_seen(path, mounts) or not is_free(path):
+        source = resolve_here(path)
+        if source is None or is_seen(path, mounts) or not is_free(path):
             continue
-        source = _there(path)
-        if source is not None:
+        if source.is_relative_to(folder.resolve()) and exposure(source) is None:
             mount = Mount(source=source, target=path, read_only=True)
             mounts = (*mounts, mount)
             yield mount
+
+
+def workspace_mount(warn: Callable[[str], object]) -> Mount:
+    """The working folder in the container; UsageError where it is a home folder or one of the system's."""
+    folder = Path.cwd().resolve()
+    if reason := reserved(folder):
+        todo = "start in a folder that holds the project alone: mkdir work && cd work"
+        raise UsageError(f"the program would see this whole folder, and {reason}", where=str(folder), todo=todo)
+    if found := socket_in(folder):
+        warn(f"the program can talk to the socket {found}; start in another folder if it must not")
+    return Mount(source=folder, target=WORKSPACE)
 
 
 def check_mounts(mounts: Sequence[Mount]) -> None:
@@ -126,6 +139,15 @@ def check_mounts(mounts: Sequence[Mount]) -> None:
                 kind = "folder" if inner.source.is_dir() else "file"
                 what = f"{inner.target} lies in {outer.target}, and {outer.source} has no such {kind}"
                 raise UsageError(what, where=str(inner.source), todo=f"make an empty {kind} there: {place}")
+
+
+def resolve_here(path: str) -> Path | None:
+    """A file, folder or socket without links on its way, which engines and kernels follow differently; None without."""
+    try:
+        found = Path(path).resolve(strict=True)
+        return found if found.is_dir() or found.is_file() or found.is_socket() else None
+    except (OSError, ValueError, RuntimeError):  # none, or it may not be looked at, or a circle of links
+        return None
 
 
 def is_free(path: str) -> bool:
@@ -158,7 +180,10 @@ def _check_target(path: str, where: str) -> None:
 
 
 def _map(text: str, home: str | None) -> DataMap:
-    place, source, writable = _split(text, home)
+    place, source, writable = _split(text.removesuffix(_UNSAFE), home)
+    if not text.endswith(_UNSAFE) and (reason := exposure(source)):
+        todo = f"map a folder of data alone, or give {_data(text)}{_UNSAFE} if the program may have all of it"
+        raise UsageError(f"{source} is not mounted without {_UNSAFE}: {reason}", where=_data(text), todo=todo)
     uri = _uri(place, text)
     target = seen_at(uri) or uri
     _check_target(target, _data(text))
@@ -184,21 +209,12 @@ def _source(text: str, home: str | None) -> tuple[Path, bool] | None:
     path = _without_mode(text)
     if home and path.startswith("~/"):  # which no shell replaces behind a =
         path = home + path[1:]
-    found = _there(path) if path else None
+    found = resolve_here(path) if path else None
     return (found, text.endswith(":rw")) if found else None
 
 
 def _without_mode(text: str) -> str:
     return text[:-3] if text.endswith((":rw", ":ro")) else text
-
-
-def _there(path: str) -> Path | None:
-    """A file or folder without links on its way, which engines and kernels follow differently; None without one."""
-    try:
-        found = Path(path).resolve(strict=True)
-        return found if found.is_dir() or found.is_file() else None
-    except (OSError, ValueError, RuntimeError):  # none, or it may not be looked at, or a circle of links
-        return None
 
 
 def _uri(place: str, text: str) -> str:

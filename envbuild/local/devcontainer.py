@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import re
+from collections.abc import Mapping
 
+from envbuild.errors import UsageError
 from envbuild.local.editors import owner, referred, remark, variables, workspace
 from envbuild.local.model import Launch, Mount, Settled
 
@@ -12,6 +14,7 @@ _PYTHON = "/opt/env/bin/python"
 _CHECK = "/envbuild-check"
 """A command of an editor's own comes instead of the launch's, of which the check is the beginning."""
 _EXTENSIONS = ["ms-python.python", "ms-toolsai.jupyter"]
+_METADATA = "devcontainer.metadata"
 _REFERABLE = re.compile(r"[^:{}]+")
 
 
@@ -46,11 +49,18 @@ def devcontainer(image: str, launch: Launch, settled: Settled, name: str, *, opt
     return f"// {remark('--devcontainer')}\n{json.dumps(said, indent=2, ensure_ascii=False)}\n".encode()
 
 
+def check_labels(labels: Mapping[str, str], name: str) -> None:
+    """Refuse an image that tells editors itself what else to mount and to run (Dev Container spec, image metadata)."""
+    if _METADATA in labels:
+        what = f"the image has the label {_METADATA}, by which an editor may mount other folders and run commands here"
+        raise UsageError(what, where=name, todo="use --compose, which does not read it, or an image without that label")
+
+
 def _variables(launch: Launch, settled: Settled, *, optional_gpu: bool) -> dict[str, str]:
     private = referred(launch, settled)
     found = {
         name: f"${{localEnv:{name}}}" if name in private else _literal(value)
-        for name, value in variables(launch).items()
+        for name, value in variables(launch, settled).items()
         if name not in private or _REFERABLE.fullmatch(name)
     }
     # The editor asks for all GPUs, or for none.

@@ -1,9 +1,7 @@
 """Variables from `.env` files."""
 
 import io
-import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,25 +14,6 @@ from envbuild.errors import UsageError
 _LITERAL = re.compile(r"\s*(?:export\s+)?[^=]*=[^\S\r\n]*'")
 """A value in single quotes, in which shells and Compose replace nothing."""
 _TODO = "write NAME=value on a line of its own, with quotes around what has spaces or line ends"
-
-
-def default_env_files(folder: Path) -> tuple[Path, ...]:
-    """`.env` of a folder, if there is one; a virtual environment that is called so is none.
-
-    UsageError for a folder, for a link that leads nowhere, and for what may not be looked at.
-    """
-    path = folder / ".env"
-    if not os.path.lexists(path):
-        return ()
-    try:
-        if (path / "pyvenv.cfg").exists():
-            return ()
-        if not stat.S_ISDIR(path.stat().st_mode):
-            return (path,)
-        what = "this is a folder, and no file of variables"
-    except OSError as error:
-        what = f"this file cannot be read: {error.strerror}"
-    raise UsageError(what, where=str(path), todo="correct or remove it, or name other files by --env-file")
 
 
 def read_dotenv(path: Path, environment: Mapping[str, str]) -> dict[str, str]:

@@ -26,13 +26,27 @@ def owner(launch: Launch, reference: str) -> str:
     return ":".join(reference % it for it in (("UID", os.getuid()), ("GID", os.getgid())))
 
 
-def variables(launch: Launch) -> dict[str, str]:
+def variables(launch: Launch, settled: Settled) -> dict[str, str]:
     """The container's variables, sorted, with what Python wants to know of a user whom no image knows."""
     known = {"HOME": home(launch) or launch.folder, "USER": "user", "LOGNAME": "user"}
-    return dict(sorted({**known, **launch.variables}.items()))
+    omitted = left_out(launch, settled)
+    return {name: value for name, value in sorted({**known, **launch.variables}.items()) if name not in omitted}
 
 
 def referred(launch: Launch, settled: Settled) -> frozenset[str]:
+    """Variables that take their values from the shell or the editor: those that the caller gave and that may be secret.
+
+    A manifest's variables never do: whoever wrote it could name any variable of the caller's, and its value.
+    """
+    return frozenset(it for it in _private(launch, settled) if settled.where.get(it) != "run")
+
+
+def left_out(launch: Launch, settled: Settled) -> frozenset[str]:
+    """The manifest's variables that may be secret: they are neither written down nor taken from the shell."""
+    return _private(launch, settled) - referred(launch, settled)
+
+
+def _private(launch: Launch, settled: Settled) -> frozenset[str]:
     """Variables whose values are not written down: the caller's own, and those that may be secret."""
     values = {it: value for it, value in launch.variables.items() if it != CONTRACT and value != TARGET}
     own = {it for it in values if settled.where.get(it) == "shell"}

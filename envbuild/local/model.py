@@ -45,7 +45,9 @@ class Subject:
     locks: Mapping[Slot, Lock] = field(default_factory=dict)
     """Of each stamped image, by the copy beside the record."""
     model: str | None = None
-    """Where the model lies; None where nobody says."""
+    """The model that was named; where a manifest says that one lies is no more than its writer's word."""
+    named: str | None = None
+    """The one file of the model that was given on the command line: only that is mounted, and not the folder around."""
     image: str | None = None
     """The image that was given itself."""
     findings: tuple[Finding, ...] = ()

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
-from envbuild.local.data import is_free, is_seen, place_of, seen_at, within
+from envbuild.local.contract import run_places
+from envbuild.local.data import is_free, is_seen, resolve_here, seen_at, within
+from envbuild.local.exposure import exposure
 from envbuild.local.gpus import gpu_findings, names_of
 from envbuild.local.machine import side_of_machine
 from envbuild.local.model import WORKSPACE, Choice, Machine, Settled, Subject
@@ -193,7 +195,7 @@ def _variables(settled: Settled) -> Iterator[Finding]:
             "the run had it, the program reads it, and nothing provides it",
             wanted="set",
             found="not set",
-            todo=f"give it by `-e {name}=...`, or by a line in `.env`",
+            todo=f"give it by `-e {name}=...`, by `-e {name}` if this shell has it, or by a line in an `--env-file`",
         )
     if settled.variables:
         yield agree("variable-missing", "variables", f"given: {listing(sorted(settled.variables))}")
@@ -201,7 +203,7 @@ def _variables(settled: Settled) -> Iterator[Finding]:
 
 def _data(subject: Subject, settled: Settled, *, engine: bool) -> Iterator[Finding]:
     """Places that the program reads: mounted, in the folder that is mounted, or to be read with credentials."""
-    places = [(it, place_of(it, settled.variables)) for it in subject.contract.data]
+    places = run_places(subject, settled.variables)
     lost = [(it, place) for it, place in places if not _is_reached(place, settled, engine=engine)]
     yield from (_unreached(it, place) for it, place in lost)
     if reached := len(places) - len(lost):
@@ -230,17 +232,27 @@ def _exists(path: str) -> bool:
 
 def _unreached(data: Data, place: str) -> Finding:
     named = f"name another place by `-e {data.variable}=...`" if data.variable else ""
-    says = "it cannot be read from here"
+    says, path = "it cannot be read from here", seen_at(place)
     if place.startswith(_BUCKETS):
         says = "it is not mapped, and the container has no credentials"
         todo = f"map a copy of it: `--data {quote(place)}=PATH`, or pass credentials by `--with-adc`"
-    elif seen_at(place) is None:
+    elif path is None:
         todo = "see to it that the program can read it from there"
-    elif not place.startswith("/") or within(place, WORKSPACE):
+    elif within(path, WORKSPACE):
         todo = "start in the folder where it lies"
-    elif is_free(place):
-        todo = f"map a copy of it: `--data {quote(place)}=PATH`"
-    else:
+    elif not is_free(path):
         todo = "map a copy of it to a place of its own, which the program is told by a variable"
+    elif source := resolve_here(path):
+        says, todo = _offered(path, source)
+    else:
+        todo = f"map a copy of it: `--data {quote(place)}=PATH`"
     todo = f"{todo}, or {named}" if named else todo
     return differs("data-absent", data.uri, says, wanted="there", found="not seen", todo=todo, severity="warning")
+
+
+def _offered(path: str, source: Path) -> tuple[str, str]:
+    """What is said of a place of the run that is here too, and the option that mounts it."""
+    if reason := exposure(source):
+        return f"the run read {path}; {reason}", f"map a copy of what it needs: `--data {quote(path)}=PATH`"
+    below = "--yes-data, or " if source.is_relative_to(Path.cwd().resolve()) else ""
+    return f"the run read {path}, which is here and is not mounted", f"give {below}--data {quote(f'{path}={source}')}"

@@ -14,9 +14,10 @@ from envbuild.verify.sides.manifest import side_of_manifest
 from envbuild.verify.sides.model import StampedModel, artifact_findings, side_of_model
 
 
-def subject_of_model(it: StampedModel) -> Subject:
+def subject_of_model(it: StampedModel, named: str | None = None) -> Subject:
     """A model by its newest stamp; the copy of the manifest is read again for its bytes.
 
+    `named` is what the caller gave: of one file the manifest may say that the folder around it is the model.
     StampError where it bears no stamp, or was replaced after it was stamped: the environment would be another model's.
     """
     stamp = current_stamp(it)
@@ -28,6 +29,7 @@ def subject_of_model(it: StampedModel) -> Subject:
         images=stamp.images,
         locks=it.locks,
         model=it.uri,
+        named=named if named and not named.startswith("gs://") else None,
         findings=tuple(_disagreeing(it)),
     )
 
@@ -39,7 +41,6 @@ def subject_of_manifest(name: str, data: bytes, manifest: TrainingManifest) -> S
         side=side_of_manifest(manifest, name),
         manifest=manifest,
         manifest_bytes=data,
-        model=manifest.model_uri,
     )
 
 

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -11,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from envbuild.lock import pylock_text, read_pylock
 from envbuild.oci.digest import Digest
@@ -211,7 +214,7 @@ def test_the_contract_holds_before_the_start_and_inside(local):
     (local.folder / "data").mkdir()
     (local.folder / "data/x.csv").write_text("1,2\n")
     (local.folder / ".env").write_text('BUCKET="a b"\n')
-    ways = ("-e", "DATA=gs://acme-data/p/x.csv", "--data", "gs://acme-data/p=./data")
+    ways = ("--env-file", ".env", "-e", "DATA=gs://acme-data/p/x.csv", "--data", "gs://acme-data/p=./data")
     done = local.local("model", *ways, "--", "sh", "-c", 'echo "$BUCKET"; cat "$DATA"')
     assert (done.returncode, done.stdout) == (0, "a b\n1,2\n"), done.stderr
 
@@ -227,3 +230,42 @@ def test_editors_get_the_image_by_digest(local):
     texts = (local.folder / ".devcontainer/devcontainer.json").read_text(), (local.folder / "compose.yaml").read_text()
     assert reference in texts[1]
     assert all("hush" not in it for it in texts)
+
+
+KEYS = (".ssh/id_ed25519", ".config/gcloud/credentials.db", ".aws/credentials", ".netrc", "data/x.csv")
+
+
+def test_a_manifest_cannot_have_the_callers_files_and_variables_read(local):
+    home = local.folder.parent / "home"
+    for name in KEYS:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("host-secret")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(home / "docker.sock"))
+    (local.folder / "link").symlink_to(home / ".ssh")
+    (local.folder / "data").mkdir()
+    (local.folder / "data/mine.csv").write_text("mine")
+    places = [
+        *(f"{home}/{it}" for it in KEYS), str(home), f"{home}/.ssh", f"file://{home}/.aws", f"{local.folder}/link",
+        f"{local.folder}/../home/.config", "/root", "/var/log", f"../..{home}/.netrc", f"{local.folder}/data",
+    ]  # fmt: skip
+    token = "AWS_SECRET_ACCESS_KEY"
+    needs = {"variables": [{"name": token, "present": True}], "data": [{"uri": it} for it in places]}
+    local.write(manifest_of(contract=needs, variables={token: "placeholder-0123456789"}))
+    local.pushed()
+    here, secret = {"HOME": str(home)}, {token: "host-secret"}
+    paths = shlex.join([*(f"{home}/{it}" for it in KEYS), f"{local.folder}/link/id_ed25519", f"{home}/docker.sock"])
+    look = f'for it in {paths}; do test -e "$it" && echo found $it; done; env; cat {shlex.quote(str(local.folder))}/data/mine.csv'
+    done = local.local("model", "--check", "off", "--yes-data", "--", "sh", "-c", look, **here, **secret)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("mine")
+    assert "found" not in done.stdout
+    assert "host-secret" not in done.stdout
+    assert f"give --data {home}/data/x.csv={home}/data/x.csv" in done.stderr
+    assert local.local("model", "--devcontainer", "--compose", "--check", "warn", **here, **secret).returncode == 0
+    volumes = yaml.safe_load((local.folder / "compose.yaml").read_text())["services"]["env"]["volumes"]
+    assert [it["source"] for it in volumes] == [".", str(local.folder / "model")]
+    editor = json.loads((local.folder / ".devcontainer/devcontainer.json").read_text().partition("\n")[2])
+    assert editor["mounts"] == [f"type=bind,source={local.folder}/model,target={local.folder}/model,readonly"]
+    assert token not in editor["containerEnv"]
+    assert f"${{{token}" not in (local.folder / "compose.yaml").read_text()

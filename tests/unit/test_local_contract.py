@@ -29,8 +29,12 @@ def subject(
     return Subject(name="run.json", side=side_of_manifest(manifest, "run.json"), manifest=manifest, model=model)
 
 
-def settled(it: Subject, *options: str, files=(), maps=(), with_adc=False, **environment: str) -> Settled:
-    return settle(it, options=options, env_files=files, maps=maps, with_adc=with_adc, environment=environment)
+def settled(
+    it: Subject, *options: str, files=(), maps=(), with_adc=False, yes_data=False, **environment: str
+) -> Settled:
+    return settle(
+        it, options=options, env_files=files, maps=maps, with_adc=with_adc, environment=environment, yes_data=yes_data
+    )
 
 
 @pytest.fixture
@@ -127,34 +131,55 @@ def test_what_names_a_mapped_place_is_rewritten_whoever_gave_it(tmp_path, env_fi
         "YOURS": "/gcs/jobs/17/x",
         "ENVBUILD_MODEL": "/gcs/jobs/17/model",
     }
-    assert found.where["AIP_MODEL_DIR"] == found.where["MINE"] == found.where["YOURS"] == "data"
-    assert found.where["OTHER"] == "run"
+    assert found.where["MINE"] == found.where["YOURS"] == "data"
+    # What the run says stays the run's: only who gave a value can have it taken from the shell again.
+    assert found.where["AIP_MODEL_DIR"] == found.where["OTHER"] == "run"
     assert found.mounts == (
         Mount(source=tmp_path / "in", target="/gcs/acme/churn", read_only=True),
         Mount(source=tmp_path / "out", target="/gcs/jobs/17"),
     )
 
 
-def test_local_data_of_the_run_is_mounted_where_the_program_looks_for_it(tmp_path, monkeypatch):
+def test_local_data_of_the_run_is_mounted_only_below_this_folder_and_by_yes_data(tmp_path, monkeypatch):
     work = tmp_path / "work"
-    for folder in ("data/inner", "moved", "work/here", "beside"):
+    for folder in ("data/inner", "work/here", "work/moved", "work/data/inner"):
         (tmp_path / folder).mkdir(parents=True)
+    (work / "out").symlink_to(tmp_path / "data")
     monkeypatch.chdir(work)
     data = (
         Data(uri=f"{tmp_path}/data"),
-        Data(uri=f"file://{tmp_path}/data/inner"),
+        Data(uri=f"{work}/data"),
+        Data(uri=f"file://{work}/data/inner"),
+        Data(uri=f"{work}/out"),
+        Data(uri=f"{work}/here/../../data"),
         Data(uri="here"),
         Data(uri="/nowhere/at/all"),
         Data(uri="/old/place", variable="DATA"),
         Data(uri="gs://acme/x"),
         Data(uri="bq://project.dataset"),
-        Data(uri="/usr"),
-        Data(uri="/etc/passwd"),
     )
-    found = settled(subject(data=data), f"DATA={tmp_path}/moved")
+    assert settled(subject(data=data), f"DATA={work}/moved").mounts == ()
+    found = settled(subject(data=data), f"DATA={work}/moved", yes_data=True)
     assert found.mounts == tuple(
-        Mount(source=tmp_path / it, target=f"{tmp_path}/{it}", read_only=True) for it in ("data", "moved")
+        Mount(source=it, target=str(it), read_only=True) for it in (work / "data", work / "moved")
     )
+
+
+def test_a_model_that_only_the_manifest_names_is_data_of_the_run(tmp_path, monkeypatch):
+    work = tmp_path / "work"
+    for folder in (work / "model", tmp_path / "model"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(work)
+    own = Mount(source=work / "model", target=f"{work}/model", read_only=True)
+    for place in (f"{work}/model", "model"):
+        assert settled(subject(model_uri=place)) == Settled()
+        found = settled(subject(model_uri=place), yes_data=True)
+        assert (found.variables, found.mounts) == ({"ENVBUILD_MODEL": f"{work}/model"}, (own,))
+    outside = subject(model_uri=f"{tmp_path}/model")
+    assert settled(outside) == settled(outside, yes_data=True) == Settled()
+    mapped = settled(outside, maps=[f"{tmp_path}/model={tmp_path}/model"])
+    assert mapped.variables == {"ENVBUILD_MODEL": f"{tmp_path}/model"}
+    assert settled(subject(model_uri="gs://jobs/17/model")).variables == {"ENVBUILD_MODEL": "gs://jobs/17/model"}
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
@@ -175,6 +200,10 @@ def test_a_model_whose_path_the_container_needs_or_cannot_follow_is_seen_elsewhe
     (tmp_path / "model").touch()
     monkeypatch.chdir(tmp_path / "work")
     assert settled(subject(model="../model")).mounts[0].target == f"{tmp_path}/model"
+    (tmp_path / "work/model").symlink_to("/etc")
+    with pytest.raises(UsageError, match="link to /etc") as error:
+        settled(subject(model="model"))
+    assert error.value.todo == "name that path itself"
 
 
 @pytest.mark.parametrize("model", ["models:/churn/7", "/nowhere/at/all"])

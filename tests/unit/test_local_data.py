@@ -1,5 +1,6 @@
 """--data: what stands for a place of the run, which values are rewritten, and what is refused."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.errors import UsageError
-from envbuild.local.data import DataMap, check_mounts, read_maps, rewritten, seen_at
+from envbuild.local import exposure
+from envbuild.local.data import DataMap, check_mounts, read_maps, rewritten, seen_at, workspace_mount
 from envbuild.local.model import Mount
 
 
@@ -36,6 +38,9 @@ def read(*texts: str, home: str | None = None) -> list[tuple[str, str, str, bool
         ("gs://acme/p=more data", ("gs://acme/p", "more data", "/gcs/acme/p", True)),
         ("gs://acme/ü ö=dät€n", ("gs://acme/ü ö", "dät€n", "/gcs/acme/ü ö", True)),
         ("gs://acme/p=c,d", ("gs://acme/p", "c,d", "/gcs/acme/p", True)),
+        ("gs://acme/p=data,unsafe", ("gs://acme/p", "data", "/gcs/acme/p", True)),
+        ("gs://acme/p=data:rw,unsafe", ("gs://acme/p", "data", "/gcs/acme/p", False)),
+        ("gs://acme/p=x:rw:ro,unsafe", ("gs://acme/p", "x:rw", "/gcs/acme/p", True)),
         ("gs://acme/year=2024=data", ("gs://acme/year=2024", "data", "/gcs/acme/year=2024", True)),
         ("gs://acme/p/t.csv=file.csv", ("gs://acme/p/t.csv", "file.csv", "/gcs/acme/p/t.csv", True)),
         ("/data/train=data", ("/data/train", "data", "/data/train", True)),
@@ -147,6 +152,27 @@ def test_what_lies_in_a_mapped_place_is_seen_at_its_own_path_and_nothing_else_is
     it = DataMap(uri=uri, mount=Mount(source=Path("/x"), target=target))
     inside = value[: len(mapped)] == mapped
     assert rewritten(place, [it]) == (seen_at(place) if inside else place)
+
+
+def test_this_folder_is_mounted_and_a_socket_in_it_is_told(here, monkeypatch):
+    told: list[str] = []
+    assert workspace_mount(told.append) == Mount(source=here, target="/workspace")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("b/s.sock")
+    assert workspace_mount(told.append).source == here
+    [line] = told
+    assert f"{here}/b/s.sock" in line
+
+
+def test_in_the_callers_own_home_only_the_rules_for_homes_count(here, monkeypatch):
+    """A home may lie in a folder of the system: root's does, and those of services such as Jenkins do."""
+    (here / "home/project").mkdir(parents=True)
+    (here / "home/.keys").mkdir()
+    monkeypatch.setattr(exposure, "_SYSTEM", (str(here),))
+    monkeypatch.setenv("HOME", str(here / "home"))
+    assert exposure.reserved(here / "home/project") is None
+    assert "settings and keys" in (exposure.reserved(here / "home/.keys") or "")
+    assert "the system's" in (exposure.reserved(here / "b") or "")
 
 
 def mount(source: Path, target: str) -> Mount:

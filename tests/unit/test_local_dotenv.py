@@ -1,11 +1,9 @@
 """`.env` files: the syntax that people have, and no value in any message."""
 
-import os
-
 import pytest
 
 from envbuild.errors import UsageError
-from envbuild.local.dotenv import default_env_files, read_dotenv
+from envbuild.local.dotenv import read_dotenv
 
 TEXT = r"""
 # a comment
@@ -67,25 +65,3 @@ def test_a_file_that_cannot_be_read(tmp_path):
         with pytest.raises(UsageError, match=said) as error:
             read_dotenv(tmp_path / name, {})
         assert error.value.where == str(tmp_path / name)
-
-
-def test_env_of_a_folder_is_read_if_it_lies_there_and_is_no_virtual_environment(tmp_path):
-    path = tmp_path / ".env"
-    assert default_env_files(tmp_path) == ()
-    os.mkfifo(path)
-    assert default_env_files(tmp_path) == (path,)
-    path.unlink()
-    path.mkdir()
-    (path / "pyvenv.cfg").touch()
-    assert default_env_files(tmp_path) == ()
-
-
-def test_env_that_cannot_be_read_is_not_passed_over(tmp_path):
-    folder, link = tmp_path / "a", tmp_path / "b"
-    (folder / ".env").mkdir(parents=True)
-    link.mkdir()
-    (link / ".env").symlink_to("gone")
-    for place, said in ((folder, "folder"), (link, "No such file")):
-        with pytest.raises(UsageError, match=said) as error:
-            default_env_files(place)
-        assert error.value.where == str(place / ".env")

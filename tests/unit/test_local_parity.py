@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from envbuild.cli.console import Progress
-from envbuild.errors import UsageError
+from envbuild.errors import UsageError, VerifyError
 from envbuild.local.model import Subject
 from envbuild.local.parity import parity
 from envbuild.manifest import read_manifest
@@ -55,6 +55,18 @@ def test_neither_sample_nor_model_is_guessed(tmp_path):
         found(Subject(name="image", side=SIDE, image="image", model="m"), tmp_path)
     [finding] = found(subject_of(None, model="m"), tmp_path)
     assert finding.id == "golden-sample"
+
+
+def test_a_model_that_only_the_manifest_names_is_not_read_outside_of_this_folder(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/link").symlink_to("/etc")
+    monkeypatch.chdir(tmp_path / "work")
+    for place in (str(tmp_path), "/etc", "file:///etc", "..", "link"):
+        it = subject_of(DOUBLED)
+        assert it.manifest is not None
+        claimed = dataclasses.replace(it, manifest=dataclasses.replace(it.manifest, model_uri=place))
+        with pytest.raises(VerifyError, match="give the model itself as TARGET"):
+            found(claimed, tmp_path)
 
 
 def test_of_several_outputs_the_largest_difference_counts_and_the_furthest_beyond_comes_first():

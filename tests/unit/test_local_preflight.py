@@ -199,6 +199,8 @@ PLACES: list[tuple[str, Settled, str]] = [
     ("/data/train.csv", Settled(mounts=MOUNTED), ""),
     ("here.csv", Settled(), ""),
     ("gone.csv", Settled(), "start in the folder where it lies"),
+    ("/usr/share/doc", Settled(), "give --data /usr/share/doc=/usr/share/doc"),
+    ("/home", Settled(), "map a copy of what it needs: `--data /home=PATH`"),
     ("s3://acme/train", Settled(variables=ADC), "-e DATA=..."),
 ]
 
@@ -211,6 +213,26 @@ def test_data_is_reached_by_a_mount_a_variable_credentials_or_this_folder(uri, s
     assert wrong(findings) == ([("warning", uri)] if todo else [])
     if todo:
         assert todo in the(findings, uri).todo
+
+
+def test_a_place_below_this_folder_can_be_accepted(tmp_path, monkeypatch):
+    (tmp_path / "train set").mkdir()
+    (tmp_path / "out").symlink_to("/usr/share")
+    monkeypatch.chdir(tmp_path)
+    place = f"{tmp_path}/train set"
+    inside = the(found(of_run(**contract(data=place)), WORKSTATION), place)
+    assert inside.says == f"the run read {place}, which is here and is not mounted"
+    assert inside.todo.startswith(f"give --yes-data, or --data '{place}={place}'")
+    outside = the(found(of_run(**contract(data=f"{tmp_path}/out")), WORKSTATION), f"{tmp_path}/out")
+    assert outside.todo.startswith(f"give --data {tmp_path}/out=/usr/share")
+
+
+def test_a_model_of_the_manifest_is_listed_if_it_is_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    listed = the(found(of_run(model_uri=f"{tmp_path}/model"), WORKSTATION), f"{tmp_path}/model")
+    assert "--yes-data" in listed.todo
+    assert not [it for it in found(of_run(model_uri="/gone/model"), WORKSTATION) if it.rule == "data-absent"]
 
 
 def test_a_host_with_nothing_known_is_no_fault():
