@@ -47,6 +47,10 @@ class DirectoryStore:
         pointers = self._pointers()
         return {name: _record_of(pointers.get(name)) for name in found[:_MOST_NAMES]}
 
+    def within(self, name: str) -> "DirectoryStore":
+        """The store of a folder below this one."""
+        return DirectoryStore(f"{self.folder}/{name}")
+
     def state(self, name: str) -> State | None:
         """The file's state; its metadata counts only as long as the file is the one that it was written for."""
         with told(self._path(name)):

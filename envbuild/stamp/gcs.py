@@ -78,6 +78,10 @@ class GcsStore:
                 for blob in itertools.islice(found, _MOST_NAMES)
             }
 
+    def within(self, name: str) -> "GcsStore":
+        """The store of a folder below this one."""
+        return GcsStore(self.client, self.bucket, self._full(name))
+
     def state(self, name: str) -> State | None:
         """The object's state now; None when there is no such object, or no such bucket."""
         blob = self._blob(name)

@@ -53,6 +53,10 @@ class Store(Protocol):
         """
         ...
 
+    def within(self, name: str) -> "Store":
+        """The store of a folder below this one."""
+        ...
+
     def state(self, name: str) -> State | None:
         """The object's state now; None when there is no such object."""
         ...
