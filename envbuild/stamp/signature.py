@@ -13,6 +13,7 @@ from envbuild.errors import StampError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.stamp.objects import Model
 from envbuild.stamp.record import FOLDER, RECORD_LIMIT, Stamp, read_record, record_digest, signature_name
+from envbuild.stamp.store import MOST_NAMES
 from envbuild.stamp.uri import parse_model_uri
 from envbuild.trust import Claim, Voucher
 
@@ -86,7 +87,11 @@ def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof)
 
 def signed(model: Model, keys: Keys, *, above: int = -1, also: str | None = None) -> Iterator[tuple[str, Stamp]]:
     """Yield the records in the model's folder, and `also`, that a key signed for this model, with a higher counter."""
-    files = model.store.within(FOLDER).names(deep=False)
+    folder = model.store.within(FOLDER)
+    files = folder.names(deep=False)
+    if len(files) >= MOST_NAMES:
+        what = f"the folder has {MOST_NAMES} files or more, so that a newer record could be hidden among them"
+        raise StampError(what, where=folder.where, todo="remove files from it that no record names")
     names = [f"{FOLDER}/{it}" for it in files if it.startswith("record-") and not it.endswith(signature_name(""))]
     for name in dict.fromkeys([*([also] if also else []), *names]):
         data = model.store.read(name, limit=RECORD_LIMIT)

@@ -12,6 +12,9 @@ MODEL_SUFFIXES = (".keras", ".h5", ".pt", ".onnx")
 
 SAVED_MODEL = "saved_model.pb"
 
+MOST_NAMES = 1000
+"""How many names of a folder are listed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:

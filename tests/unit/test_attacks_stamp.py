@@ -396,6 +396,15 @@ def test_an_older_record_whose_successors_were_removed_is_refused_by_the_lowest_
     assert "record 2 of the model, and --minimum-record asks for 3 or later; an older stamp was put back" in said
 
 
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_a_newer_record_cannot_be_hidden_among_many_files(tmp_path, request, capsys, place):
+    site = Site(InFolder(tmp_path) if place == "folder" else InBucket(request.getfixturevalue("gcs")), tmp_path)
+    site.point(site.records[1])
+    for number in range(1000):
+        site.put(f"envbuild/a{number}", b"")
+    assert "the folder has 1000 files or more" in refused(site, capsys)
+
+
 def test_what_only_the_pointer_says_changes_nothing(tmp_path, capsys):
     site = Site(InFolder(tmp_path), tmp_path)
     site.point(site.newest, **{"envbuild-image-serve-cpu": f"evil.example.com/a@{Digest.of(b'evil')}"})
