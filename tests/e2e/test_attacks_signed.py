@@ -40,6 +40,13 @@ class Place:
         for wheel in (TENSORFLOW, TOOL):
             (folder / wheel.filename).write_bytes(wheel.data)
         (folder / "manifest.json").write_text(json.dumps(manifest_of()))
+        self.base = str(push(OLD, Reference.parse(f"{host}/up/base:1")).reference)
+        self.train = self.made(
+            "manifest.json", "--base", self.base, "--push", f"{self.name}/train:1", "--stamp", "model"
+        )
+        self.first = self.served("print(1)")
+        self.before = (self.model / "envbuild/pointer.json").read_bytes()
+        self.serve = self.served("print(2)")
 
     def run(self, *words: object) -> subprocess.CompletedProcess[str]:
         # No engine is asked: there is none at this address.
@@ -91,13 +98,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, registry) -> Place:
-    found = Place(tmp_path_factory.mktemp("signed"), registry.host)
-    base = ("--base", str(push(OLD, Reference.parse(f"{registry.host}/up/base:1")).reference))
-    found.train = found.made("manifest.json", *base, "--push", f"{found.name}/train:1", "--stamp", "model")
-    found.first = found.served("print(1)")
-    found.before = (found.model / "envbuild/pointer.json").read_bytes()
-    found.serve = found.served("print(2)")
-    return found
+    return Place(tmp_path_factory.mktemp("signed"), registry.host)
 
 
 def test_what_the_key_vouched_for_is_deployed(place):
@@ -122,8 +123,7 @@ def test_what_the_key_did_not_vouch_for_is_not(place):
         place.stamped(evil)
         assert place.run("deploy-check", "model", evil).returncode == 0  # without a key the stamp is believed
         refused(evil, "the stamp is not signed")
-        for record in (place.model / "envbuild").glob("record-*.sigstore.json"):
-            bundle = record.read_bytes()
+        bundle = next((place.model / "envbuild").glob("record-*.sigstore.json")).read_bytes()
         name = max((place.model / "envbuild").glob("record-*.json"), key=lambda it: it.stat().st_mtime_ns).stem
         (place.model / f"envbuild/{name}.sigstore.json").write_bytes(bundle)
         refused(evil, "it was signed for another record")
