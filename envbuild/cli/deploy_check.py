@@ -12,13 +12,14 @@ from envbuild.cli.ordering import check_given
 from envbuild.cli.printed import check_stdout
 from envbuild.cli.references import AsJson, Platform, machine_of
 from envbuild.cli.targets import in_one_line, kind_of
-from envbuild.cli.vouching import Signed, check_key
+from envbuild.cli.vouching import MinimumRecord, Signed, proof_of
 from envbuild.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from envbuild.oci.reference import Reference
+    from envbuild.stamp import Proof
     from envbuild.verify.findings import Finding
     from envbuild.verify.policy import Policy
     from envbuild.verify.reports import Verdict
@@ -41,6 +42,7 @@ def run(
     *,
     policy: PolicyFile = None,
     signed: Signed = None,
+    minimum_record: MinimumRecord = None,
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
@@ -48,13 +50,16 @@ def run(
 
     It has to be an image that the model is stamped with, or one that has all of the training image's environment; and
     the model's files have to be those that were stamped. No container engine is needed. What was found goes to stderr.
-    Exit code 16 where a finding fails the policy: by default, where any is an error.
+    Exit code 16 where a finding fails the policy: by default, where any is an error. With --signed the key has to have
+    signed the stamp and the image, and the stamp has to name the image.
     """
     check_stdout()
     given, machine, judge = _reference(model, image), machine_of(platform), _policy(policy)
-    check_key(signed)
+    keys = (signed,) if signed is not None else judge.keys
+    proof = proof_of(keys, minimum_record)
     with Progress() as progress:
-        reference, found = _findings(kind_of(model)[1], given, machine, signed, progress)
+        reference, found = _findings(kind_of(model)[1], given, machine, proof, progress)
+        found = (*found, *_signatures(reference, keys, progress), *judge.registry_findings(reference))
     verdict = _verdict(model, given, found, judge)
     if as_json:
         _print_json(verdict, reference)
@@ -103,7 +108,7 @@ def _policy(path: Path | None) -> "Policy":
 
 
 def _findings(
-    model: str, given: "Reference", machine: str, signed: str | None, progress: Progress
+    model: str, given: "Reference", machine: str, proof: "Proof | None", progress: Progress
 ) -> "tuple[Reference, tuple[Finding, ...]]":
     """The image by the digest that was looked at, and what was found: a tag may name another one meanwhile."""
     from envbuild.registry import pull
@@ -111,21 +116,20 @@ def _findings(
     from envbuild.verify.sides.model import read_model
 
     progress.step(f"reading model {in_one_line(model)}")
-    stamped = read_model(model)
+    stamped = read_model(model, proof)
     progress.step(f"reading image {given}")
     image = pull(given, machine=machine)
     reference = given.at(digest_of(image))
-    found = tuple(deploy_findings(stamped, given, image, progress.progress))
-    return reference, (*found, *_signatures(reference, signed, progress))
+    return reference, tuple(deploy_findings(stamped, given, image, progress.progress))
 
 
-def _signatures(reference: "Reference", key: str | None, progress: Progress) -> "Iterator[Finding]":
-    if key is None:
+def _signatures(reference: "Reference", keys: "Sequence[str]", progress: Progress) -> "Iterator[Finding]":
+    if not keys:
         return
-    from envbuild.verify.signed import check_signed
+    from envbuild.verify.signed import check_signed_by_any
 
     progress.step(f"looking for signatures of {reference}")
-    yield from (it.held(str(reference), str(reference)) for it in check_signed(reference, key))
+    yield from (it.held(str(reference), str(reference)) for it in check_signed_by_any(reference, keys))
 
 
 def _verdict(model: str, given: "Reference", found: "Sequence[Finding]", judge: "Policy") -> "Verdict":

@@ -9,6 +9,7 @@ import typer
 from envbuild.cli.console import Progress, printable
 from envbuild.cli.printed import check_stdout
 from envbuild.cli.references import AsJson
+from envbuild.cli.vouching import MinimumRecord, Signed, proof_of
 from envbuild.errors import StampError
 
 if TYPE_CHECKING:
@@ -18,13 +19,24 @@ Model = Annotated[str, typer.Argument(help="A stamped model: gs://..., a folder,
 Whole = Annotated[bool, typer.Option("--history", help="Show all records, the newest first, and what each changed.")]
 
 
-def run(model: Model, *, history: Whole = False, as_json: AsJson = False) -> None:
+_SIGNED = {True: "signed by the key", False: "not signed", None: "signed; --signed KEY checks by whom"}
+
+
+def run(
+    model: Model,
+    *,
+    history: Whole = False,
+    signed: Signed = None,
+    minimum_record: MinimumRecord = None,
+    as_json: AsJson = False,
+) -> None:
     """Show which images a model is stamped with: by role, variant and platform, with what they were made from."""
     from envbuild.stamp import read_history
 
     check_stdout()
+    proof = proof_of((signed,) if signed is not None else (), minimum_record)
     with Progress() as progress:
-        found = read_history(model, whole=history)
+        found = read_history(model, whole=history, proof=proof)
         if not found.records:
             todo = "stamp it with what it was trained in: envbuild from-manifest MANIFEST --push REPO --stamp MODEL"
             raise StampError("the model bears no stamp", where=found.model, todo=todo)
@@ -48,7 +60,14 @@ def _shown(found: "History") -> dict[str, Any]:
         else {"name": it.name, "record": None, "fault": it.fault}
         for it in found.records
     ]
-    return {"model": found.model, "current": found.current, "records": records}
+    newest = found.records[0].stamp
+    return {
+        "model": found.model,
+        "current": found.current,
+        "counter": newest.counter if newest else 0,
+        "signed": found.signed,
+        "records": records,
+    }
 
 
 def _lines(found: "History") -> Iterator[str]:
@@ -59,6 +78,8 @@ def _lines(found: "History") -> Iterator[str]:
         yield from _image(image)
     for number, record in enumerate(found.records):
         yield from _record(record, found.records[number + 1 : number + 2], whole=len(found.records) > 1)
+        if number == 0:
+            yield f"    {_SIGNED[found.signed]}"
 
 
 def _image(image: "StampedImage") -> Iterator[str]:
@@ -81,7 +102,8 @@ def _record(record: "Recorded", before: "tuple[Recorded, ...]", *, whole: bool) 
         yield f"  {record.name}: {record.fault}, so that nobody can say what came before it"
         return
     by = f", by {record.stamp.by}" if record.stamp.by else ""
-    yield f"  {record.name}: {record.stamp.created}, envbuild {record.stamp.envbuild}{by}"
+    counter = f", record {record.stamp.counter}" if record.stamp.counter else ""
+    yield f"  {record.name}: {record.stamp.created}, envbuild {record.stamp.envbuild}{by}{counter}"
     if whole and not (before and before[0].stamp is None):
         yield from _changes(before[0].stamp if before else None, record.stamp)
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from envbuild.cli import locking
+from envbuild.cli.vouching import MinimumRecord, Signed
 
 
 class CheckName(StrEnum):
@@ -81,6 +82,8 @@ class Wanted:
     base: Base = None
     find_links: FindLinks = None
     offline: Offline = False
+    signed: Signed = None
+    minimum_record: MinimumRecord = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from envbuild.cli import locking
 from envbuild.cli.console import Progress, printable
 from envbuild.cli.local_options import Asked, CheckName
 from envbuild.cli.targets import in_one_line, kind_of
+from envbuild.cli.vouching import proof_of
 from envbuild.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from envbuild.local.model import Choice, Machine, Settled, Subject
     from envbuild.lock import Options
     from envbuild.pipeline import Reporter
+    from envbuild.stamp import Proof
     from envbuild.verify.findings import Finding
 
 _REMEDY = "mend it as it is said there, or go on all the same with --check warn"
@@ -36,17 +38,22 @@ class Prepared:
     settled: "Settled"
 
 
-def subject_of(target: str, machine: str, client: "docker.DockerClient | None", progress: Progress) -> "Subject":
-    """Read the target; UsageError for what has no environment."""
+def subject_of(
+    target: str, machine: str, client: "docker.DockerClient | None", proof: "Proof | None", progress: Progress
+) -> "Subject":
+    """Read the target; UsageError for what has no environment, VerifyError for a model whose stamp is not proven."""
     from envbuild.local.subject import subject_of_image, subject_of_manifest, subject_of_model
 
     kind, name = kind_of(target)
+    if proof and kind != "model":
+        todo = "give the stamped model; envbuild verify IMAGE --signed KEY checks an image"
+        raise UsageError("--signed is about the stamp of a model", where=f"TARGET {in_one_line(target)}", todo=todo)
     progress.step(f"reading {kind} {in_one_line(name)}")
     match kind:
         case "model":
             from envbuild.verify.sides.model import read_model
 
-            return subject_of_model(read_model(name), name)
+            return subject_of_model(read_model(name, proof), name)
         case "manifest":
             from envbuild.cli.records import read_run
             from envbuild.manifest.formats import Given
@@ -71,8 +78,10 @@ def prepared(asked: Asked, machine: "Machine", client: "docker.DockerClient | No
     from envbuild.local.data import resolve_here
     from envbuild.local.pins import known_changes
 
-    subject = subject_of(asked.target, machine.machine, client, progress)
-    choice = choose(subject, machine, asked.wanted.variant.value)
+    wanted = asked.wanted
+    proof = proof_of((wanted.signed,) if wanted.signed is not None else (), wanted.minimum_record)
+    subject = subject_of(asked.target, machine.machine, client, proof, progress)
+    choice = choose(subject, machine, wanted.variant.value)
     for line in (*choice.reasons, *known_changes(subject, choice)):
         progress.note(line)
     needs = asked.needs

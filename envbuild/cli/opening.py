@@ -11,6 +11,7 @@ from envbuild.cli.targets import in_one_line, kind_of
 if TYPE_CHECKING:
     from envbuild.manifest.model import Contract, TrainingManifest
     from envbuild.oci.reference import Reference
+    from envbuild.stamp import Proof
     from envbuild.verify.against import Target
 
 
@@ -25,6 +26,8 @@ class Opening:
     stack: ExitStack
     """Ends with the command; images are open until then."""
     progress: Progress
+    proof: "Proof | None" = None
+    """What stamps of models have to prove."""
 
     def target(self, text: str, wanted: "Contract") -> "Target":
         """Read one target; `wanted` is what it may have to serve, which decides what a host is asked for."""
@@ -48,7 +51,7 @@ class Opening:
         from envbuild.verify.against import Target
         from envbuild.verify.sides.model import read_model, side_of_model
 
-        model = read_model(name)
+        model = read_model(name, self.proof)
         return Target(side=side_of_model(model), model=model)
 
     def _image(self, name: str) -> "Target":

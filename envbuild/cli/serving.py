@@ -11,6 +11,7 @@ import typer
 from envbuild.cli.console import Progress
 from envbuild.cli.ordering import Asked, check_asked, check_given, order_of, read
 from envbuild.cli.targets import IMAGES, in_one_line, kind_of
+from envbuild.cli.vouching import MinimumRecord, Signed, check_key
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Serving:
     slim: Slim = False
     gate: Gate = GateName.AUTO
     no_stamp: NoStamp = False
+    signed: Signed = None
+    minimum_record: MinimumRecord = None
 
 
 def check_training(serving: Serving) -> None:
@@ -95,6 +98,8 @@ def check_training(serving: Serving) -> None:
         "--slim": serving.slim,
         "--gate": serving.gate is not GateName.AUTO,
         "--no-stamp": serving.no_stamp,
+        "--signed": serving.signed,
+        "--minimum-record": serving.minimum_record,
     }
     if useless := [name for name, value in given.items() if value]:
         what, todo = "these are for an image that serves", "give --role serve too, or leave them out"
@@ -112,6 +117,7 @@ def served_order(target: str, serving: Serving, asked: Asked, progress: Progress
     model = _model(target, asked)
     name, data = (model, b"") if model else read(_plain(target), asked.known, progress)
     _check_stamp(model, serving, asked)
+    _check_signed(model, serving, asked)
     order = order_of(name, data, asked)
     stamp = None if serving.no_stamp else model or asked.outputs.stamp
     return ServeOrder(
@@ -126,6 +132,8 @@ def served_order(target: str, serving: Serving, asked: Asked, progress: Progress
         embed=serving.embed_model,
         slim=serving.slim,
         gate=serving.gate.value,
+        signed=(serving.signed,) if serving.signed is not None else (),
+        minimum_record=serving.minimum_record or 0,
     )
 
 
@@ -175,6 +183,16 @@ def _check_stamp(model: str | None, serving: Serving, asked: Asked) -> None:
         raise UsageError(what, where=f"{in_one_line(model)}, --stamp {in_one_line(stamp)}", todo=todo)
     if stamp and serving.no_stamp:
         raise UsageError("these contradict each other", where="--stamp, --no-stamp", todo="leave out one of them")
+
+
+def _check_signed(model: str | None, serving: Serving, asked: Asked) -> None:
+    if serving.signed is not None and model is None:
+        what, todo = "--signed is about the stamp of a model, and a manifest is given", "give the stamped model"
+        raise UsageError(what, where="--signed", todo=todo)
+    check_key(serving.signed)
+    if serving.minimum_record is not None and serving.signed is None and asked.attesting.sign is None:
+        todo = "give --signed KEY too, or leave it out"
+        raise UsageError("only a signed record's number counts", where="--minimum-record", todo=todo)
 
 
 def words_of(cmd: str | None) -> tuple[str, ...]:

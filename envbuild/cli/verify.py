@@ -16,12 +16,13 @@ from envbuild.cli.golden import Asked, golden_findings
 from envbuild.cli.printed import check_stdout
 from envbuild.cli.references import AsJson, Platform, machine_of
 from envbuild.cli.targets import FORMS, in_one_line, kind_of
-from envbuild.cli.vouching import Osv, Signed, Vouching
+from envbuild.cli.vouching import MinimumRecord, Osv, Signed, Vouching, proof_of, references_of
 from envbuild.errors import EnvbuildError, UsageError, VerifyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from envbuild.stamp import Proof
     from envbuild.verify import Finding
     from envbuild.verify.policy import Policy
     from envbuild.verify.reports import Verdict
@@ -103,6 +104,7 @@ def run(
     python: Python = None,
     platform: Platform = None,
     signed: Signed = None,
+    minimum_record: MinimumRecord = None,
     osv: Osv = None,
     policy: PolicyFile = None,
     form: Format = None,
@@ -123,12 +125,13 @@ def run(
         overrides=tuple(set_ or ()),
         deep=deep,
     )
-    vouching = Vouching(signed=signed, osv=osv)
-    _check(targets, by_lock, lock is not None, golden=golden, run_=run_, vouched=signed is not None or osv is not None)
+    judge = _policy(policy)
+    vouching = Vouching(signed=signed, required=judge.keys, osv=osv)
+    _check(targets, by_lock, lock is not None, golden=golden, run_=run_, vouched=bool(vouching.keys or osv))
     vouching.check(targets)
+    proof = proof_of(vouching.keys, minimum_record)
     _check_python(targets, python)
     form = _form(form, as_json=as_json)
-    judge = _policy(policy)
     more: dict[str, Any] = {}
     failed: EnvbuildError | None = None
     found: tuple[Finding, ...] = ()
@@ -139,8 +142,9 @@ def run(
             found = (*found, *vouching.by_lock(targets[0], lock, progress))
         elif golden or not vouching.alone(targets):
             asked = Asked(golden=golden, run=run_, python=python)
-            found, failed = _held(targets, machine_of(platform), asked, vouching, progress)
-        found = (*found, *vouching.signatures(targets, progress))
+            found, failed = _held(targets, machine_of(platform), asked, vouching, proof, progress)
+        placed = (one for it in references_of(targets).values() for one in judge.registry_findings(it))
+        found = (*found, *vouching.signatures(targets, progress), *placed)
     verdict = _verdict(targets, found, judge, failed.what if failed else "")
     _print(verdict, form, more)
     if failed:
@@ -201,7 +205,7 @@ def _policy(path: Path | None) -> "Policy":
 
 
 def _held(
-    targets: list[str], machine: str, asked: "Asked", vouching: Vouching, progress: Progress
+    targets: list[str], machine: str, asked: "Asked", vouching: Vouching, proof: "Proof | None", progress: Progress
 ) -> "tuple[tuple[Finding, ...], EnvbuildError | None]":
     """What was found, and what ended the golden part, if anything did: the rest is known by then."""
     from envbuild.cli.opening import Opening
@@ -209,7 +213,7 @@ def _held(
     from envbuild.verify.against import verify_targets
 
     with ExitStack() as stack:
-        opening = Opening(machine=machine, python=asked.python, stack=stack, progress=progress)
+        opening = Opening(machine=machine, python=asked.python, stack=stack, progress=progress, proof=proof)
         first = opening.target(targets[0], Contract())
         opened = [first, *(opening.target(text, first.side.contract) for text in targets[1:])]
         more = golden_findings(opened, machine, asked, progress) if asked.golden else iter(())

@@ -14,6 +14,7 @@ from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
+    from envbuild.stamp import Proof
     from envbuild.verify import Finding
     from envbuild.verify.against import Target
 
@@ -21,9 +22,13 @@ Signed = Annotated[
     str | None,
     typer.Option(
         "--signed",
-        help="Whether images in registries are signed by this public key, in PEM, or by keyless:ISSUER=IDENTITY.",
+        help="Refuse stamps and images not signed by this public key, in PEM, or by keyless:ISSUER=IDENTITY.",
         metavar="KEY",
     ),
+]
+MinimumRecord = Annotated[
+    int | None,
+    typer.Option("--minimum-record", help="With --signed: refuse a stamp with a lower number.", metavar="N", min=1),
 ]
 Osv = Annotated[
     Path | None,
@@ -36,14 +41,23 @@ class Vouching:
     """What was asked."""
 
     signed: str | None
+    required: tuple[str, ...] = ()
+    """The policy's keys, which count where --signed is not given."""
     osv: Path | None
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """One of these has to have signed."""
+        return (self.signed,) if self.signed is not None else self.required
+
     def check(self, targets: Sequence[str]) -> None:
-        """UsageError for a key where no target is an image in a registry, and for what is no key or database."""
-        if self.signed is not None and not _references(targets):
-            todo = "give an image by its reference, or leave --signed out"
-            raise UsageError("signatures lie in registries, and no target is there", where="--signed", todo=todo)
-        check_key(self.signed)
+        """UsageError for a key where no target can be signed, and for what is no key or database."""
+        kinds = {kind_of(it)[0] for it in targets}
+        if self.signed is not None and "model" not in kinds and not references_of(targets):
+            todo = "give a stamped model or an image by its reference, or leave --signed out"
+            raise UsageError("only models and images in registries are signed", where="--signed", todo=todo)
+        for key in self.keys:
+            check_key(key)
         if self.osv is not None:
             from envbuild.verify.vulnerable import check_database
 
@@ -51,17 +65,17 @@ class Vouching:
 
     def alone(self, targets: Sequence[str]) -> bool:
         """Whether one image is asked for its signature alone, so that nobody has to read what is in it."""
-        return self.signed is not None and self.osv is None and [kind_of(it)[0] for it in targets] == ["image"]
+        return bool(self.keys) and self.osv is None and [kind_of(it)[0] for it in targets] == ["image"]
 
     def signatures(self, targets: Sequence[str], progress: Progress) -> "Iterator[Finding]":
-        """Whether each image in a registry is signed by the key."""
-        if self.signed is None:
+        """Whether each image in a registry is signed by one of the keys."""
+        if not self.keys:
             return
-        from envbuild.verify.signed import check_signed
+        from envbuild.verify.signed import check_signed_by_any
 
-        for name, reference in _references(targets).items():
+        for name, reference in references_of(targets).items():
             progress.step(f"looking for signatures of {in_one_line(name)}")
-            yield from (it.held(name, name) for it in check_signed(reference, self.signed))
+            yield from (it.held(name, name) for it in check_signed_by_any(reference, self.keys))
 
     def vulnerabilities(self, targets: "Sequence[Target]", progress: Progress) -> "Iterator[Finding]":
         """What is known of the distributions of each target; the database is read once."""
@@ -88,6 +102,19 @@ class Vouching:
             yield from (it.held(target, target) for it in vulnerabilities(those, read))
 
 
+def proof_of(keys: Sequence[str], minimum: int | None) -> "Proof | None":
+    """What a stamp has to prove; None where no key is named, and UsageError for a lowest record without a key."""
+    if keys:
+        from envbuild.attest.records import record_keys
+        from envbuild.stamp import Proof
+
+        return Proof(keys=record_keys(keys), minimum=minimum or 0)
+    if minimum is not None:
+        todo = "give --signed KEY too, or leave it out"
+        raise UsageError("only a signed record's number counts", where=f"--minimum-record {minimum}", todo=todo)
+    return None
+
+
 def check_key(key: str | None) -> None:
     """Refuse what is no public key before any work; Cloud KMS is asked once, when its key is needed."""
     from envbuild.verify.signed import check_public_key
@@ -103,7 +130,7 @@ def _versions(target: "Target") -> set[tuple[str, str]]:
     return said | {(wheel.name, wheel.version) for lock in locks for wheel in lock.wheels}
 
 
-def _references(targets: Sequence[str]) -> "dict[str, Reference]":
+def references_of(targets: Sequence[str]) -> "dict[str, Reference]":
     """The images among the targets that lie in registries."""
     from envbuild.oci.login import exists
     from envbuild.oci.reference import Reference

@@ -30,6 +30,7 @@ from envbuild.pipeline.job import Job
 from envbuild.pipeline.making import Making
 from envbuild.pipeline.order import PLATFORMS, Order, Outcome, Part, Plan, Reporter
 from envbuild.pipeline.outputs import write_outputs
+from envbuild.pipeline.stamping import signer_for, tell_stamped
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry import (
     PushResult,
@@ -41,7 +42,7 @@ from envbuild.registry import (
     push_index,
 )
 from envbuild.registry.tags import check_tag, stamped_tag, tag_stamped
-from envbuild.stamp import Seen, StampEntry, StampResult, check_stampable, stamp
+from envbuild.stamp import Seen, Signer, StampEntry, StampResult, check_stampable, stamp
 
 _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
 
@@ -263,10 +264,9 @@ def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, repor
     """Write each platform's image on the model that was there at first; the last record names them all."""
     for part in parts:
         _tag_stamped(part, report)
-    results = [_stamp_part(model, order, part, now, early) for part in parts]
-    for image in (it for result in results for it in result.left if results[-1].stamp.image(it.slot) is None):
-        slot = " ".join(image.slot)
-        report.warn(f"the model was replaced or copied, and its {slot} was not stamped again: it was {image.image}")
+    signer = signer_for(order)
+    results = [_stamp_part(model, order, part, now, early, signer) for part in parts]
+    tell_stamped(results, report, signed=signer is not None)
     return results[-1].record
 
 
@@ -283,7 +283,7 @@ def _tag_stamped(part: Part, report: Reporter) -> None:
         )
 
 
-def _stamp_part(model: str, order: Order, part: Part, now: datetime, early: Seen) -> StampResult:
+def _stamp_part(model: str, order: Order, part: Part, now: datetime, early: Seen, signer: Signer | None) -> StampResult:
     entry = StampEntry(
         role="train",
         variant=part.plan.stack.variant,
@@ -296,7 +296,7 @@ def _stamp_part(model: str, order: Order, part: Part, now: datetime, early: Seen
         tag=order.push.tag if order.push else None,
     )
     lock = part.pylock
-    return stamp(model, entry, manifest=order.manifest, lock=lock, now=now, early=early)
+    return stamp(model, entry, manifest=order.manifest, lock=lock, now=now, early=early, signer=signer)
 
 
 def _keep_small(cache: Path, report: Reporter) -> None:

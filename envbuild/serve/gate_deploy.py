@@ -22,6 +22,7 @@ from envbuild.verify.sides import Side
 from envbuild.verify.sides.embedded import model_inside, model_place
 from envbuild.verify.sides.inside import files_of
 from envbuild.verify.sides.model import StampedModel, artifact_findings, side_of_model
+from envbuild.verify.signed import RULE as SIGNED
 from envbuild.verify.stamped import registry_findings, tag_findings
 
 RULE = "deploy-image"
@@ -32,6 +33,9 @@ _SERVE = "deploy an image that envbuild from-manifest MODEL --role serve stamped
 _NO_SERVER = "a deployment that names no command of its own starts no server"
 _FORMER = "somebody stamped another image in its place, and may have had a reason"
 _ALONE = "nothing says that it computes as the model was trained"
+_ROLES = ("serve", "train")
+"""Those of a signed stamp that may be deployed."""
+_UNSIGNED = "whoever may write to the registry can put other files into such an image"
 
 
 def digest_of(image: Image) -> Digest:
@@ -53,6 +57,9 @@ def deploy_findings(model: StampedModel, given: Reference, image: Image, report:
 def _stamped(model: StampedModel, stamp: Stamp, given: Reference, image: Image, report: Report) -> Iterator[Finding]:
     digest = digest_of(image)
     own = min((it for it in stamp.images if it.digest == digest), key=lambda it: it.role != "serve", default=None)
+    if model.history.proven and (own is None or own.role not in _ROLES):
+        yield replace(_unknown(f"the signed stamp does not name {digest}", stamp, digest), rule=SIGNED, why=_UNSIGNED)
+        return
     if own is None:
         yield from _of_others(model, stamp, given, image, report)
         return

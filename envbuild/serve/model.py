@@ -74,6 +74,10 @@ class ServeOrder:
     """Whether distributions that only training needs are left out."""
     gate: Gate = "auto"
     """Whether the container is tried before it is pushed: where there is an engine, always, or never."""
+    signed: tuple[str, ...] = ()
+    """Public keys, one of which has to have signed the model's stamp; by default that of the key that signs."""
+    minimum_record: int = 0
+    """The lowest number of the stamp's record that is accepted, where it has to be signed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from envbuild.pipeline.again import is_nameless, recorded_base
 from envbuild.pipeline.extend import find_parent
 from envbuild.pipeline.order import PLATFORMS
 from envbuild.serve.model import Origin, ServeOrder
-from envbuild.stamp import Stamp, StampedImage, lock_name
+from envbuild.stamp import Proof, Stamp, StampedImage, lock_name
 from envbuild.verify.sides.current import current_stamp, manifest_copy
 from envbuild.verify.sides.model import StampedModel, artifact_findings, read_model
 
@@ -107,7 +107,7 @@ def _of_manifest(order: Order) -> Start:
 
 
 def _of_model(order: ServeOrder, uri: str, report: Reporter) -> Start:
-    model = read_model(uri)
+    model = read_model(uri, _proof(order))
     stamp = current_stamp(model)
     data = manifest_copy(model, stamp)
     if model.manifest is None or data is None:
@@ -128,6 +128,17 @@ def _of_model(order: ServeOrder, uri: str, report: Reporter) -> Start:
     )
     _check_lock(start)
     return start
+
+
+def _proof(order: ServeOrder) -> Proof | None:
+    """What the stamp has to prove: what is signed here is made from what it names."""
+    key = order.order.attestations.key
+    if not order.signed and not key:
+        return None
+    from envbuild.attest.records import record_keys, record_signer  # noqa: PLC0415 - its libraries are slow to import
+
+    keys = record_keys(order.signed) if order.signed else record_signer(str(key))
+    return Proof(keys=keys, minimum=order.minimum_record)
 
 
 def _faults(model: StampedModel) -> str:

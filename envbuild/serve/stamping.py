@@ -7,6 +7,7 @@ from envbuild.errors import RegistryError
 from envbuild.lock import pylock_text
 from envbuild.oci.reference import Reference
 from envbuild.pipeline import Reporter
+from envbuild.pipeline.stamping import signer_for, tell_stamped
 from envbuild.registry.tags import stamped_tag, tag_stamped
 from envbuild.serve.compatible import RELATION
 from envbuild.serve.model import Served, ServeOrder
@@ -20,13 +21,17 @@ def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, 
     """
     model, origin = order.order.stamp, served.origin
     assert model is not None, "the caller looked"
-    manifest = origin.manifest_bytes
+    manifest, signer = origin.manifest_bytes, signer_for(order.order, order.signed)
+    results = []
     if origin.pylock:
         _tag(origin.reference, report)
-        stamp(model, _of_training(served), manifest=manifest, lock=origin.pylock, now=now, early=early)
+        entry = _of_training(served)
+        results.append(stamp(model, entry, manifest=manifest, lock=origin.pylock, now=now, early=early, signer=signer))
     _tag(served.pushed.reference if served.pushed else None, report)
-    lock = joined_lock(served)
-    return stamp(model, _of_serving(order, served), manifest=manifest, lock=lock, now=now, early=early).record
+    lock, entry = joined_lock(served), _of_serving(order, served)
+    results.append(stamp(model, entry, manifest=manifest, lock=lock, now=now, early=early, signer=signer))
+    tell_stamped(results, report, signed=signer is not None)
+    return results[-1].record
 
 
 def joined_lock(served: Served) -> bytes:

@@ -18,11 +18,10 @@ from envbuild.files import write_whole
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.stamp.record import FOLDER
-from envbuild.stamp.store import SAVED_MODEL, Changed, State
+from envbuild.stamp.store import MOST_NAMES, SAVED_MODEL, Changed, State
 
 POINTER = f"{FOLDER}/pointer.json"
 LOCK = f"{FOLDER}/.lock"
-_MOST_NAMES = 1000
 _LOCK_SECONDS = 60.0
 _LOCK_PAUSE = 0.01
 _POINTER_LIMIT = 16 * 1024 * 1024
@@ -45,7 +44,11 @@ class DirectoryStore:
         with told(Path(self.folder)):
             found = sorted(path.relative_to(self.folder).as_posix() for path in self._files(deep=deep))
         pointers = self._pointers()
-        return {name: _record_of(pointers.get(name)) for name in found[:_MOST_NAMES]}
+        return {name: _record_of(pointers.get(name)) for name in found[:MOST_NAMES]}
+
+    def within(self, name: str) -> "DirectoryStore":
+        """The store of a folder below this one."""
+        return DirectoryStore(f"{self.folder}/{name}")
 
     def state(self, name: str) -> State | None:
         """The file's state; its metadata counts only as long as the file is the one that it was written for."""

@@ -28,9 +28,8 @@ from requests import RequestException
 
 from envbuild.errors import EnvbuildError, StampError, UsageError
 from envbuild.stamp.record import FOLDER
-from envbuild.stamp.store import Changed, State, Unsure
+from envbuild.stamp.store import MOST_NAMES, Changed, State, Unsure
 
-_MOST_NAMES = 1000
 _DEFAULT_SECONDS = 60.0
 _NEVER = 1
 """A generation that no object has: they count microseconds since 1970."""
@@ -75,8 +74,12 @@ class GcsStore:
             )
             return {
                 blob.name.removeprefix(prefix): (blob.metadata or {}).get("envbuild-record") or ""
-                for blob in itertools.islice(found, _MOST_NAMES)
+                for blob in itertools.islice(found, MOST_NAMES)
             }
+
+    def within(self, name: str) -> "GcsStore":
+        """The store of a folder below this one."""
+        return GcsStore(self.client, self.bucket, self._full(name))
 
     def state(self, name: str) -> State | None:
         """The object's state now; None when there is no such object, or no such bucket."""

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from envbuild.errors import VerifyError
 from envbuild.stamp.objects import Model, found
-from envbuild.stamp.record import Stamp, StampedImage
+from envbuild.stamp.record import Stamp, StampedImage, signature_name
+from envbuild.stamp.signature import Proof, prove
 from envbuild.stamp.stamping import Recorded, look, previous
 
 
@@ -16,16 +18,34 @@ class History:
     current: bool
     """Whether the model still is the one that the newest record was written for."""
     records: tuple[Recorded, ...]
+    proven: Stamp | None = None
+    """The newest record's stamp where a key was asked for, and signed it."""
+    signature: bool = False
+    """Whether a signature of the newest record lies beside it, whoever signed."""
+
+    @property
+    def signed(self) -> bool | None:
+        """Whether a key signed the newest record; None where nobody checked the signature that is there."""
+        return True if self.proven else None if self.signature else False
 
 
-def read_history(model_uri: str, *, whole: bool = True) -> History:
-    """Read what a model is stamped with, and was before if `whole`; StampError where it cannot be read."""
+def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = None) -> History:
+    """Read what a model is stamped with, and was before if `whole`; StampError where it cannot be read.
+
+    With `proof` it is VerifyError where the newest record is not proven, and where there is none.
+    """
     with found(model_uri) as model:
         seen = look(model)
         if seen.record is None:
+            if proof:
+                todo = "stamp it with its run: envbuild from-manifest MANIFEST --push REPO --sign KEY --stamp MODEL"
+                raise VerifyError("the model bears no stamp, so no key can have signed one", where=model.uri, todo=todo)
             return History(model=model.uri, current=True, records=())
+        assert seen.stamp is not None, "look reads it"
+        proven = prove(model, seen.record.name, seen.stamp, seen.state.generation, proof) if proof else None
         records = (seen.record, *_before(model, seen.record)) if whole else (seen.record,)
-        return History(model=model.uri, current=seen.current, records=records)
+        signature = proven is not None or model.store.state(signature_name(seen.record.name)) is not None
+        return History(model=model.uri, current=seen.current, records=records, proven=proven, signature=signature)
 
 
 def _before(model: Model, newest: Recorded) -> Iterator[Recorded]:

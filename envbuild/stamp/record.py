@@ -15,7 +15,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.reference import Reference
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 """Written by this release; a newer minor version is read, a newer major one is refused."""
 
 FOLDER = "envbuild"
@@ -23,6 +23,9 @@ FOLDER = "envbuild"
 
 MAX_METADATA = 8 * 1024
 """Bytes of all custom metadata of one object, keys and values together (Cloud Storage, "Quotas and limits")."""
+
+RECORD_LIMIT = 4 * 1024 * 1024
+"""Bytes of a record that is read."""
 
 USUAL_PLATFORM = "linux/amd64"
 """The one platform that a pointer's key does not name."""
@@ -38,6 +41,8 @@ _IMAGE_KEY = "envbuild-image-"
 _WORD = re.compile(r"[a-z0-9][a-z0-9_]{0,31}\Z")
 _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+(?:/[a-z0-9]+)?\Z")
 _RECORD_NAME = re.compile(rf"{FOLDER}/record-([0-9a-f]{{64}})\.json\Z")
+_LARGEST = 2**53 - 1
+"""The largest whole number that every reader of JSON has exactly (RFC 8259, section 6)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +133,8 @@ class Stamp:
     """Who wrote it, as far as their machine knew: an account, or `user@host`."""
     previous: str | None = None
     """The name of the record before this one."""
+    counter: int = 0
+    """1, 2, 3 ... for each model; 0 of a record from before there was one."""
     schema_version: str = SCHEMA_VERSION
     """Newer than this release's where an image was carried over from such a record, with all that it says of it."""
 
@@ -195,13 +202,19 @@ def record_bytes(record: Stamp) -> bytes:
         "envbuild": record.envbuild,
         "previous": record.previous,
     }
-    # Records from before this key read back as the bytes that they were.
-    return canonical_json(value | ({"by": record.by} if record.by is not None else {}))
+    # Records from before these keys read back as the bytes that they were.
+    value |= {"by": record.by} if record.by is not None else {}
+    return canonical_json(value | ({"counter": record.counter} if record.counter else {}))
 
 
 def record_name(data: bytes) -> str:
     """Name a record by its content, inside the model's folder."""
     return f"{FOLDER}/record-{Digest.of(data).hex}.json"
+
+
+def signature_name(record: str) -> str:
+    """Name the signature of a record, by the record's name."""
+    return f"{record.removesuffix('.json')}.sigstore.json"
 
 
 def record_digest(name: str) -> Digest:
@@ -304,9 +317,16 @@ def _stamp(value: Mapping[str, Any]) -> Stamp:
         lock_sha256=Digest(value["lock_sha256"]),
         created=str(value["created"]),
         envbuild=str(value["envbuild"]),
+        counter=_counter(value.get("counter", 0)),
         by=_optional_text(value.get("by")),
         previous=None if value["previous"] is None else _RECORD_NAME.fullmatch(value["previous"])[0],  # type: ignore[index]
     )
+
+
+def _counter(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _LARGEST:  # True is an int as well
+        raise ValueError(value)
+    return value
 
 
 def _optional_text(value: Any) -> str | None:

@@ -1,8 +1,12 @@
 """Write a stamp so that no other's stamp is lost, and so that a lost reply or a lost race is known for what it is.
 
 The order is: copies of the inputs, then the record, both under names made from their content and never overwritten,
-then the pointer, which is set only if the model's anchor still is what was read. So a pointer never points to nothing,
-and a stamp that ends anywhere in between has changed nothing that is read.
+then the record's signature where there is a key, then the pointer, which is set only if the model's anchor still is
+what was read. So a pointer never points to nothing, and a stamp that ends anywhere in between has changed nothing that
+is read.
+
+A key vouches for a whole record. So a record that is signed continues the newest one that its key has signed, and not
+whatever the pointer names.
 """
 
 import random
@@ -18,6 +22,7 @@ from envbuild.stamp.objects import Model, found
 from envbuild.stamp.record import (
     FOLDER,
     MAX_METADATA,
+    RECORD_LIMIT,
     Anchor,
     Stamp,
     StampedImage,
@@ -32,16 +37,17 @@ from envbuild.stamp.record import (
     pointer,
     read_record,
     record_bytes,
+    record_digest,
     record_name,
     rfc3339,
+    signature_name,
     stamped,
 )
+from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, signed
 from envbuild.stamp.store import Changed, State, Unsure
 from envbuild.stamp.who import stamper
 
 TRIES = 16
-RECORD_LIMIT = 4 * 1024 * 1024
-"""Bytes of a record that is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +60,9 @@ class StampResult:
     changed: bool
     """False when the model bore this very stamp before."""
     left: tuple[StampedImage, ...] = ()
-    """Images of what was there before the model was replaced, or that it is a copy of: they are in the history only."""
+    """Images of the record before that are in the history only."""
+    why_left: str = ""
+    """Why they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,8 @@ class Seen:
     state: State
     record: Recorded | None
     """None without a stamp; else one that has been read."""
+    base: tuple[str, Stamp] | None = None
+    """The record that the next one continues, and its name: this one, or for a key the newest that it has signed."""
 
     @property
     def name(self) -> str | None:
@@ -98,6 +108,11 @@ class Seen:
         """What this very content was stamped with."""
         return self.stamp.images if self.stamp and self.current else ()
 
+    @property
+    def kept(self) -> tuple[StampedImage, ...]:
+        """The images that the next record takes over."""
+        return self.base[1].images if self.base and self.base[1].anchor.generation == self.state.generation else ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inputs:
@@ -106,6 +121,7 @@ class _Inputs:
     lock: bytes
     now: str
     by: str | None
+    signer: Signer | None
 
 
 def stamp(
@@ -116,8 +132,11 @@ def stamp(
     lock: bytes,
     now: datetime,
     early: Seen | None = None,
+    signer: Signer | None = None,
 ) -> StampResult:
     """Write an image on a model, next to the images of other roles, variants and platforms.
+
+    With `signer` the record is signed, and these others are left out where the record before is not proven by its key.
 
     An image that the model had in the same place is replaced, and stays in the record before. StampConflict when
     somebody else wrote another image there at the same time, or replaced the model, also since `check_stampable` gave
@@ -125,7 +144,7 @@ def stamp(
     """
     with found(model_uri) as model:
         by = stamper(google=model.uri.startswith("gs://"))
-        return write_stamp(model, entry, manifest=manifest, lock=lock, now=now, by=by, early=early)
+        return write_stamp(model, entry, manifest=manifest, lock=lock, now=now, by=by, early=early, signer=signer)
 
 
 def check_stampable(model_uri: str) -> Seen:
@@ -147,7 +166,7 @@ def some_time(tried: int) -> None:
     time.sleep(random.uniform(0, min(0.1 * 2.0**tried, 2.0)))  # noqa: S311 - decides nothing that is secret
 
 
-def write_stamp(
+def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and its tests
     model: Model,
     entry: StampEntry,
     *,
@@ -157,17 +176,19 @@ def write_stamp(
     by: str | None = None,
     early: Seen | None = None,
     pause: Callable[[int], None] = some_time,
+    signer: Signer | None = None,
 ) -> StampResult:
     """Do what `stamp` says on a model that was found; `pause(tried)` waits between tries."""
-    inputs = _Inputs(image=stamped(entry, manifest, lock), manifest=manifest, lock=lock, now=rfc3339(now), by=by)
-    first = early or look(model)
-    seen = _joined(model, inputs.image, first) if early else first
+    image = stamped(entry, manifest, lock)
+    inputs = _Inputs(image=image, manifest=manifest, lock=lock, now=rfc3339(now), by=by, signer=signer)
+    first = early or look(model, signer)
+    seen = _joined(model, inputs, first) if early else first
     for tried in range(TRIES):
         try:
             return _attempt(model, inputs, seen, tried)
         except Changed:
             pause(tried)
-            seen = _look_again(model, inputs.image, first)
+            seen = _look_again(model, inputs, first)
         except Unsure as unsure:
             return _settled(model, inputs, first, seen, unsure.error)
     if (result := _done(inputs, seen, TRIES)) is not None:
@@ -188,8 +209,21 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
     model.store.create(manifest_name(inputs.image), inputs.manifest)
     model.store.create(lock_name(inputs.image), inputs.lock)
     model.store.create(name, data)
+    if inputs.signer:
+        _sign(model, name, inputs.signer)
     model.store.patch(model.anchor, {**values, **gone}, seen.state)
-    return StampResult(record=name, stamp=record, changed=True, left=_left(seen, record))
+    continued = seen.base is not None and seen.base[0] == seen.name
+    why = "the model was replaced or copied" if continued else "the record before is not the key's newest"
+    return StampResult(record=name, stamp=record, changed=True, left=_left(seen, record), why_left=why)
+
+
+def _sign(model: Model, name: str, signer: Signer) -> None:
+    """Write the signature beside a record, and read it back: the pointer moves only to a record that is signed."""
+    place, digest = signature_name(name), record_digest(name)
+    model.store.create(place, signer.sign(digest))
+    if says := signer.fault(model.store.read(place, limit=SIGNATURE_LIMIT) or b"", digest):
+        todo = f"remove {place} and stamp again"
+        raise StampError(f"the record's signature was not written as it is: {says}", where=model.uri, todo=todo)
 
 
 def _left(seen: Seen, record: Stamp) -> tuple[StampedImage, ...]:
@@ -201,6 +235,8 @@ def _done(inputs: _Inputs, seen: Seen, tried: int) -> StampResult | None:
     """Return the stamp that is there if it says it all: ours of a try whose reply was lost, or an equal one."""
     if seen.stamp is None or seen.name is None or merged(seen.images, inputs.image) != seen.images:
         return None
+    if seen.base is None or seen.base[0] != seen.name:
+        return None
     if not pointer(seen.stamp, seen.name).items() <= dict(seen.state.metadata).items():
         return None
     return StampResult(record=seen.name, stamp=seen.stamp, changed=tried > 0)
@@ -211,7 +247,7 @@ def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str,
     record = Stamp(
         model=model.uri,
         anchor=Anchor(name=model.anchor, generation=seen.state.generation),
-        images=merged(seen.images, image),
+        images=merged(seen.kept, image),
         environment=image.environment,
         manifest_sha256=image.manifest_sha256,
         lock_sha256=image.lock_sha256,
@@ -219,44 +255,53 @@ def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str,
         envbuild=version("envbuild"),
         by=inputs.by,
         previous=seen.name,
-        schema_version=later_schema(seen.stamp.schema_version if seen.stamp and seen.images else None),
+        counter=(seen.base[1].counter if seen.base else 0) + 1,
+        schema_version=later_schema(seen.base[1].schema_version if seen.base and seen.kept else None),
     )
     data = record_bytes(record)
     return record, record_name(data), data
 
 
-def look(model: Model) -> Seen:
-    """Read the anchor's state and the record that it points to."""
+def look(model: Model, signer: Signer | None = None) -> Seen:
+    """Read the anchor's state, the record that it points to, and the record that the next one continues."""
     state = model.store.state(model.anchor)
     if state is None:
         raise StampConflict("the model was removed while it was looked at", where=model.uri, todo=_REPLACED)
     name = pointed(state.metadata, model.uri)
     if name is None:
-        return Seen(state=state, record=None)
+        return Seen(state=state, record=None, base=_newest(model, signer, None))
     data = model.store.read(name, limit=RECORD_LIMIT)
     if data is None:
         command = model.store.unpointing(model.anchor)
         todo = f"copy its folder {FOLDER}/ from where it was stamped, or remove the pointer and stamp anew: {command}"
         raise StampError(f"the record that the model points to is missing: {name}", where=model.uri, todo=todo)
-    return Seen(state=state, record=Recorded(name=name, stamp=read_record(name, data), data=data))
+    record = read_record(name, data)
+    base = _newest(model, signer, name) if signer else (name, record)
+    return Seen(state=state, record=Recorded(name=name, stamp=record, data=data), base=base)
+
+
+def _newest(model: Model, signer: Signer | None, name: str | None) -> tuple[str, Stamp] | None:
+    """The newest record that a key has signed: of two with one counter the one that the pointer names."""
+    records = signed(model, signer, also=name) if signer else ()
+    return max(records, key=lambda it: (it[1].counter, it[0] == name), default=None)
 
 
 _REPLACED = "stamp again only if the model that is there now comes from this run"
 
 
-def _look_again(model: Model, image: StampedImage, first: Seen) -> Seen:
-    """Read the model anew; StampConflict when what is there now cannot be joined with `image`."""
+def _look_again(model: Model, inputs: _Inputs, first: Seen) -> Seen:
+    """Read the model anew; StampConflict when what is there now cannot be joined with the image."""
     try:
-        return _joined(model, image, first)
+        return _joined(model, inputs, first)
     except StampConflict:
         raise
     except StampError as error:
         raise _unknown(error) from error
 
 
-def _joined(model: Model, image: StampedImage, first: Seen) -> Seen:
-    """Look at the model; StampConflict when what came since the first look cannot be joined with `image`."""
-    seen = look(model)
+def _joined(model: Model, inputs: _Inputs, first: Seen) -> Seen:
+    """Look at the model; StampConflict when what came since the first look cannot be joined with the image."""
+    seen, image = look(model, inputs.signer), inputs.image
     if seen.state.generation != first.state.generation:
         raise StampConflict("the model was replaced since the work on its stamp began", where=model.uri, todo=_REPLACED)
     had = next((one for one in first.images if one.slot == image.slot), None)
@@ -303,7 +348,7 @@ def _check_rival(before: StampedImage | None, after: StampedImage | None, image:
 
 def _settled(model: Model, inputs: _Inputs, first: Seen, then: Seen, error: StampError) -> StampResult:
     """Find out what became of a pointer when no answer tells: set, never to be set any more, or not to be known."""
-    now = _look_again(model, inputs.image, first)
+    now = _look_again(model, inputs, first)
     if (done := _done(inputs, now, TRIES)) is not None:
         return done
     if now.state.metageneration != then.state.metageneration:

@@ -12,6 +12,9 @@ MODEL_SUFFIXES = (".keras", ".h5", ".pt", ".onnx")
 
 SAVED_MODEL = "saved_model.pb"
 
+MOST_NAMES = 1000
+"""How many names of a folder are listed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
@@ -51,6 +54,10 @@ class Store(Protocol):
 
         Of an object without a pointer the record is the empty text.
         """
+        ...
+
+    def within(self, name: str) -> "Store":
+        """The store of a folder below this one."""
         ...
 
     def state(self, name: str) -> State | None:

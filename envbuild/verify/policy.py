@@ -1,8 +1,9 @@
 """Which findings fail a verification: by severity, by rule, and by what somebody has accepted for a while."""
 
 import datetime as dt
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any, Literal
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import UsageError
+from envbuild.oci.reference import Reference
 from envbuild.verify.findings import SEVERITIES, Finding, Severity
 
+_NO_FILE = re.compile(r"[a-z]+://|-----BEGIN |keyless:")
+"""How a key begins that is no file's path."""
 Choice = Literal["error", "warning", "note", "ignore"]
 _CHOICES = (*SEVERITIES, "ignore")
 
@@ -51,6 +55,10 @@ class Policy:
     rules: Mapping[str, Choice] = field(default_factory=dict)
     """Severities by rule, instead of the built-in ones."""
     accepted: tuple[Accepted, ...] = ()
+    keys: tuple[str, ...] = ()
+    """Public keys, one of which has to have signed stamps and images; empty where none is required."""
+    registries: tuple[Reference, ...] = ()
+    """Where images may lie, as a repository or the path that leads to it; empty where that is not said."""
 
     def judged(self, findings: Iterable[Finding], today: dt.date) -> tuple[Finding, ...]:
         """Give findings the policy's severities; what is ignored is left out, what is accepted becomes a note."""
@@ -59,6 +67,23 @@ class Policy:
     def fails(self, finding: Finding) -> bool:
         """Whether a judged finding fails the verification."""
         return not finding.agrees and SEVERITIES.index(finding.severity) <= SEVERITIES.index(self.fail_on)
+
+    def registry_findings(self, reference: Reference) -> Iterator[Finding]:
+        """Whether an image lies in one of the registries that are listed; nothing where none is."""
+        if not self.registries:
+            return
+        listed = ", ".join(it.name for it in self.registries)
+        agrees = any(_below(it, reference) for it in self.registries)
+        yield Finding(
+            about="registry",
+            rule="image-registry",
+            agrees=agrees,
+            says=f"{reference.name} {'is' if agrees else 'is not'} below {listed}",
+            wanted=listed,
+            found=reference.name,
+            why="whoever may push there decides what is deployed",
+            todo="copy the image to a registry that the policy lists, or add its registry to the policy",
+        )
 
     def _judged(self, finding: Finding, today: dt.date) -> Finding | None:
         if finding.agrees:
@@ -70,6 +95,13 @@ class Policy:
         if accepted is None:
             return replace(finding, severity=choice)
         return replace(finding, severity="note", says=f"{finding.says} (accepted: {accepted.reason})")
+
+
+def _below(place: Reference, image: Reference) -> bool:
+    """Whether an image lies at a place or below it: the same host, and all of the place's path, part by part."""
+    parts = place.repository.split("/")
+    same = place.registry.lower() == image.registry.lower()
+    return same and image.repository.split("/")[: len(parts)] == parts
 
 
 def read_policy(path: Path, known: Iterable[str]) -> Policy:
@@ -97,7 +129,7 @@ class _Reading:
     known: frozenset[str]
 
     def policy(self, values: Mapping[str, Any]) -> Policy:
-        self._only(values, {"fail-on", "rules", "accept"}, "")
+        self._only(values, {"fail-on", "rules", "accept", "signed", "registries"}, "")
         rules, accepted = values.get("rules", {}), values.get("accept", [])
         if not isinstance(rules, dict) or not isinstance(accepted, list):
             raise _wrong(self.path, "", "rules is a table [rules], and accept a list of tables [[accept]]")
@@ -107,7 +139,36 @@ class _Reading:
                 self._rule(name, "rules"): self._one_of(it, _CHOICES, f"rules.{name}") for name, it in rules.items()
             },
             accepted=tuple(self._accepted(it, f"accept[{number}]") for number, it in enumerate(accepted)),
+            keys=self._keys(values["signed"]) if "signed" in values else (),
+            registries=tuple(map(self._registry, self._texts(values, "registries", ""))),
         )
+
+    def _keys(self, value: Any) -> tuple[str, ...]:
+        """The keys of [signed]; a file's path is relative to the policy."""
+        if not isinstance(value, dict):
+            raise _wrong(self.path, "signed", "this is no table")
+        self._only(value, {"keys"}, "signed")
+        keys = self._texts(value, "keys", "signed.")
+        if not keys:
+            raise _wrong(self.path, "signed.keys", "no key is named")
+        return tuple(it if _NO_FILE.match(it) else str(self.path.parent / it) for it in keys)
+
+    def _registry(self, text: str) -> Reference:
+        host = text.partition("/")[0]
+        try:
+            place = Reference.parse(text)
+        except ValueError as error:
+            raise _wrong(self.path, "registries", f"{text!r} is no registry's path: {error}") from error
+        if place.tag or place.digest or place.registry != host:
+            what = f"{text!r} is no registry's path: give host and path, such as europe-docker.pkg.dev/acme/ml"
+            raise _wrong(self.path, "registries", what)
+        return place
+
+    def _texts(self, values: Mapping[str, Any], key: str, at: str) -> list[str]:
+        value = values.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(it, str) and it.strip() for it in value):
+            raise _wrong(self.path, f"{at}{key}", "this is no list of texts")
+        return value
 
     def _accepted(self, value: Any, at: str) -> Accepted:
         if not isinstance(value, dict):

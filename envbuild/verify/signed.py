@@ -46,6 +46,12 @@ def check_signed(reference: Reference, public_key: Path | str) -> tuple[Finding,
     return tuple(_findings(str(subject), who, held, claims, others))
 
 
+def check_signed_by_any(reference: Reference, public_keys: Sequence[str]) -> tuple[Finding, ...]:
+    """`check_signed` for the first of the keys that signed it; for the first of all where none did."""
+    each = [check_signed(reference, it) for it in public_keys]
+    return next((it for it in each if all(one.agrees for one in it)), each[0])
+
+
 def _findings(
     subject: str, who: str, held: Sequence[str], claims: Sequence[tuple[str, str]], others: Sequence[str]
 ) -> Iterator[Finding]:

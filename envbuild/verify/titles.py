@@ -13,6 +13,7 @@ TITLES: Mapping[str, str] = {rule.id: rule.title for rule in CATALOGUE} | {
     "context-dockerfile": "one image, whichever of the context's Dockerfiles is built",
     "context-requirements": "requirements.txt with the pins and hashes of the lock",
     "context-files": "wheels with the hashes of the lock",
+    "image-registry": "an image in a registry that the policy lists",
     "digest-gone": "a stamped image that its registry still has",
     "shared-layers": "a serving image that begins with training's layers, or has the same files",
     "shared-package": "each package of training in serving, file by file",

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from envbuild.attest import Wanted, sign
 from envbuild.cli import commands
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
@@ -16,7 +15,6 @@ from envbuild.stamp import StampEntry, stamp
 from tests.fakes.index import serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import image_of_layers, layer_of_tree
-from tests.unit.attesting import Said, key_pair
 from tests.unit.test_cli_bases import Site
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL
 from tests.unit.test_verify_targets import MOVED, NEWER, built, manifest
@@ -175,15 +173,6 @@ def test_an_image_with_another_environment_is_refused_and_prints_nothing(site):
     done = site("deploy-check", "model", moved, "--json")
     assert done.returncode == 16
     assert {rule for rule, severity in wrong(done) if severity == "error"} == {"shared-layers", "shared-package"}
-
-
-def test_with_a_key_the_image_has_to_be_signed_by_it(site, tmp_path):
-    private, public = key_pair(tmp_path)
-    done = site("deploy-check", "model", site.train, "--signed", public, "--json")
-    assert (done.returncode, wrong(done)[1:]) == (16, [("signed", "error")])
-    sign(Reference.parse(site.train), Wanted(key=str(private)), Said())
-    done = site("deploy-check", "model", site.train, "--signed", public)
-    assert (done.returncode, done.stdout) == (0, f"{site.train}\n"), done.stderr
 
 
 def test_a_tag_that_has_moved_is_refused_and_the_digest_still_serves(site):

@@ -16,6 +16,7 @@ from envbuild.manifest.reader import MAX_MANIFEST
 from envbuild.oci.digest import Digest
 from envbuild.stamp import (
     History,
+    Proof,
     Stamp,
     StampedImage,
     lock_name,
@@ -24,8 +25,7 @@ from envbuild.stamp import (
     read_history,
 )
 from envbuild.stamp.objects import found
-from envbuild.stamp.record import FOLDER, read_record
-from envbuild.stamp.stamping import RECORD_LIMIT
+from envbuild.stamp.record import FOLDER, RECORD_LIMIT, read_record
 from envbuild.stamp.store import Store
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.modelfiles import Changes, being, compared, doubt, listed, told
@@ -62,9 +62,12 @@ class StampedModel:
         return self.history.records[0].stamp if self.history.records else None
 
 
-def read_model(uri: str) -> StampedModel:
-    """Read a model's stamp, the copies of manifest and locks beside it, and its files; StampError, UsageError."""
-    history = read_history(uri)
+def read_model(uri: str, proof: Proof | None = None) -> StampedModel:
+    """Read a model's stamp, the copies of manifest and locks beside it, and its files; StampError, UsageError.
+
+    With `proof` it is VerifyError where the stamp is not proven.
+    """
+    history = read_history(uri, proof=proof)
     copies = _Copies()
     stamp = history.records[0].stamp if history.records else None
     if stamp:
@@ -192,7 +195,8 @@ def _stamp_finding(it: StampedModel) -> Finding:
     if not it.history.current:
         says = f"the model was replaced after it was stamped: {stamp.anchor.name} has another generation"
         return _fault("stamp", says, wanted=wanted, found="another generation", why=_NOT_TOLD, todo=_STAMP_AGAIN)
-    says = f"{stamp.anchor.name} still is the file that was stamped at {stamp.created}{_not_looked_at(it)}"
+    proven = f" in record {stamp.counter}, which is signed by the key" if it.history.proven else ""
+    says = f"{stamp.anchor.name} still is the file that was stamped at {stamp.created}{proven}{_not_looked_at(it)}"
     return Finding(about="stamp", rule="artifact-stamp", agrees=True, says=says, wanted=wanted, found=wanted)
 
 

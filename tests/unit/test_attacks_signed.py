@@ -1,0 +1,217 @@
+"""What somebody who may write to the model's folder and to the repository can get past the commands that take a key.
+
+None of these tests can hold on a commit where stamps are not signed. `test_attacks_stamp.py` has the forgeries of the
+stamp itself.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from envbuild.attest import Wanted, sign
+from envbuild.attest.records import record_signer
+from envbuild.oci.digest import Digest
+from envbuild.oci.reference import Reference
+from envbuild.registry import push
+from envbuild.stamp import StampEntry, read_stamp, stamp
+from envbuild.stamp.record import lock_name, manifest_name
+from tests.unit.attesting import Said, key_pair
+from tests.unit.test_deploy_check import PATCH, SERVER, on_top, pulled, pushed, site, wrong  # noqa: F401 - fixtures
+from tests.unit.test_stamp import NOW
+from tests.unit.test_verify_targets import built
+
+
+class Signed:
+    """A model whose training image and stamp a key has signed."""
+
+    def __init__(self, site: Any) -> None:  # noqa: F811
+        self.site, self.model = site, site.folder / "model"
+        self.private, self.public = key_pair(site.folder)
+        shutil.rmtree(self.model / "envbuild")
+        site.train = built(site, "manifest.json", "--stamp", "model", "--sign", str(self.private))["image"]
+
+    def stamped(self, reference: str, role: str = "serve", *, signed: bool = True) -> str:
+        digest = Reference.parse(reference).digest
+        assert digest
+        entry = StampEntry(
+            role=role, variant="cpu", platform="linux/amd64", reference=reference, digest=digest,
+            environment=Digest("e" * 64),
+        )  # fmt: skip
+        manifest = (self.site.folder / "manifest.json").read_bytes()
+        lock = (self.site.folder / "out/context/pylock.toml").read_bytes()
+        signer = record_signer(str(self.private)) if signed else None
+        return stamp(str(self.model), entry, manifest=manifest, lock=lock, now=NOW, signer=signer).record
+
+    def sign(self, reference: str) -> str:
+        sign(Reference.parse(reference), Wanted(key=str(self.private)), Said())
+        return reference
+
+    def serving(self, name: str, *trees: Any, signed: bool = True) -> str:
+        reference = pushed(self.site, on_top(pulled(self.site), SERVER, *trees), name)
+        return self.sign(reference) if signed else reference
+
+    def check(self, image: str, *more: Any) -> Any:
+        given = more if "--policy" in more else ("--signed", self.public, *more)
+        return self.site("deploy-check", "model", image, *given)
+
+    @contextmanager
+    def attacked(self) -> Iterator[None]:
+        """The model's folder is put back afterwards."""
+        kept = self.site.folder / "kept"
+        shutil.copytree(self.model, kept, symlinks=True)
+        try:
+            yield
+        finally:
+            shutil.rmtree(self.model)
+            kept.rename(self.model)
+
+
+@pytest.fixture
+def place(site):  # noqa: F811
+    return Signed(site)
+
+
+def refused(done: Any, says: str, code: int = 16) -> None:
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert says in " ".join(done.stderr.split()), done.stderr
+
+
+def test_an_image_that_the_key_did_not_vouch_for_is_not_printed(place):
+    good = place.serving("serve:1")
+    place.stamped(good)
+    done = place.check(f"{place.site.host}/serve:1", "--minimum-record", "2")
+    assert (done.returncode, done.stdout) == (0, f"{good}\n"), done.stderr
+    assert "in record 2, which is signed by the key" in done.stderr
+
+    # An image that shares all of training's layers, which is enough without a key.
+    mine = place.serving("mine:1", {"app/more.py": b""}, signed=False)
+    assert place.site("deploy-check", "model", mine).returncode == 0
+    refused(place.check(mine), "the signed stamp does not name sha256:")
+    # The key signed it, but for another model or for none.
+    refused(place.check(place.sign(mine)), "the signed stamp does not name sha256:")
+    # A tag that is moved there is refused, even though the stamped image still is in the registry.
+    push(on_top(pulled(place.site), SERVER, PATCH), Reference.parse(f"{place.site.host}/serve:1"))
+    refused(place.check(f"{place.site.host}/serve:1"), "the signed stamp does not name sha256:")
+    # Policies that let everything else pass do not let this pass.
+    rules = ["deploy-image", "tag-moved", "shared-layers", "shared-package", "artifact-stamp", "variable-value"]
+    lax = place.site.folder / "lax.toml"
+    lax.write_text("\n".join(("[rules]", *(f'{it} = "ignore"' for it in rules))))
+    refused(
+        place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "does not name sha256:"
+    )
+
+    with place.attacked():
+        place.stamped(mine, signed=False)
+        assert place.site("deploy-check", "model", mine).returncode == 0
+        refused(place.check(mine), "the stamp is not signed")
+        refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "is not signed")
+    with place.attacked():
+        (place.model / "envbuild/pointer.json").unlink()
+        refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "bears no stamp")
+    with place.attacked():
+        place.stamped(place.sign(mine), "debug")
+        refused(place.check(mine), "the signed stamp does not name sha256:")
+    with place.attacked():
+        record = place.stamped(mine)
+        refused(place.check(good), "the signed stamp does not name sha256:")  # another took its place
+        pointer = (place.site.folder / "kept/envbuild/pointer.json").read_bytes()
+        (place.model / "envbuild/pointer.json").write_bytes(pointer)
+        refused(place.check(good), "and record 3 is signed too")
+        (place.model / record).unlink()
+        refused(place.check(good, "--minimum-record", "3"), "--minimum-record asks for 3 or later")
+
+
+def test_an_image_without_the_keys_signature_is_not_printed(place):
+    bare = place.serving("bare:1", signed=False)
+    place.stamped(bare)
+    refused(place.check(bare), "signed: it has no signature")
+    _, other = key_pair(place.site.folder, "other")
+    refused(place.site("deploy-check", "model", place.sign(bare), "--signed", other), "it is by another key")
+    copy = pushed(place.site, on_top(pulled(place.site), SERVER), "copy:1")
+    refused(place.check(copy), "signed: it has no signature")
+
+
+@pytest.mark.parametrize("copy", [manifest_name, lock_name])
+def test_a_copy_beside_the_record_that_was_replaced_is_refused(place, copy):
+    found = read_stamp(str(place.model))
+    assert found
+    (place.model / copy(found.images[0])).write_bytes(b"{}")
+    refused(place.check(place.site.train), "its content is not what the record says")
+    done = place.site("verify", "model", "--signed", place.public, "--json")
+    assert (done.returncode, ("artifact-copies", "error") in wrong(done)) == (16, True)
+    if copy is manifest_name:
+        serve = (
+            "from-manifest",
+            "model",
+            "--role",
+            "serve",
+            "--server",
+            "fastapi",
+            "--signed",
+            place.public,
+            "--dry-run",
+        )
+        refused(place.site(*serve), "the copy of the run's manifest is not to be had", 15)
+
+
+def test_every_command_with_a_key_reads_the_signed_stamp_and_no_other(place):
+    venv = ("--venv", place.site.folder / "venv", "--dry-run")
+    serve = ("--role", "serve", "--server", "fastapi", "--dry-run")
+    calls: list[tuple[Any, ...]] = [
+        ("deploy-check", "model", place.site.train),
+        ("verify", "model"),
+        ("inspect", "model"),
+        ("local", "model", *venv),
+        ("from-manifest", "model", *serve),
+    ]
+    for command, target, *more in calls:
+        done = place.site(command, target, *more, "--signed", place.public)
+        assert done.returncode == 0, (command, done.stderr)
+        refused(place.site(command, target, *more, "--signed", place.public, "--minimum-record", "9"), "9 or later")
+    for signature in (place.model / "envbuild").glob("*.sigstore.json"):
+        signature.unlink()
+    for command, target, *more in calls:
+        assert place.site(command, target, *more).returncode == 0, command  # as before, without a key
+        refused(place.site(command, target, *more, "--signed", place.public), "the stamp is not signed")
+    # Whoever signs what serves vouches for what the stamp says, so that --sign asks for the same.
+    push_to = ("--push", f"{place.site.host}/serve:1", "--sign", place.private)
+    refused(place.site("from-manifest", "model", *serve, *push_to), "the stamp is not signed")
+    for words in (
+        ("local", "manifest.json", *venv, "--signed", place.public),
+        ("from-manifest", "manifest.json", "--signed", place.public),
+        ("from-manifest", "manifest.json", *serve, "--signed", place.public),
+        ("from-manifest", "model", *serve, "--minimum-record", "1"),
+        ("verify", "manifest.json", "host", "--signed", place.public),
+    ):
+        refused(place.site(*words), "--", 2)
+
+
+def test_a_policy_requires_keys_and_lists_registries(place):
+    good = place.serving("ml/serve:1")
+    place.stamped(good)
+    folder = place.site.folder / "ci"
+    folder.mkdir()
+    shutil.copy(place.public, folder / "cosign.pub")
+    key_pair(folder, "other")
+    policy = folder / "policy.toml"
+
+    def asked(image: str, registry: str, keys: str = '["other.pub", "cosign.pub"]') -> Any:
+        policy.write_text(f'registries = ["{registry}"]\n[signed]\nkeys = {keys}\n')
+        return place.check(image, "--policy", policy)
+
+    host = place.site.host
+    done = asked(good, f"{host}/ml")
+    assert (done.returncode, done.stdout) == (0, f"{good}\n"), done.stderr
+    assert asked(good, f"{host}/ml/serve").returncode == 0
+    refused(asked(good, f"{host}/m"), f"registry: {host}/ml/serve is not below {host}/m")
+    refused(asked(good, f"{host}/ml", '["other.pub"]'), "it is by another key")
+    other = place.serving("ml-evil/serve:1", {"app/more.py": b""})
+    refused(asked(other, f"{host}/ml"), f"{host}/ml-evil/serve is not below {host}/ml")
+    policy.write_text('[signed]\nkeys = ["cosign.pub"]\n')
+    assert place.site("verify", "model", "--policy", policy).returncode == 0
+    place.stamped(other, signed=False)
+    refused(place.site("verify", "model", "--policy", policy), "the stamp is not signed")
+    refused(place.check(other, "--policy", policy), "the stamp is not signed")

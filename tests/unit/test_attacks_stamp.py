@@ -1,0 +1,628 @@
+"""What somebody who may write to a model's folder can do to its stamp, and that `--signed` refuses each of it.
+
+None of these tests can hold on a commit without `--signed`. The table goes through `inspect`, which has the one reader
+that all commands have; the commands themselves follow in `test_attacks_signed.py`.
+"""
+
+import base64
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.attest.bundle import signed
+from envbuild.attest.keys import signer_of
+from envbuild.attest.records import RECORD, record_keys, record_signer
+from envbuild.attest.statement import IN_TOTO, PROVENANCE, SIGNED, statement
+from envbuild.cli.commands import run
+from envbuild.errors import StampConflict, StampError
+from envbuild.oci.digest import Digest
+from envbuild.stamp import Proof, read_history, read_stamp, stamp
+from envbuild.stamp.directory import DirectoryStore
+from envbuild.stamp.record import read_record, record_bytes, record_name, signature_name
+from tests.unit.attesting import key_pair
+from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write  # noqa: F401 - fixtures
+
+V1, V2 = entry("serve", content=b"v1"), entry("serve", content=b"v2")
+PUT = "envbuild/pointer.json"
+
+
+class Site:
+    """A model with three signed records, and what an attacker can do with it."""
+
+    def __init__(self, model: InFolder | InBucket, folder: Path) -> None:
+        self.model, self.folder, self.uri = model, folder, model.uri
+        self.private, self.public = key_pair(folder)
+        self.other, _ = key_pair(folder, "other")
+        self.records = [self.stamped(entry()), self.stamped(V1), self.stamped(V2)]
+
+    def stamped(self, item: Any = V2, key: Path | None = None, uri: str = "") -> str:
+        signer = record_signer(str(key or self.private))
+        return stamp(uri or self.uri, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer).record
+
+    @property
+    def newest(self) -> str:
+        return self.records[-1]
+
+    def path(self, name: str) -> Path:
+        assert isinstance(self.model, InFolder)
+        return self.model.folder / name
+
+    def get(self, name: str) -> bytes:
+        if isinstance(self.model, InBucket):
+            return self.model.gcs.data("models", f"runs/1/{name}")
+        return self.path(name).read_bytes()
+
+    def put(self, name: str, data: bytes) -> None:
+        if isinstance(self.model, InBucket):
+            self.model.gcs.put("models", f"runs/1/{name}", data)
+        else:
+            self.path(name).write_bytes(data)
+
+    def remove(self, name: str) -> None:
+        if isinstance(self.model, InBucket):
+            del self.model.gcs.buckets["models"].objects[f"runs/1/{name}"]
+        else:
+            self.path(name).unlink()
+
+    def point(self, name: str | None, **more: str) -> None:
+        """Rewrite the pointer; the model's file stays as it is."""
+        values = {**self.model.metadata(), **({"envbuild-record": name} if name else {}), **more}
+        if name is None:
+            del values["envbuild-record"]
+        if isinstance(self.model, InBucket):
+            objects = self.model.gcs.buckets["models"].objects
+            old = objects["runs/1/saved_model.pb"]
+            changed = replace(old, properties={**old.properties, "metadata": values})
+            objects["runs/1/saved_model.pb"] = replace(changed, metageneration=old.metageneration + 1)
+        else:
+            pointer = json.loads(self.get(PUT))
+            pointer["objects"]["saved_model.pb"]["metadata"] = values
+            self.put(PUT, json.dumps(pointer).encode())
+
+    def sign(self, name: str, key: Path, subject: Digest | None = None, kind: str = RECORD) -> None:
+        payload = statement(subject or Digest(name[-69:-5]), kind, {})
+        self.put(signature_name(name), signed(payload, signer_of(str(key)), "--sign"))
+
+    def forge(self, key: Path | None = None, **changes: Any) -> str:
+        """Point to a record that says something else: another serving image, unless other changes are given."""
+        value = json.loads(self.get(self.newest)) | changes
+        if not changes:
+            evil = Digest.of(b"evil")
+            value["images"][0] |= {"digest": str(evil), "reference": f"evil.example.com/a@{evil}"}
+        return self.pointing(json.dumps(value).encode(), key)
+
+    def pointing(self, data: bytes, key: Path | None = None) -> str:
+        name = record_name(data)
+        self.put(name, data)
+        if key:
+            self.sign(name, key)
+        self.point(name)
+        return name
+
+    def bundle(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change the newest record's signature."""
+        value = json.loads(self.get(signature_name(self.newest)))
+        change(value)
+        self.put(signature_name(self.newest), json.dumps(value).encode())
+
+    def payload(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change what the newest record's signature says, and leave the signature itself."""
+
+        def changed(value: dict[str, Any]) -> None:
+            said = json.loads(base64.b64decode(value["dsseEnvelope"]["payload"]))
+            change(said)
+            value["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(said).encode()).decode()
+
+        self.bundle(changed)
+
+
+def copied_signature(site: Site, source: str, target: str) -> None:
+    site.put(signature_name(target), site.get(signature_name(source)))
+
+
+def edited_with_its_signature(site: Site) -> None:
+    copied_signature(site, site.newest, site.forge())
+
+
+def other_under_the_keys_name(site: Site) -> None:
+    kept = json.loads(site.get(signature_name(site.newest)))
+    site.sign(site.newest, site.other)
+    kept["dsseEnvelope"] = json.loads(site.get(signature_name(site.newest)))["dsseEnvelope"]
+    site.put(signature_name(site.newest), json.dumps(kept).encode())
+
+
+def without_the_first(site: Site) -> None:
+    site.point(site.records[1])
+    site.remove(site.records[0])
+
+
+def twice(site: Site) -> None:
+    """A bundle with two payloads: the first is the signed one."""
+    text = site.get(signature_name(site.newest)).decode()
+    evil = base64.b64encode(statement(Digest.of(b"evil"), RECORD, {})).decode()
+    text = text.replace('"payloadType"', f'"payload":"{evil}","payloadType"', 1)
+    assert text.count('"payload"') == 2
+    site.put(signature_name(site.newest), text.encode())
+
+
+def other_model(site: Site, data: bytes = b"graph", anchor: str = "saved_model.pb", name: str = "other") -> str:
+    """Another model that the same key has signed; its records are copied, and the newest is pointed to."""
+    folder = site.folder / name
+    folder.mkdir()
+    (folder / anchor).write_bytes(data)
+    for content in (b"1", b"2", b"3"):
+        site.stamped(entry("serve", content=content), uri=str(folder))
+    record = site.stamped(entry("serve", content=b"4"), uri=str(folder))
+    for place in (record, signature_name(record)):
+        site.put(place, (folder / place).read_bytes())
+    site.point(record)
+    return record
+
+
+def whole_folder(site: Site) -> None:
+    """Everything of another model that the same key has signed, model files and all."""
+    other_model(site, b"another")
+    for path in (site.folder / "other").rglob("*"):
+        if path.is_file():
+            site.put(str(path.relative_to(site.folder / "other")), path.read_bytes())
+
+
+def replaced(site: Site) -> None:
+    """Another file under the stamped one's name, with the pointer made to fit."""
+    if isinstance(site.model, InBucket):
+        site.model.gcs.put("models", "runs/1/saved_model.pb", b"evil", site.model.metadata())
+        return
+    site.put("saved_model.pb", b"evil")
+    pointer = json.loads(site.get(PUT))
+    pointer["objects"]["saved_model.pb"]["generation"] = str(Digest.of(b"evil"))
+    site.put(PUT, json.dumps(pointer).encode())
+
+
+def restored(site: Site) -> None:
+    """The model was trained anew, and somebody puts back the old files with their stamp."""
+    pointer = site.get(PUT)
+    site.model.replace(b"trained anew")
+    site.stamped(entry(content=b"new"))
+    site.model.replace(b"graph")
+    site.put(PUT, pointer)
+
+
+def moved(site: Site) -> None:
+    """Another file of the folder bears the pointer."""
+    metadata = site.model.metadata()
+    site.remove("saved_model.pb")
+    site.put("other.keras", b"graph")
+    state = {"generation": str(Digest.of(b"graph")), "metageneration": "1", "metadata": metadata}
+    site.put(PUT, json.dumps({"objects": {"other.keras": state}}).encode())
+
+
+def in_place(site: Site, kind: str) -> None:
+    """Something that is no file, or lies elsewhere, where the signature belongs."""
+    path = site.path(signature_name(site.newest))
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/etc/hostname" if kind == "link" else "/nowhere")
+
+
+def deep(site: Site) -> bytes:
+    return site.get(site.newest)[:-1] + b',"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+def doubled(site: Site) -> bytes:
+    """A record with a second list of images."""
+    value = json.loads(site.get(site.newest))["images"]
+    return site.get(site.newest)[:-1] + b',"images":' + json.dumps(value).encode() + b"}"
+
+
+def merged_unsigned(site: Site) -> None:
+    """A stamp without a key on top of the signed one."""
+    write(site.uri, entry("serve", "gpu", content=b"evil"))
+
+
+def stamped_by_other(site: Site) -> None:
+    site.stamped(entry(content=b"evil"), site.other)
+
+
+def wrong_type(site: Site) -> None:
+    payload = statement(Digest(site.newest[-69:-5]), RECORD, {}).replace(b"Statement/v1", b"Statement/v9")
+    site.put(signature_name(site.newest), signed(payload, signer_of(str(site.private)), "--sign"))
+
+
+Attack = Callable[[Site], object]
+IMAGE = Digest.of(b"v2")
+ANYWHERE: dict[str, tuple[Attack, str]] = {
+    "signature removed": (lambda it: it.remove(signature_name(it.newest)), "the stamp is not signed"),
+    "signed by another key": (lambda it: it.sign(it.newest, it.other), "it is by another key"),
+    "another key under the key's name": (other_under_the_keys_name, "payload or signature was changed"),
+    "signature of an older record": (
+        lambda it: copied_signature(it, it.records[0], it.newest),
+        "it was signed for another record",
+    ),
+    "record edited in place": (
+        lambda it: it.put(it.newest, it.get(it.newest).replace(b"5000", b"6000")),
+        "the record's content is not what its name says",
+    ),
+    "record edited, unsigned": (lambda it: it.forge(), "the stamp is not signed"),
+    "record edited, with its signature": (edited_with_its_signature, "it was signed for another record"),
+    "record edited, signed by another key": (lambda it: it.forge(it.other), "it is by another key"),
+    "record edited, older signature": (
+        lambda it: copied_signature(it, it.records[1], it.forge()),
+        "it was signed for another record",
+    ),
+    "pointer to the first record": (lambda it: it.point(it.records[0]), "record 1 of the model, and record 3 is signed"),
+    "pointer to the one before": (lambda it: it.point(it.records[1]), "record 2 of the model, and record 3 is signed"),
+    "pointer to the one before, the first removed": (without_the_first, "record 2 of the model, and record 3 is signed"),
+    "another model's record": (other_model, "the stamp was written for file:///"),
+    "another model's record, other content": (lambda it: other_model(it, b"x"), "the stamp was written for file:///"),
+    "another model's record, other name": (
+        lambda it: other_model(it, anchor="a.keras"),
+        "(a.keras), and not for this model",
+    ),
+    "stamped without a key on top": (merged_unsigned, "the stamp is not signed"),
+    "stamped by another key on top": (stamped_by_other, "it is by another key"),
+    "pointer removed": (lambda it: it.point(None), "the model bears no stamp"),
+    "pointer to nothing": (lambda it: it.point(f"envbuild/record-{'0' * 64}.json"), "is missing"),
+    "pointer to another folder": (lambda it: it.point("envbuild/../record.json"), "names no record"),
+    "pointer to a signature": (lambda it: it.point(signature_name(it.newest)), "names no record"),
+    "pointer with a line more": (lambda it: it.point(f"{it.newest}\n"), "names no record"),
+    "model's file replaced": (replaced, "the model was replaced after it was stamped"),
+    "record with two lists of images": (lambda it: it.pointing(doubled(it)), "the stamp is not signed"),
+    "two payloads": (twice, "payload or signature was changed"),
+    "payload's type changed": (
+        lambda it: it.bundle(lambda value: value["dsseEnvelope"].update(payloadType="text/plain")),
+        "payload or signature was changed",
+    ),
+    "payload for more records": (
+        lambda it: it.payload(lambda said: said["subject"].append({"digest": {"sha256": "0" * 64}})),
+        "payload or signature was changed",
+    ),
+    "payload with another predicate": (
+        lambda it: it.payload(lambda said: said.update(predicateType=SIGNED)),
+        "payload or signature was changed",
+    ),
+    "an image's signature": (
+        lambda it: it.sign(it.newest, it.private, IMAGE, SIGNED),
+        "it was signed for another record",
+    ),
+    "an image's kind of signature, for the record": (
+        lambda it: it.sign(it.newest, it.private, kind=SIGNED),
+        "it is a statement about something else: https://sigstore.dev/cosign/sign/v1",
+    ),
+    "a provenance for the record": (
+        lambda it: it.sign(it.newest, it.private, kind=PROVENANCE),
+        "it is a statement about something else: https://slsa.dev/provenance/v1",
+    ),
+    "a statement of another version": (wrong_type, "no in-toto statement"),
+    "no signature in the envelope": (
+        lambda it: it.bundle(lambda value: value["dsseEnvelope"].update(signatures=[])),
+        "payload or signature was changed",
+    ),
+    "a signature that is no base64": (
+        lambda it: it.bundle(lambda value: value["dsseEnvelope"]["signatures"][0].update(sig="!")),
+        "it is no bundle",
+    ),
+    "an empty signature": (lambda it: it.put(signature_name(it.newest), b""), "it is no bundle"),
+    "a signature that is a list": (lambda it: it.put(signature_name(it.newest), b"[]"), "it is no bundle"),
+    "a signature with text behind it": (
+        lambda it: it.put(signature_name(it.newest), it.get(signature_name(it.newest)) + b"{}"),
+        "it is no bundle",
+    ),
+    "a huge signature": (lambda it: it.put(signature_name(it.newest), b"x" * (2 << 20)), "has more than 1048576 bytes"),
+    "a deeply nested signature": (lambda it: it.put(signature_name(it.newest), b"[" * 500_000), "it is no bundle"),
+    "a huge record": (lambda it: it.pointing(b"x" * (5 << 20), it.private), "has more than 4194304 bytes"),
+    "a deeply nested record": (lambda it: it.pointing(deep(it), it.private), "this is not a record of a stamp"),
+    "counter raised": (lambda it: it.forge(counter=99), "the stamp is not signed"),
+    "counter negative": (lambda it: it.forge(it.private, counter=-1), "this is not a record of a stamp"),
+    "counter huge": (lambda it: it.forge(it.private, counter=2**53), "this is not a record of a stamp"),
+    "counter a text": (lambda it: it.forge(it.private, counter="3"), "this is not a record of a stamp"),
+    "counter a fraction": (lambda it: it.forge(it.private, counter=3.0), "this is not a record of a stamp"),
+    "counter true": (lambda it: it.forge(it.private, counter=True), "this is not a record of a stamp"),
+    "counter null": (lambda it: it.forge(it.private, counter=None), "this is not a record of a stamp"),
+    "counter left out": (
+        lambda it: it.forge(it.private, counter=0),
+        "record 0 of the model, and record 3 is signed too",
+    ),
+    "a newer minor version, unsigned": (lambda it: it.forge(schema_version="1.99"), "the stamp is not signed"),
+    "a newer major version": (lambda it: it.forge(it.private, schema_version="2.0"), "the record has schema 2.0"),
+    "a record before that leads elsewhere": (
+        lambda it: it.forge(it.private, previous="../secret"),
+        "this is not a record of a stamp",
+    ),
+    "a record before that is this one's successor": (
+        lambda it: it.forge(previous=it.newest, counter=4),
+        "the stamp is not signed",
+    ),
+    "the model's address changed": (lambda it: it.forge(model="gs://acme/other"), "was written for gs://acme/other"),
+    "the model's address is none": (lambda it: it.forge(it.private, model="s3://x"), "was written for s3://x"),
+}  # fmt: skip
+IN_FOLDER: dict[str, tuple[Attack, str]] = {
+    "a folder as signature": (lambda it: in_place(it, "folder"), "this is no file"),
+    "a pipe as signature": (lambda it: in_place(it, "fifo"), "this is no file"),
+    "a link to another file as signature": (lambda it: in_place(it, "link"), "it is no bundle"),
+    "a link to nothing as signature": (lambda it: in_place(it, "broken"), "the stamp is not signed"),
+    "another model's whole folder": (whole_folder, "the stamp was written for file:///"),
+    "old files put back with their stamp": (restored, "and record 4 is signed too"),
+    "another file bears the pointer": (moved, "(saved_model.pb), and not for this model"),
+}
+
+
+def test_enough_is_tried():
+    assert len(ANYWHERE) + len(IN_FOLDER) >= 54
+
+
+def refused(site: Site, capsys: Any, *more: str) -> str:
+    """What `inspect --signed` says; it ends with 15 or 16 and prints nothing for the next program."""
+    code = run(["inspect", site.uri, "--signed", str(site.public), *more])
+    out, said = capsys.readouterr()
+    assert (code in (15, 16), out) == (True, ""), (code, said)
+    assert "; " in said or "do: " in said
+    assert "Traceback" not in said
+    return " ".join(said.split())
+
+
+@pytest.mark.parametrize("attack", ANYWHERE | IN_FOLDER)
+def test_a_forged_or_older_stamp_in_a_folder_is_refused(tmp_path, capsys, attack):
+    site = Site(InFolder(tmp_path), tmp_path)
+    assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
+    assert "signed by the key" in capsys.readouterr().out
+    act, says = (ANYWHERE | IN_FOLDER)[attack]
+    act(site)
+    assert says in refused(site, capsys)
+
+
+@pytest.mark.parametrize("attack", list(ANYWHERE)[::3])
+def test_a_forged_or_older_stamp_in_a_bucket_is_refused(tmp_path, gcs, capsys, attack):  # noqa: F811
+    site = Site(InBucket(gcs), tmp_path)
+    act, says = ANYWHERE[attack]
+    act(site)
+    assert says in refused(site, capsys)
+
+
+@pytest.mark.parametrize("gone", ["records", "signatures"])
+def test_an_older_record_whose_successors_were_removed_is_refused_by_the_lowest_number_alone(tmp_path, capsys, gone):
+    site = Site(InFolder(tmp_path), tmp_path)
+    site.point(site.records[1])
+    site.remove(site.newest if gone == "records" else signature_name(site.newest))
+    assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
+    assert V1.image in capsys.readouterr().out
+    said = refused(site, capsys, "--minimum-record", "3")
+    assert "record 2 of the model, and --minimum-record asks for 3 or later; an older stamp was put back" in said
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_a_newer_record_cannot_be_hidden_among_many_files(tmp_path, request, capsys, place):
+    site = Site(InFolder(tmp_path) if place == "folder" else InBucket(request.getfixturevalue("gcs")), tmp_path)
+    site.point(site.records[1])
+    for number in range(1000):
+        site.put(f"envbuild/a{number}", b"")
+    assert "the folder has 1000 files or more" in refused(site, capsys)
+
+
+def test_what_only_the_pointer_says_changes_nothing(tmp_path, capsys):
+    site = Site(InFolder(tmp_path), tmp_path)
+    site.point(site.newest, **{"envbuild-image-serve-cpu": f"evil.example.com/a@{Digest.of(b'evil')}"})
+    assert run(["inspect", site.uri, "--signed", str(site.public), "--minimum-record", "3"]) == 0
+    out = capsys.readouterr().out
+    assert (V2.image in out, "evil" in out) == (True, False)
+
+
+def test_a_newer_minor_version_that_the_key_signed_is_read(tmp_path, capsys):
+    site = Site(InFolder(tmp_path), tmp_path)
+    site.forge(site.private, schema_version="1.99", counter=4, more="x")
+    assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
+
+
+def test_a_record_of_another_model_or_of_another_key_does_not_make_this_one_old(tmp_path, capsys):
+    site = Site(InFolder(tmp_path), tmp_path)
+    other_model(site)
+    site.forge(site.other, counter=99)
+    site.point(site.newest)
+    assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
+
+
+def test_the_model_is_the_same_by_its_file_and_at_a_linked_path(tmp_path, capsys):
+    site = Site(InFolder(tmp_path), tmp_path)
+    key = str(site.public)
+    assert run(["inspect", f"{site.uri}/saved_model.pb", "--signed", key]) == 0
+    assert run(["inspect", f"{site.uri}/../model/", "--signed", key]) == 0
+    Path(site.uri).rename(tmp_path / "copy")
+    capsys.readouterr()
+    assert run(["inspect", str(tmp_path / "copy"), "--signed", key]) == 16
+    said = " ".join(capsys.readouterr().err.split())
+    assert "mount or link a folder that was copied at the path that it was stamped at" in said
+    Path(site.uri).symlink_to(tmp_path / "copy")
+    assert run(["inspect", site.uri, "--signed", key]) == 0
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_counters_go_up_and_signatures_lie_there_before_the_pointer_moves(tmp_path, request, place):
+    model = InFolder(tmp_path) if place == "folder" else InBucket(request.getfixturevalue("gcs"))
+    site = Site(model, tmp_path)
+    counters = [it.stamp.counter for it in read_history(site.uri).records if it.stamp]
+    assert counters == [3, 2, 1]
+    proof = Proof(keys=record_keys([str(site.public)]), minimum=3)
+    found = read_history(site.uri, proof=proof)
+    assert (found.proven, found.signed) == (found.records[0].stamp, True)
+    assert all(signature_name(it) in model.names() for it in site.records)
+
+
+def test_no_pointer_moves_to_a_record_whose_signature_is_still_to_come(tmp_path, gcs):  # noqa: F811
+    site = Site(InBucket(gcs), tmp_path)
+    there: list[int] = []
+    gcs.before("patch", lambda: there.append(sum(it.endswith(".sigstore.json") for it in site.model.names())))
+    site.stamped(entry(content=b"new"))
+    assert there == [4]
+
+
+def test_the_same_stamp_again_is_signed_only_where_it_was_not(tmp_path):
+    site = Site(InFolder(tmp_path), tmp_path)
+    names = site.model.names()
+    assert site.stamped(V2) == site.newest
+    assert site.model.names() == names
+    site.remove(signature_name(site.newest))
+    assert site.stamped(V2) != site.newest
+    assert read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)]))).proven
+
+
+def slots(uri: str) -> list[tuple[str, str, str]]:
+    found = read_stamp(uri)
+    assert found
+    return [(it.role, it.variant, it.digest.hex[:4]) for it in found.images]
+
+
+@pytest.mark.parametrize("attack", ["unsigned", "other key", "edited", "other model"])
+def test_a_key_does_not_take_over_what_it_has_not_signed(tmp_path, attack):
+    site = Site(InFolder(tmp_path), tmp_path)
+    before = slots(site.uri)
+    evil = entry("serve", "gpu", content=b"evil")
+    if attack == "unsigned":
+        write(site.uri, evil)
+    elif attack == "other key":
+        site.stamped(evil, site.other)
+    elif attack == "edited":
+        edited_with_its_signature(site)
+    else:
+        other_model(site)
+    new = entry(content=b"new")
+    result = stamp(site.uri, new, manifest=b"{}", lock=b"lock", now=NOW, signer=record_signer(str(site.private)))
+    expected = [it for it in before if it[0] == "serve"] + [("train", "cpu", new.digest.hex[:4])]
+    assert slots(site.uri) == expected  # those of the newest record that the key signed, and the new one
+    assert result.stamp.counter == 4
+    assert result.why_left == "the record before is not the key's newest"
+    assert read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)]), minimum=4)).proven
+
+
+def test_a_key_does_not_sign_a_rollback(tmp_path):
+    site = Site(InFolder(tmp_path), tmp_path)
+    site.point(site.records[1])
+    site.stamped(entry(content=b"new"))
+    found = read_stamp(site.uri)
+    assert found
+    assert (found.counter, [it.digest for it in found.images if it.role == "serve"]) == (4, [V2.digest])
+
+
+def test_an_unsigned_model_is_signed_with_the_new_image_alone(tmp_path):
+    model = InFolder(tmp_path)
+    write(model.uri, entry("serve", content=b"unsigned"))
+    write(model.uri, entry())
+    private, public = key_pair(tmp_path)
+    signer = record_signer(str(private))
+    result = stamp(model.uri, entry(), manifest=b"{}", lock=b"lock", now=NOW, signer=signer)
+    assert [it.role for it in result.stamp.images] == ["train"]
+    assert [it.role for it in result.left] == ["serve"]
+    assert read_history(model.uri, proof=Proof(keys=record_keys([str(public)]))).proven
+
+
+def test_records_of_a_key_that_is_named_are_continued(tmp_path):
+    site = Site(InFolder(tmp_path), tmp_path)
+    _, mine = key_pair(tmp_path, "mine")
+    signer = record_signer(str(tmp_path / "mine.pem"), [str(site.public)])
+    result = stamp(site.uri, entry("serve", "gpu", content=b"x"), manifest=b"{}", lock=b"lock", now=NOW, signer=signer)
+    assert ([it.role for it in result.stamp.images], result.stamp.counter) == (["serve", "serve", "train"], 4)
+    assert read_history(site.uri, proof=Proof(keys=record_keys([str(mine)]))).proven
+
+
+def test_stamps_at_the_same_time_lose_nothing_of_each_other(tmp_path, monkeypatch):
+    site = Site(InFolder(tmp_path), tmp_path)
+    usual, theirs = DirectoryStore.patch, entry("train", "gpu", content=b"theirs")
+
+    def patch(self, *given: Any) -> None:
+        monkeypatch.setattr(DirectoryStore, "patch", usual)
+        site.stamped(theirs)  # after ours was signed, and before its pointer is set
+        usual(self, *given)
+
+    monkeypatch.setattr(DirectoryStore, "patch", patch)
+    site.stamped(entry(content=b"ours"))
+    found = read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)]))).proven
+    assert found
+    assert {it.digest for it in found.images} == {theirs.digest, Digest.of(b"ours"), V2.digest}
+
+
+def test_a_stamp_that_broke_off_is_told_and_the_next_one_mends_it(tmp_path, monkeypatch, capsys):
+    site = Site(InFolder(tmp_path), tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(DirectoryStore, "patch", lambda *given: (_ for _ in ()).throw(StampError("no disk")))
+        with pytest.raises(StampError):
+            site.stamped(entry(content=b"half"))
+    assert "or the newer one broke off: stamp the model again" in refused(site, capsys)
+    site.stamped(entry(content=b"whole"))
+    assert run(["inspect", site.uri, "--signed", str(site.public), "--minimum-record", "5"]) == 0
+
+
+def test_a_rival_that_signs_too_is_a_conflict(tmp_path, monkeypatch):
+    site = Site(InFolder(tmp_path), tmp_path)
+    usual = DirectoryStore.patch
+
+    def patch(self, *given: Any) -> None:
+        monkeypatch.setattr(DirectoryStore, "patch", usual)
+        site.stamped(entry(content=b"theirs"))
+        usual(self, *given)
+
+    monkeypatch.setattr(DirectoryStore, "patch", patch)
+    with pytest.raises(StampConflict):
+        site.stamped(entry(content=b"ours"))
+
+
+def test_what_lies_in_the_place_of_a_signature_keeps_the_pointer(tmp_path, monkeypatch):
+    """Somebody who knows the record's name writes there first."""
+    site = Site(InFolder(tmp_path), tmp_path)
+    usual = DirectoryStore.create
+
+    def create(self, name: str, data: bytes) -> None:
+        usual(self, name, b"garbage" if name.endswith(".sigstore.json") else data)
+
+    monkeypatch.setattr(DirectoryStore, "create", create)
+    with pytest.raises(StampError, match="the record's signature was not written as it is"):
+        site.stamped(entry(content=b"new"))
+    assert site.model.metadata()["envbuild-record"] == site.newest
+
+
+def test_records_from_before_there_was_a_counter_are_read_and_stay_as_they_are(tmp_path):
+    model = InFolder(tmp_path)
+    write(model.uri)
+    stamped_now = read_stamp(model.uri)
+    assert stamped_now
+    old = record_bytes(replace(stamped_now, counter=0, schema_version="1.0"))
+    assert b"counter" not in old
+    found = read_record(record_name(old), old)
+    assert (found.counter, record_bytes(found)) == (0, old)
+
+
+def test_inspect_says_the_number_and_whether_it_is_signed(tmp_path, capsys):
+    site = Site(InFolder(tmp_path), tmp_path)
+
+    def said(*more: str) -> tuple[Any, Any]:
+        assert run(["inspect", site.uri, "--json", *more]) == 0
+        value = json.loads(capsys.readouterr().out)
+        return value["counter"], value["signed"]
+
+    assert (said(), said("--signed", str(site.public))) == ((3, None), (3, True))
+    assert run(["inspect", site.uri]) == 0
+    out = capsys.readouterr().out
+    assert ", record 3" in out
+    assert "signed; --signed KEY checks by whom" in out
+    write(site.uri, entry("serve", "gpu"))
+    assert said() == (4, False)
+
+
+def test_a_lowest_number_without_a_key_is_refused(tmp_path, capsys):
+    site = Site(InFolder(tmp_path), tmp_path)
+    assert run(["inspect", site.uri, "--minimum-record", "1"]) == 2
+    assert "give --signed KEY too" in capsys.readouterr().err
+
+
+def test_the_signature_is_one_that_others_can_check(tmp_path):
+    site = Site(InFolder(tmp_path), tmp_path)
+    envelope = json.loads(site.get(signature_name(site.newest)))["dsseEnvelope"]
+    said = json.loads(base64.b64decode(envelope["payload"]))
+    assert (envelope["payloadType"], said["predicateType"]) == (IN_TOTO, RECORD)
+    assert said["subject"] == [{"digest": {"sha256": Digest.of(site.get(site.newest)).hex}}]
