@@ -123,6 +123,8 @@ class Served:
     """What the gate looked at."""
     pushed: PushResult | None
     layout: Path | None
+    tags: tuple[str, ...] = ()
+    """What names the image there when everything is attached to it."""
     slimmed: Slimmed | None = None
     stamped: str | None = None
     """The record's name beside the model."""
