@@ -62,6 +62,12 @@ Slim = Annotated[bool, typer.Option("--slim", help="To serve: leave out what onl
 Gate = Annotated[
     GateName, typer.Option(help="To serve: try the image before it is pushed; auto: where there is an engine.")
 ]
+ParentKey = Annotated[
+    str | None,
+    typer.Option(
+        help="To serve: the public key that signed the training image; by default --sign's own.", metavar="KEY"
+    ),
+]
 NoStamp = Annotated[bool, typer.Option("--no-stamp", help="To serve: leave the model's stamp as it is.")]
 
 
@@ -80,6 +86,7 @@ class Serving:
     slim: Slim = False
     gate: Gate = GateName.AUTO
     no_stamp: NoStamp = False
+    parent_key: ParentKey = None
 
 
 def check_training(serving: Serving) -> None:
@@ -95,6 +102,7 @@ def check_training(serving: Serving) -> None:
         "--slim": serving.slim,
         "--gate": serving.gate is not GateName.AUTO,
         "--no-stamp": serving.no_stamp,
+        "--parent-key": serving.parent_key is not None,
     }
     if useless := [name for name, value in given.items() if value]:
         what, todo = "these are for an image that serves", "give --role serve too, or leave them out"
@@ -112,6 +120,7 @@ def served_order(target: str, serving: Serving, asked: Asked, progress: Progress
     model = _model(target, asked)
     name, data = (model, b"") if model else read(_plain(target), asked.known, progress)
     _check_stamp(model, serving, asked)
+    _check_parent_key(model, serving.parent_key)
     order = order_of(name, data, asked)
     stamp = None if serving.no_stamp else model or asked.outputs.stamp
     return ServeOrder(
@@ -125,6 +134,7 @@ def served_order(target: str, serving: Serving, asked: Asked, progress: Progress
         cmd=words_of(serving.cmd),
         embed=serving.embed_model,
         slim=serving.slim,
+        parent_key=serving.parent_key or "",
         gate=serving.gate.value,
     )
 
@@ -175,6 +185,21 @@ def _check_stamp(model: str | None, serving: Serving, asked: Asked) -> None:
         raise UsageError(what, where=f"{in_one_line(model)}, --stamp {in_one_line(stamp)}", todo=todo)
     if stamp and serving.no_stamp:
         raise UsageError("these contradict each other", where="--stamp, --no-stamp", todo="leave out one of them")
+
+
+def _check_parent_key(model: str | None, key: str | None) -> None:
+    from envbuild.verify.signed import check_public_key
+
+    if key is None:
+        return
+    where = f"--parent-key {in_one_line(key)}"
+    if model is None:
+        what, todo = "the training image of a manifest is built here", "give a stamped model, or leave it out"
+        raise UsageError(what, where=where, todo=todo)
+    try:
+        check_public_key(key)
+    except UsageError as error:
+        raise UsageError(error.what, where=where, todo=error.todo) from error
 
 
 def words_of(cmd: str | None) -> tuple[str, ...]:

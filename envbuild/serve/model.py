@@ -72,6 +72,8 @@ class ServeOrder:
     """Whether the model lies in the image."""
     slim: bool = False
     """Whether distributions that only training needs are left out."""
+    parent_key: str = ""
+    """The public key that must have signed a stamped training image; empty for the one that signs, where one does."""
     gate: Gate = "auto"
     """Whether the container is tried before it is pushed: where there is an engine, always, or never."""
 
