@@ -12,13 +12,12 @@ from envbuild.registry import Registry, push
 from envbuild.registry.referrers import Artifact, attach, read_artifact, referrers, subject_of
 from tests.fakes.images import image_of
 from tests.fakes.index import serving
-from tests.faults.proxy import FaultyRegistry, Weather
+from tests.faults.proxy import FAIR, FaultyRegistry
 from tests.faults.site import tags_of
 from tests.unit.attesting import Said, key_pair
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, Site
 
 pytestmark = pytest.mark.real
-FAIR = Weather(seed=0, kinds=(), chance=0, most=0, login=False)
 
 
 @pytest.fixture

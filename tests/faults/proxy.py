@@ -62,6 +62,9 @@ class Weather:
         return chosen.choice(self.kinds) if before < self.most and chosen.random() < self.chance else ""
 
 
+FAIR = Weather(seed=0, kinds=(), chance=0, most=0, login=False)
+
+
 @dataclass
 class FaultyRegistry(WebServer):
     """`with FaultyRegistry(host, weather) as proxy: proxy.host` is `127.0.0.1:PORT`."""
