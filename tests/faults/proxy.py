@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
-from typing import BinaryIO, Self
+from typing import Self
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from tests.fakes.chunked import body_pieces, is_chunked
@@ -125,8 +125,8 @@ class _Handler(WebHandler):
             return
         self._act_on(url, self.rfile)
 
-    def _act_on(self, url: SplitResult, body: BinaryIO) -> None:
-        self.body = body
+    def _act_on(self, url: SplitResult, source: io.BufferedIOBase) -> None:
+        self.body = source
         kind = self.proxy.fault(f"{self.command} {_named(self.path)}")
         if kind == "reset":
             raise _Cut
