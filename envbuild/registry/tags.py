@@ -26,8 +26,8 @@ def publish(
 ) -> None:
     """Attach what belongs to images that a registry has by digest, and only then let their tags name them.
 
-    Every push ends here, and no tag is set elsewhere: so none names an image before its signatures are there. The keys
-    are images and indexes by digest, the values their tags. RegistryError; where `attach` raises it, no tag has moved.
+    Every push of an image ends here, so no tag names one before its signatures are there. The keys are images and
+    indexes by digest, the values their tags. RegistryError; where `attach` raises it, no tag has moved.
     """
     try:
         attach()
