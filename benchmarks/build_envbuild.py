@@ -15,7 +15,7 @@ from envbuild.base.compiling import compiling_on
 from envbuild.lock import Arrivals, Lock, read_held
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
-from envbuild.registry import SharedCache, Upload, environment_tag, find_environment, pull, push
+from envbuild.registry import SharedCache, Upload, environment_tag, find_environment, publish, pull, push
 from envbuild.waiting import collect_seldom, take_turns
 
 
@@ -76,8 +76,9 @@ def made(
                 upload.offer(layer)
         begun = upload.follow if shared.names_what_it_has() else None
         result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer, compiling, begun=begun)
-        pushed = upload.finish(result.image, (environment_tag(recipe.environment),)).reference
+        pushed = upload.finish(result.image).reference
         cache.share(result.results)
+    publish({pushed: tuple(filter(None, (environment_tag(recipe.environment), reference.tag)))})
     return pushed
 
 

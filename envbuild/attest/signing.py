@@ -11,6 +11,7 @@ from envbuild.attest.keyless import Identity
 from envbuild.attest.keys import signer_of
 from envbuild.attest.model import Teller
 from envbuild.attest.statement import SIGNED, statement
+from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.registry import Registry
@@ -39,7 +40,11 @@ def bundles_for(place: Place, payloads: Sequence[bytes], key: str) -> list[Artif
     known = {it.kind for it in there if it.standing == "holds"}
     kinds = {json.loads(it)["predicateType"]: it for it in (*payloads, statement(subject, SIGNED, {}))}
     missing = {kind: payload for kind, payload in kinds.items() if kind not in known}
-    return [_bundle(kind, signed(payload, signer, f"--sign {key}")) for kind, payload in missing.items()]
+    made = [_bundle(kind, signed(payload, signer, f"--sign {key}")) for kind, payload in missing.items()]
+    if any(judge(it.data, subject, public).standing != "holds" for it in made):
+        todo = "check that the key is what its public half says; nothing was attached"
+        raise RegistryError("a new signature does not hold by the key's public half", where=f"--sign {key}", todo=todo)
+    return made
 
 
 def bundles_of(registry: Registry, repository: str, subject: Digest, found: Sequence[Referrer]) -> Iterator[bytes]:

@@ -63,6 +63,12 @@ Slim = Annotated[bool, typer.Option("--slim", help="To serve: leave out what onl
 Gate = Annotated[
     GateName, typer.Option(help="To serve: try the image before it is pushed; auto: where there is an engine.")
 ]
+ParentKey = Annotated[
+    str | None,
+    typer.Option(
+        help="To serve: the public key that signed the training image; by default --sign's own.", metavar="KEY"
+    ),
+]
 NoStamp = Annotated[bool, typer.Option("--no-stamp", help="To serve: leave the model's stamp as it is.")]
 
 
@@ -83,6 +89,7 @@ class Serving:
     no_stamp: NoStamp = False
     signed: Signed = None
     minimum_record: MinimumRecord = None
+    parent_key: ParentKey = None
 
 
 def check_training(serving: Serving) -> None:
@@ -100,6 +107,7 @@ def check_training(serving: Serving) -> None:
         "--no-stamp": serving.no_stamp,
         "--signed": serving.signed,
         "--minimum-record": serving.minimum_record,
+        "--parent-key": serving.parent_key is not None,
     }
     if useless := [name for name, value in given.items() if value]:
         what, todo = "these are for an image that serves", "give --role serve too, or leave them out"
@@ -118,6 +126,7 @@ def served_order(target: str, serving: Serving, asked: Asked, progress: Progress
     name, data = (model, b"") if model else read(_plain(target), asked.known, progress)
     _check_stamp(model, serving, asked)
     _check_signed(model, serving, asked)
+    _check_parent_key(model, serving.parent_key)
     order = order_of(name, data, asked)
     stamp = None if serving.no_stamp else model or asked.outputs.stamp
     return ServeOrder(
@@ -131,6 +140,7 @@ def served_order(target: str, serving: Serving, asked: Asked, progress: Progress
         cmd=words_of(serving.cmd),
         embed=serving.embed_model,
         slim=serving.slim,
+        parent_key=serving.parent_key or "",
         gate=serving.gate.value,
         signed=(serving.signed,) if serving.signed is not None else (),
         minimum_record=serving.minimum_record or 0,
@@ -193,6 +203,21 @@ def _check_signed(model: str | None, serving: Serving, asked: Asked) -> None:
     if serving.minimum_record is not None and serving.signed is None and asked.attesting.sign is None:
         todo = "give --signed KEY too, or leave it out"
         raise UsageError("only a signed record's number counts", where="--minimum-record", todo=todo)
+
+
+def _check_parent_key(model: str | None, key: str | None) -> None:
+    from envbuild.verify.signed import check_public_key
+
+    if key is None:
+        return
+    where = f"--parent-key {in_one_line(key)}"
+    if model is None:
+        what, todo = "the training image of a manifest is built here", "give a stamped model, or leave it out"
+        raise UsageError(what, where=where, todo=todo)
+    try:
+        check_public_key(key)
+    except UsageError as error:
+        raise UsageError(error.what, where=where, todo=error.todo) from error
 
 
 def words_of(cmd: str | None) -> tuple[str, ...]:

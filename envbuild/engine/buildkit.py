@@ -74,8 +74,8 @@ def build_locally(client: Client, request: Request, tag: str, transcript: Transc
 def build_remotely(
     client: Client, request: Request, name: str, builder: str, transcript: Transcript, running: Running, metadata: Path
 ) -> None:
-    """Build by a builder of buildx, which pushes the image under `name`; what came of it is written to `metadata`."""
-    output = f"type=image,name={name},push=true,oci-mediatypes=true"
+    """Build by a builder of buildx, which pushes the image to `name` by digest; `metadata` gets what came of it."""
+    output = f"type=image,name={name},push=true,push-by-digest=true,oci-mediatypes=true"
     options = ["--builder", builder, "--output", output, "--metadata-file", str(metadata), "--platform"]
     command = [client.path, "buildx", "build", *options, request.platform, *_options(request)]
     _run(client, command, transcript, running)

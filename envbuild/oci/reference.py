@@ -6,7 +6,7 @@ from typing import Self
 
 from envbuild.oci.digest import Digest
 
-_OWN = re.compile(r"(?:env|serve|layer|fact|stamped|sha256)-[0-9a-f]{12,64}")
+_OWN = re.compile(r"(?:env|serve|layer|fact|stamped|pushing|sha256)-[0-9a-f]{12,64}")
 DOCKER_HUB = "docker.io"
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*\Z")

@@ -1,4 +1,4 @@
-"""What is said of the images of an order beside them in the registry: after the push, and before the stamp."""
+"""What is said of the images of an order beside them in the registry: after the push, before their tags."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from envbuild.errors import UsageError
 from envbuild.oci.digest import Digest
 from envbuild.pipeline.order import PLATFORMS, Order, Part, Reporter
 from envbuild.recipe import Recipe
-from envbuild.registry import PushResult
+from envbuild.registry import PushResult, publish
 
 
 def check_attestations(order: Order) -> None:
@@ -20,15 +20,26 @@ def check_attestations(order: Order) -> None:
     check_wanted(order.attestations)
 
 
-def attest_parts(
+def publish_parts(
     order: Order, parts: Sequence[Part], pushed: PushResult | None, report: Reporter, started: datetime
 ) -> None:
-    """Attach what is wanted to each image that was pushed, and sign their index; errors as `attest`."""
-    for part in parts:
-        if part.pushed:
-            attest(_facts(order, part, part.pushed, started), order.attestations, report)
-    if pushed and len(parts) > 1:
-        sign(pushed.reference, order.attestations, report)
+    """Attach what is wanted to each image that was pushed, sign their index, and only then set tags.
+
+    Errors as `attest`.
+    """
+    tags = {part.pushed.reference: part.tags for part in parts if part.pushed}
+    index = pushed.reference if pushed and len(parts) > 1 else None
+    if index:
+        tags[index] = (order.push.tag,) if order.push and order.push.tag else ()
+
+    def attach() -> None:
+        for part in parts:
+            if part.pushed:
+                attest(_facts(order, part, part.pushed, started), order.attestations, report)
+        if index:
+            sign(index, order.attestations, report)
+
+    publish(tags, attach)
 
 
 def _facts(order: Order, part: Part, pushed: PushResult, started: datetime) -> Facts:

@@ -24,7 +24,7 @@ from envbuild.lock import (
 )
 from envbuild.match import Stack, name_of
 from envbuild.oci.index import Content, ImageIndex, image_index
-from envbuild.pipeline.attesting import attest_parts, check_attestations
+from envbuild.pipeline.attesting import check_attestations, publish_parts
 from envbuild.pipeline.check import check_builder, check_engine
 from envbuild.pipeline.job import Job
 from envbuild.pipeline.making import Making
@@ -37,7 +37,6 @@ from envbuild.registry import (
     SharedCache,
     check_push,
     check_repository,
-    environment_tag,
     pull,
     push_index,
 )
@@ -63,7 +62,7 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
         images = [part.assembled.image for part in parts]
         content: Content = images[0] if len(parts) == 1 else image_index(images)
         pushed = _pushed(order, parts, content, report)
-        attest_parts(order, parts, pushed, report, now)
+        publish_parts(order, parts, pushed, report, now)
         outcome = write_outputs(order, parts, content, pushed, report)
     if order.stamp and early:
         outcome = replace(outcome, stamped=_stamp(order.stamp, order, parts, now, report, early))
@@ -88,7 +87,7 @@ def _part(
     run = replace(run, lock=replace(run.lock, packages=system.packages))
     compiling = _compiling(order, base, report) if order.bytecode else None
     recipe = make_recipe(plan.stack, run.lock, base, compiled_by(base.interpreter) if compiling else "")
-    target = replace(order.push, tag=None) if order.push and len(order.platforms) > 1 else order.push
+    target = replace(order.push, tag=None) if order.push else None
     job = _job(order)(
         order=order,
         plan=plan,
@@ -110,6 +109,7 @@ def _part(
         recipe=recipe,
         assembled=made.assembled,
         pushed=made.pushed,
+        tags=job.tags,
         lock=run.lock,
         pylock=job.pylock(made.run),
         proof=made.run.proof,
@@ -158,11 +158,11 @@ def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
 
 
 def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:
-    """What was pushed: the image, or now the index of the images that were."""
+    """What was pushed: the image, or now the index of the images that were; without its tag yet."""
     if order.push is None or not isinstance(content, ImageIndex):
         return parts[0].pushed
     report.step(f"pushing the index of {len(parts)} images to {order.push}")
-    indexed = push_index(content, order.push)
+    indexed = push_index(content, replace(order.push, tag=None))
     results = [part.pushed for part in parts if part.pushed]
     sent, existing = sum(it.uploaded for it in results), sum(it.existing for it in results)
     return replace(indexed, uploaded=sent, existing=existing)
@@ -202,13 +202,12 @@ def _check_tags(job: Job) -> None:
     """Refuse tags that name another image than will be made: of one environment there is one image, by this builder."""
     if job.target is None:
         return
-    if isinstance(job, Making):
-        for tag in filter(None, (job.target.tag, environment_tag(job.recipe.environment))):
-            check_tag(replace(job.target, tag=tag), job.recipe.environment)
-        if job.order.push and job.order.push.tag and not job.target.tag:
-            check_tag(job.order.push, job.recipe.environment, indexed=True)
-    elif name := getattr(job, "name", None):  # what engines push by, who make other bytes each time
-        check_tag(name, None)
+    # Engines make other bytes each time.
+    environment = job.recipe.environment if isinstance(job, Making) else None
+    for tag in job.tags:
+        check_tag(replace(job.target, tag=tag), environment)
+    if environment and job.order.push and job.order.push.tag and not job.wanted_tags:
+        check_tag(job.order.push, environment, indexed=True)
 
 
 def _base(order: Order, plan: Plan, notes: SharedCache | None, report: Reporter) -> Base:

@@ -98,7 +98,7 @@ class Cloud(ContextJob):
     def _built(self, context: Path, options: CloudBuild) -> Reference:
         """Build, and say of a build that failed which lock entry it was about."""
         try:
-            return cloudbuild.build(context, options, self.name, self.report)
+            return cloudbuild.build(context, options, self.temporary_name(), self.report)
         except BuildError as error:
             printed = [_BEFORE.sub("", line) for line in error.what.splitlines()]
             if wheel := culprit(printed, self.recipe.wheels):

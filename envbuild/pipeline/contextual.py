@@ -1,5 +1,6 @@
 """What all builders of a context have in common: staging it, and finding in the registry what they pushed."""
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -7,7 +8,6 @@ from dataclasses import dataclass, replace
 from envbuild.assemble import LayerCache
 from envbuild.engine.building import Request
 from envbuild.engine.secrets import hidden_words, index_secrets, secret_files
-from envbuild.errors import RegistryError
 from envbuild.lock import Arrivals, IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
@@ -16,7 +16,8 @@ from envbuild.oci.tar import MTIME
 from envbuild.pipeline.context import Context, staged_context, why_wheelhouse
 from envbuild.pipeline.job import Job
 from envbuild.pipeline.order import PLATFORMS
-from envbuild.registry import Registry, pull
+from envbuild.registry import pull
+from envbuild.registry.tags import remove_tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,25 +70,25 @@ class ContextJob(Job):
         return True
 
     @property
-    def name(self) -> Reference:
-        """What is pushed to: without a tag of the user's one that tells whose it is, as engines push by tag only."""
-        assert self.target is not None
-        return self.target if self.target.tag else replace(self.target, tag=self.own_tag)
+    def tags(self) -> tuple[str, ...]:
+        """Without a tag of the user's one that tells who built it."""
+        return self.wanted_tags or (self.own_tag,)
 
     @property
     def own_tag(self) -> str:
         return f"docker-{self.recipe.environment.short}"
 
+    def temporary_name(self) -> Reference:
+        """A name for one push, as engines push by tag only; its tag goes when the image has its own tags, or fails."""
+        assert self.target is not None
+        name = replace(self.target, tag=f"pushing-{secrets.token_hex(6)}")
+        self.until.callback(remove_tag, name)
+        return name
+
     def from_registry(self, digest: Digest) -> Image:
-        """The image as the registry has it; RegistryError where it does not confirm digest and tag."""
-        name = self.name
-        image = pull(name.at(digest), machine=self.recipe.target.machine)
-        with Registry(name.registry) as registry:
-            found = registry.manifest_digest(name.repository, name.target)
-        if found not in ("", str(digest)):
-            what = f"the registry has {found or 'nothing'} under the tag, and not {digest}, which was pushed"
-            raise RegistryError(what, where=str(name), todo="see who else pushes this tag, and push again")
-        return image
+        """The image as the registry has it."""
+        assert self.target is not None
+        return pull(self.target.at(digest), machine=self.recipe.target.machine)
 
     def marked(self, image: Image) -> Image:
         """Tell the base's layers from those that were made."""

@@ -84,9 +84,10 @@ class Docker(ContextJob):
         )
 
     def _pushed(self, image: Built) -> PushResult:
-        self.report.step(f"pushing to {self.name}")
-        sent = push_image(image.client, image.id, self.name, engine_login(self.name), self.report)
-        return PushResult(reference=self.name.at(sent.digest), uploaded=sent.sent, existing=0)
+        self.report.step(f"pushing to {self.order.push}")
+        name = self.temporary_name()
+        sent = push_image(image.client, image.id, name, engine_login(name), self.report)
+        return PushResult(reference=name.at(sent.digest), uploaded=sent.sent, existing=0)
 
     def _saved(self, image: Built) -> Image:
         kept = not self.order.load or self.order.archive
@@ -116,13 +117,14 @@ class Buildx(ContextJob):
             self.report.step(f"building by {client.path}'s builder {self.order.builder_name}, and pushing")
             metadata, request = Path(folder, "metadata.json"), prepared.request
             transcript = Transcript(request, self.report)
-            name, builder = str(self.name), self.order.builder_name
+            assert self.target is not None, "the order was checked"
+            name, builder = self.target.name, self.order.builder_name
             build_remotely(client, request, name, builder, transcript, running, metadata)
             digest = _digest(metadata)
         image = self.marked(self.from_registry(digest))
         return Made(
             assembled=Assembled(image=image, overlaps=(), results={}, true={}),
-            pushed=PushResult(reference=self.name.at(digest), uploaded=0, existing=0),
+            pushed=PushResult(reference=self.target.at(digest), uploaded=0, existing=0),
             run=self.confirmed({}),
             wheelhouse=prepared.wheelhouse,
         )

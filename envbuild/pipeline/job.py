@@ -48,7 +48,7 @@ class Job(ABC):
     shared: SharedCache | None
     report: Reporter
     target: Reference | None
-    """Where the image is pushed to."""
+    """Where the image is pushed to, without a tag: its tags are set when everything is attached to it."""
     until: ExitStack
     """What the image needs until it is wherever it is wanted."""
     compiling: Compiling | None = None
@@ -59,6 +59,17 @@ class Job(ABC):
     @abstractmethod
     def made(self, settings: IndexSettings) -> Made:
         """Make the image, and push it where that is wanted."""
+
+    @property
+    @abstractmethod
+    def tags(self) -> tuple[str, ...]:
+        """What will name the image in the end."""
+
+    @property
+    def wanted_tags(self) -> tuple[str, ...]:
+        """The tag that --push names; of several platforms it is their index's."""
+        tag = self.order.push.tag if self.order.push and len(self.order.platforms) < 2 else None
+        return (tag,) if tag else ()
 
     @property
     def proof(self) -> Digest:

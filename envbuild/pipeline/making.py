@@ -93,8 +93,9 @@ class Making(Job):
         return Made(assembled=assembled, pushed=pushed, run=run)
 
     @property
-    def _tags(self) -> tuple[str, ...]:
-        return (environment_tag(self.recipe.environment),)
+    def tags(self) -> tuple[str, ...]:
+        """The environment's tag, by which later builds find the image, before the others."""
+        return (environment_tag(self.recipe.environment), *self.wanted_tags)
 
     @property
     def _proving(self) -> frozenset[Digest]:
@@ -125,7 +126,7 @@ class Making(Job):
         return upload.follow if upload and self.shared and self.shared.names_what_it_has() else None
 
     def _announce(self, needed: tuple[LockedWheel, ...]) -> None:
-        pushing = f", and pushing to {self.target}" if self.target else ""
+        pushing = f", and pushing to {self.order.push}" if self.target else ""
         self.report.step(f"assembling the image{pushing}")
         if needed:
             size = sum(wheel.size for wheel in needed)
@@ -142,7 +143,7 @@ class Making(Job):
             self.shared.publish_layer(blob.key, LayerResult(blob.descriptor.digest, blob.descriptor.size, blob.diff_id))
 
     def _finish(self, upload: Upload, assembled: Assembled, cache: LayerCache) -> PushResult:
-        result = upload.finish(assembled.image, self._tags)
+        result = upload.finish(assembled.image)
         cache.share(assembled.results)
         if self.shared and self.shared.trouble:
             self.report.note(f"the registry does not serve as a cache of layers: {self.shared.trouble}")

@@ -112,6 +112,8 @@ class Part:
     assembled: Assembled
     pushed: PushResult | None
     """What the push of this image did; None when it was not pushed."""
+    tags: tuple[str, ...]
+    """What names the image there when everything is attached to it."""
     lock: Lock
     pylock: bytes
     """The lock as it is stamped and written into the context."""

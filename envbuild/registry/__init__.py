@@ -12,6 +12,7 @@ from envbuild.registry.pull import pull
 from envbuild.registry.push import PushResult, Upload, check_push, push
 from envbuild.registry.retry import Retry
 from envbuild.registry.shared import SharedCache
+from envbuild.registry.tags import publish
 
 __all__ = [
     "Copied",
@@ -27,6 +28,7 @@ __all__ = [
     "copy_image",
     "environment_tag",
     "find_environment",
+    "publish",
     "pull",
     "push",
     "push_index",

@@ -169,6 +169,11 @@ class Registry:
         if said and said != str(Digest.of(data)):
             raise RegistryError(f"{self.host} stored other bytes than were sent", where=redacted(url))
 
+    def delete_tag(self, repository: str, tag: str) -> None:
+        """Remove a tag, and not what it names (distribution-spec, "Deleting Tags"); registries need not know that."""
+        aim = Aim(host=self.host, repository=repository, action="push")
+        self._closed(Call(method="DELETE", url=self._url(f"{repository}/manifests/{tag}"), aim=aim))
+
     def has_blob(self, repository: str, digest: Digest, *, size: int | None = None, action: str = "push") -> bool:
         """True when the blob is there; RegistryError when it is said to have another size than this one."""
         aim = Aim(host=self.host, repository=repository, action=action)

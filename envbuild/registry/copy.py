@@ -13,10 +13,10 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
-from envbuild.registry.faults import CHECK_REGISTRY
 from envbuild.registry.pull import ARCHITECTURES, chosen, read_manifest
-from envbuild.registry.push import PARALLEL, Report
+from envbuild.registry.push import PARALLEL, Report, confirm
 from envbuild.registry.retry import Retry
+from envbuild.registry.tags import publish
 
 _DEPTH = 3
 """Indexes in indexes; nobody makes more."""
@@ -78,10 +78,12 @@ def copy_image(
         sent, mounted = copy.blobs(sorted(blobs.values(), key=lambda blob: (-blob.size, blob.digest)))
         for part in lacking:
             there.put_manifest(target.repository, str(part.digest), part.data, part.media_type)
-        _tag(there, target, parts[-1], target.tag or source.tag or (None if source.digest else source.target))
+        confirm(there, target, parts[-1].data)
+    reference = target.at(parts[-1].digest)
+    if tag := target.tag or source.tag or (None if source.digest else source.target):
+        publish({reference: (tag,)}, retry=retry)
     total = sum({blob.digest: blob.size for part in parts for blob in part.blobs}.values())
     digests = tuple(part.digest for part in parts)
-    reference = target.at(digests[-1])
     return Copied(reference=reference, manifests=digests, sent=sent, mounted=mounted, existing=total - sent - mounted)
 
 
@@ -115,16 +117,6 @@ def _one_by_one(report: Report) -> Report:
             report(name, done, size)
 
     return told
-
-
-def _tag(registry: Registry, target: Reference, part: _Part, tag: str | None) -> None:
-    """Have the registry show what it has, then let the tag point there; one that does already is left alone."""
-    found = registry.manifest(target.repository, str(part.digest))
-    if found.data != part.data:
-        what = f"{target.registry} does not give back the manifest that was copied"
-        raise RegistryError(what, where=str(target.at(part.digest)), todo=CHECK_REGISTRY)
-    if tag and registry.manifest_digest(target.repository, tag) != str(part.digest):
-        registry.put_manifest(target.repository, tag, part.data, part.media_type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

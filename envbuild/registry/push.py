@@ -1,4 +1,4 @@
-"""Image -> registry: blobs in parallel, then the manifest, then its confirmation, and only then tags."""
+"""Image -> registry: blobs in parallel, then the manifest by digest, then its confirmation; tags come last."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import CHECK_REGISTRY, printable
 from envbuild.registry.retry import Retry
-from envbuild.registry.tags import set_tag
+from envbuild.registry.tags import publish
 from envbuild.waiting import as_completed
 
 PARALLEL = 4
@@ -59,12 +59,17 @@ def push(
 ) -> PushResult:
     """Push an image and tag it with the reference's tag and `tags`; what is already there is not sent.
 
+    An image that gets something attached is pushed without tags, which `publish` then sets.
     Raises RegistryError, BuildError when a layer's bytes are not what its descriptor says, and UsageError.
     After an error all other uploads have been cut, and no tag points to less than the whole image: a tag whose setting
     was done and not confirmed is the only one that may be new.
     """
+    named = valid_tags(reference, tags, image.digest)
     with Upload(reference, report=report, credentials=credentials, retry=retry) as upload:
-        return upload.finish(image, tags)
+        result = upload.finish(image)
+    if named:
+        publish({result.reference: named}, credentials=credentials, retry=retry)
+    return result
 
 
 class Upload:
@@ -128,9 +133,8 @@ class Upload:
         if layer.descriptor.digest not in self._sent:
             self._sent[layer.descriptor.digest] = self._pool.submit(self._send, layer)
 
-    def finish(self, image: Image, tags: Sequence[str] = ()) -> PushResult:
-        """Send what is missing, the config last, then the manifest; have it confirmed, and tag it. Errors as `push`."""
-        named = _tags(self._reference, tags, image)
+    def finish(self, image: Image) -> PushResult:
+        """Send what is missing, the config last, then the manifest by digest; have it confirmed. Errors as `push`."""
         registry, repository = self._registry, self._reference.repository
         media_type = str(json.loads(image.manifest).get("mediaType") or MANIFEST)
         sizes = {blob.descriptor.digest: blob.descriptor.size for blob in (*image.layers, _config(image))}
@@ -140,8 +144,6 @@ class Upload:
             how = self._send_all(image)
             registry.put_manifest(repository, str(image.digest), image.manifest, media_type)
             confirm(registry, self._reference, image.manifest)
-        for tag in named:
-            set_tag(registry, repository, tag, image.manifest, media_type)
         sent = sum(size for digest, size in sizes.items() if how.get(digest) == "sent")
         existing = sum(sizes.values()) - sent
         return PushResult(reference=self._reference.at(image.digest), uploaded=sent, existing=existing, blobs=how)
@@ -220,9 +222,10 @@ def check_push(reference: Reference, *, credentials: Credentials | None = None, 
         registry.check_push(reference.repository)
 
 
-def _tags(reference: Reference, tags: Sequence[str], image: Image) -> list[str]:
-    if reference.digest not in (None, image.digest):
-        raise UsageError(f"the image is {image.digest}, not what the reference says", where=str(reference))
+def valid_tags(reference: Reference, tags: Sequence[str], digest: Digest) -> list[str]:
+    """The tags that an image or index gets; UsageError for what is none, and for a reference to another image."""
+    if reference.digest not in (None, digest):
+        raise UsageError(f"the image is {digest}, not what the reference says", where=str(reference))
     named = dict.fromkeys(tag for tag in (reference.tag, *tags) if tag is not None)
     for tag in named:
         try:

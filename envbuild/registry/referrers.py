@@ -87,9 +87,10 @@ def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Ref
 def attach(
     registry: Registry, repository: str, subject: Descriptor, artifacts: Sequence[Artifact]
 ) -> tuple[Digest, ...]:
-    """Attach artifacts to an image, and return their digests; what is there already is left alone.
+    """Attach artifacts to an image, read them back, and return their digests; what is there already is left alone.
 
-    RegistryError where the registry does not take them. Under a tag all of them are found, or none.
+    RegistryError where the registry does not take them, or does not give them back. Under a tag all of them are found,
+    or none.
     """
     manifests = [it.manifest(subject) for it in artifacts]
     if not manifests:
@@ -103,6 +104,13 @@ def attach(
     if not with_list:
         entries = [_entry(it, data) for it, data in zip(artifacts, manifests, strict=True)]
         _add(registry, repository, _tag(subject.digest), entries)
+    listed = {it.digest: it for it in referrers(registry, repository, subject.digest)}
+    for artifact, data in zip(artifacts, manifests, strict=True):
+        found = listed.get(Digest.of(data))
+        if found is None or read_artifact(registry, repository, found, subject.digest) != artifact.data:
+            what = f"{registry.host} took {artifact.kind} beside {subject.digest} and does not give it back"
+            todo = "push to a registry that keeps artifacts with a subject, or ask who removes them from this one"
+            raise RegistryError(what, where=f"{registry.host}/{repository}", todo=todo)
     return tuple(Digest.of(data) for data in manifests)
 
 

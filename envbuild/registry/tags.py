@@ -1,6 +1,7 @@
-"""Tags where they may not move: what is right already is left alone, and what somebody else named is said."""
+"""Tags: they move last, and where they may not move it is said what they name."""
 
 import json
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from envbuild.errors import RegistryError
@@ -9,10 +10,43 @@ from envbuild.oci.image import ENVIRONMENT
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
+from envbuild.registry.pull import named_manifest
 from envbuild.registry.retry import Retry
 
 _REFUSALS = frozenset({400, 403, 405, 409, 412})
 """How registries answer who moves a tag that may not: they do not agree on one."""
+
+
+def publish(
+    images: Mapping[Reference, Iterable[str]],
+    attach: Callable[[], object] = lambda: None,
+    *,
+    credentials: Credentials | None = None,
+    retry: Retry | None = None,
+) -> None:
+    """Attach what belongs to images that a registry has by digest, and only then let their tags name them.
+
+    Every push of an image ends here, so no tag names one before its signatures are there. The keys are images and
+    indexes by digest, the values their tags. RegistryError; where `attach` raises it, no tag has moved.
+    """
+    try:
+        attach()
+    except RegistryError as error:
+        *_, last = images
+        what = f"{error.what}; no tag was moved, and {last} has what was pushed"
+        raise RegistryError(what, where=error.where, todo=error.todo, status=error.status) from error
+    for reference, tags in images.items():
+        with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
+            found = named_manifest(registry, reference, reference.target)
+            for tag in tags:
+                set_tag(registry, reference.repository, tag, found.data, found.media_type)
+
+
+def remove_tag(reference: Reference) -> None:
+    """Remove a tag that only a push needed, where the registry lets that be done."""
+    assert reference.tag is not None, "tags are removed by name"
+    with suppress(RegistryError), Registry(reference.registry) as registry:
+        registry.delete_tag(reference.repository, reference.tag)
 
 
 def stamped_tag(digest: Digest) -> str:
@@ -24,11 +58,7 @@ def tag_stamped(reference: Reference, *, credentials: Credentials | None = None,
     """Give an image, by its digest, the tag of a stamped one; RegistryError where the registry does not let it."""
     assert reference.digest is not None, "what is stamped is named by its digest"
     tag = stamped_tag(reference.digest)
-    with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
-        found = registry.manifest(reference.repository, str(reference.digest))
-        if Digest.of(found.data) != reference.digest:
-            raise RegistryError(f"{reference.registry} gives other bytes for {reference.digest}", where=str(reference))
-        set_tag(registry, reference.repository, tag, found.data, found.media_type)
+    publish({reference: (tag,)}, credentials=credentials, retry=retry)
     return tag
 
 

@@ -1,4 +1,4 @@
-"""What is said of a serving image beside it in the registry: after the push, and before the stamp."""
+"""What is said of a serving image beside it in the registry: after the push, before its tags and the stamp."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -9,12 +9,13 @@ from envbuild.attest.model import DEBIAN
 from envbuild.oci.digest import Digest
 from envbuild.pipeline import Reporter
 from envbuild.pipeline.attesting import build_options
+from envbuild.registry import publish
 from envbuild.serve.model import Origin, Served, ServeOrder
 from envbuild.serve.stamping import joined_lock
 
 
-def attest_served(order: ServeOrder, served: Served, report: Reporter, started: datetime) -> None:
-    """Attach what is wanted to the image that was pushed; errors as `attest`."""
+def publish_served(order: ServeOrder, served: Served, report: Reporter, started: datetime) -> None:
+    """Attach what is wanted to the image that was pushed, and only then set its tags; errors as `attest`."""
     if served.pushed is None:
         return
     origin = served.origin
@@ -38,7 +39,8 @@ def attest_served(order: ServeOrder, served: Served, report: Reporter, started: 
         started=started,
         finished=datetime.now(UTC),
     )
-    attest(facts, order.order.attestations, report)
+    wanted = order.order.attestations
+    publish({facts.reference: served.tags}, lambda: attest(facts, wanted, report))
 
 
 def _base(origin: Origin) -> tuple[str, Digest]:

@@ -19,7 +19,7 @@ from envbuild.pipeline.build import check_destinations
 from envbuild.pipeline.extend import compiling_for, extended
 from envbuild.registry import PushResult, SharedCache, pull, push
 from envbuild.serve.application import application_of
-from envbuild.serve.attesting import attest_served
+from envbuild.serve.attesting import publish_served
 from envbuild.serve.check import OWN_RUNTIME, check_serving
 from envbuild.serve.compatible import check_compatible
 from envbuild.serve.embed import embedded
@@ -58,7 +58,7 @@ def serve(order: ServeOrder, report: Reporter, now: datetime) -> Served:
     order = replace(order, order=replace(order.order, manifest=origin.manifest_bytes))
     make = _beside if order.server in OWN_RUNTIME else _built
     served = make(order, origin, report)
-    attest_served(order, served, report, now)
+    publish_served(order, served, report, now)
     if early:
         served = replace(served, stamped=stamp_served(order, served, now, early, report))
     return served
@@ -98,7 +98,7 @@ def _built(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
         if image is None:
             image = _made(order.order, plan, shared, report, until)
         findings = _tried(order, origin, image, server, slim, report)
-        pushed = _pushed(order.order, image, plan, report)
+        pushed = _pushed(order.order, image, report)
         layout, loaded = place(order.order, image, report, pushed=pushed is not None)
     return Served(
         origin=origin,
@@ -107,6 +107,7 @@ def _built(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
         server=server,
         findings=findings,
         pushed=pushed,
+        tags=(serving_tag(plan.recipe), *filter(None, [order.order.push.tag if order.order.push else None])),
         layout=layout,
         slimmed=slim,
         archive=order.order.archive,
@@ -266,7 +267,8 @@ def _refuse(findings: Sequence[Finding], what: str, where: str) -> None:
         raise VerifyError(says, where=where, todo=wrong[0].todo)
 
 
-def _pushed(order: Order, image: Image, plan: _Plan, report: Reporter) -> PushResult | None:
+def _pushed(order: Order, image: Image, report: Reporter) -> PushResult | None:
+    """Push the image by its digest; tags are set when everything is attached to it."""
     if order.push is None:
         return None
     report.step(f"pushing to {order.push}")
@@ -274,4 +276,4 @@ def _pushed(order: Order, image: Image, plan: _Plan, report: Reporter) -> PushRe
     def told(name: str, done: int, total: int) -> None:
         report.progress(f"pushing {name[:_NAME]}", done, total)
 
-    return push(image, order.push, tags=(serving_tag(plan.recipe),), report=told)
+    return push(image, replace(order.push, tag=None), report=told)

@@ -72,12 +72,19 @@ class ServeOrder:
     """Whether the model lies in the image."""
     slim: bool = False
     """Whether distributions that only training needs are left out."""
+    parent_key: str = ""
+    """The public key that must have signed a stamped training image; empty for the one that signs, where one does."""
     gate: Gate = "auto"
     """Whether the container is tried before it is pushed: where there is an engine, always, or never."""
     signed: tuple[str, ...] = ()
-    """Public keys, one of which has to have signed the model's stamp; by default that of the key that signs."""
+    """Public keys, one of which must have signed the model's stamp; by default the parent key, else the signing one."""
     minimum_record: int = 0
     """The lowest number of the stamp's record that is accepted, where it has to be signed."""
+
+    @property
+    def training_keys(self) -> tuple[str, ...]:
+        """The public keys that were named for the model's stamp."""
+        return self.signed or ((self.parent_key,) if self.parent_key else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +134,8 @@ class Served:
     """What the gate looked at."""
     pushed: PushResult | None
     layout: Path | None
+    tags: tuple[str, ...] = ()
+    """What names the image there when everything is attached to it."""
     slimmed: Slimmed | None = None
     stamped: str | None = None
     """The record's name beside the model."""

@@ -20,6 +20,7 @@ from envbuild.pipeline.again import is_nameless, recorded_base
 from envbuild.pipeline.extend import find_parent
 from envbuild.pipeline.order import PLATFORMS
 from envbuild.serve.model import Origin, ServeOrder
+from envbuild.serve.parent import check_parent
 from envbuild.stamp import Proof, Stamp, StampedImage, lock_name
 from envbuild.verify.sides.current import current_stamp, manifest_copy
 from envbuild.verify.sides.model import StampedModel, artifact_findings, read_model
@@ -73,9 +74,11 @@ def find_origin(order: ServeOrder, report: Reporter, now: datetime) -> Origin:
     """Have the training image: by its digest from the stamp, else built, and pushed where the serving image goes.
 
     Errors are those of `find_start`, of pulling and of building; VerifyError where what is built is not the image that
-    is stamped, or another variant would have other versions.
+    is stamped, another variant would have other versions, or it has to be signed and is not.
     """
     start = find_start(order, report)
+    if start.nearest:  # of a manifest, the training image is made and signed here
+        check_parent(order, start.nearest, start.name, report)
     image = start.image
     lock = start.stamped.locks.get(image.slot) if start.stamped and image else None
     parent = _parent(start, lock, order.order.out, report) if lock else None
@@ -132,12 +135,12 @@ def _of_model(order: ServeOrder, uri: str, report: Reporter) -> Start:
 
 def _proof(order: ServeOrder) -> Proof | None:
     """What the stamp has to prove: what is signed here is made from what it names."""
-    key = order.order.attestations.key
-    if not order.signed and not key:
+    key, named = order.order.attestations.key, order.training_keys
+    if not named and not key:
         return None
     from envbuild.attest.records import record_keys, record_signer  # noqa: PLC0415 - its libraries are slow to import
 
-    keys = record_keys(order.signed) if order.signed else record_signer(str(key))
+    keys = record_keys(named) if named else record_signer(str(key))
     return Proof(keys=keys, minimum=order.minimum_record)
 
 

@@ -21,7 +21,7 @@ def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, 
     """
     model, origin = order.order.stamp, served.origin
     assert model is not None, "the caller looked"
-    manifest, signer = origin.manifest_bytes, signer_for(order.order, order.signed)
+    manifest, signer = origin.manifest_bytes, signer_for(order.order, order.training_keys)
     results = []
     if origin.pylock:
         _tag(origin.reference, report)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import httpx
@@ -22,6 +23,9 @@ from tests.e2e import services
 from tests.e2e.docker_builds import LARGE, WHEELS, Builds, explained, extra_step, gateway, variables, wheel_folder
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
+from tests.faults.proxy import FAIR, FaultyRegistry
+from tests.faults.site import tags_of
+from tests.unit.attesting import key_pair
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL
 
 pytestmark = pytest.mark.real
@@ -79,10 +83,26 @@ def test_what_is_stamped_is_the_registrys_digest_and_nothing_is_shared_as_if_all
     assert pointer["objects"]["saved_model.pb"]["metadata"]["envbuild-image-train-cpu"] == result["image"]
     tags = httpx.get(f"http://{host}/v2/{name}/tags/list", trust_env=False).json()["tags"]
     assert f"stamped-{result['digest'][7:19]}" in tags
-    assert {tag} <= {it for it in tags if not it.startswith(("stamped-", "sha256-"))} <= {"classic", "buildkit"}
+    assert (
+        {tag}
+        <= {it for it in tags if not it.startswith(("stamped-", "sha256-", "pushing-"))}
+        <= {"classic", "buildkit"}
+    )
     assert [it["found"] for it in result["layers"]] == ["base", "made"]
     builds.forget()
     assert builds.left() == set()
+
+
+def test_an_image_that_cannot_be_signed_gets_no_tag_that_anybody_asked_for(buildkit, registry, tmp_path):
+    key, _ = key_pair(tmp_path)
+    name = f"docker/{uuid.uuid4().hex}"
+    with serving(*WHEELS) as index, FaultyRegistry(registry.host, FAIR) as proxy:
+        proxy.subjects = 403
+        done = buildkit.run("--push", f"{proxy.host}/{name}:v1", "--sign", key, **variables(index.url))
+    assert done.returncode == 14, done.stderr
+    assert "no tag was moved" in done.stderr
+    assert {it.partition("-")[0] for it in tags_of(registry.host, name)} <= {"pushing"}
+    buildkit.forget()
 
 
 def test_without_another_place_there_is_a_layout_on_the_bases_own_layers(buildkit):

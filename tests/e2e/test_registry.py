@@ -93,7 +93,7 @@ def test_a_layer_goes_while_it_is_written(reference, tmp_path):
         (tmp_path / "layer").unlink()  # nothing is left that could be sent again
         upload.offer(layer)
         assert upload.finish(image).uploaded > 64 << 20
-    with pull(reference, machine="x86_64", retry=FAST).layers[0].open() as file:
+    with pull(reference.at(image.digest), machine="x86_64", retry=FAST).layers[0].open() as file:
         assert Digest.of_file(file)[0] == layer.descriptor.digest
 
 

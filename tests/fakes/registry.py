@@ -90,6 +90,8 @@ class FakeRegistry(WebServer):
         self.identity_token, self.anonymous_pull = identity_token, anonymous_pull
         self.referrers = referrers
         """Whether it lists what refers to an image, two at a time; many registries do not."""
+        self.subjects = 0
+        """The status that answers artifacts with a subject, which are not stored then; 0 stores them, -1 never answers."""
         self.repositories: defaultdict[str, Repository] = defaultdict(Repository)
         self.uploads: dict[str, str] = {}
         """Repository by open upload."""
@@ -363,7 +365,12 @@ class _Handler(WebHandler):
             one["digest"] for one in (*value.get("layers", []), value.get("config"), *value.get("manifests", [])) if one
         ]
         missing = [one for one in wanted if one not in repository.blobs and one not in repository.manifests]
-        if missing:
+        if "subject" in value and self.registry.subjects:
+            if self.registry.subjects < 0:
+                self.registry.released.wait(60)
+                raise _Cut
+            self._error(self.registry.subjects, "MANIFEST_INVALID", "no artifacts here")
+        elif missing:
             self._error(400, "MANIFEST_BLOB_UNKNOWN", missing[0])
         elif ":" in target and target != digest:
             self._error(400, "DIGEST_INVALID", "provided digest did not match uploaded content")

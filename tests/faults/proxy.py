@@ -4,6 +4,7 @@ Which fault a request meets depends on the seed, on what is asked for and on how
 on the order in which parallel requests come in: the same seed meets the same faults.
 """
 
+import io
 import json
 import random
 import re
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from typing import Self
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from tests.fakes.chunked import body_pieces, is_chunked
 from tests.fakes.web import WebHandler, WebServer
@@ -61,6 +62,9 @@ class Weather:
         return chosen.choice(self.kinds) if before < self.most and chosen.random() < self.chance else ""
 
 
+FAIR = Weather(seed=0, kinds=(), chance=0, most=0, login=False)
+
+
 @dataclass
 class FaultyRegistry(WebServer):
     """`with FaultyRegistry(host, weather) as proxy: proxy.host` is `127.0.0.1:PORT`."""
@@ -72,6 +76,8 @@ class FaultyRegistry(WebServer):
     seen: Counter[str] = field(default_factory=Counter)
     tokens: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    subjects: int = 0
+    """The status that answers artifacts with a subject, which the registry never gets then; 0 lets them pass."""
 
     def __post_init__(self) -> None:
         self.listen(_Handler, proxy=self)
@@ -110,6 +116,17 @@ class _Handler(WebHandler):
 
     def _act(self) -> None:
         url = urlsplit(self.path)
+        if self.proxy.subjects and self.command == "PUT" and "/manifests/" in url.path:
+            body = b"".join(body_pieces(self.rfile, self.headers))
+            if b'"subject"' in body:
+                self._reply(self.proxy.subjects, b'{"errors": [{"code": "MANIFEST_INVALID"}]}', {})
+                return
+            self._act_on(url, io.BytesIO(body))
+            return
+        self._act_on(url, self.rfile)
+
+    def _act_on(self, url: SplitResult, source: io.BufferedIOBase) -> None:
+        self.body = source
         kind = self.proxy.fault(f"{self.command} {_named(self.path)}")
         if kind == "reset":
             raise _Cut
@@ -174,7 +191,7 @@ class _Handler(WebHandler):
         length = int(self.headers.get("Content-Length") or 0)
         unknown = is_chunked(self.headers)
         allowed = _PIECE if unknown else length // 2
-        for piece in body_pieces(self.rfile, self.headers):
+        for piece in body_pieces(self.body, self.headers):
             if kind == "cut request" and allowed <= len(piece):
                 yield piece[:allowed]
                 raise _Cut
@@ -186,7 +203,7 @@ class _Handler(WebHandler):
             raise _Cut
 
     def _swallow(self) -> None:
-        for _ in body_pieces(self.rfile, self.headers):
+        for _ in body_pieces(self.body, self.headers):
             pass
 
     def _answer(self, kind: str, status: int, headers: Mapping[str, str], pieces: Iterator[bytes], length: int) -> None:

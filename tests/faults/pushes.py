@@ -12,7 +12,7 @@ from envbuild.errors import RegistryError
 from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.reference import Reference
-from envbuild.registry import Credentials, PushResult, Retry, Upload, push
+from envbuild.registry import Credentials, PushResult, Retry, Upload, publish, push
 from tests.fakes.images import image_of
 from tests.faults.proxy import FaultyRegistry, Weather
 from tests.faults.site import Site, require, tags_of
@@ -86,7 +86,9 @@ def _followed(image: Image, reference: Reference, *, tags: Sequence[str], **opti
         for number, layer in enumerate(image.layers):
             _written(layer, Path(folder) / str(number), upload)
             upload.offer(layer)
-        return upload.finish(image, tags)
+        result = upload.finish(image)
+    publish({result.reference: tuple(filter(None, (reference.tag, *tags)))}, **options)
+    return result
 
 
 def _written(layer: Layer, path: Path, upload: Upload) -> None:

@@ -424,11 +424,9 @@ def test_a_client_that_lost_its_engine_has_not_failed_in_a_step(engine, client, 
 
 def test_a_builder_elsewhere_pushes_itself(request_, tmp_path):
     client = Client(path=docker_command(tmp_path / "x", NEW, PLUGIN) + "/docker", buildx=True)
-    build_remotely(
-        client, request_, "example.com/a:1", "far", Transcript(request_, Told()), running, tmp_path / "m.json"
-    )
+    build_remotely(client, request_, "example.com/a", "far", Transcript(request_, Told()), running, tmp_path / "m.json")
     assert (tmp_path / "x/arguments").read_text().splitlines() == [
-        "buildx", "build", "--builder", "far", "--output", "type=image,name=example.com/a:1,push=true,oci-mediatypes=true",
+        "buildx", "build", "--builder", "far", "--output", "type=image,name=example.com/a,push=true,push-by-digest=true,oci-mediatypes=true",
         "--metadata-file", f"{tmp_path}/m.json", "--platform", "linux/amd64", "--progress=plain",
         f"--file={request_.context}/Dockerfile", "--network=none", "--build-arg=BASE=envbuild-base:1",
         str(request_.context),

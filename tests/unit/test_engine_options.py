@@ -109,7 +109,7 @@ def test_a_builder_elsewhere_pushes_and_its_registrys_digest_counts(site, index)
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"{place}@{digest}\n"
     arguments = (site.folder / "docker/arguments").read_text().splitlines()
-    assert f"type=image,name={place}:v1,push=true,oci-mediatypes=true" in arguments
+    assert f"type=image,name={place},push=true,push-by-digest=true,oci-mediatypes=true" in arguments
     assert "--network=none" in arguments
     pointer = json.loads((site.folder / "model/envbuild/pointer.json").read_bytes())
     assert digest in str(pointer)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import canonical_json
+from envbuild.oci.image import MANIFEST, canonical_json
 from envbuild.oci.index import image_index
 from envbuild.oci.layout import read_layout, write_layout
 from tests.fakes.gcs import FakeGcs
@@ -19,6 +19,7 @@ from tests.fakes.index import Fault, closed_port, serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import BASE, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.unit.attesting import key_pair
 from tests.unit.loading import library
 from tests.unit.locking import installed
 
@@ -191,6 +192,22 @@ def test_two_platforms_give_an_index_of_two_images(both):
     assert again.stderr.count("nothing is built") == 2
     record = json.loads((both.folder / "model" / result["stamped"]).read_bytes())
     assert {it["reference"].partition("@")[2] for it in record["images"]} == tagged
+
+
+def test_an_index_that_cannot_be_signed_moves_no_tag_of_it_or_of_its_images(both, tmp_path):
+    key, _ = key_pair(tmp_path)
+    with FakeRegistry(referrers=True) as registry:
+        push = ("--push", f"{registry.host}/team/model:v1")
+        tagged = registry.put_manifest("team/model", "v1", b"{}", MANIFEST)
+        for registry.subjects in (400, 201):  # 201: it says that it has stored what it has not
+            done = both.build(*PLATFORMS, *push, "--sign", key)
+            assert registry.tags == {"team/model:v1": tagged}
+            assert done.returncode == 14, done.stderr
+            assert "no tag was moved, and " in done.stderr
+        registry.subjects = 0
+        done = both.build(*PLATFORMS, *push, "--sign", key)
+        assert done.returncode == 0, done.stderr
+        assert registry.tags["team/model:v1"] == done.stdout.strip().partition("@")[2]
 
 
 def test_two_platforms_in_a_layout_and_in_contexts_of_their_own(both):

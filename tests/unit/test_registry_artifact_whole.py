@@ -167,7 +167,7 @@ def test_a_registry_that_refuses_the_stamped_tag_is_told_and_the_model_is_stampe
 def test_an_image_that_is_not_stamped_has_no_such_tag(cloud):
     cloud.api.add(NAME)
     assert cloud.build("--push", REPOSITORY).returncode == 0
-    assert [tag.partition("-")[0] for tag in cloud.tags] == ["env", "sha256"]
+    assert [tag.partition("-")[0] for tag in cloud.tags] == ["sha256", "env"]
 
 
 def test_a_repository_that_another_makes_with_tags_that_may_not_move_is_treated_as_such(cloud):

@@ -15,7 +15,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.growing import AbandonedError, GrowingBlob
 from envbuild.oci.image import Descriptor, Image, Layer
 from envbuild.oci.reference import Reference
-from envbuild.registry import Credentials, Retry, Upload, push
+from envbuild.registry import Credentials, PushResult, Retry, Upload, publish, push
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 
@@ -63,7 +63,14 @@ class Writer:
 
     def finish(self):
         self.upload.offer(self.layer)
-        return self.upload.finish(self.image)
+        return finished(self.upload, self.image)
+
+
+def finished(upload: Upload, image: Image) -> PushResult:
+    """End the upload, and tag what was sent."""
+    result = upload.finish(image)
+    publish({result.reference: ["v1"]}, retry=FAST)
+    return result
 
 
 @pytest.fixture
@@ -113,7 +120,7 @@ def test_what_was_sent_counts_though_somebody_else_was_first(registry, image, wr
     writer.written()
     writer.upload.offer(writer.layer)
     push(image, at(registry), retry=FAST)
-    result = writer.upload.finish(image)
+    result = finished(writer.upload, image)
     assert result.blobs == {writer.layer.descriptor.digest: "sent"}
     assert result.uploaded == writer.layer.descriptor.size
 
@@ -226,7 +233,9 @@ def test_a_login_that_ended_meanwhile_is_renewed(image, tmp_path):
                     time.sleep(0.01)
                 registry.tokens.clear()
                 writer.write(blob, writer.data)
-            writer.finish()
+            writer.upload.offer(writer.layer)
+            result = writer.upload.finish(image)
+        publish({result.reference: ["v1"]}, credentials=login, retry=FAST)
         assert stored(registry, image)
 
 
