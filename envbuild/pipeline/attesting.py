@@ -23,9 +23,14 @@ def check_attestations(order: Order) -> None:
 def attest_parts(
     order: Order, parts: Sequence[Part], pushed: PushResult | None, report: Reporter, started: datetime
 ) -> None:
-    """Attach what is wanted to each image that was pushed, and sign their index; errors as `attest`."""
+    """Attach what is wanted to each image that was built and pushed, and sign their index; errors as `attest`.
+
+    An image that was found keeps what its builder attached: how it was built, this run cannot say.
+    """
     for part in parts:
-        if part.pushed:
+        if part.pushed and part.found:
+            report.note("the image that was found keeps its own provenance and SBOM; this run attaches none to it")
+        elif part.pushed:
             attest(_facts(order, part, part.pushed, started), order.attestations, report)
     if pushed and len(parts) > 1:
         sign(pushed.reference, order.attestations, report)

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from envbuild.assemble import Compiling, LayerCache
 from envbuild.assemble.bytecode import compiled_by
-from envbuild.assemble.child import Addition, Parent, checked
+from envbuild.assemble.child import Addition, Parent, checked, contradiction_of_child
 from envbuild.assemble.content import Content
 from envbuild.errors import RegistryError, VerifyError
 from envbuild.lock import Lock, Options, read_settings
@@ -88,12 +89,12 @@ def _built(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
     server = server_parts(order, origin)
     above = _above(order, server, origin.parent.lock, report)
     with ExitStack() as until:
-        shared = _shared(order.order, until)
+        shared = _shared(order.order, until, report)
         contents = tuple(_contents(order, origin, server, report, until))
         slim = _slimmed(order, origin, server, above, contents, report)
         parent = slim_parent(origin, slim, order, report) if slim else origin.parent
         addition = _addition(order, server, above, contents)
-        plan = _plan(order.order, parent, above, addition, shared, report)
+        plan = _plan(order.order, parent, above, addition, report)
         image = known = _known(order.order, plan, report)
         if image is None:
             image = _made(order.order, plan, shared, report, until)
@@ -156,11 +157,11 @@ def _options(order: Order, report: Reporter) -> Options:
     )
 
 
-def _shared(order: Order, until: ExitStack) -> SharedCache | None:
+def _shared(order: Order, until: ExitStack, report: Reporter) -> SharedCache | None:
     """What the repository that is pushed to has of layers."""
     if order.push is None or not order.remote_cache:
         return None
-    return until.enter_context(SharedCache(order.push))
+    return until.enter_context(SharedCache(order.push, warn=report.warn))
 
 
 def _addition(order: ServeOrder, server: Server, above: Lock, contents: tuple[Content, ...]) -> Addition:
@@ -173,10 +174,8 @@ def _addition(order: ServeOrder, server: Server, above: Lock, contents: tuple[Co
     return checked(addition, above, order.cmd or server.cmd)
 
 
-def _plan(
-    order: Order, parent: Parent, above: Lock, addition: Addition, shared: SharedCache | None, report: Reporter
-) -> _Plan:
-    compiling = compiling_for(parent, order.cache, report, shared) if order.bytecode else None
+def _plan(order: Order, parent: Parent, above: Lock, addition: Addition, report: Reporter) -> _Plan:
+    compiling = compiling_for(parent, order.cache, report) if order.bytecode else None
     recipe = recipe_digest(parent, above, addition, compiled_by(compiling.identity) if compiling else "")
     return _Plan(parent=parent, above=above, addition=labelled(addition, recipe), compiling=compiling, recipe=recipe)
 
@@ -212,13 +211,21 @@ def _known(order: Order, plan: _Plan, report: Reporter) -> Image | None:
     if order.push is None or not order.remote_cache:
         return None
     try:
-        found = find_serving(order.push, plan.recipe, plan.parent)
-    except RegistryError as error:
-        report.note(f"the registry was not asked for the image: {error.what}")
+        claim = find_serving(order.push, plan.recipe, plan.parent.lock.target.machine)
+        if claim is None:
+            return None
+        image = claim.prove(partial(_contradiction, order, plan))
+    except (RegistryError, VerifyError) as error:
+        report.warn(f"the image that the registry has for these inputs is not used, and one is built: {error.what}")
         return None
-    if found:
-        report.note(f"the registry has the image {plan.recipe.short} already; nothing is built")
-    return found
+    report.note(f"the registry has the image {plan.recipe.short} already; nothing is built")
+    return image
+
+
+def _contradiction(order: Order, plan: _Plan, image: Image) -> str:
+    """How an image of the registry differs from the one that would be built of its layers."""
+    cache = LayerCache(order.cache)
+    return contradiction_of_child(image, plan.parent, plan.above, plan.addition, cache, plan.compiling)
 
 
 def _made(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter, until: ExitStack) -> Image:
