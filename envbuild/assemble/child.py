@@ -20,8 +20,8 @@ from envbuild.assemble.image import (
     Assembled,
     Compiling,
     Report,
+    find_overlap_note,
     kept_prints,
-    noted_overlaps,
     overlap_layer,
     overlap_slots,
     shared_paths,
@@ -184,7 +184,7 @@ def contradiction_of_child(
 ) -> str:
     """The same for a child as `contradiction` for an image."""
     recipe = _recipe(parent, above, addition)
-    overlaps = noted_overlaps(recipe, cache)
+    overlaps = find_overlap_note(recipe, cache)
     contents = [measured(it) for it in addition.contents]
     bytecode = _bytecode(parent, above, addition, compiling) if compiling else None
     orders = [*map(wheel_layer, plan_layers(recipe)), *([_environment(recipe)] if addition.apart else [])]

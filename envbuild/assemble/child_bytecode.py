@@ -14,7 +14,7 @@ from envbuild.assemble.bytecode.store import Compiled
 from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.content import ContentFile, Measured
 from envbuild.assemble.expectation import Slot
-from envbuild.assemble.image import Compiling, bytecode_layers, noted_overlaps, shared_paths
+from envbuild.assemble.image import Compiling, bytecode_layers, find_overlap_note, shared_paths
 from envbuild.assemble.making import LayerOrder, Maker
 from envbuild.assemble.overlap import Overlap
 from envbuild.assemble.plan import plan_layers
@@ -86,7 +86,7 @@ class ChildBytecode:
 
     def package_slots(self, overlaps: Sequence[Overlap] | None, cache: LayerCache) -> Iterator[Slot]:
         """The layers that `of_packages` makes or may make; `overlaps` is None where they are not known."""
-        before = () if self._has_packages else noted_overlaps(self.below, cache)
+        before = () if self._has_packages else find_overlap_note(self.below, cache)
         known = before is not None and overlaps is not None
         for it in self._sets(before or (), overlaps or (), cache):
             yield from it.slots(known=known)
@@ -94,7 +94,7 @@ class ChildBytecode:
     def content_slots(self, contents: Sequence[Measured], cache: LayerCache) -> Iterator[Slot]:
         """The layers that `of_contents` makes or may make."""
         for line, parcel in self._contents_parcels(contents):
-            tally = cache.noted(_note(parcel), Tally.from_dict)
+            tally = _tally(parcel, cache)
             if tally is None or tally.compiled:
                 yield Slot(label=f"{BYTECODE_LINE} of {line}", key=parcel.key, optional=tally is None)
 

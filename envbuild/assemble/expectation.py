@@ -2,7 +2,8 @@
 
 Everything but the contents of the layers is held against the inputs of the build: the number and order of layers, the
 config (entrypoint, user, environment, labels, history) and the manifest. Layers that this machine made are held against
-the registry's by their digests. What is in the other layers stays the registry's claim.
+the registry's by their digests. What is in the other layers stays the registry's claim, and so does whether there is
+something to put into the few layers that are optional.
 """
 
 import json
@@ -28,7 +29,7 @@ class Slot:
     key: Digest | None
     """Its key in the cache; None where that depends on wheels that nobody read here."""
     optional: bool = False
-    """Whether it may be absent: only somebody who read the wheels knows whether there is something in it."""
+    """Whether it may be absent, as nobody is known to have read the wheels and to say what is in it."""
 
 
 def find_problem(

@@ -90,7 +90,7 @@ def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | Non
 
     Where it is not known yet which paths several wheels have, some more may be asked for while they are assembled.
     """
-    plans, found = plan_layers(recipe), _kept_overlaps(recipe, cache)
+    plans, found = plan_layers(recipe), find_overlap_note(recipe, cache)
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
     if found is None:
         known = kept_prints(plans, cache)
@@ -162,9 +162,10 @@ def contradiction(
 ) -> str:
     """Say how an image that somebody else made differs from the one that `assemble` makes of its layers.
 
-    Empty if it does not: then all but the contents of its layers is proven. No layer is read.
+    Empty if it does not: then all but the contents of its layers is proven. No layer is read. Which layers there are
+    depends on the wheels too; where this machine never read them, on what `cache` has behind it.
     """
-    shared = noted_overlaps(recipe, cache)
+    shared = find_overlap_note(recipe, cache)
     slots = [
         *([Slot(label=packages_line(recipe.packages), key=packages_key(recipe))] if recipe.packages else ()),
         *(Slot(label=it.label, key=it.key) for it in plan_layers(recipe)),
@@ -176,7 +177,7 @@ def contradiction(
 
 
 def overlap_slots(recipe: Recipe, overlaps: Sequence[Overlap] | None) -> list[Slot]:
-    """The layer of paths that several wheels have, where this machine knows that there are some, or does not know."""
+    """The layer of paths that several wheels have, where it is known that there are some, or nothing is known."""
     if overlaps is None:
         return [Slot(label=_SHARED_PATHS, key=None, optional=True)]
     return [Slot(label=_SHARED_PATHS, key=_overlap_key(recipe, overlaps))] if overlaps else []
@@ -186,7 +187,7 @@ def shared_paths(
     recipe: Recipe, plans: Sequence[LayerPlan], cache: LayerCache, opened: OpenWheels
 ) -> Sequence[Overlap]:
     """What was found before for the same wheels, else what the directories say of those that may overlap."""
-    kept = _kept_overlaps(recipe, cache)
+    kept = find_overlap_note(recipe, cache)
     if kept is not None and not (why := _contradiction(recipe, kept, cache, opened)):
         return kept
     if kept is not None:
@@ -230,12 +231,8 @@ def _prints_of(plan: LayerPlan) -> Decode[dict[LockedWheel, Fingerprint]]:
     return decode
 
 
-def noted_overlaps(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None:
-    """The paths that several wheels have, where this machine looked."""
-    return cache.noted(_wheels_key(recipe), _overlaps_of(recipe))
-
-
-def _kept_overlaps(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None:
+def find_overlap_note(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None:
+    """What is noted of paths that several wheels have."""
     return cache.find_note(_wheels_key(recipe), _overlaps_of(recipe))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from envbuild.assemble import (
     Assembled,
@@ -33,34 +34,41 @@ class Making(Job):
 
     def made(self, settings: IndexSettings) -> Made:
         """Find the image, or make it, and push it where that is wanted."""
-        return self._existing() or self._made(settings)
+        try:
+            image = self._existing()
+        except VerifyError as error:
+            self.report.warn(
+                f"the registry's image of this environment is not used: {error.what}; one is built here, without what "
+                "that repository has of layers and facts"
+            )
+            return replace(self, shared=None).build(settings)
+        return self._found(image) if image else self.build(settings)
 
-    def _existing(self) -> Made | None:
-        """The image of this very environment in the registry that is pushed to; nothing has to be made then."""
-        recipe = self.recipe
+    def _existing(self) -> Image | None:
+        """The image of this very environment in the registry that is pushed to; VerifyError if it is another."""
         if self.target is None or not self.order.remote_cache:
             return None
         try:
-            claim = find_environment(self.target, recipe.environment, machine=recipe.target.machine)
-            if claim is None:
-                return None
-            image = claim.prove(self._contradiction)
-        except (RegistryError, VerifyError) as error:
-            self.report.warn(
-                f"the image that the registry has for this environment is not used, and one is built: {error.what}"
-            )
+            claim = find_environment(self.target, self.recipe.environment, machine=self.recipe.target.machine)
+        except RegistryError as error:
+            self.report.warn(f"the registry's image of this environment is not used: {error.what}; one is built")
             return None
-        self.report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
-        run = self.confirmed({})
-        pushed = push(image, self.target)
-        assembled = Assembled(image=image, overlaps=(), results={}, true={})
-        return Made(assembled=assembled, pushed=pushed, run=run, found=True)
+        return claim.prove(self._contradiction) if claim else None
 
     def _contradiction(self, image: Image) -> str:
         """How an image of the registry differs from the one that would be built of its layers."""
-        return contradiction(image, self.recipe, self.base, LayerCache(self.order.cache), self.compiling)
+        cache = LayerCache(self.order.cache, self.shared)
+        return contradiction(image, self.recipe, self.base, cache, self.compiling)
 
-    def _made(self, settings: IndexSettings) -> Made:
+    def _found(self, image: Image) -> Made:
+        """Nothing has to be made, only tagged."""
+        self.report.note(f"the registry has the environment {self.recipe.environment.short} already; nothing is built")
+        run = self.confirmed({})
+        assembled = Assembled(image=image, overlaps=(), results={}, true={})
+        assert self.target is not None, "it was found there"
+        return Made(assembled=assembled, pushed=push(image, self.target), run=run, found=True)
+
+    def build(self, settings: IndexSettings) -> Made:
         """Make the image, and push it where that is wanted; no image is tagged before everything was checked."""
         cache = LayerCache(self.order.cache, self.shared)
         keys = cache_keys(self.recipe)

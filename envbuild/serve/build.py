@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 
 from envbuild.assemble import Compiling, LayerCache
 from envbuild.assemble.bytecode import compiled_by
@@ -95,7 +94,14 @@ def _built(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
         parent = slim_parent(origin, slim, order, report) if slim else origin.parent
         addition = _addition(order, server, above, contents)
         plan = _plan(order.order, parent, above, addition, report)
-        image = known = _known(order.order, plan, report)
+        try:
+            image = known = _known(order.order, plan, shared, report)
+        except VerifyError as error:
+            report.warn(
+                f"the registry's image of these inputs is not used: {error.what}; one is built here, without what "
+                "that repository has of layers and facts"
+            )
+            image = known = shared = None
         if image is None:
             image = _made(order.order, plan, shared, report, until)
         findings = _tried(order, origin, image, server, slim, report)
@@ -206,26 +212,23 @@ def _slimmed(
     return found
 
 
-def _known(order: Order, plan: _Plan, report: Reporter) -> Image | None:
-    """The image of equal inputs in the registry that is pushed to; nothing has to be made then."""
+def _known(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter) -> Image | None:
+    """The image of equal inputs in the registry that is pushed to; VerifyError if it is another."""
     if order.push is None or not order.remote_cache:
         return None
     try:
         claim = find_serving(order.push, plan.recipe, plan.parent.lock.target.machine)
-        if claim is None:
-            return None
-        image = claim.prove(partial(_contradiction, order, plan))
-    except (RegistryError, VerifyError) as error:
-        report.warn(f"the image that the registry has for these inputs is not used, and one is built: {error.what}")
+    except RegistryError as error:
+        report.warn(f"the registry's image of these inputs is not used: {error.what}; one is built")
         return None
+    if claim is None:
+        return None
+    cache = LayerCache(order.cache, shared)
+    image = claim.prove(
+        lambda image: contradiction_of_child(image, plan.parent, plan.above, plan.addition, cache, plan.compiling)
+    )
     report.note(f"the registry has the image {plan.recipe.short} already; nothing is built")
     return image
-
-
-def _contradiction(order: Order, plan: _Plan, image: Image) -> str:
-    """How an image of the registry differs from the one that would be built of its layers."""
-    cache = LayerCache(order.cache)
-    return contradiction_of_child(image, plan.parent, plan.above, plan.addition, cache, plan.compiling)
 
 
 def _made(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter, until: ExitStack) -> Image:

@@ -76,8 +76,10 @@ class Bytecode:
 
     def slots(self, *, known: bool) -> Iterator[Slot]:
         """The layers of bytecode that an image has or may have; `known` if the overlaps are known, and so are keys."""
-        for layer in self.wanted():
-            tally = self.cache.noted(layer.contents, Tally.from_dict) if known else None
+        wanted = self.wanted()
+        self.cache.look_up((), [layer.contents for layer in wanted] if known else ())
+        for layer in wanted:
+            tally = self._noted(layer) if known else None
             if tally is None or tally.compiled:
                 yield Slot(label=layer.label, key=layer.key if known else None, optional=tally is None)
 
