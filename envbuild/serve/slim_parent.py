@@ -244,7 +244,7 @@ class _Known:
         return Claim(decode([]), Voucher.REGISTRY, self.source) if key in self.alone else None
 
     def ignore(self, key: Digest, why: str) -> None:
-        """A list without a path cannot be false of one."""
+        """Nothing: no wheel can contradict a list without a path."""
 
     def put(self, key: Digest, value: Any) -> None:
         """Nothing is shared with an image."""

@@ -309,7 +309,7 @@ def refuse(site: Site, manifest: dict[str, Any], says: str, media_type: str = MA
     ],
 )
 def test_an_image_with_another_manifest_is_not_the_environments(site, changes, says):
-    """On 839437c both were taken, but for another environment's id."""
+    """On 839437c another type was taken, and an image without the environment's id passed over in silence."""
     value = site.manifest(site.digest)
     refuse(site, value | changes, says)
 
