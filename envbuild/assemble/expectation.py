@@ -41,9 +41,8 @@ def find_problem(
     """
     layers = found.layers[len(below.layers) :]
     filled = _filled(layers, slots)
-    if filled is None:
-        lines = ", ".join(it.created_by.removeprefix(OURS) or "a layer without a line" for it in layers)
-        return f"its layers are {_short(lines)}, and they have to be {_short(', '.join(it.label for it in slots))}"
+    if isinstance(filled, str):
+        return filled
     for layer, slot in zip(layers, filled, strict=True):
         known = cache.get(slot.key) if slot.key else None
         has = (layer.descriptor.digest, layer.descriptor.size, layer.diff_id)
@@ -62,16 +61,19 @@ def find_problem(
         return "its config or manifest is nested too deeply"
 
 
-def _filled(layers: Sequence[Layer], slots: Sequence[Slot]) -> list[Slot] | None:
-    """The slot of each layer; None where a layer has none, or a slot that is not optional has no layer."""
-    filled, rest = [], list(layers)
+def _filled(layers: Sequence[Layer], slots: Sequence[Slot]) -> list[Slot] | str:
+    """The slot of each layer, or what is wrong: a layer has no slot, or a slot that is not optional has no layer."""
+    filled: list[Slot] = []
+    lines = [it.created_by or "without a line in the history" for it in layers]
     for slot in slots:
-        if rest and rest[0].created_by == f"{OURS}{slot.label}":
+        line = lines[len(filled)] if len(filled) < len(lines) else "absent"
+        if line == f"{OURS}{slot.label}":
             filled.append(slot)
-            del rest[0]
         elif not slot.optional:
-            return None
-    return None if rest else filled
+            return f"layer {len(filled) + 1} above its base is {_short(line)}, and has to be {_short(slot.label)}"
+    if len(filled) < len(lines):
+        return f"layer {len(filled) + 1} above its base is {_short(lines[len(filled)])}, and there has to be none"
+    return filled
 
 
 def _difference(what: str, found: bytes, wanted: bytes) -> str:

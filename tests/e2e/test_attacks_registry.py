@@ -267,9 +267,9 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "another variable": (add_variable, "config.config.Env"),
     "another label": (change_label, "config.config.Labels.dev.envbuild.variant is gpu, and has to be cpu"),
     "another architecture": (lambda config: config.update(architecture="arm64"), "is for linux/arm64"),
-    "another line of history": (lie_about_history, "its layers are"),
-    "one layer less": (drop_layer, "its layers are"),
-    "one layer more": (add_layer, "its layers are"),
+    "another line of history": (lie_about_history, "layer 4 above its base is envbuild: tool 1.0, and has to be paths that several packages"),
+    "one layer less": (drop_layer, "is absent, and has to be paths that several packages share"),
+    "one layer more": (add_layer, "is envbuild: start-up check, and there has to be none"),
     "a config that is nested deeply": (nest_deeply, "cannot be read"),
 }  # fmt: skip
 
