@@ -6,9 +6,10 @@ python -m benchmarks.build_envbuild [--bytecode] LOCK_FOLDER BASE REPOSITORY CAC
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from envbuild.assemble import Compiling, LayerCache, assemble, cache_keys, wheels_to_read
+from envbuild.assemble import Compiling, LayerCache, assemble, cache_keys, contradiction, wheels_to_read
 from envbuild.assemble.bytecode import compiled_by
 from envbuild.base import resolve_base
 from envbuild.base.compiling import compiling_on
@@ -35,12 +36,13 @@ def main() -> None:
             cache=Path(cache),
             pull=lambda reference, machine: pull(reference, machine=machine),
             report=lambda _text: None,
-            notes=shared,
         )
         compiling = compiling_on(base, Path(cache), "leave --bytecode out") if options else None
         recipe = make_recipe(base, lock, variables, compiled_by(base.interpreter) if compiling else "")
         steps = {"base": time.perf_counter() - began}
-        image = find_environment(reference, recipe.environment, machine=recipe.target.machine)
+        claim = find_environment(reference, recipe.environment, machine=recipe.target.machine)
+        problem = partial(contradiction, recipe=recipe, base=base, cache=LayerCache(Path(cache)), compiling=compiling)
+        image = claim.prove(problem) if claim else None
         steps["asked"] = time.perf_counter() - began
         done = (
             push(image, reference).reference if image else made(recipe, base, Path(cache), reference, shared, compiling)

@@ -4,13 +4,18 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from envbuild.files import settle, write_whole, written_aside
 from envbuild.oci.blobs import is_blob, seal
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, canonical_json
 from envbuild.splice.layer import LayerResult
+from envbuild.trust import Claim
+
+T = TypeVar("T")
+Decode = Callable[[Any], T]
+"""Reads what JSON holds; ValueError for anything that envbuild would not have written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +28,19 @@ class CachedLayer:
 
 
 class Shared(Protocol):
-    """What others have made and say of it, by the same keys."""
+    """What others have made and say of it, by the same keys: claims all, and nothing for what cannot be read."""
 
     def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest]) -> None:
         """Ask for many at once, so that asking for each afterwards costs nothing."""
 
-    def layer(self, key: Digest) -> LayerResult | None:
+    def layer(self, key: Digest) -> Claim[LayerResult] | None:
         """The layer for a key, whose bytes they have."""
 
-    def get(self, key: Digest) -> Any | None:
+    def get(self, key: Digest, decode: Decode[T]) -> Claim[T] | None:
         """What they noted for a key."""
+
+    def ignore(self, key: Digest, why: str) -> None:
+        """Warn that a note turned out to be false, and give it to nobody any more."""
 
     def put(self, key: Digest, value: Any) -> None:
         """Take a note for them."""
@@ -44,7 +52,8 @@ class Shared(Protocol):
 class LayerCache:
     """A folder of layers, safe for concurrent runs: every file appears whole, under a name that its content decides.
 
-    Behind it there may be what others share: their notes are taken as ours, and of their layers all but the bytes.
+    Behind it there may be what one repository shares. Its answers are used in this run and kept in memory: none is
+    written here, and none is sent to another repository.
     """
 
     def __init__(self, folder: Path, shared: Shared | None = None) -> None:
@@ -58,7 +67,7 @@ class LayerCache:
             absent = [key for key in layers if self.get(key) is None]
             self._shared.look_up(absent, [key for key in notes if not self._note_of(key).exists()])
 
-    def elsewhere(self, key: Digest) -> LayerResult | None:
+    def elsewhere(self, key: Digest) -> Claim[LayerResult] | None:
         """The layer for a key that others have."""
         return self._shared.layer(key) if self._shared else None
 
@@ -96,32 +105,52 @@ class LayerCache:
         write_whole(self._keys / f"{key.hex}.json", canonical_json(value))
         return CachedLayer(result, path, reused=False)
 
-    def noted(self, key: Digest) -> Any:
-        """What was noted for a key; None when nothing was, or nothing readable is there."""
-        try:
-            value = json.loads(self._note_of(key).read_bytes())
-        except (OSError, ValueError):
-            value = self._shared.get(key) if self._shared else None
-            if value is not None:
-                self._keep(key, value)
-        if value is not None:
-            self._used[key] = value
-        return value
+    def noted(self, key: Digest, decode: Decode[T]) -> T | None:
+        """What this machine noted for a key; None when there is nothing, or nothing that `decode` accepts."""
+        return decoded[1] if (decoded := self._read(key, decode)) else None
 
-    def note(self, key: Digest, value: Any) -> None:
-        """Keep a small value that a key decides."""
-        self._keep(key, value)
-        self._used[key] = value
+    def find_note(self, key: Digest, decode: Decode[T]) -> T | None:
+        """The same, else what the repository claims.
+
+        Only for notes that are worth as much as the layers that they belong to: whoever can falsify them can falsify
+        the layers too. This is where such a claim is used without proof.
+        """
+        if decoded := self._read(key, decode):
+            self._used[key] = decoded[0]
+            return decoded[1]
+        claim = self._shared.get(key, decode) if self._shared else None
+        return claim.value if claim else None
+
+    def note(self, key: Digest, value: Any, *, keep: bool = True, share: bool = True) -> None:
+        """Keep a small value that a key decides, and share it.
+
+        `keep` is False for what follows from claims, which only goes back to whoever made them; `share` is False for
+        what nobody takes from others.
+        """
+        if keep:
+            write_whole(self._note_of(key), canonical_json(value))
+        if share:
+            self._used[key] = value
+
+    def ignore(self, key: Digest, why: str) -> None:
+        """Do without a note that is false: the repository's is ignored; one of this machine is to be written anew."""
+        self._used.pop(key, None)
+        if self._shared:
+            self._shared.ignore(key, why)
 
     def share(self, made: Mapping[Digest, LayerResult]) -> None:
-        """Let others have layers, whose bytes they got, and all notes that were read or made since the start."""
+        """Let others have layers, whose bytes they got, and all notes of this machine that were read or made."""
         if self._shared:
             for key, value in self._used.items():
                 self._shared.put(key, value)
             self._shared.publish(made)
 
-    def _keep(self, key: Digest, value: Any) -> None:
-        write_whole(self._note_of(key), canonical_json(value))
+    def _read(self, key: Digest, decode: Decode[T]) -> tuple[Any, T] | None:
+        try:
+            value = json.loads(self._note_of(key).read_bytes())
+            return value, decode(value)
+        except (OSError, ValueError, RecursionError):
+            return None
 
     def _note_of(self, key: Digest) -> Path:
         return self._notes / f"{key.hex}.json"

@@ -15,12 +15,15 @@ from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.child_bytecode import ChildBytecode
 from envbuild.assemble.config import BASE_DIGEST, BASE_NAME, OURS, environment_files, inner_config, whole_config
 from envbuild.assemble.content import Content, measured
+from envbuild.assemble.expectation import Slot, find_problem
 from envbuild.assemble.image import (
     Assembled,
     Compiling,
     Report,
+    find_overlap_note,
     kept_prints,
     overlap_layer,
+    overlap_slots,
     shared_paths,
     wheel_layer,
 )
@@ -169,6 +172,30 @@ def _image(parent: Parent, addition: Addition, layers: Sequence[Layer]) -> Image
     config = whole_config(parent.base, _inner(parent.base, addition), layers)
     everything = (*parent.image.layers, *layers)
     return Image(manifest_bytes(config, everything, _annotations(parent)), config, everything)
+
+
+def contradiction_of_child(
+    image: Image,
+    parent: Parent,
+    above: Lock,
+    addition: Addition,
+    cache: LayerCache,
+    compiling: Compiling | None = None,
+) -> str:
+    """The same for a child as `contradiction` for an image."""
+    recipe = _recipe(parent, above, addition)
+    overlaps = find_overlap_note(recipe, cache)
+    contents = [measured(it) for it in addition.contents]
+    bytecode = _bytecode(parent, above, addition, compiling) if compiling else None
+    orders = [*map(wheel_layer, plan_layers(recipe)), *([_environment(recipe)] if addition.apart else [])]
+    slots = [
+        *(Slot(label=it.label, key=it.key) for it in orders),
+        *overlap_slots(recipe, overlaps),
+        *(bytecode.package_slots(overlaps, cache) if bytecode else ()),
+        *(Slot(label=it.line, key=it.key) for it in contents),
+        *(bytecode.content_slots(contents, cache) if bytecode else ()),
+    ]
+    return find_problem(image, parent.image, slots, cache, lambda layers: _image(parent, addition, layers))
 
 
 def wheels_of_child(

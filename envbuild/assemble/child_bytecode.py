@@ -13,7 +13,8 @@ from envbuild.assemble.bytecode.compiler import Compiler
 from envbuild.assemble.bytecode.store import Compiled
 from envbuild.assemble.cache import LayerCache
 from envbuild.assemble.content import ContentFile, Measured
-from envbuild.assemble.image import Compiling, bytecode_layers, shared_paths
+from envbuild.assemble.expectation import Slot
+from envbuild.assemble.image import Compiling, bytecode_layers, find_overlap_note, shared_paths
 from envbuild.assemble.making import LayerOrder, Maker
 from envbuild.assemble.overlap import Overlap
 from envbuild.assemble.plan import plan_layers
@@ -58,9 +59,7 @@ class ChildBytecode:
 
     def of_contents(self, contents: Sequence[Measured], cache: LayerCache) -> tuple[list[LayerOrder], Tally]:
         """The same for sources that are no wheel's; of one that several contents have, the last one counts."""
-        last = {file.path: it for it in contents for file in it.files}
-        seen = [(it.line, [file for file in it.files if last[file.path] is it]) for it in contents]
-        found = [(line, parcel) for line, files in seen for parcel in _parcels(files, self.compiling.identity)]
+        found = self._contents_parcels(contents)
         parcels = [parcel for _, parcel in found]
         cache.look_up([it.key for it in parcels], map(_note, parcels))
         lacking = [it for it in parcels if not _is_settled(it, cache)]
@@ -79,6 +78,25 @@ class ChildBytecode:
             if tally.compiled
         ]
         return orders, sum(tallies, Tally())
+
+    def _contents_parcels(self, contents: Sequence[Measured]) -> list[tuple[str, Parcel]]:
+        last = {file.path: it for it in contents for file in it.files}
+        seen = [(it.line, [file for file in it.files if last[file.path] is it]) for it in contents]
+        return [(line, parcel) for line, files in seen for parcel in _parcels(files, self.compiling.identity)]
+
+    def package_slots(self, overlaps: Sequence[Overlap] | None, cache: LayerCache) -> Iterator[Slot]:
+        """The layers that `of_packages` makes or may make; `overlaps` is None where they are not known."""
+        before = () if self._has_packages else find_overlap_note(self.below, cache)
+        known = before is not None and overlaps is not None
+        for it in self._sets(before or (), overlaps or (), cache):
+            yield from it.slots(known=known)
+
+    def content_slots(self, contents: Sequence[Measured], cache: LayerCache) -> Iterator[Slot]:
+        """The layers that `of_contents` makes or may make."""
+        for line, parcel in self._contents_parcels(contents):
+            tally = _tally(parcel, cache)
+            if tally is None or tally.compiled:
+                yield Slot(label=f"{BYTECODE_LINE} of {line}", key=parcel.key, optional=tally is None)
 
     def _compiled(self, parcels: Sequence[Parcel]) -> list[Compiled]:
         by = self.compiling
@@ -149,10 +167,7 @@ def _note(parcel: Parcel) -> Digest:
 
 
 def _tally(parcel: Parcel, cache: LayerCache) -> Tally | None:
-    try:
-        return Tally.from_dict(cache.noted(_note(parcel)))
-    except (KeyError, TypeError, ValueError):
-        return None
+    return cache.find_note(_note(parcel), Tally.from_dict)
 
 
 def _is_settled(parcel: Parcel, cache: LayerCache) -> bool:

@@ -5,24 +5,26 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from envbuild.assemble.bytecode import MOST_LAYERS as BYTECODE_LAYERS
 from envbuild.assemble.bytecode import Bytecode, BytecodeLayer, Interpreter, Store, Tally
-from envbuild.assemble.cache import LayerCache
+from envbuild.assemble.cache import Decode, LayerCache
 from envbuild.assemble.config import CHECK_LINE, annotations, checkup_files, config_bytes, environment_files
 from envbuild.assemble.debian import SystemLayer, packages_key, packages_line
+from envbuild.assemble.expectation import Slot, find_problem
 from envbuild.assemble.making import Begun, LayerOrder, Made, Maker
 from envbuild.assemble.overlap import Overlap, find_overlaps
 from envbuild.assemble.plan import LayerPlan, check_depth, plan_layers
 from envbuild.assemble.source import OpenWheels, Wheels
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image, canonical_json, manifest_bytes
+from envbuild.oci.image import Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
 from envbuild.splice.fingerprint import Fingerprint, from_text, suspects, to_text
 from envbuild.splice.layer import LayerFile, LayerResult
 
+_SHARED_PATHS = "paths that several packages share"
 Report = Callable[[str, int, int], None]
 """What is being made, bytes done, bytes in all."""
 
@@ -88,7 +90,7 @@ def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | Non
 
     Where it is not known yet which paths several wheels have, some more may be asked for while they are assembled.
     """
-    plans, found = plan_layers(recipe), _kept_overlaps(recipe, cache)
+    plans, found = plan_layers(recipe), find_overlap_note(recipe, cache)
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
     if found is None:
         known = kept_prints(plans, cache)
@@ -139,11 +141,8 @@ def assemble(  # noqa: PLR0913, PLR0917 - the last five are for those who have t
             layers += maker.layers([overlap_layer(recipe, overlaps)], told, made)
         bytecode, tally = bytecode_layers(compiling.of(recipe, overlaps, cache), maker) if compiling else ((), None)
         layers += maker.layers(bytecode, told, made)
-    config = config_bytes(recipe, base, layers)
-    everything = (*base.image.layers, *layers)
-    image = Image(manifest_bytes(config, everything, annotations(recipe)), config, everything)
     return Assembled(
-        image=image,
+        image=_put_together(recipe, base, layers),
         overlaps=tuple(overlaps),
         results=maker.results,
         true=maker.opened.true(),
@@ -152,21 +151,65 @@ def assemble(  # noqa: PLR0913, PLR0917 - the last five are for those who have t
     )
 
 
+def _put_together(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> Image:
+    config = config_bytes(recipe, base, layers)
+    everything = (*base.image.layers, *layers)
+    return Image(manifest_bytes(config, everything, annotations(recipe)), config, everything)
+
+
+def contradiction(
+    image: Image, recipe: Recipe, base: Base, cache: LayerCache, compiling: Compiling | None = None
+) -> str:
+    """Say how an image that somebody else made differs from the one that `assemble` makes of its layers.
+
+    Empty if it does not: then all but the contents of its layers is proven. No layer is read. Which layers there are
+    depends on the wheels too; where this machine never read them, on what `cache` has behind it.
+    """
+    shared = find_overlap_note(recipe, cache)
+    slots = [
+        *([Slot(label=packages_line(recipe.packages), key=packages_key(recipe))] if recipe.packages else ()),
+        *(Slot(label=it.label, key=it.key) for it in plan_layers(recipe)),
+        *(Slot(label=it.label, key=it.key) for it in (_environment(recipe), _checkup(recipe))),
+        *overlap_slots(recipe, shared),
+        *(compiling.of(recipe, shared or (), cache).slots(known=shared is not None) if compiling else ()),
+    ]
+    return find_problem(image, base.image, slots, cache, lambda layers: _put_together(recipe, base, layers))
+
+
+def overlap_slots(recipe: Recipe, overlaps: Sequence[Overlap] | None) -> list[Slot]:
+    """The layer of paths that several wheels have, where it is known that there are some, or nothing is known."""
+    if overlaps is None:
+        return [Slot(label=_SHARED_PATHS, key=None, optional=True)]
+    return [Slot(label=_SHARED_PATHS, key=_overlap_key(recipe, overlaps))] if overlaps else []
+
+
 def shared_paths(
     recipe: Recipe, plans: Sequence[LayerPlan], cache: LayerCache, opened: OpenWheels
 ) -> Sequence[Overlap]:
     """What was found before for the same wheels, else what the directories say of those that may overlap."""
-    kept = _kept_overlaps(recipe, cache)
-    if kept is not None:
+    kept = find_overlap_note(recipe, cache)
+    if kept is not None and not (why := _contradiction(recipe, kept, cache, opened)):
         return kept
+    if kept is not None:
+        cache.ignore(_wheels_key(recipe), why)
     prints = kept_prints(plans, cache)
     for plan in plans:
         if new := {wheel: opened.fingerprint(wheel) for wheel in plan.wheels if wheel not in prints}:
             prints |= new
             cache.note(plan.paths, {str(wheel.sha256): to_text(prints[wheel]) for wheel in plan.wheels})
     found = find_overlaps({wheel: opened[wheel].files for wheel in suspects(prints)})
-    cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in found])
+    ours = all(cache.noted(plan.paths, _prints_of(plan)) is not None for plan in plans)
+    cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in found], keep=ours)
     return found
+
+
+def _contradiction(recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache, opened: OpenWheels) -> str:
+    """What wheels say against overlaps; those are only read that a layer has to be made of in any case."""
+    if not overlaps or cache.knows(_overlap_key(recipe, overlaps)):
+        return ""
+    paths = {wheel: {file.path for file in opened[wheel].files} for wheel in {it.winner for it in overlaps}}
+    absent = (f"{it.winner.name} has no file {it.path}" for it in overlaps if it.path not in paths[it.winner])
+    return next(absent, "")
 
 
 def kept_prints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
@@ -174,23 +217,41 @@ def kept_prints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWhe
     cache.look_up((), [plan.paths for plan in plans])
     found: dict[LockedWheel, Fingerprint] = {}
     for plan in plans:
-        rows = cache.noted(plan.paths)
-        try:
-            found |= {wheel: from_text(rows[str(wheel.sha256)]) for wheel in plan.wheels} if rows else {}
-        except (KeyError, TypeError, ValueError, struct.error):
-            continue
+        found |= cache.find_note(plan.paths, _prints_of(plan)) or {}
     return found
 
 
-def _kept_overlaps(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None:
+def _prints_of(plan: LayerPlan) -> Decode[dict[LockedWheel, Fingerprint]]:
+    def decode(rows: Any) -> dict[LockedWheel, Fingerprint]:
+        try:
+            return {wheel: from_text(rows[str(wheel.sha256)]) for wheel in plan.wheels}
+        except (KeyError, TypeError, struct.error) as error:
+            raise ValueError("it does not have the paths of these wheels") from error
+
+    return decode
+
+
+def find_overlap_note(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None:
+    """What is noted of paths that several wheels have."""
+    return cache.find_note(_wheels_key(recipe), _overlaps_of(recipe))
+
+
+def _overlaps_of(recipe: Recipe) -> Decode[list[Overlap]]:
     by_name = {wheel.name: wheel for wheel in recipe.wheels}
-    rows = cache.noted(_wheels_key(recipe))
-    if not isinstance(rows, list):
-        return None
-    try:
-        return [Overlap(path, by_name[name], tuple(losers)) for path, name, *losers in rows]
-    except (KeyError, TypeError, ValueError):
-        return None
+
+    def decode(rows: Any) -> list[Overlap]:
+        if not isinstance(rows, list):
+            raise ValueError("shared paths have to be a list")  # noqa: TRY004 - decoders raise nothing else
+        try:
+            found = [Overlap(path, by_name[name], tuple(losers)) for path, name, *losers in rows]
+        except (KeyError, TypeError) as error:
+            raise ValueError("it has rows that name no path and wheels of the lock") from error
+        for it in found:
+            if not isinstance(it.path, str) or not it.losers or not by_name.keys() >= set(it.losers):
+                raise ValueError(f"{it.path!r:.100} is not shared by wheels of the lock")
+        return found
+
+    return decode
 
 
 def _wheels_key(recipe: Recipe) -> Digest:
@@ -242,8 +303,13 @@ def _remarks_key(key: Digest) -> Digest:
 
 def _remarks(recipe: Recipe, cache: LayerCache) -> tuple[str, ...]:
     """What was said when the layer of packages was made, here or elsewhere."""
-    found = cache.noted(_remarks_key(packages_key(recipe))) if recipe.packages else None
-    return tuple(it for it in found if isinstance(it, str)) if isinstance(found, list) else ()
+    return (cache.find_note(_remarks_key(packages_key(recipe)), _lines) or ()) if recipe.packages else ()
+
+
+def _lines(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(it, str) and it.isprintable() for it in value):
+        raise ValueError("remarks on packages have to be lines of text")
+    return tuple(value)
 
 
 def wheel_layer(plan: LayerPlan) -> LayerOrder:
@@ -261,7 +327,7 @@ def wheel_layer(plan: LayerPlan) -> LayerOrder:
 def overlap_layer(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerOrder:
     """The layer on top that has the winners of paths that several wheels have."""
     files = partial(_winning_files, overlaps)
-    return LayerOrder(label="paths that several packages share", key=_overlap_key(recipe, overlaps), files=files)
+    return LayerOrder(label=_SHARED_PATHS, key=_overlap_key(recipe, overlaps), files=files)
 
 
 def bytecode_layers(bytecode: Bytecode, maker: Maker) -> tuple[Sequence[LayerOrder], Tally]:

@@ -130,11 +130,10 @@ class Maker:
 
     def layer(self, order: LayerOrder) -> Layer:
         """Find or make one layer."""
-        cached, known = self.cache.get(order.key), None
-        if cached is None:
-            known = self.cache.elsewhere(order.key)
-        if known is not None:
-            self.results[order.key] = known
+        cached = self.cache.get(order.key)
+        claim = None if cached else self.cache.elsewhere(order.key)
+        if claim is not None:
+            known = self.results[order.key] = claim.value  # that it is true, nobody checks: docs/caches.md
             return _layer(order, known, partial(self._remade, order, known), "registry", None)
         found = cached or self.cache.make(order.key, partial(self.write, order))
         self.results[order.key] = found.result

@@ -1,6 +1,5 @@
 """Base images: from a registry, an OCI layout, or bootstrapped from Debian."""
 
-from envbuild.base.facts import Notes
 from envbuild.base.resolve import check_base, known_facts, layout_image, registry_reference, resolve_base, suite_for
 
-__all__ = ["Notes", "check_base", "known_facts", "layout_image", "registry_reference", "resolve_base", "suite_for"]
+__all__ = ["check_base", "known_facts", "layout_image", "registry_reference", "resolve_base", "suite_for"]

@@ -1,17 +1,17 @@
-"""What is known of a base without reading its layers again: from an earlier run here, or from somebody else's."""
+"""What is known of a base without reading its layers again, from an earlier run on this machine and from no other."""
 
 import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from envbuild.files import write_whole
 from envbuild.lock.model import Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 
-_FORMAT = 3
+_FORMAT = 4
 """Raised whenever other facts would be read from the same bytes."""
 _SHAPES = {
     "python": re.compile(r"3\.\d+\.\d+(?:(?:a|b|rc)\d+)?\Z"),
@@ -20,17 +20,7 @@ _SHAPES = {
     "interpreter": re.compile(r"[0-9a-f]{64}\Z"),
     "distribution": re.compile(r"[^\x00-\x1f\x7f]{0,99}\Z"),
 }
-"""What others wrote ends up in an environment's files and on terminals."""
-
-
-class Notes(Protocol):
-    """Small values that several machines share; a store that is away gives nothing and raises nothing."""
-
-    def get(self, key: Digest) -> Any | None:
-        """The value, as JSON has it; None where there is none."""
-
-    def put(self, key: Digest, value: Any) -> None:
-        """Keep a value."""
+"""What is read from a base ends up in an environment's files and on terminals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,41 +42,26 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class KnownFacts:
-    """Remembers in a folder, then asks others."""
+    """Remembers in a folder of this machine."""
 
     folder: Path
-    others: Notes | None = None
 
     def facts(self, image: Digest) -> Facts | None:
         """What is known of a base's files."""
-        name, key = f"{image.hex}-{_FORMAT}.json", _key("base facts", image)
-        if here := _facts(self._read(name)):
-            if self.others:
-                self.others.put(key, asdict(here))
-            return here
-        told = _facts(self.others.get(key)) if self.others else None
-        if told:
-            self._write(name, asdict(told))
-        return told
+        return _facts(self._read(f"{image.hex}-{_FORMAT}.json"))
 
     def remember(self, image: Digest, facts: Facts) -> None:
-        """Keep what was read, for everybody who shares the notes."""
+        """Keep what was read."""
         self._write(f"{image.hex}-{_FORMAT}.json", asdict(facts))
-        if self.others:
-            self.others.put(_key("base facts", image), asdict(facts))
 
     def mirror_of(self, digest: Digest) -> str:
         """The name that a mirrored manifest was copied from; empty where it is not known."""
         found = self._read(f"{digest.hex}-mirror.json")
-        if found is None and self.others:
-            found = self.others.get(_key("mirror of", digest))
         return found if isinstance(found, str) and _is_name(found) else ""
 
     def remember_mirror(self, digest: Digest, name: str) -> None:
         """Keep where a mirrored manifest was copied from."""
         self._write(f"{digest.hex}-mirror.json", name)
-        if self.others:
-            self.others.put(_key("mirror of", digest), name)
 
     def _read(self, name: str) -> Any | None:
         try:
@@ -98,12 +73,8 @@ class KnownFacts:
         write_whole(self.folder / name, canonical_json(value))
 
 
-def _key(what: str, digest: Digest) -> Digest:
-    return Digest.of(canonical_json([what, _FORMAT, str(digest)]))
-
-
 def _facts(value: Any) -> Facts | None:
-    """Read facts that anybody may have written; None unless all of them look like facts."""
+    """Read facts; None unless all of them look like facts."""
     if not isinstance(value, dict) or value.keys() != _SHAPES.keys():
         return None
     if not all(isinstance(value[key], str) and shape.match(value[key]) for key, shape in _SHAPES.items()):

@@ -23,9 +23,9 @@ def check_attestations(order: Order) -> None:
 def publish_parts(
     order: Order, parts: Sequence[Part], pushed: PushResult | None, report: Reporter, started: datetime
 ) -> None:
-    """Attach what is wanted to each image that was pushed, sign their index, and only then set tags.
+    """Attach what is wanted to each image that was built and pushed, sign their index, and only then set tags.
 
-    Errors as `attest`.
+    An image that was found keeps what its builder attached: how it was built, this run cannot say. Errors as `attest`.
     """
     tags = {part.pushed.reference: part.tags for part in parts if part.pushed}
     index = pushed.reference if pushed and len(parts) > 1 else None
@@ -34,7 +34,9 @@ def publish_parts(
 
     def attach() -> None:
         for part in parts:
-            if part.pushed:
+            if part.pushed and part.found:
+                report.note("the image that was found keeps its own provenance and SBOM; this run attaches none to it")
+            elif part.pushed:
                 attest(_facts(order, part, part.pushed, started), order.attestations, report)
         if index:
             sign(index, order.attestations, report)

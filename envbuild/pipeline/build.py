@@ -57,7 +57,7 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
         order = replace(order, remote_cache=False)
     settings = _settings(order)
     with ExitStack() as until:
-        shared = _shared(order, until)
+        shared = _shared(order, until, report)
         parts = tuple(_part(order, plan, settings, shared, report, until, settled=settled) for plan in plans)
         images = [part.assembled.image for part in parts]
         content: Content = images[0] if len(parts) == 1 else image_index(images)
@@ -81,7 +81,7 @@ def _part(
     settled: bool,
 ) -> Part:
     """Make the image of one platform, and push it; `settled` where tags may not move."""
-    base = _base(order, plan, shared, report)
+    base = _base(order, plan, report)
     run = _lock(order, plan, base.target, settings, report)
     system = _system(order, plan, base, report)
     run = replace(run, lock=replace(run.lock, packages=system.packages))
@@ -110,6 +110,7 @@ def _part(
         assembled=made.assembled,
         pushed=made.pushed,
         tags=job.tags,
+        found=made.found,
         lock=run.lock,
         pylock=job.pylock(made.run),
         proof=made.run.proof,
@@ -168,11 +169,11 @@ def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Repor
     return replace(indexed, uploaded=sent, existing=existing)
 
 
-def _shared(order: Order, stack: ExitStack) -> SharedCache | None:
+def _shared(order: Order, stack: ExitStack, report: Reporter) -> SharedCache | None:
     """What the repository that is pushed to has of layers."""
     if order.push is None or not order.remote_cache or order.builder != "assemble":
         return None
-    return stack.enter_context(SharedCache(order.push))
+    return stack.enter_context(SharedCache(order.push, warn=report.warn))
 
 
 def check_destinations(order: Order, report: Reporter) -> bool:
@@ -210,7 +211,7 @@ def _check_tags(job: Job) -> None:
         check_tag(job.order.push, environment, indexed=True)
 
 
-def _base(order: Order, plan: Plan, notes: SharedCache | None, report: Reporter) -> Base:
+def _base(order: Order, plan: Plan, report: Reporter) -> Base:
     report.step(f"base {plan.base}")
     base = resolve_base(
         plan.base,
@@ -219,7 +220,6 @@ def _base(order: Order, plan: Plan, notes: SharedCache | None, report: Reporter)
         pull=lambda reference, machine: pull(reference, machine=machine),
         report=report.note,
         wanted_python=plan.stack.python,
-        notes=notes,
     )
     for remark in check_base(base, plan.stack.python, plan.stack.glibc_minimum, where=plan.base):
         report.warn(remark)

@@ -10,7 +10,6 @@ from envbuild.assemble import Assembled, Compiling, LayerCache
 from envbuild.assemble.child import Addition, Parent, assemble_child, base_of, wheels_of_child
 from envbuild.assemble.content import measured
 from envbuild.base.compiling import compiling_on
-from envbuild.base.facts import Notes
 from envbuild.base.inspect import inspect
 from envbuild.base.interpreter import runs_here
 from envbuild.base.resolve import known_facts
@@ -130,18 +129,18 @@ def _tell(child: Assembled, report: Reporter) -> None:
         report.warn(f"{overlap.path} is in {', '.join(overlap.losers)} and in {overlap.winner.name}, which wins")
 
 
-def compiling_for(parent: Parent, cache: Path, report: Reporter, notes: Notes | None = None) -> Compiling | None:
+def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | None:
     """By what the sources of a child are compiled: the interpreter of its parent's base; None where it is for others.
 
     Then a warning says so, and the child has no bytecode. Of the parent only the base's layers are read, and only
-    where nobody did so before; `notes` are what other machines read. BaseError, RegistryError where they cannot be;
+    where no earlier run here did so. BaseError, RegistryError where they cannot be;
     BuildError from the result where the interpreter turns out not to run here.
     """
     base = base_of(parent)
     if reason := runs_here(base.target.machine):
         report.warn(f"the image has no bytecode and starts slower: {reason.why}")
         return None
-    known = known_facts(cache, notes)
+    known = known_facts(cache)
     facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)
     found = replace(base, python_path=facts.python_path, interpreter=facts.interpreter)
 

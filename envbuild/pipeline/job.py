@@ -30,6 +30,8 @@ class Made:
     """None when the image was not pushed."""
     run: LockedRun
     """The lock, held against the files."""
+    found: bool = False
+    """Whether somebody else built the image, and it was found in the registry."""
     wheelhouse: bool = False
     """Whether the context that it was built from has every wheel."""
     named: "Callable[[Reference], Loaded] | None" = None
@@ -73,12 +75,12 @@ class Job(ABC):
 
     @property
     def proof(self) -> Digest:
-        """What is noted when CUDA's libraries were found."""
-        return Digest.of(canonical_json(["loader proof", str(self.recipe.environment)]))
+        """What this machine notes when it found CUDA's libraries."""
+        return Digest.of(canonical_json(["loader proof of this machine", str(self.recipe.environment)]))
 
     def proved(self, cache: LayerCache) -> bool:
         """Whether nothing is left to prove."""
-        return self.plan.stack.cuda is None or cache.noted(self.proof) is not None
+        return self.plan.stack.cuda is None or cache.noted(self.proof, bool) is True
 
     def prove(self, cache: LayerCache, arrivals: Arrivals) -> None:
         """Fail before the image has a name where the framework would not find its CUDA libraries in it."""
@@ -93,7 +95,7 @@ class Job(ABC):
         self.report.note(found.summary)
         for note in found.notes:
             self.report.note(str(note))
-        cache.note(self.proof, "found")
+        cache.note(self.proof, value=True, share=False)
 
     def confirmed(self, true: Mapping[Digest, Collection[str]]) -> LockedRun:
         """Hold what the index showed against what it then served; the proof may lose by it."""

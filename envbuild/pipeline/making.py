@@ -4,8 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from envbuild.assemble import Assembled, Begun, LayerCache, LayerResult, assemble, cache_keys, wheels_to_read
-from envbuild.errors import RegistryError
+from envbuild.assemble import (
+    Assembled,
+    Begun,
+    LayerCache,
+    LayerResult,
+    assemble,
+    cache_keys,
+    contradiction,
+    wheels_to_read,
+)
+from envbuild.errors import RegistryError, VerifyError
 from envbuild.lock import Arrivals, IndexSettings, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.growing import GrowingBlob
@@ -25,47 +34,45 @@ class Making(Job):
 
     def made(self, settings: IndexSettings) -> Made:
         """Find the image, or make it, and push it where that is wanted."""
-        return self._existing() or self._made(settings)
+        try:
+            image = self._existing()
+        except VerifyError as error:
+            self.report.warn(
+                f"the registry's image of this environment is not used: {error.what}; one is built here, without what "
+                "that repository has of layers and facts"
+            )
+            return replace(self, shared=None).build(settings)
+        return self._found(image) if image else self.build(settings)
 
-    def _existing(self) -> Made | None:
-        """The image of this very environment in the registry that is pushed to; nothing has to be made then."""
-        recipe = self.recipe
+    def _existing(self) -> Image | None:
+        """The image of this very environment in the registry that is pushed to; VerifyError if it is another."""
         if self.target is None or not self.order.remote_cache:
             return None
         try:
-            image = find_environment(self.target, recipe.environment, machine=recipe.target.machine)
+            claim = find_environment(self.target, self.recipe.environment, machine=self.recipe.target.machine)
         except RegistryError as error:
-            self.report.note(f"the registry was not asked for the environment: {error.what}")
+            self.report.warn(f"the registry's image of this environment is not used: {error.what}; one is built")
             return None
-        if image is None:
-            return None
-        if why := self._contradiction(image):
-            self.report.warn(f"the registry's image of this environment is not the one that belongs there: {why}")
-            return None
-        self.report.note(f"the registry has the environment {recipe.environment.short} already; nothing is built")
-        image = replace(image, layers=tuple(replace(layer, found="registry") for layer in image.layers))
-        run = self.confirmed({})
-        pushed = push(image, self.target)
-        return Made(assembled=Assembled(image=image, overlaps=(), results={}, true={}), pushed=pushed, run=run)
+        return claim.prove(self._contradiction) if claim else None
 
     def _contradiction(self, image: Image) -> str:
-        """What speaks against an image of the registry, by what is known here without reading anything."""
-        below = self.base.image.layers
-        if [it.descriptor.digest for it in image.layers[: len(below)]] != [it.descriptor.digest for it in below]:
-            return "its first layers are not the base's"
-        cache, ours = LayerCache(self.order.cache), image.layers[len(below) :]
-        for key, layer in zip(cache_keys(self.recipe).layers, ours, strict=False):
-            known = cache.get(key)
-            found = (layer.descriptor.digest, layer.descriptor.size, layer.diff_id)
-            if known and found != (known.result.digest, known.result.size, known.result.diff_id):
-                return f"layer {layer.descriptor.digest} is another than was made here, {known.result.digest}"
-        return ""
+        """How an image of the registry differs from the one that would be built of its layers."""
+        cache = LayerCache(self.order.cache, self.shared)
+        return contradiction(image, self.recipe, self.base, cache, self.compiling)
 
-    def _made(self, settings: IndexSettings) -> Made:
+    def _found(self, image: Image) -> Made:
+        """Nothing has to be made, only tagged."""
+        self.report.note(f"the registry has the environment {self.recipe.environment.short} already; nothing is built")
+        run = self.confirmed({})
+        assembled = Assembled(image=image, overlaps=(), results={}, true={})
+        assert self.target is not None, "it was found there"
+        return Made(assembled=assembled, pushed=push(image, self.target), run=run, found=True)
+
+    def build(self, settings: IndexSettings) -> Made:
         """Make the image, and push it where that is wanted; no image is tagged before everything was checked."""
         cache = LayerCache(self.order.cache, self.shared)
         keys = cache_keys(self.recipe)
-        cache.look_up(keys.layers, (*keys.notes, self.proof))
+        cache.look_up(keys.layers, keys.notes)
         needed = self._needed(cache)
         with Arrivals(self.order.cache, report=self.fetched, settings=settings) as arrivals, self._upload() as upload:
             self._announce(needed)

@@ -121,6 +121,8 @@ class Part:
     """How far the wheels are the very files that the run had."""
     added: tuple[str, ...] = ()
     """`numpy==1.26.4`: what the run's record does not have and its distributions require."""
+    found: bool = False
+    """Whether somebody else built the image, and it was found in the registry."""
     wheelhouse: bool = False
     """Whether the context has every wheel."""
     named: "Callable[[Reference], Loaded] | None" = None

@@ -7,7 +7,7 @@ from envbuild.registry.client import Registry
 from envbuild.registry.copy import Copied, copy_image
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.index import push_index
-from envbuild.registry.lookup import environment_tag, find_environment
+from envbuild.registry.lookup import environment_tag, find_environment, find_tagged
 from envbuild.registry.pull import pull
 from envbuild.registry.push import PushResult, Upload, check_push, push
 from envbuild.registry.retry import Retry
@@ -28,6 +28,7 @@ __all__ = [
     "copy_image",
     "environment_tag",
     "find_environment",
+    "find_tagged",
     "publish",
     "pull",
     "push",

@@ -1,8 +1,8 @@
 """The registry as a cache that everybody who may push shares: layers and small facts, each under the tag of its key.
 
 A layer is published as an OCI artifact of one layer (image-spec, manifest.md, "Guidelines for Artifact Usage"), so that
-the registry keeps the blob as long as the tag is there; a fact is an artifact with nothing but annotations. Whether
-either is true rests on who may push to the repository.
+the registry keeps the blob as long as the tag is there; a fact is an artifact with nothing but annotations. Both are
+claims of whoever may push to the repository. One that cannot be read is ignored, and a warning says so.
 """
 
 import json
@@ -14,13 +14,16 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from envbuild.assemble import LayerResult
+from envbuild.assemble.cache import Decode
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
+from envbuild.registry.faults import printable
 from envbuild.registry.retry import Retry
+from envbuild.trust import Claim, Voucher
 
 LAYER = "application/vnd.envbuild.layer.v1"
 FACT = "application/vnd.envbuild.fact.v1"
@@ -32,17 +35,21 @@ _PARALLEL = 8
 _FACT_LIMIT = 1 << 20
 """Bytes; the limit of a manifest is 4 MiB, and a fact that is larger is no small one."""
 _T = TypeVar("_T")
-_WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 
 
 class SharedCache:
     """What one repository has under keys. It may fail or refuse: then there is nothing, and `trouble` says why."""
 
     def __init__(
-        self, reference: Reference, *, credentials: Credentials | None = None, retry: Retry | None = None
+        self,
+        reference: Reference,
+        *,
+        credentials: Credentials | None = None,
+        retry: Retry | None = None,
+        warn: Callable[[str], object] = lambda _text: None,
     ) -> None:
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry or Retry(tries=2))
-        self._repository = reference.repository
+        self._repository, self._name, self._warn = reference.repository, reference.name, warn
         self._known: dict[str, Mapping[str, Any] | None] = {}
         self._facts: dict[Digest, str] = {}
         self._ready, self._lock = False, threading.Lock()
@@ -68,26 +75,18 @@ class SharedCache:
         tags = [*map(_layer_tag, layers), *map(_fact_tag, facts)]
         self._in_parallel([tag for tag in tags if tag not in self._known], self._artifact)
 
-    def layer(self, key: Digest) -> LayerResult | None:
+    def layer(self, key: Digest) -> Claim[LayerResult] | None:
         """The layer that somebody made for a key; None where the repository has none."""
-        value = self._artifact(_layer_tag(key))
-        try:
-            descriptor = Descriptor.from_dict(value["layers"][0]) if value else None
-            if value is None or descriptor is None or not _is_for(value, key) or descriptor.media_type != LAYER_GZIP:
-                return None
-            return LayerResult(descriptor.digest, descriptor.size, Digest.parse(value["annotations"][_DIFF_ID]))
-        except _WRONG:
-            return None
+        return self._claim("layer", _layer_tag(key), lambda artifact: _layer_of(artifact, key))
 
-    def get(self, key: Digest) -> Any | None:
-        """The fact under a key; None where the repository has none."""
-        if key in self._facts:
-            return json.loads(self._facts[key])
-        value = self._artifact(_fact_tag(key))
-        try:
-            return json.loads(value["annotations"][_VALUE]) if value and _is_for(value, key) else None
-        except _WRONG:
-            return None
+    def get(self, key: Digest, decode: Decode[_T]) -> Claim[_T] | None:
+        """The fact under a key; None where the repository has none that `decode` accepts."""
+        return self._claim("fact", _fact_tag(key), lambda artifact: decode(_fact_of(artifact, key)))
+
+    def ignore(self, key: Digest, why: str) -> None:
+        """Warn that a fact is false, and give it to nobody any more."""
+        if self._known.get(_fact_tag(key)) is not None:
+            self._ignore("fact", _fact_tag(key), why)
 
     def put(self, key: Digest, value: Any) -> None:
         """Take a fact, to publish it with the layers; one that is large is not."""
@@ -130,19 +129,38 @@ class SharedCache:
     def _artifact(self, tag: str) -> Mapping[str, Any] | None:
         """The manifest under a tag, asked for once."""
         if tag not in self._known:
-            self._known[tag] = self._asked(tag)
+            self._known[tag] = self._ask(tag)
         return self._known[tag]
 
-    def _asked(self, tag: str) -> Mapping[str, Any] | None:
+    def _ask(self, tag: str) -> Mapping[str, Any] | None:
         try:
             value = json.loads(self._registry.manifest(self._repository, tag).data)
         except RegistryError as error:
             if error.status != 404:
                 self.trouble = error.what
             return None
-        except _WRONG:
+        except (ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def _claim(self, kind: str, tag: str, read: Callable[[Mapping[str, Any]], _T]) -> Claim[_T] | None:
+        """What an artifact says, if it can be read: the one place that everything of the repository goes through."""
+        artifact = self._artifact(tag)
+        if artifact is None:
             return None
-        return value if isinstance(value, dict) else None
+        try:
+            return Claim(read(artifact), Voucher.REGISTRY, f"{self._name}:{tag}")
+        except RecursionError:
+            self._ignore(kind, tag, "it is nested too deeply")
+        except ValueError as error:
+            self._ignore(kind, tag, str(error))
+        except (KeyError, TypeError, AttributeError, IndexError):
+            self._ignore(kind, tag, "it is not the artifact that envbuild writes")
+        return None
+
+    def _ignore(self, kind: str, tag: str, why: str) -> None:
+        self._known[tag] = None
+        self._warn(f"the registry's {kind} {tag} is not usable: {printable(why)}; it is ignored")
 
     def _prepare(self) -> None:
         """Have the blob there that every artifact has as its config."""
@@ -190,5 +208,22 @@ def _fact_tag(key: Digest) -> str:
     return f"fact-{key.hex}"
 
 
-def _is_for(value: Mapping[str, Any], key: Digest) -> bool:
-    return bool(value["annotations"][_KEY] == str(key))
+def _layer_of(artifact: Mapping[str, Any], key: Digest) -> LayerResult:
+    _check_key(artifact, key)
+    descriptor = Descriptor.from_dict(artifact["layers"][0])
+    if descriptor.media_type != LAYER_GZIP:
+        raise ValueError(f"its layer is of type {descriptor.media_type}")
+    return LayerResult(descriptor.digest, descriptor.size, Digest.parse(artifact["annotations"][_DIFF_ID]))
+
+
+def _fact_of(artifact: Mapping[str, Any], key: Digest) -> Any:
+    _check_key(artifact, key)
+    text = artifact["annotations"][_VALUE]
+    if len(text) > _FACT_LIMIT:
+        raise ValueError(f"it has {len(text)} characters, and the limit is {_FACT_LIMIT}")
+    return json.loads(text)
+
+
+def _check_key(artifact: Mapping[str, Any], key: Digest) -> None:
+    if artifact["annotations"][_KEY] != str(key):
+        raise ValueError("it is for another key")

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from envbuild.assemble import Compiling, LayerCache
 from envbuild.assemble.bytecode import compiled_by
-from envbuild.assemble.child import Addition, Parent, checked
+from envbuild.assemble.child import Addition, Parent, checked, contradiction_of_child
 from envbuild.assemble.content import Content
 from envbuild.errors import RegistryError, VerifyError
 from envbuild.lock import Lock, Options, read_settings
@@ -88,13 +88,20 @@ def _built(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
     server = server_parts(order, origin)
     above = _above(order, server, origin.parent.lock, report)
     with ExitStack() as until:
-        shared = _shared(order.order, until)
+        shared = _shared(order.order, until, report)
         contents = tuple(_contents(order, origin, server, report, until))
         slim = _slimmed(order, origin, server, above, contents, report)
         parent = slim_parent(origin, slim, order, report) if slim else origin.parent
         addition = _addition(order, server, above, contents)
-        plan = _plan(order.order, parent, above, addition, shared, report)
-        image = known = _known(order.order, plan, report)
+        plan = _plan(order.order, parent, above, addition, report)
+        try:
+            image = known = _known(order.order, plan, shared, report)
+        except VerifyError as error:
+            report.warn(
+                f"the registry's image of these inputs is not used: {error.what}; one is built here, without what "
+                "that repository has of layers and facts"
+            )
+            image = known = shared = None
         if image is None:
             image = _made(order.order, plan, shared, report, until)
         findings = _tried(order, origin, image, server, slim, report)
@@ -157,11 +164,11 @@ def _options(order: Order, report: Reporter) -> Options:
     )
 
 
-def _shared(order: Order, until: ExitStack) -> SharedCache | None:
+def _shared(order: Order, until: ExitStack, report: Reporter) -> SharedCache | None:
     """What the repository that is pushed to has of layers."""
     if order.push is None or not order.remote_cache:
         return None
-    return until.enter_context(SharedCache(order.push))
+    return until.enter_context(SharedCache(order.push, warn=report.warn))
 
 
 def _addition(order: ServeOrder, server: Server, above: Lock, contents: tuple[Content, ...]) -> Addition:
@@ -174,10 +181,8 @@ def _addition(order: ServeOrder, server: Server, above: Lock, contents: tuple[Co
     return checked(addition, above, order.cmd or server.cmd)
 
 
-def _plan(
-    order: Order, parent: Parent, above: Lock, addition: Addition, shared: SharedCache | None, report: Reporter
-) -> _Plan:
-    compiling = compiling_for(parent, order.cache, report, shared) if order.bytecode else None
+def _plan(order: Order, parent: Parent, above: Lock, addition: Addition, report: Reporter) -> _Plan:
+    compiling = compiling_for(parent, order.cache, report) if order.bytecode else None
     recipe = recipe_digest(parent, above, addition, compiled_by(compiling.identity) if compiling else "")
     return _Plan(parent=parent, above=above, addition=labelled(addition, recipe), compiling=compiling, recipe=recipe)
 
@@ -208,18 +213,23 @@ def _slimmed(
     return found
 
 
-def _known(order: Order, plan: _Plan, report: Reporter) -> Image | None:
-    """The image of equal inputs in the registry that is pushed to; nothing has to be made then."""
+def _known(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter) -> Image | None:
+    """The image of equal inputs in the registry that is pushed to; VerifyError if it is another."""
     if order.push is None or not order.remote_cache:
         return None
     try:
-        found = find_serving(order.push, plan.recipe, plan.parent)
+        claim = find_serving(order.push, plan.recipe, plan.parent.lock.target.machine)
     except RegistryError as error:
-        report.note(f"the registry was not asked for the image: {error.what}")
+        report.warn(f"the registry's image of these inputs is not used: {error.what}; one is built")
         return None
-    if found:
-        report.note(f"the registry has the image {plan.recipe.short} already; nothing is built")
-    return found
+    if claim is None:
+        return None
+    cache = LayerCache(order.cache, shared)
+    image = claim.prove(
+        lambda image: contradiction_of_child(image, plan.parent, plan.above, plan.addition, cache, plan.compiling)
+    )
+    report.note(f"the registry has the image {plan.recipe.short} already; nothing is built")
+    return image
 
 
 def _made(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter, until: ExitStack) -> Image:

@@ -1,17 +1,16 @@
 """The serving image of equal inputs in a registry, by the tag that every push gives it."""
 
-import json
 from dataclasses import asdict, replace
 
 from envbuild.assemble.child import Addition, Parent
 from envbuild.assemble.content import measured
-from envbuild.errors import RegistryError
 from envbuild.lock import Lock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.recipe import LAYER_FORMAT
-from envbuild.registry import pull
+from envbuild.registry import find_tagged
+from envbuild.trust import Claim
 
 RECIPE_LABEL = "dev.envbuild.serving"
 """The label that names what a serving image was made from, by the digest of all that decides its bytes."""
@@ -39,21 +38,6 @@ def serving_tag(recipe: Digest) -> str:
     return f"serve-{recipe.short}"
 
 
-def find_serving(target: Reference, recipe: Digest, parent: Parent) -> Image | None:
-    """Find the image of a recipe in a repository; None when it has none that says so and stands on the parent.
-
-    That it is what it says rests on who may push to the repository. RegistryError as `pull`.
-    """
-    tagged = replace(target, tag=serving_tag(recipe), digest=None)
-    try:
-        image = pull(tagged, machine=parent.lock.target.machine)
-    except RegistryError as error:
-        if error.status == 404:
-            return None
-        raise
-    below = [it.descriptor.digest for it in parent.image.layers]
-    labels = (json.loads(image.config).get("config") or {}).get("Labels") or {}
-    stands = [it.descriptor.digest for it in image.layers[: len(below)]] == below
-    if not stands or labels.get(RECIPE_LABEL) != str(recipe):
-        return None
-    return replace(image, layers=tuple(replace(it, found="registry") for it in image.layers))
+def find_serving(target: Reference, recipe: Digest, machine: str) -> Claim[Image] | None:
+    """Find what a repository has as the image of a recipe; None when it has none. RegistryError as `pull`."""
+    return find_tagged(replace(target, tag=serving_tag(recipe), digest=None), machine=machine)

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from envbuild.assemble import LayerCache, LayerResult, assemble, cache_keys, named_base, wheels_to_read
+from envbuild.assemble.cache import Decode
 from envbuild.assemble.child import Parent, interpreter_of
 from envbuild.assemble.config import CHECK_LINE, OURS
 from envbuild.assemble.debian import LINE as PACKAGES_LINE
@@ -24,7 +25,10 @@ from envbuild.pipeline import Order, Reporter
 from envbuild.recipe import PREFIX, SLIM_LABEL, SLIM_OF_LABEL, Base, Recipe
 from envbuild.serve.model import Origin, ServeOrder, Server, Slimmed
 from envbuild.serve.slim import commanded, imported, slimmed
+from envbuild.trust import Claim, Voucher
 from envbuild.verify.slim import training_only
+
+_T = TypeVar("_T")
 
 _OVERLAPS = "paths that several packages share"
 """The history's line of the layer with files that two wheels have."""
@@ -192,7 +196,8 @@ class _Parts:
         labels = [*(it.label for it in plan_layers(whole)), ENVIRONMENT_LINE]
         pairs = zip(cache_keys(whole).layers, labels, strict=False)
         alone = () if _OVERLAPS in self.lines else cache_keys(recipe).notes[:1]
-        return _Known({key: self.lines[label] for key, label in pairs if label in self.lines}, alone)
+        layers = {key: self.lines[label] for key, label in pairs if label in self.lines}
+        return _Known(layers, alone, self.parent.name or str(self.parent.digest))
 
     @property
     def _python(self) -> str:
@@ -220,18 +225,26 @@ class _Known:
     layers: Mapping[Digest, Layer]
     alone: tuple[Digest, ...]
     """The key of what is noted of shared paths, where the training image has none: a part of it has none either."""
+    source: str
+    """The training image."""
 
     def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest]) -> None:
         """Nobody has to be asked."""
 
-    def layer(self, key: Digest) -> LayerResult | None:
+    def layer(self, key: Digest) -> Claim[LayerResult] | None:
         """The training image's layer."""
         found = self.layers.get(key)
-        return LayerResult(found.descriptor.digest, found.descriptor.size, found.diff_id) if found else None
+        if found is None:
+            return None
+        result = LayerResult(found.descriptor.digest, found.descriptor.size, found.diff_id)
+        return Claim(result, Voucher.REGISTRY, self.source)
 
-    def get(self, key: Digest) -> Any | None:
+    def get(self, key: Digest, decode: Decode[_T]) -> Claim[_T] | None:
         """That no path is shared."""
-        return [] if key in self.alone else None
+        return Claim(decode([]), Voucher.REGISTRY, self.source) if key in self.alone else None
+
+    def ignore(self, key: Digest, why: str) -> None:
+        """Nothing: no wheel can contradict a list without a path."""
 
     def put(self, key: Digest, value: Any) -> None:
         """Nothing is shared with an image."""

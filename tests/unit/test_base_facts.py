@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, replace
-from typing import Any
 
 import pytest
 
@@ -21,27 +20,12 @@ FACTS = Facts(
 )
 
 
-class Shared:
-    """Notes in memory, as JSON."""
-
-    def __init__(self) -> None:
-        self.values: dict[Digest, str] = {}
-        self.asked = 0
-
-    def get(self, key: Digest) -> Any | None:
-        self.asked += 1
-        return json.loads(self.values.get(key, "null"))
-
-    def put(self, key: Digest, value: Any) -> None:
-        self.values[key] = json.dumps(value)
-
-
 def without_layers(image: Image) -> Image:
     return Image(image.manifest, image.config, ())
 
 
-def read(image: Image, folder, others=None) -> Facts:
-    return inspect(image, "a base", "x86_64", KnownFacts(folder, others))
+def read(image: Image, folder) -> Facts:
+    return inspect(image, "a base", "x86_64", KnownFacts(folder))
 
 
 def test_the_distribution_says_its_name_through_a_link(tmp_path):
@@ -81,22 +65,9 @@ def test_the_interpreter_is_known_by_its_own_bytes(tmp_path):
     assert len({plain, one, two}) == 3
 
 
-def test_what_one_machine_read_no_other_has_to_read(tmp_path):
-    shared = Shared()
-    facts = read(IMAGE, tmp_path / "one", shared)
-    assert read(without_layers(IMAGE), tmp_path / "two", shared) == facts
-    asked = shared.asked
-    assert read(without_layers(IMAGE), tmp_path / "two", shared) == facts
-    assert shared.asked == asked, "kept here since"
-
-
-def test_who_trusts_nobody_reads_for_himself(tmp_path):
-    shared = Shared()
-    read(IMAGE, tmp_path / "one", shared)
-    for key in shared.values:
-        shared.put(key, json.loads(shared.values[key]) | {"python": "3.11.99"})
-    assert read(IMAGE, tmp_path / "two", shared).python == "3.11.99"
-    assert read(IMAGE, tmp_path / "three").python == "3.11.2"
+def test_what_was_read_here_is_not_read_again(tmp_path):
+    facts = read(IMAGE, tmp_path)
+    assert read(without_layers(IMAGE), tmp_path) == facts
 
 
 @pytest.mark.parametrize(
@@ -113,41 +84,35 @@ def test_who_trusts_nobody_reads_for_himself(tmp_path):
         {"more": "x"},
     ],
 )
-def test_notes_that_are_no_facts_are_read_again(change, tmp_path):
-    shared = Shared()
-    facts = read(IMAGE, tmp_path / "one", shared)
-    for key in shared.values:
-        shared.put(key, json.loads(shared.values[key]) | change)
-    assert read(IMAGE, tmp_path / "two", shared) == facts
-    assert [json.loads(it) for it in shared.values.values()] == [asdict(facts)], "and put right"
+def test_kept_facts_that_are_none_are_read_again(change, tmp_path):
+    facts = read(IMAGE, tmp_path)
+    [path] = tmp_path.iterdir()
+    path.write_text(json.dumps(asdict(facts) | change))
+    assert read(IMAGE, tmp_path) == facts
+    assert json.loads(path.read_bytes()) == asdict(facts), "and put right"
 
 
 @pytest.mark.parametrize("value", [None, [], "text", {}, 3])
-def test_notes_of_another_shape_are_read_again(value, tmp_path):
-    shared = Shared()
-    facts = read(IMAGE, tmp_path / "one", shared)
-    for key in shared.values:
-        shared.put(key, value)
-    assert read(IMAGE, tmp_path / "two", shared) == facts
+def test_kept_facts_of_another_shape_are_read_again(value, tmp_path):
+    facts = read(IMAGE, tmp_path)
+    [path] = tmp_path.iterdir()
+    path.write_text(json.dumps(value))
+    assert read(IMAGE, tmp_path) == facts
 
 
 def test_a_mirror_is_known_by_what_it_was_copied_from(tmp_path):
-    shared = Shared()
-    KnownFacts(tmp_path / "one", shared).remember_mirror(DIGEST, "docker.io/library/python:3.11")
-    for known in (KnownFacts(tmp_path / "one"), KnownFacts(tmp_path / "two", shared)):
-        assert known.mirror_of(DIGEST) == "docker.io/library/python:3.11"
-        assert known.mirror_of(Digest.of(b"other")) == ""
+    known = KnownFacts(tmp_path)
+    known.remember_mirror(DIGEST, "docker.io/library/python:3.11")
+    assert known.mirror_of(DIGEST) == "docker.io/library/python:3.11"
+    assert known.mirror_of(Digest.of(b"other")) == ""
 
 
 @pytest.mark.parametrize("value", ["a\nb", "", ["x"], None, "x" * 600, "\x1b[1m"])
 def test_a_mirror_of_no_name_is_none(value, tmp_path):
-    shared = Shared()
-    known = KnownFacts(tmp_path, shared)
+    known = KnownFacts(tmp_path)
     known.remember_mirror(DIGEST, "name")
-    for path in tmp_path.iterdir():
-        path.unlink()
-    for key in shared.values:
-        shared.put(key, value)
+    [path] = tmp_path.iterdir()
+    path.write_text(json.dumps(value))
     assert known.mirror_of(DIGEST) == ""
 
 
@@ -155,7 +120,7 @@ def test_a_base_from_a_registry_says_where_it_was_asked_for_and_what_it_mirrors(
     KnownFacts(tmp_path / "bases" / "facts").remember_mirror(IMAGE.digest, "docker.io/library/python:3.11")
 
     def resolved(text: str):
-        return resolve_base(text, machine="x86_64", cache=tmp_path, pull=lambda *_: IMAGE, report=print, notes=Shared())
+        return resolve_base(text, machine="x86_64", cache=tmp_path, pull=lambda *_: IMAGE, report=print)
 
     base = resolved("registry.example.com/base:1")
     assert base.to_dict() == {

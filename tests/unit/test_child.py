@@ -4,6 +4,7 @@ import gzip
 import importlib.util
 import io
 import json
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -294,6 +295,30 @@ def test_what_others_made_is_neither_read_nor_compiled_again(parent, tmp_path):
         second = made("another", WheelFiles({}), by, registry, publish=False)
     assert second.image.digest == first.image.digest
     assert {it.found for it in own(parent, second.image).layers} == {"registry"}
+
+
+def test_impossible_numbers_of_modules_are_ignored_and_counted_here(parent, tmp_path):
+    """On 839437c a layer of -1 modules was a layer with something in it, and was kept in the cache."""
+    wheels, by = files_of(tmp_path / "wheels", *BELOW, SERVE), compiling(tmp_path / "bytecode")
+    said: list[str] = []
+
+    def made(name: str, registry: FakeRegistry) -> Assembled:
+        with SharedCache(Reference(registry.host, "team/app"), retry=FAST, warn=said.append) as others:
+            cache = LayerCache(tmp_path / name, others)
+            done = assemble_child(parent, lock_of(SERVE), Addition(contents=(APP,)), wheels, cache, print, compiling=by)
+            cache.share({})
+        return done
+
+    with FakeRegistry() as registry:
+        first = made("one", registry)
+        repository = registry.repositories["team/app"]
+        for tag, digest in repository.tags.items():
+            kind, data = repository.manifests[digest]
+            falsified = re.sub(rb'(\\"compiled\\":)\d+', rb"\1-1", data)
+            repository.tags[tag] = registry.put_manifest("team/app", tag, falsified, kind)
+        second = made("two", registry)
+    assert second.image.digest == first.image.digest
+    assert any("is not usable: numbers of modules cannot be -1 and" in it for it in said)
 
 
 def test_a_child_of_equal_wheels_is_unchanged_by_contents_that_are_none(child):

@@ -14,6 +14,8 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import MANIFEST, canonical_json
 from envbuild.oci.index import image_index
 from envbuild.oci.layout import read_layout, write_layout
+from envbuild.oci.reference import Reference
+from envbuild.registry import SharedCache
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import Fault, closed_port, serving
 from tests.fakes.registry import FakeRegistry
@@ -287,7 +289,7 @@ def test_an_image_of_the_environment_that_cannot_be_it_is_built_anew(site):
             repository.manifests[str(Digest.of(data))] = (repository.manifests[first["digest"]][0], data)
             repository.tags[tag] = str(Digest.of(data))
             again = site.build("--push", place, "--json")
-            assert "not the one that belongs there" in again.stderr
+            assert "the registry's image of this environment is not used: " in again.stderr
             assert json.loads(again.stdout)["digest"] == first["digest"] == repository.tags[tag]
 
 
@@ -848,7 +850,7 @@ def test_a_registry_that_does_not_answer_the_question_is_pushed_to_all_the_same(
         registry.fail("GET", "manifests/env-", status=403)
         done = site.build("--push", f"{registry.host}/team/model:v1", "--json")
     assert done.returncode == 0, done.stderr
-    assert "was not asked for the environment" in done.stderr
+    assert "the registry's image of this environment is not used: " in done.stderr
 
 
 def test_what_is_set_by_hand_is_loud_and_goes_into_the_stamp(site):
@@ -883,6 +885,19 @@ def test_an_image_whose_loader_would_not_find_cuda_is_not_made(site, index):
     assert "libcudart.so.11.0" in done.stderr
     assert not (site.folder / "out").exists()
     assert not (site.folder / "model/envbuild").exists()
+    with FakeRegistry() as registry:
+        words = ("--cuda-source", "base", "--push", f"{registry.host}/team/model")
+        shutil.rmtree(site.folder / "cache")
+        assert site.build(*words).returncode == 16
+        asked = {it.path.rpartition("fact-")[2] for it in registry.seen("GET", "manifests/fact-")}
+        with SharedCache(Reference(registry.host, "team/model")) as shared:
+            for key in asked:
+                shared.put(Digest(key), "found")
+            shared.publish({})
+        shutil.rmtree(site.folder / "cache")
+        done = site.build(*words)
+        assert done.returncode == 16, "on 839437c whoever may push could say that the libraries were found"
+        assert "is not usable: shared paths have to be a list; it is ignored" in done.stderr
 
 
 def test_a_dry_run_tells_what_locking_will_not_find(site):

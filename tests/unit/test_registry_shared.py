@@ -2,6 +2,7 @@
 
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.registry import Retry, SharedCache, Upload, push
+from envbuild.trust import Voucher
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.test_assemble import base, recipe
@@ -20,6 +22,11 @@ KEY = Digest.of(b"key")
 
 def ignored(*_: object) -> None:
     """Take no notice."""
+
+
+def same(value: Any) -> Any:
+    """A decoder that accepts anything."""
+    return value
 
 
 def at(registry: FakeRegistry) -> Reference:
@@ -138,11 +145,13 @@ def test_a_fact_comes_back_as_it_was():
     with FakeRegistry() as registry:
         with shared(registry) as one:
             one.put(KEY, value)
-            assert one.get(KEY) == value
             one.publish({})
         with shared(registry) as two:
-            assert two.get(KEY) == value
-            assert two.get(Digest.of(b"other")) is None
+            claim = two.get(KEY, same)
+            assert claim
+            assert (claim.value, claim.voucher) == (value, Voucher.REGISTRY)
+            assert claim.source == f"{registry.host}/team/app:fact-{KEY.hex}"
+            assert two.get(Digest.of(b"other"), same) is None
             assert two.layer(KEY) is None
 
 
@@ -170,7 +179,8 @@ def test_an_artifact_that_is_none_of_ours_is_nothing(change):
             repository.manifests[repository.tags[tag]] = (kind, json.dumps(json.loads(data) | change).encode())
         with shared(registry) as two:
             assert two.layer(KEY) is None
-            assert two.get(KEY) in (None, [])
+            claim = two.get(KEY, same)
+            assert claim is None or claim.value == []
 
 
 def test_a_registry_that_refuses_is_no_failure_but_trouble():
@@ -180,7 +190,7 @@ def test_a_registry_that_refuses_is_no_failure_but_trouble():
             one.put(KEY, 1)
             one.publish({KEY: LayerResult(Digest.of(b"{}"), 2, Digest.of(b"tar"))})
             assert "403" in one.trouble
-            assert one.get(KEY) is None
+            assert one.get(KEY, same) is None
 
 
 def test_a_large_value_is_no_small_fact():

@@ -124,6 +124,42 @@ def test_the_second_time_nothing_is_made_or_pushed_and_the_stamp_is_the_same(sit
     assert json.loads(done.stdout)["digest"] != first["digest"]
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("config", "Entrypoint"), ["/opt/env/evil"], "config.config.Entrypoint"),
+        (("config", "User"), "0", "config.config.User"),
+        (("rootfs", "diff_ids"), [], "cannot be read"),
+    ],
+)
+def test_a_serving_image_that_somebody_changed_is_built_anew(site, path, value, says):
+    """On 839437c the first two were found, pushed under the tag and stamped."""
+    site.trained()
+    first = site.served("--extra", "web", "--no-attest")
+    repository = site.registry.repositories["serving"]
+    [tag] = [it for it in repository.tags if it.startswith("serve-")]
+    manifest, config = site.image(first["image"])
+    config[path[0]][path[1]] = value
+    data = json.dumps(config).encode()
+    described = manifest["config"] | {"digest": site.registry.put("serving", data), "size": len(data)}
+    kind = repository.manifests[first["digest"]][0]
+    site.registry.put_manifest("serving", tag, json.dumps(manifest | {"config": described}).encode(), kind)
+    shutil.rmtree(site.folder / "cache")
+    done = site(*site.words("--push", f"{site.host}/serving:v1", "--extra", "web", "--json"))
+    assert json.loads(done.stdout)["digest"] == first["digest"] == repository.tags[tag]
+    assert "the registry's image of these inputs is not used: " in done.stderr
+    assert says in done.stderr
+
+
+def test_a_serving_image_that_was_found_keeps_what_its_builder_attached(site):
+    """On 839437c whoever found it attached a provenance that says it built it."""
+    site.trained()
+    first = site.served("--no-attest")
+    again = site.served()
+    assert (again["found"], again["digest"]) == (True, first["digest"])
+    assert not [it for it in site.registry.repositories["serving"].tags if it.startswith("sha256-")]
+
+
 def test_an_extra_that_needs_another_numpy_is_refused_naming_both_sides(site):
     site.trained()
     stamped = read_stamp("model")

@@ -13,6 +13,7 @@ from envbuild.assemble.bytecode.plan import library_key, lost_paths, plan_byteco
 from envbuild.assemble.bytecode.sources import LibrarySource, WheelSource, wheel_sources
 from envbuild.assemble.bytecode.store import Compiled, Store, Tally
 from envbuild.assemble.cache import LayerCache
+from envbuild.assemble.expectation import Slot
 from envbuild.assemble.overlap import Overlap
 from envbuild.assemble.source import OpenWheels
 from envbuild.lock.model import LockedWheel
@@ -73,6 +74,15 @@ class Bytecode:
         unknown = [layer for layer in self.wanted() if not self._settled(layer)]
         return tuple(wheel for layer in unknown for wheel in layer.wheels if self.store.get(self._key(wheel)) is None)
 
+    def slots(self, *, known: bool) -> Iterator[Slot]:
+        """The layers of bytecode that an image has or may have; `known` if the overlaps are known, and so are keys."""
+        wanted = self.wanted()
+        self.cache.look_up((), [layer.contents for layer in wanted] if known else ())
+        for layer in wanted:
+            tally = self._noted(layer) if known else None
+            if tally is None or tally.compiled:
+                yield Slot(label=layer.label, key=layer.key if known else None, optional=tally is None)
+
     def layers(self, opened: OpenWheels) -> tuple[tuple[BytecodeLayer, ...], Tally]:
         """Compile all that nobody has; return the layers that have something in them, and what there is to say.
 
@@ -81,7 +91,8 @@ class Bytecode:
         wanted = self.wanted()
         lacking = [layer for layer in wanted if not self._settled(layer)]
         self._compile([parcel for layer in lacking for parcel in self._parcels(layer, opened)])
-        tallies = [self._tally(layer, opened) for layer in wanted]
+        # What was compiled here is counted here, whatever others say of it.
+        tallies = [self._tally(layer, opened, known=layer not in lacking) for layer in wanted]
         filled = tuple(layer for layer, tally in zip(wanted, tallies, strict=True) if tally.compiled)
         return filled, sum(tallies, Tally())
 
@@ -122,15 +133,12 @@ class Bytecode:
         tally = self._noted(layer)
         return tally is not None and (not tally.compiled or self.cache.knows(layer.key))
 
-    def _tally(self, layer: BytecodeLayer, opened: OpenWheels) -> Tally:
-        noted = self._noted(layer)
+    def _tally(self, layer: BytecodeLayer, opened: OpenWheels, *, known: bool) -> Tally:
+        noted = self._noted(layer) if known else None
         if noted is None:
             noted = sum((it.tally for it in self._compile(list(self._parcels(layer, opened)))), Tally())
             self.cache.note(layer.contents, noted.to_dict())
         return noted
 
     def _noted(self, layer: BytecodeLayer) -> Tally | None:
-        try:
-            return Tally.from_dict(self.cache.noted(layer.contents))
-        except (KeyError, TypeError, ValueError):
-            return None
+        return self.cache.find_note(layer.contents, Tally.from_dict)

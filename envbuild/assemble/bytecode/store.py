@@ -34,12 +34,16 @@ class Tally:
 
     @classmethod
     def from_dict(cls, value: Any) -> "Tally":
-        """Read a tally; KeyError, TypeError or ValueError when it is none."""
-        return cls(
-            compiled=int(value["compiled"]),
-            refused=int(value["refused"]),
-            gave_up=tuple(str(path) for path in value["gave_up"]),
-        )
+        """Read a tally; ValueError when it is none."""
+        try:
+            compiled, refused, paths = (value[name] for name in ("compiled", "refused", "gave_up"))
+        except (KeyError, TypeError) as error:
+            raise ValueError("it is no tally of bytecode") from error
+        if not all(type(it) is int and it >= 0 for it in (compiled, refused)):
+            raise ValueError(f"numbers of modules cannot be {compiled!r} and {refused!r}")
+        if not isinstance(paths, list) or not all(isinstance(it, str) and it.isprintable() for it in paths):
+            raise ValueError("paths without bytecode have to be a list of text")
+        return cls(compiled=compiled, refused=refused, gave_up=tuple(paths))
 
 
 @dataclass(frozen=True, slots=True)
