@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from serving import instances, tensors
 from serving.arrays import Refused, written
+from serving.description import description
 from serving.model import Model
 from serving.settings import Settings
 from serving.told import LOG, Metrics, log
@@ -51,6 +52,7 @@ class Routes:
         return [
             ("GET", self.settings.health_route, self.health, "health"),
             ("POST", self.settings.predict_route, self.predict, "predict"),
+            ("GET", "/openapi.json", partial(self.say, description(self.settings)), "openapi"),
             ("GET", "/v1/models", partial(self.say, {"models": [self.name]}), "v1_models"),
             ("GET", v1, self.model_ready, "v1_ready"),
             ("POST", f"{v1}:predict", self.predict, "v1_predict"),
@@ -92,7 +94,7 @@ class Routes:
         def work(model: Model) -> bytes:
             inputs = instances.decoded(body, model.inputs, self.settings.most_rows)
             rows = next(iter(inputs.values())).shape[0]
-            return instances.encoded(self.worker.predict(model, inputs), rows)
+            return instances.encoded(self.worker.predict(model, inputs), rows, self.settings.most_answer_bytes)
 
         return _whole(await self.worker.run(work))
 
@@ -104,7 +106,8 @@ class Routes:
 
         def work(model: Model) -> bytes:
             asked = tensors.decoded(body, model.inputs, self.settings.most_rows)
-            return tensors.encoded(self.name, asked, self.worker.predict(model, asked.inputs))
+            outputs = self.worker.predict(model, asked.inputs)
+            return tensors.encoded(self.name, asked, outputs, self.settings.most_answer_bytes)
 
         return _whole(await self.worker.run(work))
 
