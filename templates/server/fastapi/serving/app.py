@@ -52,7 +52,7 @@ class Routes:
         return [
             ("GET", self.settings.health_route, self.health, "health"),
             ("POST", self.settings.predict_route, self.predict, "predict"),
-            ("GET", "/openapi.json", partial(self.say, description(self.settings)), "openapi"),
+            ("GET", "/openapi.json", self.describe, "openapi"),
             ("GET", "/v1/models", partial(self.say, {"models": [self.name]}), "v1_models"),
             ("GET", v1, self.model_ready, "v1_ready"),
             ("POST", f"{v1}:predict", self.predict, "v1_predict"),
@@ -86,6 +86,11 @@ class Routes:
         if model is None:
             raise Refused("the model is not loaded yet", 503)
         return _json(tensors.described(self.name, model.platform, model.inputs, model.outputs))
+
+    async def describe(self, _: Request) -> Response:
+        """Answer the OpenAPI description."""
+        model = self.worker.model
+        return _json(description(self.settings, model.inputs if model else ()))
 
     async def predict(self, request: Request) -> Response:
         """Answer instances with predictions."""
@@ -167,7 +172,9 @@ async def _answered(handler: Handler, request: Request) -> Response:
 async def _other(_: Request, error: Exception) -> Response:
     """Answer for a path or method that is none, in the protocols' form."""
     assert isinstance(error, HTTPException)
-    return _json({"error": str(error.detail)}, error.status_code)
+    response = _json({"error": str(error.detail)}, error.status_code)
+    response.headers.update(error.headers or {})  # which methods there are
+    return response
 
 
 def _metrics(metrics: Metrics) -> Handler:

@@ -182,6 +182,8 @@ def _numbers(value: Any, name: str) -> tuple[np.ndarray, list[Any]]:
         raise _no_numbers(name) from None
     if not kinds <= {bool, int, float, str, Special}:
         raise _no_numbers(name)
+    if bool in kinds and len(kinds) > 1:
+        raise Refused(f"input {name!r} has both numbers and true or false")
     check_rank(objects.ndim, name)
     found = np.array(values).reshape(objects.shape)
     if found.dtype.kind not in "biuf":
