@@ -61,8 +61,8 @@ def run_file(
 ) -> Done:
     """Run a file by the image's Python with `--out FILE` and arguments; `heard` gets the lines that it prints.
 
-    As the image's user, confined (`engine.confinement`) and without its entry point. Copies of the files in `beside` lie by these
-    names beside it, also in folders. After `seconds` it is ended. UsageError if the image has no Python.
+    As the image's user, confined and without its entry point. Copies of the files in `beside` lie by these names
+    beside it, also in folders. After `seconds` it is ended. UsageError if the image has no Python.
     """
     interpreter = python or _find_python(client, image)
     command = [f"{_FOLDER}/capture.py", "--out", _OUT, *arguments]

@@ -169,9 +169,7 @@ def _served(
     copied = {} if it.order.embed or model is None else {f"model/{path}": file for path, file in model.files.items()}
     files: dict[str, bytes | Path] = {**copied, REQUEST: request.body if request else b""}
     patience, golden = it.patience, request.golden if request else None
-    launch = Launch(
-        image=name, variables=it.variables(), files=files, output=patience.output, memory=patience.memory
-    )
+    launch = Launch(image=name, variables=it.variables(), files=files, output=patience.output, memory=patience.memory)
     try:
         with serving(client, launch) as container:
             if it.server.health:

@@ -36,7 +36,7 @@ _WHY = {
     PREDICTED: "clients get no predictions, or none that anybody has seen to be right",
     _STOP: "what it is at when it is scaled down or replaced is cut off in the middle",
     _OUTPUT: "logs like that cost money and fill disks, and nobody finds anything in them",
-    _WRITES: "an image that envbuild makes runs as a user who can write nowhere else; careful platforms run it read-only",
+    _WRITES: "the user of an image that envbuild makes can write nowhere else; careful platforms mount it read-only",
 }
 _TODO = {
     _STARTUP: "see the lines; start it by hand with: docker run --rm --network none IMAGE",
@@ -44,7 +44,7 @@ _TODO = {
     PREDICTED: "see the lines; ask it by hand, with the instances of the golden sample",
     _STOP: "end with 0 after SIGTERM, when the requests that are under way are answered",
     _OUTPUT: "print a line for what happens, not for each step, and look for a loop that fails and tries again",
-    _WRITES: "let the server write below /tmp: set the variable or option that names its folder for files, caches or logs",
+    _WRITES: "let the server write below /tmp: set the variable or option that names its folder for caches or logs",
 }
 
 

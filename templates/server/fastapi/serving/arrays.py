@@ -194,6 +194,7 @@ def _numbers(value: Any, name: str) -> tuple[np.ndarray, list[Any]]:
 
 
 def check_rank(rank: int, name: str) -> None:
+    """Refuse more dimensions than every release of NumPy has."""
     if rank > MOST_DIMENSIONS:
         raise Refused(f"input {name!r} has {rank} dimensions, and a tensor may have {MOST_DIMENSIONS}")
 

@@ -86,7 +86,8 @@ def _input(tensor: Tensor) -> dict[str, Any]:
     lengths = [{"type": "integer", "minimum": 0} if it is None else {"const": it} for it in tensor.shape or ()]
     shape = {"type": "array", "prefixItems": lengths, "minItems": len(lengths), "maxItems": len(lengths)}
     data = {"type": "array", "items": _values(tensor, ())}
-    return _object(name={"const": tensor.name}, shape=shape, datatype={"const": datatype_of(str(tensor.dtype))}, data=data)
+    datatype = {"const": datatype_of(str(tensor.dtype))}
+    return _object(name={"const": tensor.name}, shape=shape, datatype=datatype, data=data)
 
 
 def _example(tensor: Tensor) -> dict[str, Any]:
