@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from serving.settings import Settings
 
 MOST_CHUNKS = 10_000
-"""Chunks of one body. Each costs about 20 microseconds, so that chunks of one byte would cost seconds."""
+"""Chunks of one body. Each costs as much as a large one, so that a body of chunks of one byte would cost seconds."""
 
 
 def connection_limit(wanted: int) -> int:
