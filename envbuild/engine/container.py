@@ -1,4 +1,4 @@
-"""Running one file by a container's own Python: no network, nothing of this machine, nothing left behind."""
+"""Running one file by a container's own Python: confined, nothing of this machine, nothing left behind."""
 
 import io
 import tarfile
@@ -18,14 +18,16 @@ from docker.utils.socket import frames_iter
 from requests import RequestException
 
 from envbuild.engine.client import explanation
+from envbuild.engine.confinement import confinement
 from envbuild.engine.image import LocalImage
 from envbuild.engine.left import maker
 from envbuild.engine.tarred import parents, tarred
 from envbuild.errors import UsageError
 
-_FOLDER = "envbuild-capture"
-"""In the container's root; anybody may write there, as images run as whom they like."""
-_OUT = f"/{_FOLDER}/out"
+_FOLDER = "/envbuild-capture"
+"""A volume of the container's own, as its root can't be written."""
+_OUT = f"{_FOLDER}/out/result"
+"""In a folder that anybody may write to, as images run as whom they like."""
 _ELSEWHERE = ("/opt/env/bin/python", "/opt/venv/bin/python", "/opt/conda/bin/python")
 """Where images have a Python that they do not put on PATH."""
 MAX_RESULT = 64 * 2**20
@@ -59,13 +61,14 @@ def run_file(
 ) -> Done:
     """Run a file by the image's Python with `--out FILE` and arguments; `heard` gets the lines that it prints.
 
-    As the image's user, without a network and without its entry point. Copies of the files in `beside` lie by these
-    names beside it, also in folders. After `seconds` it is ended. UsageError if the image has no Python.
+    As the image's user, confined and without its entry point. Copies of the files in `beside` lie by these names
+    beside it, also in folders. After `seconds` it is ended. UsageError if the image has no Python.
     """
     interpreter = python or _find_python(client, image)
-    command = [f"/{_FOLDER}/capture.py", "--out", _OUT, *arguments]
+    command = [f"{_FOLDER}/capture.py", "--out", _OUT, *arguments]
     with _created(client, image.id, entrypoint=[interpreter], command=command) as container:
-        container.put_archive("/", _archive({"capture.py": script.encode(), **beside}))
+        files = {"capture.py": script.encode(), **beside}
+        container.put_archive(_FOLDER, tarred(files, {**dict.fromkeys(parents(files), 0o755), "out": 0o777}))
         with _ended_after(seconds, container) as ended:
             with _started(client, container, f"--image {image.reference}", interpreter) as printed:
                 for line in _lines(printed):
@@ -119,7 +122,7 @@ def _created(client: docker.DockerClient, image: str, **options: Any) -> Iterato
     """Create a container; however the block ends, even before the engine has said its id, it is removed."""
     name = f"envbuild-run-{maker()}"
     try:
-        yield client.containers.create(image, name=name, network_mode="none", **options)
+        yield client.containers.create(image, name=name, volumes=[_FOLDER], **confinement(client), **options)
     finally:
         with suppress(NotFound):
             client.api.remove_container(name, force=True, v=True)
@@ -148,12 +151,6 @@ def _exists(container: Container, path: str) -> bool:
     for _ in content:  # read to its end, so that the connection is free again
         pass
     return True
-
-
-def _archive(files: Mapping[str, bytes | Path]) -> Iterator[bytes]:
-    """Yield a tar of these files in a folder that anybody may write to."""
-    placed = {f"{_FOLDER}/{name}": content for name, content in files.items()}
-    return tarred(placed, {**dict.fromkeys(parents(placed), 0o755), _FOLDER: 0o777})
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:

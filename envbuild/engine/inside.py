@@ -1,4 +1,4 @@
-"""What a base holds, by its own Python in a container: no network, nothing of this machine, nothing left behind."""
+"""What a base holds, by its own Python in a container: confined, nothing of this machine, nothing left behind."""
 
 import json
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import docker
 from docker.errors import APIError, ContainerError
 
 from envbuild.engine.client import explanation
+from envbuild.engine.confinement import confinement
 from envbuild.errors import BaseError
 
 _SCRIPT = r"""
@@ -45,7 +46,7 @@ def look_inside(client: docker.DockerClient, image: str) -> Inside:
     """Ask an image that the engine has; BaseError when it has no Python that answers."""
     try:
         said = client.containers.run(
-            image, ["-I", "-c", _SCRIPT], entrypoint=["python3"], network_mode="none", remove=True
+            image, ["-I", "-c", _SCRIPT], entrypoint=["python3"], remove=True, **confinement(client)
         )
         found: dict[str, Any] = json.loads(said)
         return Inside(**{name: str(value)[:99] for name, value in found.items()})

@@ -165,27 +165,19 @@ def _by_itself(it: _Attempt, client: docker.DockerClient, name: str, model: Held
 def _served(
     it: _Attempt, client: docker.DockerClient, name: str, model: HeldModel | None, request: _Request | None
 ) -> Iterator[Finding]:
-    """Serve from a read-only root file system, as careful platforms do; from another one if it is that which fails."""
+    """Serve, and say so where it is the read-only root file system that the server fails for."""
     copied = {} if it.order.embed or model is None else {f"model/{path}": file for path, file in model.files.items()}
     files: dict[str, bytes | Path] = {**copied, REQUEST: request.body if request else b""}
-    launch = Launch(image=name, variables=it.variables(), files=files, output=it.patience.output)
-    golden = request.golden if request else None
-    found = tuple(_once(it, client, launch, golden))
-    needs = any(_READ_ONLY in one.says.lower() for one in found if not one.agrees)
-    if needs:
-        it.report.note("it wants to write outside /tmp: once more, with a root file system that can be written")
-        found = tuple(_once(it, client, replace(launch, read_only=False), golden))
-    yield from found
-    if needs and all(one.agrees or one.severity != "error" for one in found):
-        yield fault("serve-writes", "the server writes to its root file system, and fails where it may not", (), "note")
-
-
-def _once(it: _Attempt, client: docker.DockerClient, launch: Launch, golden: Golden | None) -> Iterator[Finding]:
+    patience, golden = it.patience, request.golden if request else None
+    launch = Launch(image=name, variables=it.variables(), files=files, output=patience.output, memory=patience.memory)
     try:
         with serving(client, launch) as container:
             if it.server.health:
-                it.report.note(f"waiting for GET {it.server.health}, {it.patience.start:g} s at most")
-            yield from Trial(container, it.server, it.port, golden, it.patience).findings()
+                it.report.note(f"waiting for GET {it.server.health}, {patience.start:g} s at most")
+            for finding in Trial(container, it.server, it.port, golden, patience).findings():
+                yield finding
+                if not finding.agrees and _READ_ONLY in finding.says.lower():
+                    yield fault("serve-writes", "the server failed as its root file system cannot be written")
     except NotStartedError as error:
         yield fault("serve-startup", f"the container cannot be started: {error}")
 

@@ -1,4 +1,4 @@
-"""A container that serves as on a serving platform, and is asked from within: it has no network, and leaves nothing."""
+"""A container that serves as on a serving platform, confined, and asked from within; it leaves nothing."""
 
 import json
 import threading
@@ -17,6 +17,7 @@ from docker.utils.socket import frames_iter
 from requests import RequestException
 
 from envbuild.engine.client import explanation
+from envbuild.engine.confinement import confinement
 from envbuild.engine.left import maker
 from envbuild.engine.tarred import parents, tarred
 from envbuild.recipe import PREFIX
@@ -49,8 +50,8 @@ class Launch:
     variables: Mapping[str, str]
     files: Mapping[str, bytes | Path]
     """What lies in the volume, by paths in it."""
-    read_only: bool = True
-    """Whether nothing but /tmp can be written."""
+    memory: int | None = None
+    """Bytes that it may use; None for most of what the engine's machine has."""
     output: int = 16 << 20
     """Bytes that it may print before it is ended."""
 
@@ -115,17 +116,18 @@ class Serving:
 
     def ended(self) -> int | None:
         """Its exit code; None while it runs."""
-        state = self._state()
+        state = self._inspect().get("State", {})
         return None if state.get("Running") else int(state.get("ExitCode", _KILLED))
 
-    def out_of_memory(self) -> bool:
-        """Whether the kernel ended it."""
-        return bool(self._state().get("OOMKilled"))
+    def out_of_memory(self) -> int | None:
+        """The limit in bytes that the kernel ended it for; None where it ended otherwise."""
+        found = self._inspect()
+        return int(found["HostConfig"]["Memory"]) if found.get("State", {}).get("OOMKilled") else None
 
-    def _state(self) -> Mapping[str, Any]:
+    def _inspect(self) -> Mapping[str, Any]:
         with suppress(NotFound):  # others may remove it
-            state: Mapping[str, Any] = self.client.api.inspect_container(self.name)["State"]
-            return state
+            found: Mapping[str, Any] = self.client.api.inspect_container(self.name)
+            return found
         return {}
 
     def ask(self, method: str, port: int, route: str, seconds: int, file: str = "") -> Reply:
@@ -137,7 +139,7 @@ class Serving:
             said, other = self.client.api.exec_start(made, demux=True)
         except APIError as error:
             if error.status_code != _ENDED and self.ended() is None:  # podman says 500
-                raise
+                return Reply(fault=f"the engine can start no process in the container: {explanation(error)}")
             return Reply(fault="the container has ended")
         return _reply(said or b"", other or b"", seconds)
 
@@ -170,15 +172,13 @@ def _reply(said: bytes, other: bytes, seconds: int) -> Reply:
 
 @contextmanager
 def serving(client: docker.DockerClient, launch: Launch) -> Iterator[Serving]:
-    """Start a container as the image's own user, without a network; it is removed however the block ends.
+    """Start a container as the image's own user, confined; it is removed however the block ends.
 
     NotStartedError where it cannot be started, so that nothing of the image ran.
     """
     api, name = client.api, f"envbuild-gate-{maker()}"
     host = api.create_host_config(
-        network_mode="none",
-        read_only=launch.read_only,
-        tmpfs={"/tmp": "rw,exec,mode=1777"} if launch.read_only else None,  # noqa: S108 - the container's own
+        **confinement(client, launch.memory),
         log_config=LogConfig(type="none"),  # the engine must not fill its disk with what is printed
     )
     try:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from envbuild.engine.confinement import WRITABLE
 from envbuild.manifest.artifact import Golden
 from envbuild.serve.gate_container import Reply, Serving
 from envbuild.serve.gate_sample import RULE as PREDICTED
@@ -26,7 +27,7 @@ RULES = {
     PREDICTED: "predictions of the predict route as they were recorded",
     _STOP: "a container that ends with 0 after SIGTERM",
     _OUTPUT: "no more output than somebody reads",
-    _WRITES: "a server that needs no root file system that it can write",
+    _WRITES: f"a server that writes only below {', '.join(WRITABLE)}",
 }
 """What each of the gate's rules is about, by its name."""
 _WHY = {
@@ -35,7 +36,7 @@ _WHY = {
     PREDICTED: "clients get no predictions, or none that anybody has seen to be right",
     _STOP: "what it is at when it is scaled down or replaced is cut off in the middle",
     _OUTPUT: "logs like that cost money and fill disks, and nobody finds anything in them",
-    _WRITES: "a platform that mounts it read-only cannot run it, and what is written there is lost with the container",
+    _WRITES: "the user of an image that envbuild makes can write nowhere else; careful platforms mount it read-only",
 }
 _TODO = {
     _STARTUP: "see the lines; start it by hand with: docker run --rm --network none IMAGE",
@@ -43,7 +44,7 @@ _TODO = {
     PREDICTED: "see the lines; ask it by hand, with the instances of the golden sample",
     _STOP: "end with 0 after SIGTERM, when the requests that are under way are answered",
     _OUTPUT: "print a line for what happens, not for each step, and look for a loop that fails and tries again",
-    _WRITES: "write below /tmp, or to a volume",
+    _WRITES: "let the server write below /tmp: set the variable or option that names its folder for caches or logs",
 }
 
 
@@ -63,6 +64,8 @@ class Patience:
     """How long a container without a health route is seen to stay up."""
     output: int = 16 << 20
     """Bytes that it may print."""
+    memory: int | None = None
+    """Bytes of memory that it may use; None for three quarters of what the engine's machine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,9 @@ class Trial:
         if self.serving.output.flooded:
             return self._flood()
         code = self.serving.ended() or 0
-        how = "was killed for want of memory" if self.serving.out_of_memory() else f"ended with {_coded(code)}"
+        limit = self.serving.out_of_memory()
+        memory = f"was killed for using more than {(limit or 0) / 2**20:.0f} MiB of memory, its limit"
+        how = f"ended with {_coded(code)}" if limit is None else memory
         return self._fault(_STARTUP, f"the container {how} {when}")
 
     def _flood(self) -> Finding:

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from envbuild.engine.container import run_file
+from envbuild.engine.image import find_image
+from envbuild.engine.inside import look_inside
 from envbuild.engine.load import load_into
 from envbuild.errors import VerifyError
 from envbuild.manifest.artifact import Golden
@@ -138,22 +141,68 @@ GOOD = [("serve-health", True), ("serve-golden", True), ("serve-stop", True)]
 
 SECLUDED = """
 import socket
-assert os.getuid() == 4711
-for path in ("/x", "/opt/env/x"):
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+assert [int(status[it], 16) for it in ("CapEff", "CapPrm", "CapBnd")] == [0, 0, 0], status
+assert status["NoNewPrivs"].strip() == "1", status
+for path in ("/x", "/opt/env/x", "/etc/x"):
     try: open(path, "w"); sys.exit(9)
     except OSError: pass
-open("/tmp/x", "w").close()
+for path in ("/tmp/x", "/var/tmp/x", *["/run/x"] * (os.getuid() == 0)): open(path, "w").close()
 try: socket.create_connection(("192.0.2.1", 80), 1); sys.exit(8)
 except OSError as error: assert error.errno == 101, error
+assert os.listdir("/sys/class/net") == ["lo"]
 """
-"""It is its image's own user, has no network, and can write to /tmp alone."""
+"""It has no network and no capability, can gain none, and writes to its folders in memory alone."""
 
 
-def test_a_server_that_serves_passes_as_its_own_user_without_network_or_a_root_that_can_be_written(attempt, train):
-    found = attempt(served(train, start=SECLUDED))
+def as_user(image: Image, user: str) -> Image:
+    value = json.loads(image.config)
+    value["config"]["User"] = user
+    config = canonical_json(value)
+    return Image(manifest_bytes(config, image.layers, {}), config, image.layers)
+
+
+def test_a_server_that_serves_passes_confined_and_as_its_own_user(attempt, train):
+    found = attempt(served(train, start=f"assert os.getuid() == 4711\n{SECLUDED}"))
     assert ids(found) == GOOD, found
     assert found[1].says == "the model gives what was recorded: 1 output, 2 numbers, exactly"
     assert found[2].says.startswith("the container ended with 0, ")
+
+
+BOMB = """
+children = []
+try:
+    while len(children) < 6000:
+        children.append(os.fork())
+        if not children[-1]: signal.pause()
+    sys.exit("it may have any number of processes")
+except BlockingIOError:
+    for child in children: os.kill(child, 9)
+    for child in children: os.waitpid(child, 0)
+"""
+
+
+def test_root_in_the_container_has_no_more_and_a_fork_bomb_meets_the_limit(attempt, train):
+    found = attempt(as_user(served(train, start=f"assert os.getuid() == 0\n{SECLUDED}{BOMB}"), "0"))
+    assert ids(found) == GOOD, found
+
+
+@pytest.mark.parametrize("where", ["keep.append(b'x' * 2**20)", "file.write(b'x' * 2**20)"], ids=["memory", "tmp"])
+def test_a_server_that_takes_memory_without_end_is_killed_and_told(attempt, train, where):
+    start = f"keep = []\nfile = open('/tmp/x', 'wb')\nfor _ in range(4096): {where}"
+    with pytest.raises(VerifyError) as caught:
+        attempt(served(train, start=start), patience=dataclasses.replace(SOON, start=60, memory=256 << 20))
+    assert "was killed for using more than 256 MiB of memory, its limit" in caught.value.what
+
+
+def test_what_an_image_is_asked_for_its_environment_runs_just_so(engine, train):
+    heard: list[str] = []
+    image = find_image(engine.client, "gate:train", reporter([]))
+    program = f"import os, sys\n{SECLUDED}\nimport beside.it\nopen(sys.argv[2], 'w').write('done')"
+    done = run_file(engine.client, image, program, (), python=None, heard=heard.append, beside={"beside/it.py": b""})
+    assert (done.code, done.result) == (0, b"done"), heard
+    assert look_inside(engine.client, image.id).machine == "x86_64"
+    assert engine.client.volumes.list() == []
 
 
 WRONG = {
@@ -236,16 +285,13 @@ def test_another_exit_code_is_a_warning_and_the_rest_holds(attempt, train):
     assert any("[serve-stop]" in line for line in told)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", ["start", "predict"])
-def test_a_server_that_writes_beside_its_program_is_tried_again_where_it_may_and_told(attempt, train, step):
-    image = served(train, **{step: "open('/writes', 'w')"})
-    value = json.loads(image.config)
-    value["config"]["User"] = "0"
-    config = canonical_json(value)
-    found = attempt(Image(manifest_bytes(config, train.layers, {}), config, train.layers))
-    assert ids(found) == [*GOOD, ("serve-writes", False)]
-    assert found[3].severity == "note"
+def test_a_server_that_writes_beside_its_program_is_refused_and_told_where_it_may(attempt, train, step):
+    with pytest.raises(VerifyError) as caught:
+        attempt(as_user(served(train, **{step: "open('/writes', 'w')"}), "0"))
+    assert "Read-only file system: '/writes'" in caught.value.what
+    assert "[serve-writes]" in caught.value.what
+    assert "let the server write below /tmp" in caught.value.what
 
 
 @pytest.mark.slow

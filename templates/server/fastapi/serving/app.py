@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from serving import instances, tensors
 from serving.arrays import Refused, written
+from serving.description import description
 from serving.model import Model
 from serving.settings import Settings
 from serving.told import LOG, Metrics, log
@@ -51,6 +52,7 @@ class Routes:
         return [
             ("GET", self.settings.health_route, self.health, "health"),
             ("POST", self.settings.predict_route, self.predict, "predict"),
+            ("GET", "/openapi.json", self.describe, "openapi"),
             ("GET", "/v1/models", partial(self.say, {"models": [self.name]}), "v1_models"),
             ("GET", v1, self.model_ready, "v1_ready"),
             ("POST", f"{v1}:predict", self.predict, "v1_predict"),
@@ -85,6 +87,11 @@ class Routes:
             raise Refused("the model is not loaded yet", 503)
         return _json(tensors.described(self.name, model.platform, model.inputs, model.outputs))
 
+    async def describe(self, _: Request) -> Response:
+        """Answer the OpenAPI description."""
+        model = self.worker.model
+        return _json(description(self.settings, model.inputs if model else ()))
+
     async def predict(self, request: Request) -> Response:
         """Answer instances with predictions."""
         body = await self._body(request)
@@ -92,7 +99,7 @@ class Routes:
         def work(model: Model) -> bytes:
             inputs = instances.decoded(body, model.inputs, self.settings.most_rows)
             rows = next(iter(inputs.values())).shape[0]
-            return instances.encoded(self.worker.predict(model, inputs), rows)
+            return instances.encoded(self.worker.predict(model, inputs), rows, self.settings.most_answer_bytes)
 
         return _whole(await self.worker.run(work))
 
@@ -104,7 +111,8 @@ class Routes:
 
         def work(model: Model) -> bytes:
             asked = tensors.decoded(body, model.inputs, self.settings.most_rows)
-            return tensors.encoded(self.name, asked, self.worker.predict(model, asked.inputs))
+            outputs = self.worker.predict(model, asked.inputs)
+            return tensors.encoded(self.name, asked, outputs, self.settings.most_answer_bytes)
 
         return _whole(await self.worker.run(work))
 
@@ -164,7 +172,9 @@ async def _answered(handler: Handler, request: Request) -> Response:
 async def _other(_: Request, error: Exception) -> Response:
     """Answer for a path or method that is none, in the protocols' form."""
     assert isinstance(error, HTTPException)
-    return _json({"error": str(error.detail)}, error.status_code)
+    response = _json({"error": str(error.detail)}, error.status_code)
+    response.headers.update(error.headers or {})  # which methods there are
+    return response
 
 
 def _metrics(metrics: Metrics) -> Handler:

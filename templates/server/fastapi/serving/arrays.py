@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,18 @@ SPECIAL = {word: Special(word) for word in ("NaN", "Infinity", "-Infinity")}
 """What JSON has no number for, by the words that the JSON form of Protocol Buffers has for it."""
 LONGEST = 20
 """Characters of the longest integer that a type of 64 bits holds, -2**63 or 2**64 - 1."""
+LONG = re.compile("(?<![0-9.])[0-9]{19}")
+"""The beginning of an integer that 64 bits may not hold; to read one of a million digits takes Python minutes."""
+MOST_DIMENSIONS = 32
+"""What NumPy 1 has; NumPy 2 has 64."""
+MOST_TENSORS = 1024
+"""Inputs of a request to a model that does not say what it takes."""
+LISTS = 10_000
+"""Lists and objects of a body that are never too many; of more, each is to be worth what it costs to read."""
+PART = 65536
+"""Values that are written at a time, so that a response that becomes too large is given up early."""
+LEAST = {"f": 4, "b": 5}
+"""Bytes of the shortest value with its comma, by the kind of an array: `0.0,` and `true,`; else two, as in `0,`."""
 WHOLE = 2**53
 """From here on not each whole number has a float64."""
 
@@ -48,6 +61,9 @@ class Tensor:
 
 def parsed(body: bytes) -> dict[str, Any]:
     """Read a body that is to be a JSON object."""
+    lists = body.count(b"[") + body.count(b"{")
+    if lists > max(LISTS, len(body) // 8):
+        raise Refused(f"the body has {lists} lists and objects, more than one for every 8 bytes")
     try:
         value = _loaded(body)
     except (ValueError, RecursionError):
@@ -72,11 +88,38 @@ def written(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
+def check_size(arrays: Iterable[np.ndarray], most: int) -> None:
+    """Refuse, before anything is written, what cannot be written in `most` bytes."""
+    least = 0
+    for array in arrays:
+        least += array.size * LEAST.get(array.dtype.kind, 2)
+        if least <= most and array.dtype.kind == "O":
+            least += sum(map(len, array.ravel().tolist()))
+        if least > most:
+            raise _too_large(most)
+
+
+def joined(parts: Iterable[bytes], most: int) -> bytes:
+    """Join the parts of a response; Refused as soon as they have more than `most` bytes."""
+    found, size = [], 0
+    for part in parts:
+        size += len(part)
+        if size > most:
+            raise _too_large(most)
+        found.append(part)
+    return b"".join(found)
+
+
+def _too_large(most: int) -> Refused:
+    limit = f"more than {most} bytes, the most that is sent (ENVBUILD_MAX_RESPONSE_BYTES)"
+    return Refused(f"the response would have {limit}: ask for fewer rows, or by protocol v2 for fewer outputs")
+
+
 def array_of(value: Any, dtype: str | None, name: str) -> np.ndarray:
     """Make an array of numbers or strings, exactly of this type; Refused where that would change a value."""
     if dtype == BYTES:
         return _strings(value, name)
-    found = _numbers(value, name)
+    found, values = _numbers(value, name)
     if dtype is None:
         return _float(found, np.dtype("float32"), name) if found.dtype.kind == "f" else found
     wanted = np.dtype(dtype)
@@ -84,7 +127,7 @@ def array_of(value: Any, dtype: str | None, name: str) -> np.ndarray:
         if wanted.kind != found.dtype.kind:
             raise Refused(f"input {name!r} takes {dtype}: true and false are no numbers")
         return found
-    return _whole(found, value, wanted, name) if wanted.kind in "iu" else _float(found, wanted, name)
+    return _whole(found, values, wanted, name) if wanted.kind in "iu" else _float(found, wanted, name)
 
 
 def check_shape(array: np.ndarray, tensor: Tensor) -> None:
@@ -113,10 +156,8 @@ def plain(array: np.ndarray) -> Any:
 
 
 def _loaded(body: bytes) -> Any:
-    try:
-        return json.loads(body, parse_constant=SPECIAL.__getitem__)
-    except ValueError:  # no JSON, or an integer of more digits than Python reads
-        return json.loads(body, parse_constant=SPECIAL.__getitem__, parse_int=_integer)
+    text = body.decode("utf-8-sig")
+    return json.loads(text, parse_constant=SPECIAL.__getitem__, parse_int=_integer if LONG.search(text) else None)
 
 
 def _integer(digits: str) -> float:
@@ -126,39 +167,49 @@ def _integer(digits: str) -> float:
     return float(digits)
 
 
-def _numbers(value: Any, name: str) -> np.ndarray:
+def _numbers(value: Any, name: str) -> tuple[np.ndarray, list[Any]]:
+    """Return an array of numbers, and the same numbers in a row as JSON had them.
+
+    NumPy first gets them as objects. For a list with one long string it would reserve that length for each value.
+    """
     try:
-        found = np.array(value)
-        if found.dtype.kind in "UO":
-            value = _mapped(value, _number)
-            found = np.array(value)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        objects = np.array(value, dtype=object)
+        values = objects.ravel().tolist()
+        kinds = set(map(type, values))
+        if str in kinds:
+            values = [SPECIAL[it] if type(it) is str else it for it in values]
+    except (ValueError, KeyError):
         raise _no_numbers(name) from None
+    if not kinds <= {bool, int, float, str, Special}:
+        raise _no_numbers(name)
+    if bool in kinds and len(kinds) > 1:
+        raise Refused(f"input {name!r} has both numbers and true or false")
+    check_rank(objects.ndim, name)
+    found = np.array(values).reshape(objects.shape)
     if found.dtype.kind not in "biuf":
         raise _no_numbers(name)
-    infinite = np.isinf(found)
-    if infinite.any() and not all(isinstance(it, Special) for it in np.array(value, dtype=object)[infinite]):
+    if not all(isinstance(values[at], Special) for at in np.flatnonzero(np.isinf(found))):
         raise Refused(f'input {name!r} has a number too large for any type; an infinity is the word "Infinity"')
-    return found
+    return found, values
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, str):
-        return SPECIAL[value]
-    return _integer(str(value)) if type(value) is int else value
+def check_rank(rank: int, name: str) -> None:
+    """Refuse more dimensions than every release of NumPy has."""
+    if rank > MOST_DIMENSIONS:
+        raise Refused(f"input {name!r} has {rank} dimensions, and a tensor may have {MOST_DIMENSIONS}")
 
 
 def _no_numbers(name: str) -> Refused:
     return Refused(f"input {name!r} is to be numbers, in rows of the same length")
 
 
-def _whole(found: np.ndarray, value: Any, wanted: np.dtype, name: str) -> np.ndarray:
+def _whole(found: np.ndarray, values: list[Any], wanted: np.dtype, name: str) -> np.ndarray:
     limits = np.iinfo(wanted)
     refused = Refused(f"input {name!r} takes {wanted.name}: whole numbers from {limits.min} to {limits.max}")
     if found.dtype.kind == "f":  # so are numbers below zero and above 2**63 together, whose last digits are lost then
-        found = np.array(value, dtype=object)
-        if not all(map(_is_whole, found.flat)):
+        if not all(map(_is_whole, values)):
             raise refused
+        found = np.array(values, dtype=object).reshape(found.shape)
     if found.size and not (limits.min <= int(found.min()) and int(found.max()) <= limits.max):
         raise refused
     return found.astype(wanted)
@@ -183,6 +234,7 @@ def _strings(value: Any, name: str) -> np.ndarray:
         if len(lengths) > 1:
             raise Refused(f"input {name!r} has rows of different lengths")
         shape.append(lengths.pop())
+        check_rank(len(shape), name)
         level = [it for row in level for it in row]
     array = np.empty(len(level), dtype=object)
     array[:] = [_bytes(it, name) for it in level]

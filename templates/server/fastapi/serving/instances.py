@@ -6,12 +6,25 @@ object of values by the names of the inputs; a prediction is the value of the on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from serving.arrays import Refused, Tensor, array_of, check_shape, parameters_of, parsed, plain, written
+from serving.arrays import (
+    MOST_TENSORS,
+    PART,
+    Refused,
+    Tensor,
+    array_of,
+    check_shape,
+    check_size,
+    joined,
+    parameters_of,
+    parsed,
+    plain,
+    written,
+)
 
 
 def decoded(body: bytes, inputs: Sequence[Tensor], most_rows: int) -> dict[str, np.ndarray]:
@@ -33,16 +46,25 @@ def decoded(body: bytes, inputs: Sequence[Tensor], most_rows: int) -> dict[str, 
     return arrays
 
 
-def encoded(outputs: Mapping[str, np.ndarray], rows: int) -> bytes:
+def encoded(outputs: Mapping[str, np.ndarray], rows: int, most_bytes: int) -> bytes:
     """Return the answer, a prediction for each instance."""
     for name, array in outputs.items():
         if array.ndim == 0 or array.shape[0] != rows:
             shape = list(array.shape)
             raise Refused(f"output {name!r} has shape {shape}, no row for each instance: ask for it by protocol v2")
-    columns = {name: plain(array) for name, array in outputs.items()}
-    if len(columns) == 1:
-        return written({"predictions": next(iter(columns.values()))})
-    return written({"predictions": [{name: column[at] for name, column in columns.items()} for at in range(rows)]})
+    check_size(outputs.values(), most_bytes)
+    return joined(_parts(outputs, rows), most_bytes)
+
+
+def _parts(outputs: Mapping[str, np.ndarray], rows: int) -> Iterator[bytes]:
+    """Write some rows at a time."""
+    step = max(1, PART * rows // max(1, sum(it.size for it in outputs.values())))
+    yield b'{"predictions":['
+    for at in range(0, rows, step):
+        columns = [plain(array[at : at + step]) for array in outputs.values()]
+        found = columns[0] if len(columns) == 1 else [dict(zip(outputs, row)) for row in zip(*columns)]  # noqa: B905
+        yield (b"," if at else b"") + written(found)[1:-1]
+    yield b"]}"
 
 
 def _columns(instances: list[Any], names: list[str]) -> dict[str, list[Any]]:
@@ -55,9 +77,12 @@ def _columns(instances: list[Any], names: list[str]) -> dict[str, list[Any]]:
     if not all(named):
         raise Refused(f"instance {named.index(False)} is no object of inputs, and others are")
     known = names or list(instances[0])
+    if len(known) > max(len(names), MOST_TENSORS):
+        raise Refused(f"instance 0 has {len(known)} inputs, and a request may have {MOST_TENSORS}")
+    known_names = set(known)
     for at, instance in enumerate(instances):
         missing = [name for name in known if name not in instance]
-        unknown = [name for name in instance if name not in known]
+        unknown = [name for name in instance if name not in known_names]
         if missing or unknown:
             wrong = f"no input {missing[0]!r}" if missing else f"an input {unknown[0]!r}"
             raise Refused(f"instance {at} has {wrong}, and the model takes {_listed(known)}")

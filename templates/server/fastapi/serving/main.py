@@ -10,6 +10,7 @@ from types import FrameType
 import uvicorn
 
 from serving.app import create_app
+from serving.connections import connection_limit, protocol
 from serving.settings import Settings, Unusable, read_settings
 from serving.told import LOG, Metrics, log, log_in_json
 from serving.worker import Worker
@@ -38,6 +39,10 @@ class Server(uvicorn.Server):
         """End when it is time, or when there is nothing to serve; uvicorn asks ten times a second."""
         if self._worker.failed or (self._worker.draining and time.monotonic() >= self._until):
             self.should_exit = True
+        if counter % 10 == 0:
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                connection.check_time(now)
         return await super().on_tick(counter)
 
 
@@ -55,6 +60,10 @@ def main() -> int:
         create_app(settings, worker, metrics),
         host="0.0.0.0",  # noqa: S104 - as Vertex AI asks for it
         port=settings.port,
+        http=protocol(settings),  # the same in every environment, whether or not httptools is there
+        ws="none",
+        # asyncio accepts as many connections at once before any of them can be closed again
+        backlog=max(1, connection_limit(settings.most_connections) // 2),
         log_config=None,
         access_log=False,
         server_header=False,

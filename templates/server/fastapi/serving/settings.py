@@ -30,6 +30,12 @@ class Settings:
     """Rows that one request may hold."""
     most_bytes: int = 1_500_000
     """Bytes of one request's body, as Vertex AI's shared endpoints take them."""
+    most_answer_bytes: int = 32 << 20
+    """Bytes of one response's body."""
+    most_connections: int = 512
+    """Connections that are open at a time."""
+    request_seconds: float = 30.0
+    """How long a client may take to send a request, headers and body, and then to take the response."""
     workers: int = 1
     """Predictions that run at the same time; a framework uses several cores for each."""
     most_waiting: int = 256
@@ -49,6 +55,9 @@ NAMES = {
     "model_name": "ENVBUILD_MODEL_NAME",
     "most_rows": "ENVBUILD_MAX_BATCH",
     "most_bytes": "ENVBUILD_MAX_BYTES",
+    "most_answer_bytes": "ENVBUILD_MAX_RESPONSE_BYTES",
+    "most_connections": "ENVBUILD_MAX_CONNECTIONS",
+    "request_seconds": "ENVBUILD_REQUEST_SECONDS",
     "workers": "ENVBUILD_WORKERS",
     "most_waiting": "ENVBUILD_MAX_WAITING",
     "drain_seconds": "ENVBUILD_DRAIN_SECONDS",

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from serving.arrays import BYTES, Refused, Tensor, array_of, check_shape, parameters_of, parsed, plain, written
+from serving.arrays import (
+    BYTES,
+    MOST_TENSORS,
+    PART,
+    Refused,
+    Tensor,
+    array_of,
+    check_rank,
+    check_shape,
+    check_size,
+    joined,
+    parameters_of,
+    parsed,
+    plain,
+    written,
+)
 
 DATATYPES = {
     "BOOL": "bool",
@@ -19,6 +34,8 @@ DATATYPES = {
 }
 """The protocol's types ("Tensor Data Types"), by NumPy's names."""
 NAMES = {name: datatype for datatype, name in DATATYPES.items()}
+MOST_EMPTY = 1 << 20
+"""Product of the other dimensions of a tensor that has one of length 0: a model may make values from its shape."""
 NO_BINARY = "the binary tensor data extension is not spoken here: send and ask for tensors as JSON"
 
 
@@ -41,6 +58,8 @@ def decoded(body: bytes, inputs: Sequence[Tensor], most_rows: int) -> Request:
         raise Refused('"id" is to be a string')
     _check_parameters(value)
     specs = {it.name: it for it in inputs}
+    if len(value["inputs"]) > max(len(specs), MOST_TENSORS):
+        raise Refused(f"there are {len(value['inputs'])} inputs, and a request may have {MOST_TENSORS}")
     arrays: dict[str, np.ndarray] = {}
     for item in value["inputs"]:
         name, array = _input(item, specs)
@@ -54,16 +73,29 @@ def decoded(body: bytes, inputs: Sequence[Tensor], most_rows: int) -> Request:
     return Request(inputs=arrays, outputs=_wanted(value.get("outputs")), id=value.get("id"))
 
 
-def encoded(model_name: str, request: Request, outputs: Mapping[str, np.ndarray]) -> bytes:
+def encoded(model_name: str, request: Request, outputs: Mapping[str, np.ndarray], most_bytes: int) -> bytes:
     """Write an inference response."""
     for name in request.outputs:
         if name not in outputs:
             raise Refused(f"the model has no output {name!r}; it has {', '.join(map(repr, outputs))}")
-    answer: dict[str, Any] = {"model_name": model_name}
-    if request.id is not None:
-        answer["id"] = request.id
-    answer["outputs"] = [_output(name, outputs[name]) for name in request.outputs or outputs]
-    return written(answer)
+    wanted = {name: outputs[name] for name in request.outputs or outputs}
+    check_size(wanted.values(), most_bytes)
+    return joined(_parts(model_name, request.id, wanted), most_bytes)
+
+
+def _parts(model_name: str, request_id: str | None, outputs: Mapping[str, np.ndarray]) -> Iterator[bytes]:
+    """Write some values at a time."""
+    head = {"model_name": model_name, **({} if request_id is None else {"id": request_id})}
+    yield written(head)[:-1] + b',"outputs":['
+    for number, (name, array) in enumerate(outputs.items()):
+        dtype = BYTES if array.dtype.kind in "OSU" else array.dtype.name
+        about = {"name": name, "shape": list(array.shape), "datatype": datatype_of(dtype)}
+        yield (b"," if number else b"") + written(about)[:-1] + b',"data":['
+        flat = array.reshape(-1)
+        for at in range(0, flat.size, PART):
+            yield (b"," if at else b"") + written(plain(flat[at : at + PART]))[1:-1]
+        yield b"]}"
+    yield b"]}"
 
 
 def described(model_name: str, platform: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any]:
@@ -89,13 +121,13 @@ def _input(item: Any, specs: Mapping[str, Tensor]) -> tuple[str, np.ndarray]:
     if specs and name not in specs:
         raise Refused(f"the model has no input {name!r}; it takes {', '.join(map(repr, specs))}")
     spec = specs.get(name, Tensor(name))
-    datatype = str(item.get("datatype"))
-    dtype = DATATYPES.get(datatype)
-    if dtype is None:
-        raise Refused(f"input {name!r} has the datatype {datatype!r}, which is none of {', '.join(DATATYPES)}")
+    datatype = item.get("datatype")
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        given = repr(datatype) if isinstance(datatype, str) else "no text"
+        raise Refused(f"input {name!r} has the datatype {given}, which is none of {', '.join(DATATYPES)}")
     if spec.dtype and datatype_of(spec.dtype) != datatype:
         raise Refused(f"input {name!r} is {datatype}, and the model takes {datatype_of(spec.dtype)}")
-    array = _shaped(array_of(item.get("data"), dtype, name), item.get("shape"), name)
+    array = _shaped(array_of(item.get("data"), DATATYPES[datatype], name), item.get("shape"), name)
     check_shape(array, spec)
     return name, array
 
@@ -104,18 +136,16 @@ def _shaped(array: np.ndarray, shape: Any, name: str) -> np.ndarray:
     """Give an array its shape; data may be flat or nested ("Tensor Data"), and nested has to be of that shape."""
     if not isinstance(shape, list) or not all(type(it) is int and it >= 0 for it in shape):
         raise Refused(f"input {name!r} has no shape, a list of whole numbers")
-    count = 1
+    check_rank(len(shape), name)
+    count = filled = 1
     for length in shape:
         count *= length
+        filled *= max(length, 1)
+        if filled > max(array.size, MOST_EMPTY):
+            raise Refused(f"input {name!r} has a shape of more values than its data, which has {array.size}")
     if array.size != count or (array.ndim > 1 and list(array.shape) != shape):
         raise Refused(f"input {name!r} has the shape {shape}, and data of the shape {list(array.shape)}")
     return array.reshape(shape)
-
-
-def _output(name: str, array: np.ndarray) -> dict[str, Any]:
-    dtype = BYTES if array.dtype.kind in "OSU" else array.dtype.name
-    shape = list(array.shape)
-    return {"name": name, "shape": shape, "datatype": datatype_of(dtype), "data": plain(array.reshape(-1))}
 
 
 def _wanted(outputs: Any) -> tuple[str, ...]:
@@ -125,7 +155,10 @@ def _wanted(outputs: Any) -> tuple[str, ...]:
         if not isinstance(item, dict) or not isinstance(item.get("name"), str):
             raise Refused('"outputs" is to be a list of objects with a name')
         _check_parameters(item)
-    return tuple(it["name"] for it in outputs)
+    names = tuple(it["name"] for it in outputs)
+    if len(set(names)) < len(names):
+        raise Refused('"outputs" names an output twice')
+    return names
 
 
 def _check_parameters(value: Mapping[str, Any]) -> None:
