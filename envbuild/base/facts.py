@@ -1,17 +1,20 @@
-"""What is known of a base without reading its layers again, from an earlier run on this machine and from no other."""
+"""What is known of a base without reading its layers again: from an earlier run here, or as a registry claims it."""
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from envbuild.files import write_whole
 from envbuild.lock.model import Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
+from envbuild.trust import Claim
 
-_FORMAT = 4
+T = TypeVar("T")
+FORMAT = 4
 """Raised whenever other facts would be read from the same bytes."""
 _SHAPES = {
     "python": re.compile(r"3\.\d+\.\d+(?:(?:a|b|rc)\d+)?\Z"),
@@ -21,6 +24,16 @@ _SHAPES = {
     "distribution": re.compile(r"[^\x00-\x1f\x7f]{0,99}\Z"),
 }
 """What is read from a base ends up in an environment's files and on terminals."""
+
+
+class SharedFacts(Protocol):
+    """What the repository that is pushed to says; see `envbuild.registry.SharedCache`."""
+
+    def get(self, key: Digest, decode: Callable[[Any], T]) -> Claim[T] | None:
+        """The fact under a key; None where there is none that `decode` accepts."""
+
+    def put(self, key: Digest, value: Any) -> None:
+        """Take a fact to share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +55,27 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class KnownFacts:
-    """Remembers in a folder of this machine."""
+    """Remembers in a folder of this machine, and asks the repository that is pushed to."""
 
     folder: Path
+    shared: SharedFacts | None = None
 
     def facts(self, image: Digest) -> Facts | None:
-        """What is known of a base's files."""
-        return _facts(self._read(f"{image.hex}-{_FORMAT}.json"))
+        """What is known of a base's files.
+
+        A claim is used without proof, and kept nowhere: who can falsify it can falsify the repository's layers too.
+        """
+        key, here = _key(image), _facts(self._read(f"{image.hex}-{FORMAT}.json"))
+        if here and self.shared:
+            self.shared.put(key, asdict(here))
+        claim = self.shared.get(key, _decode) if self.shared and not here else None
+        return claim.value if claim else here
 
     def remember(self, image: Digest, facts: Facts) -> None:
-        """Keep what was read."""
-        self._write(f"{image.hex}-{_FORMAT}.json", asdict(facts))
+        """Keep what was read here, and share it."""
+        self._write(f"{image.hex}-{FORMAT}.json", asdict(facts))
+        if self.shared:
+            self.shared.put(_key(image), asdict(facts))
 
     def mirror_of(self, digest: Digest) -> str:
         """The name that a mirrored manifest was copied from; empty where it is not known."""
@@ -71,6 +94,16 @@ class KnownFacts:
 
     def _write(self, name: str, value: Any) -> None:
         write_whole(self.folder / name, canonical_json(value))
+
+
+def _key(image: Digest) -> Digest:
+    return Digest.of(canonical_json(["base facts", FORMAT, str(image)]))
+
+
+def _decode(value: Any) -> Facts:
+    if found := _facts(value):
+        return found
+    raise ValueError("it does not say Python, glibc and interpreter of a base")
 
 
 def _facts(value: Any) -> Facts | None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from envbuild.assemble import LayerResult
+from envbuild.base.facts import FORMAT
 from envbuild.cli import commands
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
@@ -219,16 +220,30 @@ def test_a_false_fact_is_a_warning_and_is_found_out_here(site, kind):
     assert "Traceback" not in site.stderr
 
 
-def test_what_a_base_has_is_asked_of_nobody(site):
-    """On 839437c the false version stands in the image's pyvenv.cfg, and the exit code is 0."""
-    image = image_of_trees(BASE)
-    facts = {"python": "3.11.99", "glibc": "2.36", "python_path": "/tmp/python3.11", "distribution": "", "interpreter": "0" * 64}  # fmt: skip
+def falsify_base(site, *, python: Any = "3.11.99") -> None:
+    facts = {"python": python, "glibc": "2.36", "python_path": "/tmp/python3.11", "distribution": "", "interpreter": "0" * 64}  # fmt: skip
+    key = Digest.of(canonical_json(["base facts", FORMAT, str(image_of_trees(BASE).digest)]))
     with SharedCache(site.target) as shared:
-        for number in (3, 4):
-            shared.put(Digest.of(canonical_json(["base facts", number, str(image.digest)])), facts)
+        shared.put(key, facts)
         shared.publish({})
     site.hide_environment()
+
+
+def test_a_false_version_of_a_base_is_kept_by_nobody(site):
+    """On 839437c it was written into the cache, and stood in the pyvenv.cfg of all later images of that machine."""
+    falsify_base(site)
+    assert site.built("victim")["digest"] != site.digest, "whoever may push can falsify layers too"
+    assert site.built("victim", "--no-remote-cache")["digest"] == site.digest
+    assert site.built("third", repository="/other")["digest"] == site.digest
+    falsify_base(site)
+    assert site.built("second")["digest"] != site.digest
+    assert site.built("second", "--sign", str(key_pair(site.folder)[0]))["digest"] == site.digest
+
+
+def test_a_version_of_a_base_that_is_none_is_a_warning(site):
+    falsify_base(site, python=["3.11.2"])
     assert site.built("victim")["digest"] == site.digest
+    assert "is not usable: it does not say Python, glibc and interpreter of a base; it is ignored" in site.stderr
 
 
 def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
