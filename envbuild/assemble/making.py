@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from envbuild.assemble.cache import LayerCache
+from envbuild.assemble.cache import CachedLayer, LayerCache
 from envbuild.assemble.source import OpenWheels, Wheels
 from envbuild.errors import BuildError
 from envbuild.lock.model import LockedWheel
@@ -137,7 +137,8 @@ class Maker:
             return _layer(order, known, partial(self._remade, order, known), "registry", None)
         found = cached or self.cache.make(order.key, partial(self.write, order))
         self.results[order.key] = found.result
-        return _layer(order, found.result, partial(_open, found.path), "cache" if found.reused else "", found.path)
+        opener = partial(self._intact, order, found) if found.reused else partial(_open, found.path)
+        return _layer(order, found.result, opener, "cache" if found.reused else "", found.path)
 
     def write(self, order: LayerOrder, sink: BinaryIO) -> LayerResult:
         """Write the bytes of a layer."""
@@ -176,6 +177,10 @@ class Maker:
             return None
         self.opened.learn(answer.true, answer.prints)
         return answer.result
+
+    def _intact(self, order: LayerOrder, found: CachedLayer) -> BinaryIO:
+        """Open a layer of the cache after its bytes were read; a damaged one is made again."""
+        return _open(found.path) if self.cache.is_intact(found) else self._remade(order, found.result)
 
     def _remade(self, order: LayerOrder, expected: LayerResult) -> BinaryIO:
         """Open a layer that the image counts on and nobody has any more: make it, and see that it is the one."""

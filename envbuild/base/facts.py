@@ -1,15 +1,13 @@
 """What is known of a base without reading its layers again, from an earlier run on this machine and from no other."""
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild.files import write_whole
+from envbuild.cache import read_entry, write_entry
 from envbuild.lock.model import Target
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import canonical_json
 
 _FORMAT = 4
 """Raised whenever other facts would be read from the same bytes."""
@@ -48,39 +46,28 @@ class KnownFacts:
 
     def facts(self, image: Digest) -> Facts | None:
         """What is known of a base's files."""
-        return _facts(self._read(f"{image.hex}-{_FORMAT}.json"))
+        return read_entry(self.folder, f"{image.hex}-{_FORMAT}.json", _facts)
 
     def remember(self, image: Digest, facts: Facts) -> None:
         """Keep what was read."""
-        self._write(f"{image.hex}-{_FORMAT}.json", asdict(facts))
+        write_entry(self.folder, f"{image.hex}-{_FORMAT}.json", asdict(facts))
 
     def mirror_of(self, digest: Digest) -> str:
         """The name that a mirrored manifest was copied from; empty where it is not known."""
-        found = self._read(f"{digest.hex}-mirror.json")
-        return found if isinstance(found, str) and _is_name(found) else ""
+        return read_entry(self.folder, f"{digest.hex}-mirror.json", _name) or ""
 
     def remember_mirror(self, digest: Digest, name: str) -> None:
         """Keep where a mirrored manifest was copied from."""
-        self._write(f"{digest.hex}-mirror.json", name)
-
-    def _read(self, name: str) -> Any | None:
-        try:
-            return json.loads((self.folder / name).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-
-    def _write(self, name: str, value: Any) -> None:
-        write_whole(self.folder / name, canonical_json(value))
+        write_entry(self.folder, f"{digest.hex}-mirror.json", name)
 
 
-def _facts(value: Any) -> Facts | None:
-    """Read facts; None unless all of them look like facts."""
-    if not isinstance(value, dict) or value.keys() != _SHAPES.keys():
-        return None
-    if not all(isinstance(value[key], str) and shape.match(value[key]) for key, shape in _SHAPES.items()):
-        return None
+def _facts(value: Any) -> Facts:
+    if value.keys() != _SHAPES.keys() or not all(shape.match(value[key]) for key, shape in _SHAPES.items()):
+        raise ValueError("they do not look like facts of a base")
     return Facts(**value)
 
 
-def _is_name(text: str) -> bool:
-    return re.fullmatch(r"[\w./:-]{1,512}", text) is not None
+def _name(value: Any) -> str:
+    if not re.fullmatch(r"[\w./:-]{1,512}", value):
+        raise ValueError("it is no name of an image")
+    return str(value)
