@@ -60,9 +60,15 @@ def _kept(folder: Path) -> Interpreter | None:
     def decode(facts: Any) -> Interpreter:
         if {path: _sha256(folder / path) for path in _files(folder)} != facts["files"]:
             raise ValueError("its files are not what they were")
-        build, lacking = Build.from_dict(facts["build"]), tuple(map(str, facts["lacking"]))
-        command = _command(folder, str(facts["program"]))
-        return Interpreter(command=command, home=folder / "python", build=build, lacking=lacking)
+        texts = (facts["program"], *facts["build"].values(), *facts["lacking"])
+        if not all(isinstance(it, str) for it in texts) or f"python/bin/{texts[0]}" not in facts["files"]:
+            raise ValueError("what is noted of it is not what is noted of interpreters")
+        return Interpreter(
+            command=_command(folder, facts["program"]),
+            home=folder / "python",
+            build=Build.from_dict(facts["build"]),
+            lacking=tuple(facts["lacking"]),
+        )
 
     return read_entry(folder, _FACTS, decode)
 
