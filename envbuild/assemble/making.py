@@ -185,7 +185,9 @@ class Maker:
     def _remade(self, order: LayerOrder, expected: LayerResult) -> BinaryIO:
         """Open a layer that the image counts on and nobody has any more: make it, and see that it is the one."""
         with Maker.working(self.recipe, self.cache, self.wheels) as again:
-            found = again.cache.get(order.key) or again.cache.make(order.key, partial(again.write, order))
+            found = again.cache.get(order.key)
+            if found is None or not again.cache.is_intact(found):
+                found = again.cache.make(order.key, partial(again.write, order))
         if found.result != expected:
             what = f"the registry has another layer under {order.key} than these wheels give: {expected.digest}"
             todo = "build with --no-remote-cache, and find out who pushed it"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -48,14 +49,24 @@ def wheel_path(cache: Path, sha256: Digest) -> Path:
 
 
 def forget_damaged(cache: Path, sha256: Digest) -> bool:
-    """Remove a wheel from the cache that is not what it was when it was put there; whether it was removed."""
+    """Read a wheel of the cache, once in a run, and remove it if it is not what was put there; whether it was not."""
     path = wheel_path(cache, sha256)
     if not os.path.lexists(path):
         return False
-    with suppress(OSError), path.open("rb") as file:
-        if Digest.of_file(file)[0] == sha256:
+    with suppress(OSError):
+        state = path.stat()
+        if _digest(path, state.st_ino, state.st_ctime_ns) == sha256:
             return False
-    return remove(path)
+    _digest.cache_clear()
+    remove(path)  # in a cache that may only be read it stays, and is not used all the same
+    return True
+
+
+@cache
+def _digest(path: Path, _inode: int, _changed: int) -> Digest:
+    """The digest of a file that has not been written to since; nothing but the clock's owner can hide a change."""
+    with path.open("rb") as file:
+        return Digest.of_file(file)[0]
 
 
 def fetch(

@@ -41,6 +41,7 @@ _ALGORITHMS = frozenset({"sha256", "sha384", "sha512"})
 """Hashes that RECORD may use (binary distribution format: sha256 or better)."""
 _KINDS = {True: ("claims", Voucher.INDEX), False: ("facts", Voucher.LOCAL)}
 """Where facts are kept and who vouches for them: whether only an index has the wheel."""
+_TRUTHS = ("truths", Voucher.LOCAL)
 _UNLISTED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
 _NOT_A_WHEEL = (
     zipfile.BadZipFile,
@@ -105,17 +106,15 @@ class FactReader:
 
     def facts(self, wheel: WheelFile) -> WheelFacts | None:
         """The facts of a wheel; None where its server sends no ranges. LockError when it is no wheel."""
-        file = self._file(wheel)
-        kind, origin = _KINDS[file is None]
-        if known := self._kept(wheel, kind, _facts, origin):
+        known = self._kept(wheel, *_KINDS[self._file(wheel) is None], _facts)
+        if known:
             return known
-        if self._intact(wheel) != file:
-            return self.facts(wheel)
+        file = self._intact(wheel)
         try:
             found = _facts_of(wheel, file, self._client)
         except UnreadableError:
             return None
-        self._keep(wheel, kind, asdict(found), origin)
+        self._keep(wheel, *_KINDS[file is None], asdict(found))
         return found
 
     def modules(self, wheel: WheelFile) -> frozenset[str] | None:
@@ -146,18 +145,18 @@ class FactReader:
         """As `untruths`, but for a wheel of the cache only what was found out before."""
         if local_path(wheel.url) is not None:
             return self._untruth(wheel)
-        return self._kept(wheel, "truths", _text_of) or ""
+        return self._kept(wheel, *_TRUTHS, _text_of) or ""
 
     def _untruth(self, wheel: LockedWheel) -> str:
         if self._file(wheel) is None:
             return ""
-        known = self._kept(wheel, "truths", _text_of)
+        known = self._kept(wheel, *_TRUTHS, _text_of)
         if known is not None:
             return known
         if (file := self._intact(wheel)) is None:
             return ""
         found = _untruth_of(wheel, file, self._true.get(wheel.sha256, ()))
-        self._keep(wheel, "truths", found)
+        self._keep(wheel, *_TRUTHS, found)
         return found
 
     def all_facts(self, wheels: Sequence[WheelFile], told: Counted = lambda *_: None) -> list[WheelFacts | None]:
@@ -181,7 +180,7 @@ class FactReader:
     def false_claims(self, wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
         """The wheels in the cache that are not what an index said of them in its answers to range requests."""
         here = [wheel for wheel in wheels if self._file(wheel)]
-        claims = [(wheel, self._kept(wheel, "claims", _facts, Voucher.INDEX)) for wheel in here]
+        claims = [(wheel, self._kept(wheel, *_KINDS[True], _facts)) for wheel in here]
         false = [wheel for wheel, known in claims if known and self._differ(self.facts(wheel), known)]
         for wheel in false:
             if self._cache:
@@ -202,16 +201,14 @@ class FactReader:
 
     def _intact(self, wheel: WheelFile) -> Path | None:
         """The same, once all bytes of a file of the cache were read; a damaged one is removed."""
-        if self._cache and wheel.sha256:
-            forget_damaged(self._cache, wheel.sha256)
+        if self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256):
+            return local_path(wheel.url)
         return self._file(wheel)
 
-    def _kept(
-        self, wheel: WheelFile, kind: str, decode: Callable[[Any], T], origin: Voucher = Voucher.LOCAL
-    ) -> T | None:
+    def _kept(self, wheel: WheelFile, kind: str, origin: Voucher, decode: Callable[[Any], T]) -> T | None:
         return read_entry(self._cache, _name(wheel, kind), decode, origin) if self._cache and wheel.sha256 else None
 
-    def _keep(self, wheel: WheelFile, kind: str, value: Any, origin: Voucher = Voucher.LOCAL) -> None:
+    def _keep(self, wheel: WheelFile, kind: str, origin: Voucher, value: Any) -> None:
         if self._cache and wheel.sha256:
             write_entry(self._cache, _name(wheel, kind), value, origin)
 

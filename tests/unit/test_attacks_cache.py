@@ -24,6 +24,7 @@ from envbuild.oci.layout import write_layout
 from envbuild.trust import Voucher
 from tests.damage import DEEP, IMPOSSIBLE, Commands, Ran, damages, fresh_copy
 from tests.fakes.index import FakeIndex, serving
+from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import GLIBC, image_of_layers, layer_of_tree
 from tests.fakes.wheels import make_wheel
 from tests.unit.compiling import MINOR, VERSION
@@ -51,11 +52,18 @@ class Machine:
         self.digest = self.digest_of(self.build())
         fresh_copy(self.cache, self.good)
 
-    def build(self) -> Ran:
+    def build(self, *more: str | Path) -> Ran:
         """Build into a new layout."""
         shutil.rmtree(self.folder / "out", ignore_errors=True)
-        more = ("--base", self.folder / "base", "--bytecode", "--out", "out", "--json")
-        return self.commands.run(["from-manifest", self.site.manifest, *more], self.folder, self.env)
+        options = ("--base", self.folder / "base", "--bytecode", "--out", "out", "--json", *more)
+        return self.commands.run(["from-manifest", self.site.manifest, *options], self.folder, self.env)
+
+    def damage(self, *paths: Path, way: str = "bit in the middle", fresh: bool = True) -> None:
+        """Damage these files of the cache; if it is to be `fresh`, the others are as the first build left them."""
+        if fresh:
+            fresh_copy(self.good, self.cache)
+        for path in paths:
+            dict(damages(self.good / path))[way](self.cache / path)
 
     def digest_of(self, ran: Ran) -> str:
         """The digest of an image whose blobs all are what their names say."""
@@ -82,35 +90,30 @@ def is_entry(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("entries", [True, False], ids=["entries", "contents"])
-def test_damage_of_whole_files_gives_the_same_image_and_is_repaired(machine, entries):
-    """All entries are damaged at once, then all that they speak of, each in every way that a file can be damaged."""
+@pytest.mark.parametrize("way", ["bit", "folder", "deep"])
+def test_damage_of_many_files_gives_the_same_image_and_is_repaired(machine, entries, way):
+    """Entries are damaged all at once, or all that they speak of."""
     files = [path for path in machine.files() if is_entry(path) == entries]
-    kinds = {path.parts[0] for path in files}
-    assert kinds == (
-        {"layers", "notes", "facts", "claims", "bases", "bytecode", "interpreters"}
-        if entries
-        else {"wheels", "blobs", "bytecode", "interpreters"}
-    )
-    ways = ("bit at 0", "bit in the middle", "bit at the end", "empty", "deep", "folder", "dangling link", "unreadable")
-    for way in ways:
-        fresh_copy(machine.good, machine.cache)
-        for path in files:
-            found = dict(damages(machine.cache / path))
-            found[way](machine.cache / path)
-        assert machine.digest_of(machine.build()) == machine.digest, way
-    for path in machine.files():
-        if is_entry(path):
-            assert (machine.cache / path).read_bytes() == (machine.good / path).read_bytes(), path
+    kinds = {"layers", "notes", "facts", "claims", "bases"} if entries else {"wheels", "blobs"}
+    assert {path.parts[0] for path in files} == kinds | {"bytecode", "interpreters"}
+    for number, path in enumerate(files):
+        place = ("bit at 0", "bit in the middle", "bit at the end")[number % 3]
+        machine.damage(path, way=place if way == "bit" else way, fresh=not number)
+    assert machine.digest_of(machine.build()) == machine.digest
+    for path in filter(is_entry, machine.files()):
+        assert (machine.cache / path).read_bytes() == (machine.good / path).read_bytes(), path
 
 
-def test_each_kind_damaged_alone_gives_the_same_image(machine):
-    files = machine.files()
-    for kind in {(path.parts[0], path.suffix) for path in files}:
-        fresh_copy(machine.good, machine.cache)
-        for path in files:
-            if (path.parts[0], path.suffix) == kind:
-                dict(damages(machine.cache / path))["bit in the middle"](machine.cache / path)
-        assert machine.digest_of(machine.build()) == machine.digest, kind
+@pytest.mark.parametrize("kind", [("layers", ".json"), ("blobs", ""), ("bytecode", ".zip"), ("interpreters", "")])
+def test_a_kind_damaged_alone_gives_the_same_image(machine, kind):
+    files = [path for path in machine.files() if path.parts[0] == kind[0] and path.suffix in (kind[1], ".py", ".so")]
+    assert files
+    machine.damage(*files)
+    if kind[0] in ("bytecode", "interpreters"):  # which are not looked at where the layers are known
+        shutil.rmtree(machine.cache / "layers")
+    if kind[0] == "interpreters":
+        shutil.rmtree(machine.cache / "bytecode")
+    assert machine.digest_of(machine.build()) == machine.digest
 
 
 def folder_and_name(machine: Machine, path: Path) -> tuple[Path, str]:
@@ -142,16 +145,16 @@ def test_every_bit_of_every_entry_counts(machine):
 
 def test_impossible_values_under_a_right_checksum_are_not_found(machine):
     """Who writes entries as envbuild does, but with values that it never has."""
-    for number, value in enumerate(IMPOSSIBLE):
+    for turn in range(4):
         fresh_copy(machine.good, machine.cache)
-        for path in filter(is_entry, machine.files()):
+        for number, path in enumerate(filter(is_entry, machine.files()), turn):
             folder, name = folder_and_name(machine, path)
             origin = Voucher.INDEX if path.parts[0] == "claims" else Voucher.LOCAL
-            kept = read_entry(folder, name, origin=origin)
+            kept, value = read_entry(folder, name, origin=origin), IMPOSSIBLE[number * 3 % len(IMPOSSIBLE)]
             keys = sorted(kept) if isinstance(kept, dict) else []
-            changed = kept | {keys[number % len(keys)]: value} if keys and number % 2 else value
+            changed = kept | {keys[number % len(keys)]: value} if keys and turn % 2 else value
             write_entry(folder, name, changed, origin)
-        assert machine.digest_of(machine.build()) == machine.digest, value
+        assert machine.digest_of(machine.build()) == machine.digest
 
 
 def test_an_entry_answers_its_own_name_and_origin_alone(tmp_path):
@@ -176,22 +179,47 @@ def test_deep_nesting_under_a_right_checksum_is_no_traceback(tmp_path):
     assert read_entry(tmp_path, "x") is None
 
 
-def test_a_damaged_layer_and_wheel_are_told_once(machine):
-    fresh_copy(machine.good, machine.cache)
-    for path in (next(machine.cache.glob("blobs/sha256/*")), wheel_path(machine.cache, Digest.of(TOOL.data))):
-        dict(damages(path))["bit in the middle"](path)
+def test_damaged_layers_are_told_and_made_again_wherever_the_image_goes(machine):
+    layers = [path for path in machine.files() if path.parts[0] == "blobs"]
+    told = "a layer in the cache was damaged and is made again"
+    machine.damage(*layers)
     ran = machine.build()
-    assert machine.digest_of(ran) == machine.digest
-    assert ran.err.count("in the cache was damaged and is made again") == 1
-    fresh_copy(machine.good, machine.cache)
-    shutil.rmtree(machine.cache / "layers")
-    shutil.rmtree(machine.cache / "facts")
+    assert (machine.digest_of(ran), ran.err.count(told)) == (machine.digest, len(layers))
+    machine.damage(*layers)
+    ran = machine.build("--archive", "image.tar")
+    assert (ran.code, ran.err.count(told)) == (0, len(layers)), ran.err
+    machine.damage(*layers)
+    with FakeRegistry() as registry:
+        ran = machine.build("--push", f"{registry.host}/team/model:v1")
+        assert (ran.code, ran.err.count(told)) == (0, len(layers)), ran.err
+        machine.damage(*layers)
+        again = machine.build("--push", f"{registry.host}/team/model:v2", "--no-remote-cache")
+        assert (again.code, again.err.count(told)) == (0, 0), "what the registry has is not even read"
+    assert json.loads(ran.out)["digest"] == json.loads(again.out)["digest"] == machine.digest
+
+
+@pytest.mark.parametrize("way", ["bit in the middle", "folder", "cut", "dangling link"])
+def test_a_damaged_wheel_is_told_and_fetched_again(machine, way):
     path = wheel_path(machine.cache, Digest.of(TOOL.data))
-    path.unlink()
-    (path / "in it").mkdir(parents=True)
+    machine.damage(path.relative_to(machine.cache), way=way)
+    for name in ("layers", "notes"):
+        shutil.rmtree(machine.cache / name)
     ran = machine.build()
     assert machine.digest_of(ran) == machine.digest
+    assert ran.err.count(f"{TOOL.filename} in the cache was damaged and is fetched again") == 1
     assert path.read_bytes() == TOOL.data
+
+
+def test_a_damaged_wheel_in_a_folder_of_the_user_is_an_error_that_names_it(machine):
+    folder = machine.folder / "wheelhouse"
+    folder.mkdir()
+    for wheel in (TENSORFLOW, TOOL):
+        (folder / wheel.filename).write_bytes(wheel.data)
+    content = TOOL.data.index(b"tool") + 200
+    (folder / TOOL.filename).write_bytes(TOOL.data[:content] + b"#" + TOOL.data[content + 1 :])
+    ran = machine.build("--find-links", "wheelhouse", "--offline")
+    assert ran.code in (12, 13)
+    assert TOOL.filename in ran.err
 
 
 def test_an_interpreter_with_a_file_more_does_not_run(machine):
