@@ -28,7 +28,8 @@ class DebFiles:
 
     def path(self, package: SystemPackage) -> Path:
         """A package's file, verified as it was fetched; LockError where it cannot be had."""
-        self.fetch()
+        if not self._is_here(package):
+            self.fetch()
         return deb_path(self.cache, package.sha256)
 
     def fetch(self) -> None:
