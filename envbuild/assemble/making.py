@@ -180,17 +180,17 @@ class Maker:
 
     def _intact(self, order: LayerOrder, found: CachedLayer) -> BinaryIO:
         """Open a layer of the cache after its bytes were read; a damaged one is made again."""
-        return _open(found.path) if self.cache.is_intact(found) else self._remade(order, found.result)
+        return _open(found.path) if self.cache.is_intact(found) else self._remade(order, found.result, "the cache")
 
-    def _remade(self, order: LayerOrder, expected: LayerResult) -> BinaryIO:
+    def _remade(self, order: LayerOrder, expected: LayerResult, where: str = "the registry") -> BinaryIO:
         """Open a layer that the image counts on and nobody has any more: make it, and see that it is the one."""
         with Maker.working(self.recipe, self.cache, self.wheels) as again:
             found = again.cache.get(order.key)
             if found is None or not again.cache.is_intact(found):
                 found = again.cache.make(order.key, partial(again.write, order))
         if found.result != expected:
-            what = f"the registry has another layer under {order.key} than these wheels give: {expected.digest}"
-            todo = "build with --no-remote-cache, and find out who pushed it"
+            what = f"{where} has another layer under {order.key} than these wheels give: {expected.digest}"
+            todo = "find out who wrote it; build with --no-remote-cache and another cache (ENVBUILD_CACHE)"
             raise BuildError(what, where=order.label, todo=todo)
         return _open(found.path)
 

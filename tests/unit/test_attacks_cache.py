@@ -150,8 +150,9 @@ def test_impossible_values_under_a_right_checksum_are_not_found(machine):
         for number, path in enumerate(filter(is_entry, machine.files()), turn):
             folder, name = folder_and_name(machine, path)
             origin = Voucher.INDEX if path.parts[0] == "claims" else Voucher.LOCAL
-            kept, value = read_entry(folder, name, origin=origin), IMPOSSIBLE[number * 3 % len(IMPOSSIBLE)]
-            keys = sorted(kept) if isinstance(kept, dict) else []
+            kept: Any = read_entry(folder, name, origin=origin)
+            value = IMPOSSIBLE[number * 3 % len(IMPOSSIBLE)]
+            keys: list[str] = sorted(kept) if isinstance(kept, dict) else []
             changed = kept | {keys[number % len(keys)]: value} if keys and turn % 2 else value
             write_entry(folder, name, changed, origin)
         assert machine.digest_of(machine.build()) == machine.digest
