@@ -50,16 +50,18 @@ def write_layout(content: Content, folder: Path, *, name: str | None = None) -> 
     Layers of a cache are shared with it instead of copied (`oci.blobs`). index.json comes last, whole.
     BuildError when the bytes of a layer are not what its descriptor says.
     """
+    blobs = [(blob, blob_path(folder, blob.descriptor.digest)) for blob in blobs_of(content)]
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
-        placed = [
-            pool.submit(place_blob, blob, blob_path(folder, blob.descriptor.digest)) for blob in blobs_of(content)
-        ]
+        hashed = [pool.submit(place_blob, blob, path) for blob, path in blobs if blob.path]
         try:
-            for future in as_completed(placed):
+            for future in as_completed(hashed):
                 future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    for blob, path in blobs:  # what names others comes last
+        if not blob.path:
+            place_blob(blob, path)
     write_whole(folder / "oci-layout", VERSION)
     write_whole(folder / "index.json", top_index(content, [{REF_NAME: name}] if name else []))
 
