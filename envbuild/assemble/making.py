@@ -1,6 +1,7 @@
 """Layers: found in the cache or with others, else made, several at a time."""
 
 import os
+import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -77,6 +78,8 @@ class Maker:
     begun: Begun | None = None
     results: dict[Digest, LayerResult] = field(default_factory=dict)
     """What came of each key."""
+    remaking: threading.Lock = field(default_factory=threading.Lock)
+    """Held by who makes a layer again: each has all cores, and what it is made of may be damaged too."""
 
     @classmethod
     @contextmanager
@@ -184,7 +187,7 @@ class Maker:
 
     def _remade(self, order: LayerOrder, expected: LayerResult, where: str = "the registry") -> BinaryIO:
         """Open a layer that the image counts on and nobody has any more: make it, and see that it is the one."""
-        with Maker.working(self.recipe, self.cache, self.wheels) as again:
+        with self.remaking, Maker.working(self.recipe, self.cache, self.wheels) as again:
             found = again.cache.get(order.key)
             if found is None or not again.cache.is_intact(found):
                 found = again.cache.make(order.key, partial(again.write, order))

@@ -94,6 +94,8 @@ def _made(base: Base, folder: Path) -> Interpreter | Unavailable:
             raise BaseError(f"its interpreter cannot be taken out: {error}", where=base.name, todo=todo) from error
         if isinstance(found, Unavailable):
             return found
+        if kept := _kept(folder):  # another run was faster
+            return kept
         remove(folder)  # what is damaged
         try:
             staged.rename(folder)

@@ -101,7 +101,8 @@ def test_damage_of_many_files_gives_the_same_image_and_is_repaired(machine, entr
         machine.damage(path, way=place if way == "bit" else way, fresh=not number)
     assert machine.digest_of(machine.build()) == machine.digest
     for path in filter(is_entry, machine.files()):
-        assert (machine.cache / path).read_bytes() == (machine.good / path).read_bytes(), path
+        if path.parts[0] != "claims":  # of wheels that are here
+            assert (machine.cache / path).read_bytes() == (machine.good / path).read_bytes(), path
 
 
 @pytest.mark.parametrize("kind", [("layers", ".json"), ("blobs", ""), ("bytecode", ".zip"), ("interpreters", "")])

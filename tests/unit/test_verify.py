@@ -217,7 +217,7 @@ def test_what_a_cache_says_of_the_base_is_not_believed_by_deep(site, tmp_path):
     site.says("base", "show", f"{site.host}/up/base:1", "--platform", "linux/amd64")
     folder = tmp_path / "cache/bases/facts"
     [name] = [path.name for path in folder.glob("*.json")]
-    said = read_entry(folder, name)
+    said: dict[str, str] = read_entry(folder, name) or {}
     assert said["python_path"] == "/usr/bin/python3.11"
     write_entry(folder, name, said | {"python_path": "/tmp/python3.11"})
     image = site.built(f"{site.host}/up/base:1")["image"]
