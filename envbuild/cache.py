@@ -1,20 +1,28 @@
-"""The cache folder as a whole: what lies in it, and what leaves it first when it is too large.
+"""The cache folder: how small values are kept in it, what lies in it, and what leaves it first when it is too large.
 
 Everything in it can be made or fetched again, and is either content-addressed or checked when it is read. So removing
 a part never harms more than a run that counted on it a moment ago, which says so and works when it is run again.
 """
 
+import hashlib
+import json
 import os
 import re
 import shutil
+import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 from envbuild.errors import UsageError
+from envbuild.files import write_whole
+from envbuild.trust import Voucher
+
+T = TypeVar("T")
 
 KINDS = {
     "wheels": "wheels from indexes",
@@ -43,8 +51,48 @@ _UNFINISHED = 24 * 3600.0
 """Seconds after which a temporary file or folder is what a killed run left."""
 _PLACE = "bases"
 """The cache's folder that the work is done in: if it is killed, `cache prune` removes what it left there whole."""
+_ENTRY_FORMAT = 1
+"""Raised when entries are written in another way."""
+_HEAD, _MIDDLE, _END = b'{"entry":', b',"sha256":"', b'"}'
+_NO_ENTRY = (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error)
+"""What reading and decoding a wrong entry raises."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def write_entry(folder: Path, name: str, value: Any, origin: Voucher = Voucher.LOCAL) -> None:
+    """Keep a small value as the file `name` below `folder`: with its name, its origin and a checksum of all of it."""
+    entry = {"format": _ENTRY_FORMAT, "name": name, "origin": origin, "value": value}
+    body = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+    path = folder / name
+    if path.is_dir():
+        remove(path)
+    write_whole(path, _HEAD + body + _MIDDLE + hashlib.sha256(body).hexdigest().encode() + _END)
+
+
+def read_entry(
+    folder: Path, name: str, decode: Callable[[Any], T] = lambda it: it, origin: Voucher = Voucher.LOCAL
+) -> T | None:
+    """Return what `decode` makes of a value that `write_entry` kept under this name and origin.
+
+    None where there is nothing, or anything but that; whatever lies in its place is then removed, so that the value
+    can be computed and kept again.
+    """
+    path = folder / name
+    try:
+        data = path.read_bytes()
+        body = data[len(_HEAD) : -len(_MIDDLE) - 64 - len(_END)]
+        if data != _HEAD + body + _MIDDLE + hashlib.sha256(body).hexdigest().encode() + _END:
+            raise ValueError("it has another checksum")
+        entry = json.loads(body)
+        if (entry["format"], entry["name"], entry["origin"]) != (_ENTRY_FORMAT, name, origin):
+            raise ValueError("it is another entry")
+        return decode(entry["value"])
+    except FileNotFoundError:
+        return None
+    except _NO_ENTRY:
+        remove(path)
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +150,7 @@ def prune(folder: Path, *, keep: int, now: float | None = None, dry_run: bool = 
         if (thing.unfinished and idle > _UNFINISHED) or (rest > keep and idle > _IN_USE):
             leaving.append(thing)
             rest -= thing.size
-    return tuple(thing for thing in leaving if dry_run or _removed(thing.path))
+    return tuple(thing for thing in leaving if dry_run or remove(thing.path))
 
 
 @contextmanager
@@ -152,10 +200,10 @@ def _thing(kind: str, path: Path) -> Thing:
     return Thing(kind=kind, path=path, size=sum(it.st_size for it in states), used=used)
 
 
-def _removed(path: Path) -> bool:
-    """Take the name away first, so that nobody meets half of it; False where that may not be done."""
+def remove(path: Path) -> bool:
+    """Remove a file, a link or a folder, its name first, so that nobody meets half of it; False where it stays."""
     try:
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             aside = path.with_name(f".new-{path.name}")
             path.rename(aside)
             shutil.rmtree(aside)

@@ -1,15 +1,15 @@
 """Layers that were made before: key -> digest, size, diff id and the bytes, content-addressed on disk."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from envbuild.files import settle, write_whole, written_aside
-from envbuild.oci.blobs import is_blob, seal
+from envbuild.cache import read_entry, remove, write_entry
+from envbuild.files import settle, written_aside
+from envbuild.oci.blobs import READ_ONLY, is_blob
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, Descriptor, canonical_json
+from envbuild.oci.image import LAYER_GZIP, Descriptor
 from envbuild.splice.layer import LayerResult
 from envbuild.trust import Claim
 
@@ -56,9 +56,11 @@ class LayerCache:
     written here, and none is sent to another repository.
     """
 
-    def __init__(self, folder: Path, shared: Shared | None = None) -> None:
+    def __init__(
+        self, folder: Path, shared: Shared | None = None, note: Callable[[str], object] = lambda _line: None
+    ) -> None:
         self._keys, self._blobs, self._notes = folder / "layers", folder / "blobs", folder / "notes"
-        self._shared = shared
+        self._shared, self._tell = shared, note
         self._used: dict[Digest, Any] = {}
 
     def look_up(self, layers: Iterable[Digest], notes: Iterable[Digest] = ()) -> None:
@@ -76,17 +78,23 @@ class LayerCache:
         return self.get(key) is not None or self.elsewhere(key) is not None
 
     def get(self, key: Digest) -> CachedLayer | None:
-        """Return the layer for a key; None when it is not there, or its bytes are not what they were."""
-        try:
-            value = json.loads((self._keys / f"{key.hex}.json").read_bytes())
-            if value["key"] != str(key):
-                return None
-            result = LayerResult(Digest.parse(value["digest"]), int(value["size"]), Digest.parse(value["diff_id"]))
-            path = self._path(result.digest)
-            right = is_blob(path, Descriptor(LAYER_GZIP, result.digest, result.size))
-            return CachedLayer(result, path, reused=True) if right else None
-        except (OSError, ValueError, KeyError, TypeError):
+        """Return the layer for a key; None where it is not there.
+
+        Its bytes are not read: whoever lets them out of the cache looks at them first (`Maker.layer`, `oci.blobs`).
+        """
+        result = read_entry(self._keys, f"{key.hex}.json", _result)
+        path = self._path(result.digest) if result else None
+        if result is None or path is None or not path.is_file() or path.stat().st_size != result.size:
             return None
+        return CachedLayer(result, path, reused=True)
+
+    def is_intact(self, layer: CachedLayer) -> bool:
+        """Read a layer's bytes; where they are damaged, remove them and say so."""
+        right = is_blob(layer.path, Descriptor(LAYER_GZIP, layer.result.digest, layer.result.size))
+        if not right:
+            remove(layer.path)
+            self._tell(f"a layer in the cache was damaged and is made again: {layer.path}")
+        return right
 
     def make(self, key: Digest, write: Callable[[BinaryIO], LayerResult]) -> CachedLayer:
         """Make a layer and keep it."""
@@ -94,15 +102,11 @@ class LayerCache:
             result = write(file)
             path = self._path(result.digest)
             path.parent.mkdir(parents=True, exist_ok=True)
-            settle(file, temporary, path)
-        seal(path, result.digest)
-        value = {
-            "key": str(key),
-            "digest": str(result.digest),
-            "size": result.size,
-            "diff_id": str(result.diff_id),
-        }
-        write_whole(self._keys / f"{key.hex}.json", canonical_json(value))
+            if path.is_dir():
+                remove(path)
+            settle(file, temporary, path, mode=READ_ONLY)
+        value = {"digest": str(result.digest), "size": result.size, "diff_id": str(result.diff_id)}
+        write_entry(self._keys, f"{key.hex}.json", value)
         return CachedLayer(result, path, reused=False)
 
     def noted(self, key: Digest, decode: Decode[T]) -> T | None:
@@ -128,7 +132,7 @@ class LayerCache:
         what nobody takes from others.
         """
         if keep:
-            write_whole(self._note_of(key), canonical_json(value))
+            write_entry(self._notes, f"{key.hex}.json", value)
         if share:
             self._used[key] = value
 
@@ -146,14 +150,17 @@ class LayerCache:
             self._shared.publish(made)
 
     def _read(self, key: Digest, decode: Decode[T]) -> tuple[Any, T] | None:
-        try:
-            value = json.loads(self._note_of(key).read_bytes())
-            return value, decode(value)
-        except (OSError, ValueError, RecursionError):
-            return None
+        return read_entry(self._notes, f"{key.hex}.json", lambda value: (value, decode(value)))
 
     def _note_of(self, key: Digest) -> Path:
         return self._notes / f"{key.hex}.json"
 
     def _path(self, digest: Digest) -> Path:
         return self._blobs / "sha256" / digest.hex
+
+
+def _result(value: Any) -> LayerResult:
+    size = value["size"]
+    if type(size) is not int or size < 0:
+        raise ValueError(f"a layer cannot have {size!r} bytes")
+    return LayerResult(Digest.parse(value["digest"]), size, Digest.parse(value["diff_id"]))

@@ -1,6 +1,7 @@
 """Layers: found in the cache or with others, else made, several at a time."""
 
 import os
+import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -9,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from envbuild.assemble.cache import LayerCache
+from envbuild.assemble.cache import CachedLayer, LayerCache
 from envbuild.assemble.source import OpenWheels, Wheels
 from envbuild.errors import BuildError
 from envbuild.lock.model import LockedWheel
@@ -77,6 +78,8 @@ class Maker:
     begun: Begun | None = None
     results: dict[Digest, LayerResult] = field(default_factory=dict)
     """What came of each key."""
+    remaking: threading.Lock = field(default_factory=threading.Lock)
+    """Held by who makes a layer again: each has all cores, and what it is made of may be damaged too."""
 
     @classmethod
     @contextmanager
@@ -137,7 +140,8 @@ class Maker:
             return _layer(order, known, partial(self._remade, order, known), "registry", None)
         found = cached or self.cache.make(order.key, partial(self.write, order))
         self.results[order.key] = found.result
-        return _layer(order, found.result, partial(_open, found.path), "cache" if found.reused else "", found.path)
+        opener = partial(self._intact, order, found) if found.reused else partial(_open, found.path)
+        return _layer(order, found.result, opener, "cache" if found.reused else "", found.path)
 
     def write(self, order: LayerOrder, sink: BinaryIO) -> LayerResult:
         """Write the bytes of a layer."""
@@ -177,13 +181,19 @@ class Maker:
         self.opened.learn(answer.true, answer.prints)
         return answer.result
 
-    def _remade(self, order: LayerOrder, expected: LayerResult) -> BinaryIO:
+    def _intact(self, order: LayerOrder, found: CachedLayer) -> BinaryIO:
+        """Open a layer of the cache after its bytes were read; a damaged one is made again."""
+        return _open(found.path) if self.cache.is_intact(found) else self._remade(order, found.result, "the cache")
+
+    def _remade(self, order: LayerOrder, expected: LayerResult, where: str = "the registry") -> BinaryIO:
         """Open a layer that the image counts on and nobody has any more: make it, and see that it is the one."""
-        with Maker.working(self.recipe, self.cache, self.wheels) as again:
-            found = again.cache.get(order.key) or again.cache.make(order.key, partial(again.write, order))
+        with self.remaking, Maker.working(self.recipe, self.cache, self.wheels) as again:
+            found = again.cache.get(order.key)
+            if found is None or not again.cache.is_intact(found):
+                found = again.cache.make(order.key, partial(again.write, order))
         if found.result != expected:
-            what = f"the registry has another layer under {order.key} than these wheels give: {expected.digest}"
-            todo = "build with --no-remote-cache, and find out who pushed it"
+            what = f"{where} has another layer under {order.key} than these wheels give: {expected.digest}"
+            todo = "find out who wrote it; build with --no-remote-cache and another cache (ENVBUILD_CACHE)"
             raise BuildError(what, where=order.label, todo=todo)
         return _open(found.path)
 

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import partial
 from hashlib import sha256
@@ -21,11 +22,13 @@ from typing import BinaryIO
 
 from envbuild.base.apt import find_mirror, source_lines
 from envbuild.base.process import output, running
+from envbuild.cache import remove
 from envbuild.errors import BaseError, MissingComponentError, UsageError
 from envbuild.oci import tar
+from envbuild.oci.blobs import is_blob
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
-from envbuild.oci.layout import ARCHITECTURES, read_layout, write_layout
+from envbuild.oci.layout import ARCHITECTURES, blob_path, read_layout, write_layout
 
 FORMAT = 2
 """Raised whenever the same suite would give other bytes."""
@@ -106,10 +109,20 @@ def _kept(folder: Path, machine: str, report: Callable[[str], None]) -> Image | 
         image = read_layout(folder, machine=machine)
     except BaseError as error:
         report(f"the kept base is damaged and made anew: {error.what}")
-        shutil.rmtree(folder)
+        remove(folder)
         return None
     report(f"kept from an earlier run, the mirror was not asked; delete {folder} to bootstrap anew")
-    return image
+    layers = (replace(it, open=partial(_opened, folder, it)) for it in image.layers)
+    return replace(image, layers=tuple(layers))
+
+
+def _opened(folder: Path, layer: Layer) -> BinaryIO:
+    """Open a layer of a kept base after its bytes were read; a damaged base is removed: BaseError."""
+    if not is_blob(blob_path(folder, layer.descriptor.digest), layer.descriptor):
+        remove(folder)
+        todo = "run again, and it is bootstrapped anew"
+        raise BaseError("the kept base was damaged and is removed now", where=str(folder), todo=todo)
+    return layer.open()
 
 
 def _made(folder: Path, suite: str, machine: str, report: Callable[[str], None]) -> Image:

@@ -3,11 +3,13 @@
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.base.packages import apt_for
 from envbuild.base.suites import WITHOUT, Suite
+from envbuild.cache import remove
 from envbuild.errors import LockError
 from envbuild.files import settle, written_aside
 from envbuild.lock.model import Lock, SystemPackage
@@ -26,14 +28,13 @@ class DebFiles:
 
     def path(self, package: SystemPackage) -> Path:
         """A package's file, verified as it was fetched; LockError where it cannot be had."""
-        place = deb_path(self.cache, package.sha256)
-        if not place.exists():
+        if not self._is_here(package):
             self.fetch()
-        return place
+        return deb_path(self.cache, package.sha256)
 
     def fetch(self) -> None:
         """Fetch what lacks, all at once."""
-        lacking = [it for it in self.packages if not deb_path(self.cache, it.sha256).exists()]
+        lacking = [it for it in self.packages if not self._is_here(it)]
         if lacking and self.offline:
             names = ", ".join(it.name for it in lacking)
             raise LockError(f"system packages are not in the cache: {names}", where="--offline", todo=WITHOUT)
@@ -51,6 +52,15 @@ class DebFiles:
                     raise LockError(what, where=it.filename, todo=f"find out why before using it; or {WITHOUT}")
                 _keep(found[it.sha256], self.cache, it.sha256)
 
+    def _is_here(self, package: SystemPackage) -> bool:
+        """Read a package of the cache; a damaged one is removed."""
+        place = deb_path(self.cache, package.sha256)
+        with suppress(OSError):
+            if _digest(place) == package.sha256:
+                return True
+        remove(place)
+        return False
+
 
 def deb_path(cache: Path, sha256: Digest) -> Path:
     """Where a package with this digest lies in the cache."""
@@ -61,7 +71,7 @@ def copy_debs(lock: Lock, cache: Path, folder: Path) -> None:
     """Put fetched packages into `debs/` of a build context, under the names that apt gives them; LockError else."""
     for it in lock.packages:
         source = deb_path(cache, it.sha256)
-        if not source.exists() or _digest(source) != it.sha256:
+        if not source.is_file() or _digest(source) != it.sha256:
             raise LockError(
                 "a system package is not in the cache", where=it.basename, todo="build again, with a network"
             )

@@ -1,13 +1,12 @@
 """What is known of a base without reading its layers again: from an earlier run here, or as a registry claims it."""
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from envbuild.files import write_whole
+from envbuild.cache import read_entry, write_entry
 from envbuild.lock.model import Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
@@ -65,55 +64,42 @@ class KnownFacts:
 
         A claim is used without proof, and kept nowhere: who can falsify it can falsify the repository's layers too.
         """
-        key, here = _key(image), _facts(self._read(f"{image.hex}-{FORMAT}.json"))
+        key, here = _key(image), read_entry(self.folder, f"{image.hex}-{FORMAT}.json", _facts)
         if here and self.shared:
             self.shared.put(key, asdict(here))
-        claim = self.shared.get(key, _decode) if self.shared and not here else None
+        claim = self.shared.get(key, _facts) if self.shared and not here else None
         return claim.value if claim else here
 
     def remember(self, image: Digest, facts: Facts) -> None:
         """Keep what was read here, and share it."""
-        self._write(f"{image.hex}-{FORMAT}.json", asdict(facts))
+        write_entry(self.folder, f"{image.hex}-{FORMAT}.json", asdict(facts))
         if self.shared:
             self.shared.put(_key(image), asdict(facts))
 
     def mirror_of(self, digest: Digest) -> str:
         """The name that a mirrored manifest was copied from; empty where it is not known."""
-        found = self._read(f"{digest.hex}-mirror.json")
-        return found if isinstance(found, str) and _is_name(found) else ""
+        return read_entry(self.folder, f"{digest.hex}-mirror.json", _name) or ""
 
     def remember_mirror(self, digest: Digest, name: str) -> None:
         """Keep where a mirrored manifest was copied from."""
-        self._write(f"{digest.hex}-mirror.json", name)
-
-    def _read(self, name: str) -> Any | None:
-        try:
-            return json.loads((self.folder / name).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-
-    def _write(self, name: str, value: Any) -> None:
-        write_whole(self.folder / name, canonical_json(value))
+        write_entry(self.folder, f"{digest.hex}-mirror.json", name)
 
 
 def _key(image: Digest) -> Digest:
     return Digest.of(canonical_json(["base facts", FORMAT, str(image)]))
 
 
-def _decode(value: Any) -> Facts:
-    if found := _facts(value):
-        return found
-    raise ValueError("it does not say Python, glibc and interpreter of a base")
-
-
-def _facts(value: Any) -> Facts | None:
-    """Read facts; None unless all of them look like facts."""
+def _facts(value: Any) -> Facts:
     if not isinstance(value, dict) or value.keys() != _SHAPES.keys():
-        return None
-    if not all(isinstance(value[key], str) and shape.match(value[key]) for key, shape in _SHAPES.items()):
-        return None
+        raise ValueError("it does not say Python, glibc and interpreter of a base")  # noqa: TRY004 - decoders raise nothing else
+    if wrong := [
+        key for key, shape in _SHAPES.items() if not (isinstance(value[key], str) and shape.match(value[key]))
+    ]:
+        raise ValueError(f"its {wrong[0]} cannot be {value[wrong[0]]!r:.100}")
     return Facts(**value)
 
 
-def _is_name(text: str) -> bool:
-    return re.fullmatch(r"[\w./:-]{1,512}", text) is not None
+def _name(value: Any) -> str:
+    if not re.fullmatch(r"[\w./:-]{1,512}", value):
+        raise ValueError("it is no name of an image")
+    return str(value)

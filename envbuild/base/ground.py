@@ -1,17 +1,15 @@
 """What unpacked Debian packages meet in a base, read from its layers once and kept."""
 
-import json
 import posixpath
 import re
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from envbuild.assemble.debian import Folder, Ground
 from envbuild.base.tree import Tree, contents, read_tree, resolve
-from envbuild.files import write_whole
-from envbuild.oci.image import Image, canonical_json
+from envbuild.cache import read_entry, write_entry
+from envbuild.oci.image import Image
 
 _FORMAT = 1
 """Raised whenever something else would be read from the same bytes."""
@@ -25,22 +23,19 @@ _KEYS = ("ID", "VERSION_ID", "VERSION_CODENAME")
 
 def read_ground(image: Image, name: str, cache: Path) -> Ground:
     """What lies in a base, from the cache where it was read before; BaseError when a layer cannot be read."""
-    kept = cache / "bases" / "facts" / f"{image.digest.hex}-ground-{_FORMAT}.json"
-    if (found := _kept(kept)) is not None:
+    folder, kept = cache / "bases" / "facts", f"{image.digest.hex}-ground-{_FORMAT}.json"
+    if (found := read_entry(folder, kept, _decode)) is not None:
         return found
     ground = _read(image, name)
     value = asdict(ground) | {"settings": sorted(ground.settings), "libraries": sorted(ground.libraries)}
-    write_whole(kept, canonical_json(value))
+    write_entry(folder, kept, value)
     return ground
 
 
-def _kept(path: Path) -> Ground | None:
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        value = json.loads(path.read_bytes())
-        folders = {key: Folder(mode=it["mode"], owner=tuple(it["owner"])) for key, it in value.pop("folders").items()}
-        settings, libraries = (frozenset(value.pop(key)) for key in ("settings", "libraries"))
-        return Ground(folders=folders, settings=settings, libraries=libraries, **value)
-    return None
+def _decode(value: Any) -> Ground:
+    folders = {key: Folder(mode=it["mode"], owner=tuple(it["owner"])) for key, it in value.pop("folders").items()}
+    settings, libraries = (frozenset(value.pop(key)) for key in ("settings", "libraries"))
+    return Ground(folders=folders, settings=settings, libraries=libraries, **value)
 
 
 def _read(image: Image, name: str) -> Ground:

@@ -5,7 +5,6 @@ library's sources. They get places of our own choosing, as plain files without l
 the base's loader is then started as a program, which takes the libraries from there and from nowhere else.
 """
 
-import json
 import platform
 import posixpath
 import re
@@ -16,11 +15,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from envbuild.assemble.bytecode.interpreter import Build, Interpreter, Unavailable, ask_build
 from envbuild.base.tree import DAMAGED, Tree, contents, read_tree, resolve
+from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import BaseError
-from envbuild.files import write_whole
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Base
@@ -35,6 +35,7 @@ _TESTS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-package
 _LARGEST, _MOST = 64 << 20, 512 << 20
 """Bytes: of one file, and of all."""
 _HEAD = 16
+_FACTS = "facts.json"
 
 
 def runs_here(machine: str) -> Unavailable | None:
@@ -54,15 +55,32 @@ def find_interpreter(base: Base, cache: Path) -> Interpreter | Unavailable:
 
 
 def _kept(folder: Path) -> Interpreter | None:
-    """What is in the cache, if it is as it was put there."""
-    try:
-        facts = json.loads((folder / "facts.json").read_bytes())
-        intact = all(sha256((folder / path).read_bytes()).hexdigest() == said for path, said in facts["files"].items())
-        build, lacking = Build.from_dict(facts["build"]), tuple(map(str, facts["lacking"]))
-        command = _command(folder, str(facts["program"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return Interpreter(command=command, home=folder / "python", build=build, lacking=lacking) if intact else None
+    """What is in the cache, if each file is as it was put there and no other is there: it is about to run."""
+
+    def decode(facts: Any) -> Interpreter:
+        if {path: _sha256(folder / path) for path in _files(folder)} != facts["files"]:
+            raise ValueError("its files are not what they were")
+        texts = (facts["program"], *facts["build"].values(), *facts["lacking"])
+        if not all(isinstance(it, str) for it in texts) or f"python/bin/{texts[0]}" not in facts["files"]:
+            raise ValueError("what is noted of it is not what is noted of interpreters")
+        return Interpreter(
+            command=_command(folder, facts["program"]),
+            home=folder / "python",
+            build=Build.from_dict(facts["build"]),
+            lacking=tuple(facts["lacking"]),
+        )
+
+    return read_entry(folder, _FACTS, decode)
+
+
+def _files(folder: Path) -> list[str]:
+    """All that lies in an interpreter's folder, links included, but for what is noted of it."""
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(name for path in paths if (name := str(path.relative_to(folder))) != _FACTS)
+
+
+def _sha256(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
 
 
 def _made(base: Base, folder: Path) -> Interpreter | Unavailable:
@@ -76,8 +94,9 @@ def _made(base: Base, folder: Path) -> Interpreter | Unavailable:
             raise BaseError(f"its interpreter cannot be taken out: {error}", where=base.name, todo=todo) from error
         if isinstance(found, Unavailable):
             return found
-        if folder.exists():  # damaged
-            folder.rename(Path(name) / "damaged")
+        if kept := _kept(folder):  # another run was faster
+            return kept
+        remove(folder)  # what is damaged
         try:
             staged.rename(folder)
         except OSError:  # another run was faster
@@ -100,14 +119,13 @@ def _taken(base: Base, folder: Path) -> Unavailable | None:
     build = ask_build(command, folder / "python")
     if isinstance(build, Unavailable):
         return build
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
     facts = {
         "build": build.to_dict(),
         "program": program,
         "lacking": _lacking(tree, base, build, sources),
-        "files": {str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest() for path in files},
+        "files": {path: _sha256(folder / path) for path in _files(folder)},
     }
-    write_whole(folder / "facts.json", canonical_json(facts))
+    write_entry(folder, _FACTS, facts)
     return None
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from envbuild.base.debian import kept_bases
 from envbuild.base.facts import Facts, KnownFacts
 from envbuild.base.inspect import inspect
+from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BaseError, RegistryError
-from envbuild.files import write_whole
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import ENVIRONMENT, canonical_json
+from envbuild.oci.image import ENVIRONMENT
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference, is_own_tag
 from envbuild.registry import Registry, pull
@@ -55,7 +55,7 @@ class KnownBase:
 def remember(base: KnownBase, cache: Path) -> None:
     """Keep it; one of the same name takes the place of the one before."""
     key = Digest.of(base.name.encode()).short
-    write_whole(cache / "bases" / _FOLDER / f"{key}.json", canonical_json(asdict(base)))
+    write_entry(cache / "bases" / _FOLDER, f"{key}.json", asdict(base))
 
 
 def known_bases(cache: Path) -> tuple[KnownBase, ...]:
@@ -123,16 +123,16 @@ def _bootstrapped(cache: Path, facts: KnownFacts) -> Iterator[KnownBase]:
 
 def _remembered(cache: Path, facts: KnownFacts) -> Iterator[KnownBase]:
     for path in sorted((cache / "bases" / _FOLDER).glob("*.json")):
-        with suppress(OSError, ValueError, TypeError):
-            base = KnownBase(**_strings(json.loads(path.read_bytes())))
+        if base := read_entry(path.parent, path.name, _decode):
             yield _completed(base, facts)
 
 
-def _strings(value: Any) -> dict[str, str]:
+def _decode(value: Any) -> KnownBase:
     """Read a record; ValueError for what is none, as anybody may write into the cache."""
-    if not isinstance(value, dict) or not all(isinstance(it, str) and len(it) <= _LONGEST for it in value.values()):
+    if not all(isinstance(it, str) and len(it) <= _LONGEST for it in value.values()):
         raise ValueError("no record of a base")
-    return value
+    Digest.parse(value["read_as"] or value["digest"])
+    return KnownBase(**value)
 
 
 def _completed(base: KnownBase, facts: KnownFacts) -> KnownBase:

@@ -11,9 +11,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import LockError, MissingComponentError
 from envbuild.lock.download import fetch
 from envbuild.lock.faults import Fault, can_build
@@ -30,6 +32,8 @@ _FORMAT = 1
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _SAID = 1500
 """Characters of what a failed program said that are shown, from the end."""
+_NOTE = "wheel.json"
+"""Beside a built wheel, what it was when it was built."""
 _OWN = "build its wheel where that works and give its folder: --find-links DIR"
 
 Ran = subprocess.CompletedProcess[str]
@@ -116,10 +120,10 @@ def build_wheel(
     facts = {"source": source.identity, "python": target.python_minor, "machine": target.machine, "format": _FORMAT}
     folder = cache / "built" / Digest.of(json.dumps(facts, sort_keys=True).encode()).hex
     try:
-        if not folder.is_dir():
+        built = _kept(folder)
+        if built is None:
             told(f"building {source.name} {source.version} from {source}")
-            _build_into(folder, source, target, settings)
-        built = next(folder.glob("*.whl"))
+            built = _build_into(folder, source, target, settings)
         _check_glibc(built.name, target)
     except _BuildFailedError as error:
         why = f"no wheel could be built from {source}: {error}"
@@ -127,7 +131,19 @@ def build_wheel(
     return built
 
 
-def _build_into(folder: Path, source: Source, target: Target, settings: IndexSettings) -> None:
+def _kept(folder: Path) -> Path | None:
+    """The wheel that was built before, if its bytes are what they were."""
+
+    def decode(value: Any) -> Path:
+        path = folder / Path(value["filename"]).name
+        if str(Digest.of(path.read_bytes())) != value["sha256"]:
+            raise ValueError("its bytes are not what they were")
+        return path
+
+    return read_entry(folder, _NOTE, decode)
+
+
+def _build_into(folder: Path, source: Source, target: Target, settings: IndexSettings) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as name:
         aside, built = Path(name), Path(name) / "wheel"
@@ -136,8 +152,11 @@ def _build_into(folder: Path, source: Source, target: Target, settings: IndexSet
         project = _downloaded(source, settings, aside) if isinstance(source, Sdist) else _checked_out(source, aside)
         _uv_build(source, project, built, target, settings)
         _check(source, [*built.glob("*.whl")], target)
-        shutil.rmtree(folder, ignore_errors=True)
+        [wheel] = built.glob("*.whl")
+        write_entry(built, _NOTE, {"filename": wheel.name, "sha256": str(Digest.of(wheel.read_bytes()))})
+        remove(folder)
         built.rename(folder)
+        return folder / wheel.name
 
 
 def _downloaded(source: Sdist, settings: IndexSettings, aside: Path) -> Path:

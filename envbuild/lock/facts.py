@@ -7,28 +7,28 @@ import email.policy
 import hashlib
 import io
 import itertools
-import json
 import re
 import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from packaging.utils import canonicalize_name
 
+from envbuild.cache import read_entry, remove, write_entry
 from envbuild.capture.record_digest import record_content
 from envbuild.errors import LockError
-from envbuild.files import write_whole
 from envbuild.lock.download import forget_damaged, wheel_path
 from envbuild.lock.index import local_path, size_of
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.remote import RemoteFile, UnreadableError, damaged
 from envbuild.lock.web import Web, in_parallel
 from envbuild.oci.digest import Digest
+from envbuild.trust import Voucher
 
 _LIMIT = 64 << 20
 """Bytes that RECORD or METADATA may have; TensorFlow's RECORD has 2 MB."""
@@ -39,6 +39,9 @@ _GAP = 256 << 10
 _CHUNK = 1 << 20
 _ALGORITHMS = frozenset({"sha256", "sha384", "sha512"})
 """Hashes that RECORD may use (binary distribution format: sha256 or better)."""
+_KINDS = {True: ("claims", Voucher.INDEX), False: ("facts", Voucher.LOCAL)}
+"""Where facts are kept and who vouches for them: whether only an index has the wheel."""
+_TRUTHS = ("truths", Voucher.LOCAL)
 _UNLISTED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
 _NOT_A_WHEEL = (
     zipfile.BadZipFile,
@@ -51,6 +54,7 @@ _NOT_A_WHEEL = (
 )
 _MARKED = re.compile(r"""\bextra\s*==\s*["']([^"']+)["']""")
 
+T = TypeVar("T")
 Counted = Callable[[int, int], object]
 """Called with how many are done, of how many; by one thread at a time."""
 
@@ -102,28 +106,21 @@ class FactReader:
 
     def facts(self, wheel: WheelFile) -> WheelFacts | None:
         """The facts of a wheel; None where its server sends no ranges. LockError when it is no wheel."""
-        file = self._file(wheel)
-        kept = self._kept(wheel, "claims" if file is None else "facts")
-        known = _read(kept) if kept else None
-        if known is not None:
+        known = self._kept(wheel, *_KINDS[self._file(wheel) is None], _facts)
+        if known:
             return known
+        file = self._intact(wheel)
         try:
             found = _facts_of(wheel, file, self._client)
         except UnreadableError:
             return None
-        except LockError:
-            if not (self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256)):
-                raise
-            return self.facts(wheel)
-        if kept:
-            write_whole(kept, json.dumps(asdict(found)).encode())
+        self._keep(wheel, *_KINDS[file is None], asdict(found))
         return found
 
     def modules(self, wheel: WheelFile) -> frozenset[str] | None:
         """What a wheel has to import, by its top-level names; None where its server sends no ranges. LockError."""
-        file = self._file(wheel)
         try:
-            with _opened(wheel, file, self._client) as archive:
+            with _opened(wheel, self._intact(wheel), self._client) as archive:
                 return frozenset(filter(None, map(_top_level, archive.namelist())))
         except UnreadableError:
             return None
@@ -131,7 +128,7 @@ class FactReader:
     def extras(self, wheel: WheelFile) -> frozenset[str] | None:
         """The extras that a wheel has, normalised; None where it cannot be read now."""
         try:
-            with _opened(wheel, self._file(wheel), self._client) as archive:
+            with _opened(wheel, self._intact(wheel), self._client) as archive:
                 member = _members(archive).get("METADATA")
                 return extras_of(_text(archive, member)) if member else None
         except (UnreadableError, LockError):
@@ -148,22 +145,18 @@ class FactReader:
         """As `untruths`, but for a wheel of the cache only what was found out before."""
         if local_path(wheel.url) is not None:
             return self._untruth(wheel)
-        try:
-            kept = self._kept(wheel, "truths")
-            return str(json.loads(kept.read_bytes())) if kept else ""
-        except (OSError, ValueError):
-            return ""
+        return self._kept(wheel, *_TRUTHS, _text_of) or ""
 
     def _untruth(self, wheel: LockedWheel) -> str:
-        file, kept = self._file(wheel), self._kept(wheel, "truths")
-        if file is None:
+        if self._file(wheel) is None:
             return ""
-        if kept and kept.exists():
-            with suppress(OSError, ValueError):
-                return str(json.loads(kept.read_bytes()))
+        known = self._kept(wheel, *_TRUTHS, _text_of)
+        if known is not None:
+            return known
+        if (file := self._intact(wheel)) is None:
+            return ""
         found = _untruth_of(wheel, file, self._true.get(wheel.sha256, ()))
-        if kept:
-            write_whole(kept, json.dumps(found).encode())
+        self._keep(wheel, *_TRUTHS, found)
         return found
 
     def all_facts(self, wheels: Sequence[WheelFile], told: Counted = lambda *_: None) -> list[WheelFacts | None]:
@@ -186,12 +179,13 @@ class FactReader:
 
     def false_claims(self, wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
         """The wheels in the cache that are not what an index said of them in its answers to range requests."""
-        claims = [(wheel, self._kept(wheel, "claims")) for wheel in wheels if self._file(wheel)]
-        claimed = [(wheel, path, known) for wheel, path in claims if path and (known := _read(path)) is not None]
-        false = [(wheel, path) for wheel, path, known in claimed if self._differ(self.facts(wheel), known)]
-        for _, path in false:
-            path.unlink(missing_ok=True)
-        return [wheel for wheel, _ in false]
+        here = [wheel for wheel in wheels if self._file(wheel)]
+        claims = [(wheel, self._kept(wheel, *_KINDS[True], _facts)) for wheel in here]
+        false = [wheel for wheel, known in claims if known and self._differ(self.facts(wheel), known)]
+        for wheel in false:
+            if self._cache:
+                remove(self._cache / _name(wheel, "claims"))
+        return false
 
     @staticmethod
     def _differ(found: WheelFacts | None, claimed: WheelFacts) -> bool:
@@ -205,19 +199,37 @@ class FactReader:
                 return path
         return local_path(wheel.url)
 
-    def _kept(self, wheel: WheelFile, kind: str) -> Path | None:
-        if not self._cache or not wheel.sha256:
-            return None
-        return self._cache / kind / wheel.sha256.hex[:2] / f"{wheel.sha256.hex}.json"
+    def _intact(self, wheel: WheelFile) -> Path | None:
+        """The same, once all bytes of a file of the cache were read; a damaged one is removed."""
+        if self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256):
+            return local_path(wheel.url)
+        return self._file(wheel)
+
+    def _kept(self, wheel: WheelFile, kind: str, origin: Voucher, decode: Callable[[Any], T]) -> T | None:
+        return read_entry(self._cache, _name(wheel, kind), decode, origin) if self._cache and wheel.sha256 else None
+
+    def _keep(self, wheel: WheelFile, kind: str, origin: Voucher, value: Any) -> None:
+        if self._cache and wheel.sha256:
+            write_entry(self._cache, _name(wheel, kind), value, origin)
 
 
-def _read(path: Path) -> WheelFacts | None:
-    """What was kept; None when nothing, or nothing readable, is there."""
-    try:
-        values = json.loads(path.read_bytes())
-        return WheelFacts(**(values | {"requires": tuple(values["requires"])}))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _name(wheel: WheelFile, kind: str) -> str:
+    assert wheel.sha256, "nothing is kept of a wheel that has no digest"
+    return f"{kind}/{wheel.sha256.hex[:2]}/{wheel.sha256.hex}.json"
+
+
+def _facts(value: Any) -> WheelFacts:
+    found = WheelFacts(**(value | {"requires": tuple(value["requires"])}))
+    texts = (found.doubt, *found.requires, found.content or "")
+    if type(found.size) is not int or found.size < 0 or not all(isinstance(it, str) for it in texts):
+        raise ValueError("they are no facts of a wheel")
+    return found
+
+
+def _text_of(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value)} is no text")
+    return value
 
 
 def _facts_of(wheel: WheelFile, path: Path | None, client: Web) -> WheelFacts:

@@ -3,7 +3,9 @@
 import hashlib
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +26,7 @@ from envbuild.oci.image import (
     manifest_bytes,
 )
 from envbuild.oci.index import Content, top_index
+from envbuild.waiting import as_completed
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -37,6 +40,7 @@ REF_NAME = "org.opencontainers.image.ref.name"
 _LIMIT = 4 << 20
 _CHUNK = 1 << 20
 _DEPTH = 4
+_HASHED_AT_ONCE = min(4, os.cpu_count() or 1)
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -46,8 +50,18 @@ def write_layout(content: Content, folder: Path, *, name: str | None = None) -> 
     Layers of a cache are shared with it instead of copied (`oci.blobs`). index.json comes last, whole.
     BuildError when the bytes of a layer are not what its descriptor says.
     """
-    for blob in blobs_of(content):
-        place_blob(blob, _blob_path(folder, blob.descriptor.digest))
+    blobs = [(blob, blob_path(folder, blob.descriptor.digest)) for blob in blobs_of(content)]
+    with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
+        hashed = [pool.submit(place_blob, blob, path) for blob, path in blobs if blob.path]
+        try:
+            for future in as_completed(hashed):
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    for blob, path in blobs:  # what names others comes last
+        if not blob.path:
+            place_blob(blob, path)
     write_whole(folder / "oci-layout", VERSION)
     write_whole(folder / "index.json", top_index(content, [{REF_NAME: name}] if name else []))
 
@@ -66,7 +80,8 @@ def is_free(folder: Path, name: str) -> bool:
     return not named or (named == [{REF_NAME: name}] and data == canonical_json(value))
 
 
-def _blob_path(folder: Path, digest: Digest) -> Path:
+def blob_path(folder: Path, digest: Digest) -> Path:
+    """Where a layout has a blob."""
     return folder / "blobs" / "sha256" / digest.hex
 
 
@@ -96,7 +111,7 @@ def _broken(folder: Path, why: str) -> BaseError:
 def _read(folder: Path, descriptor: Descriptor) -> bytes:
     if descriptor.size > _LIMIT:
         raise ValueError(f"{descriptor.digest} is too large for a manifest or config")
-    data = _blob_path(folder, descriptor.digest).read_bytes()
+    data = blob_path(folder, descriptor.digest).read_bytes()
     if Digest.of(data) != descriptor.digest:
         raise ValueError(f"{descriptor.digest} has other content")
     return data
@@ -167,7 +182,7 @@ def _image(folder: Path, value: Mapping[str, Any], data: bytes) -> Image:
 
 
 def _layer(folder: Path, descriptor: Descriptor, diff_id: Digest, line: str) -> Layer:
-    path = _blob_path(folder, descriptor.digest)
+    path = blob_path(folder, descriptor.digest)
     if path.stat().st_size != descriptor.size:
         raise ValueError(f"{descriptor.digest} has {path.stat().st_size} bytes, not {descriptor.size}")
     media_type = OCI_OF_DOCKER.get(descriptor.media_type, descriptor.media_type)

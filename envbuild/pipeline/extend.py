@@ -106,12 +106,12 @@ def extended(
 
     `compiling` is what `compiling_for` gives. `cache` may have behind it what others share; it is ours alone without.
     """
-    cache = cache or LayerCache(options.cache)
+    cache = cache or LayerCache(options.cache, note=report.note)
 
     def fetched(done: int, total: int, _text: str) -> None:
         report.progress("fetching", done, total)
 
-    with Arrivals(options.cache, report=fetched, settings=options.settings) as arrivals:
+    with Arrivals(options.cache, report=fetched, settings=options.settings, note=report.note) as arrivals:
         arrivals.start(wheels_of_child(parent, above, addition, cache, compiling))
         child = assemble_child(parent, above, addition, arrivals, cache, report.progress, made, compiling)
         _tell(child, report)

@@ -70,11 +70,15 @@ class Making(Job):
 
     def build(self, settings: IndexSettings) -> Made:
         """Make the image, and push it where that is wanted; no image is tagged before everything was checked."""
-        cache = LayerCache(self.order.cache, self.shared)
+        cache = LayerCache(self.order.cache, self.shared, self.report.note)
         keys = cache_keys(self.recipe)
         cache.look_up(keys.layers, keys.notes)
         needed = self._needed(cache)
-        with Arrivals(self.order.cache, report=self.fetched, settings=settings) as arrivals, self._upload() as upload:
+        # Until the end, as a layer that turns out to be damaged when it is written or loaded is made again.
+        arrivals = self.until.enter_context(
+            Arrivals(self.order.cache, report=self.fetched, settings=settings, note=self.report.note)
+        )
+        with self._upload() as upload:
             self._announce(needed)
             arrivals.start(needed)
             offer = upload.offer if upload else _ignore

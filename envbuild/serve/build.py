@@ -235,7 +235,7 @@ def _known(order: Order, plan: _Plan, shared: SharedCache | None, report: Report
 def _made(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter, until: ExitStack) -> Image:
     """Put the image together; its layers can be opened until then, and others find them where it is pushed to."""
     report.step("assembling the serving image")
-    cache, options = LayerCache(order.cache, shared), _options(order, report)
+    cache, options = LayerCache(order.cache, shared, report.note), _options(order, report)
     made = until.enter_context(
         extended(plan.parent, plan.above, plan.addition, options, report, compiling=plan.compiling, cache=cache)
     )

@@ -87,7 +87,7 @@ def slim_parent(origin: Origin, slim: Slimmed, order: ServeOrder, report: Report
     """
     parts = _Parts.of(origin.parent)
     recipe = parts.recipe(slim, origin.environment)
-    cache = LayerCache(order.order.cache, parts.known(recipe))
+    cache = LayerCache(order.order.cache, parts.known(recipe), report.note)
     report.step(f"assembling the environment without {len(slim.dropped)} distributions")
 
     def fetched(done: int, total: int, _text: str) -> None:
@@ -96,6 +96,9 @@ def slim_parent(origin: Origin, slim: Slimmed, order: ServeOrder, report: Report
     with Arrivals(order.order.cache, report=fetched, settings=_settings(order.order)) as arrivals:
         arrivals.start(wheels_to_read(recipe, cache))
         made = assemble(recipe, parts.base, arrivals, cache, report.progress).image
+        for layer in made.layers:
+            if layer.found == "cache":
+                layer.open().close()  # a damaged one is made again while there are wheels
     theirs = {it.descriptor.digest: it for it in parts.parent.image.layers}
     image = replace(made, layers=tuple(theirs.get(it.descriptor.digest, it) for it in made.layers))
     report.note(_saving(slim, image, theirs))

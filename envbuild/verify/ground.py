@@ -1,17 +1,15 @@
 """The files of a base image, and what its loader reads of them; kept by the base's digest once they were read."""
 
-import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from envbuild.base.tree import Node, Tree, contents, read_tree
-from envbuild.files import write_whole
-from envbuild.oci.image import canonical_json
+from envbuild.cache import read_entry, write_entry
 from envbuild.recipe import Base
 from envbuild.verify.cache import read_cache
 from envbuild.verify.elf import Elf, read_elf
@@ -37,12 +35,11 @@ class Ground:
 
 def read_ground(base: Base, facts: Path) -> Ground:
     """Read a base's layers in bounded memory; `facts` is a folder that remembers them. BaseError as `read_tree`."""
-    known = facts / f"base-{base.digest.hex}-{_FORMAT}.json"
-    try:
-        return _from_json(known.read_bytes())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        ground = _read(base)
-    write_whole(known, _to_json(ground))
+    name = f"base-{base.digest.hex}-{_FORMAT}.json"
+    if found := read_entry(facts, name, _decode):
+        return found
+    ground = _read(base)
+    write_entry(facts, name, _encode(ground))
     return ground
 
 
@@ -73,14 +70,13 @@ def _read_at(file: IO[bytes], start: int, size: int) -> bytes:
     return file.read(size)
 
 
-def _to_json(ground: Ground) -> bytes:
+def _encode(ground: Ground) -> dict[str, Any]:
     nodes = {path: [node.kind, node.target] for path, node in ground.tree.items()}
     libraries = {path: elf.to_list() for path, elf in ground.libraries.items()}
-    return canonical_json({"nodes": nodes, "libraries": libraries, "cache": dict(ground.cache)})
+    return {"nodes": nodes, "libraries": libraries, "cache": dict(ground.cache)}
 
 
-def _from_json(data: bytes) -> Ground:
-    value = json.loads(data)
+def _decode(value: Any) -> Ground:
     return Ground(
         tree={path: Node(kind, target=target) for path, (kind, target) in value["nodes"].items()},
         libraries={path: Elf.from_list(elf) for path, elf in value["libraries"].items()},

@@ -1,17 +1,16 @@
 """The wheels of an environment as files below its prefix, whose libraries are read once and remembered by content."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from envbuild.files import write_whole
+from envbuild.cache import read_entry, write_entry
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
 from envbuild.splice.archive import Member, WheelArchive, check_locked
 from envbuild.splice.install import Scheme, installed_files
@@ -76,7 +75,7 @@ class Shelf:
         """Remember what was read."""
         for digest in self._added:
             facts = {name: elf and elf.to_list() for name, elf in self._known[digest].items()}
-            write_whole(self._path(digest), canonical_json(facts))
+            write_entry(self._facts, _name(digest), facts)
         self._added.clear()
 
     def _size(self, path: str) -> int:
@@ -85,15 +84,13 @@ class Shelf:
 
     def _of(self, digest: Digest) -> dict[str, Elf | None]:
         if digest not in self._known:
-            self._known[digest] = self._remembered(digest)
+            self._known[digest] = read_entry(self._facts, _name(digest), _decode) or {}
         return self._known[digest]
 
-    def _remembered(self, digest: Digest) -> dict[str, Elf | None]:
-        try:
-            value = json.loads(self._path(digest).read_bytes())
-            return {str(name): elf and Elf.from_list(elf) for name, elf in value.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}
 
-    def _path(self, digest: Digest) -> Path:
-        return self._facts / f"wheel-{digest.hex}-{_FORMAT}.json"
+def _name(digest: Digest) -> str:
+    return f"wheel-{digest.hex}-{_FORMAT}.json"
+
+
+def _decode(value: Any) -> dict[str, Elf | None]:
+    return {name: elf and Elf.from_list(elf) for name, elf in value.items()}

@@ -243,7 +243,7 @@ def test_a_false_version_of_a_base_is_kept_by_nobody(site):
 def test_a_version_of_a_base_that_is_none_is_a_warning(site):
     falsify_base(site, python=["3.11.2"])
     assert site.built("victim")["digest"] == site.digest
-    assert "is not usable: it does not say Python, glibc and interpreter of a base; it is ignored" in site.stderr
+    assert "is not usable: its python cannot be ['3.11.2']; it is ignored" in site.stderr
 
 
 def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:

@@ -8,6 +8,7 @@ import pytest
 from envbuild.base import resolve_base
 from envbuild.base.facts import Facts, KnownFacts
 from envbuild.base.inspect import inspect
+from envbuild.cache import write_entry
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.trust import Claim, Voucher
@@ -118,16 +119,17 @@ def test_what_a_repository_claims_is_used_and_kept_nowhere(tmp_path):
 def test_kept_facts_that_are_none_are_read_again(change, tmp_path):
     facts = read(IMAGE, tmp_path)
     [path] = tmp_path.iterdir()
-    path.write_text(json.dumps(asdict(facts) | change))
+    right = path.read_bytes()
+    write_entry(tmp_path, path.name, asdict(facts) | change)
     assert read(IMAGE, tmp_path) == facts
-    assert json.loads(path.read_bytes()) == asdict(facts), "and put right"
+    assert path.read_bytes() == right, "and put right"
 
 
 @pytest.mark.parametrize("value", [None, [], "text", {}, 3])
 def test_kept_facts_of_another_shape_are_read_again(value, tmp_path):
     facts = read(IMAGE, tmp_path)
     [path] = tmp_path.iterdir()
-    path.write_text(json.dumps(value))
+    write_entry(tmp_path, path.name, value)
     assert read(IMAGE, tmp_path) == facts
 
 

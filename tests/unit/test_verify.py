@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from envbuild.assemble import LayerResult, derive_recipe, named_environment
+from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BuildError
 from envbuild.lock import Lock, Target, read_pylock
 from envbuild.oci.digest import Digest
@@ -211,11 +212,14 @@ def test_a_layer_that_somebody_published_for_another_is_found_by_deep_alone(site
     assert str(true.digest) in wrong["layer"]["wanted"]
 
 
-def test_what_a_registry_said_of_the_base_is_not_believed_by_deep(site, tmp_path):
-    """The interpreter's path ends up in a layer and in the environment id."""
+def test_what_a_cache_says_of_the_base_is_not_believed_by_deep(site, tmp_path):
+    """The interpreter's path ends up in a layer and in the environment id; who writes the cache can say another."""
     site.says("base", "show", f"{site.host}/up/base:1", "--platform", "linux/amd64")
-    facts = next((tmp_path / "cache/bases/facts").glob("*.json"))
-    facts.write_text(facts.read_text().replace("/usr/bin/python3.11", "/tmp/python3.11"))
+    folder = tmp_path / "cache/bases/facts"
+    [name] = [path.name for path in folder.glob("*.json")]
+    said: dict[str, str] = read_entry(folder, name) or {}
+    assert said["python_path"] == "/usr/bin/python3.11"
+    write_entry(folder, name, said | {"python_path": "/tmp/python3.11"})
     image = site.built(f"{site.host}/up/base:1")["image"]
     assert differing(verified(site, image)) == {}
     assert differing(verified(site, image, "--deep")).keys() >= {"environment", "layer", "manifest made anew"}

@@ -1,14 +1,13 @@
 """What was compiled before: one archive for each wheel, interpreter and prefix."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from envbuild.files import settle, write_whole, written_aside
+from envbuild.cache import read_entry, remove, write_entry
+from envbuild.files import settle, written_aside
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import canonical_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +61,14 @@ class Store:
 
     def get(self, key: Digest) -> Compiled | None:
         """Return what was compiled for a key, if it is there as it was written."""
+        found = read_entry(self._folder, self._name(key), _decode)
         path = self._path(key)
-        try:
-            value = json.loads(path.with_suffix(".json").read_bytes())
-            tally = Tally.from_dict(value["tally"])
-            with path.open("rb") as file:
-                digest, _ = Digest.of_file(file)
-        except (OSError, ValueError, KeyError, TypeError):
+        if found is None or not path.is_file():
             return None
-        return Compiled(path, tally) if value["archive"] == str(digest) else None
+        archive, tally = found
+        with path.open("rb") as file:
+            digest, _ = Digest.of_file(file)
+        return Compiled(path, tally) if digest == archive else None
 
     def make(self, key: Digest, write: Callable[[BinaryIO], Tally]) -> Compiled:
         """Make and keep the archive for a key."""
@@ -80,10 +78,18 @@ class Store:
             file.flush()
             with temporary.open("rb") as written:
                 digest, _ = Digest.of_file(written)
+            if path.is_dir():
+                remove(path)
             settle(file, temporary, path)
-        value = {"archive": str(digest), "tally": tally.to_dict()}
-        write_whole(path.with_suffix(".json"), canonical_json(value))
+        write_entry(self._folder, self._name(key), {"archive": str(digest), "tally": tally.to_dict()})
         return Compiled(path, tally)
 
     def _path(self, key: Digest) -> Path:
         return self._folder / key.hex[:2] / f"{key.hex}.zip"
+
+    def _name(self, key: Digest) -> str:
+        return f"{key.hex[:2]}/{key.hex}.json"
+
+
+def _decode(value: Any) -> tuple[Digest, Tally]:
+    return Digest.parse(value["archive"]), Tally.from_dict(value["tally"])

@@ -1,0 +1,162 @@
+"""Ways in which a file of the cache can be wrong, and a command that can be run many times in little time."""
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+ROOT = Path(__file__).parents[1]
+MODULES = (
+    "envbuild.cli.commands",
+    "envbuild.cli.from_manifest",
+    "envbuild.pipeline.build",
+    "envbuild.cli.summary",
+    "httpx",
+)
+Damage = Callable[[Path], None]
+DEEP = b"[" * 100_000
+IMPOSSIBLE: tuple[Any, ...] = (None, True, -1, 1e30, float("nan"), "", "\ud800", [], [[]], {}, {"unknown": 1})
+
+
+def damages(path: Path) -> Iterator[tuple[str, Damage]]:
+    """Everything that can be wrong with one file; each may be done once, to the file as it is now."""
+    data = path.read_bytes()
+    yield "bit at 0", _writes(_flipped(data, 0))
+    yield "bit in the middle", _writes(_flipped(data, len(data) // 2))
+    yield "bit at the end", _writes(_flipped(data, len(data) - 1))
+    yield "empty", _writes(b"")
+    yield "cut", _writes(data[: len(data) // 2])
+    yield "deep", _writes(DEEP)
+    yield "folder", _becomes_folder
+    yield "dangling link", _becomes_link
+    yield "unreadable", lambda path: path.chmod(0)
+    if value := _json(data):
+        for number, changed in enumerate(_impossible(value)):
+            yield f"impossible {number}", _writes(json.dumps(changed).encode())
+        for number, place in enumerate(_values(data)):
+            yield f"bit in value {number}", _writes(_flipped(data, place))
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def _values(data: bytes) -> Iterator[int]:
+    """A place in the value of each key that has one in plain sight."""
+    for found in re.finditer(rb'": ?["\[{]*([^"\[{])', data):
+        yield found.start(1)
+
+
+def _impossible(value: Any) -> Iterator[Any]:
+    """The value, and each part of its first two levels, replaced by what cannot be there."""
+    yield from IMPOSSIBLE
+    if isinstance(value, dict):
+        for key, part in value.items():
+            for other in _impossible(part) if isinstance(part, dict) and len(part) < 9 else IMPOSSIBLE:
+                yield value | {key: other}
+
+
+def _flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+def _writes(data: bytes) -> Damage:
+    def write(path: Path) -> None:
+        state = path.stat()
+        path.chmod(0o644)
+        path.write_bytes(data)
+        path.chmod(state.st_mode)
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+    return write
+
+
+def _becomes_folder(path: Path) -> None:
+    path.unlink()
+    (path / "in it").mkdir(parents=True)
+
+
+def _becomes_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+class Commands:
+    """Runs the command line many times in little time: in copies of one process that has imported everything."""
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "tests.damage"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process as process:
+            process.communicate()
+
+    def run(self, arguments: Sequence[str | Path], folder: Path, env: Mapping[str, str]) -> Ran:
+        """Run in this folder, with these variables more."""
+        out, err = folder / "stdout", folder / "stderr"
+        request = {"arguments": [str(it) for it in arguments], "folder": str(folder), "env": dict(env)}
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps(request | {"files": [str(out), str(err)]}) + "\n")
+        self._process.stdin.flush()
+        code = int(self._process.stdout.readline())
+        return Ran(code, out.read_text("utf-8", "replace"), err.read_text("utf-8", "replace"))
+
+
+def _answer() -> None:
+    """Run what is asked for, one after the other, each in a process of its own; no thread is here that forks break."""
+    for name in MODULES:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _run(request)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _run(request: Mapping[str, Any]) -> NoReturn:
+    from envbuild.cli.commands import run
+
+    code = 99
+    try:
+        for number, path in enumerate(request["files"], 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.chdir(request["folder"])
+        os.environ.update(request["env"])
+        code = run(request["arguments"])
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def fresh_copy(source: Path, target: Path) -> None:
+    """A copy of a folder with times and links, in place of whatever is there."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, symlinks=True)
+
+
+if __name__ == "__main__":
+    _answer()
