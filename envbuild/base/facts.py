@@ -91,7 +91,7 @@ def _key(image: Digest) -> Digest:
 
 def _facts(value: Any) -> Facts:
     if not isinstance(value, dict) or value.keys() != _SHAPES.keys():
-        raise ValueError("it does not say Python, glibc and interpreter of a base")  # noqa: TRY004 - decoders raise nothing else
+        raise ValueError("it does not say Python, glibc and interpreter of a base")
     if wrong := [
         key for key, shape in _SHAPES.items() if not (isinstance(value[key], str) and shape.match(value[key]))
     ]:
