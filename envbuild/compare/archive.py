@@ -20,6 +20,7 @@ from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Descriptor, Image, Layer, manifest_bytes
 from envbuild.oci.layout import read_layout
+from envbuild.oci.tar_reader import open_tar
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -38,7 +39,7 @@ def read_archive(path: Path, *, machine: str, scratch: Callable[[], Path]) -> Im
     makes, and `machine` chooses of several platforms.
     """
     try:
-        with tarfile.open(path, mode="r:") as archive:
+        with path.open("rb") as file, open_tar(file) as archive:
             found = {posixpath.normpath(member.name): member for member in archive}
             if "manifest.json" in found or "oci-layout" not in found:
                 return _Archive(path, found).image()
