@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from envbuild.registry.faults import Aim
+from envbuild.registry.transport import ANSWER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class Call:
     body: Callable[[], bytes | Iterable[bytes]] | None = None
     """Makes the body anew for each sending."""
     large: bool = False
+    answer_within: float = ANSWER
+    """Seconds that the registry may take until it begins to answer."""
     also: frozenset[int] = frozenset()
     """Statuses beside success that the caller understands."""
 
