@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import httpx
 
 from envbuild.registry.faults import Aim
-from envbuild.registry.transport import ANSWER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +32,8 @@ class Call:
     body: Callable[[], bytes | Iterable[bytes]] | None = None
     """Makes the body anew for each sending."""
     large: bool = False
-    answer_within: float = ANSWER
-    """Seconds that the registry may take until it begins to answer."""
+    answer_within: float | None = None
+    """Seconds that the registry may take until it begins to answer; None for the usual ones."""
     also: frozenset[int] = frozenset()
     """Statuses beside success that the caller understands."""
 

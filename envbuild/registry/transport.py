@@ -156,7 +156,7 @@ class Transport:
         *,
         headers: Mapping[str, str],
         content: bytes | Iterable[bytes] | None = None,
-        answer_within: float = ANSWER,
+        answer_within: float | None = None,
     ) -> httpx.Response:
         """Send one request and return its answer with the body unread; the caller closes it.
 
@@ -169,7 +169,7 @@ class Transport:
             url,
             headers=dict(headers),
             content=content,
-            timeout=httpx.Timeout(connect=CONNECT, read=answer_within, write=ANSWER, pool=None),
+            timeout=httpx.Timeout(connect=CONNECT, read=answer_within or ANSWER, write=ANSWER, pool=None),
             extensions={"trace": self._trace},
         )
         with explained(url):
