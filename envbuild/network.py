@@ -23,7 +23,7 @@ _Options = Iterable[httpcore.SOCKET_OPTION] | None
 
 
 def limit_slowness(client: httpx.Client) -> httpx.Client:
-    """Let all connections of a client end with httpx.ReadError or WriteError that are slower than LOWEST_RATE.
+    """Let all connections of a client end with httpx.ReadError or WriteTimeout that are slower than LOWEST_RATE.
 
     A line says what is waited for where a server is silent.
     """
@@ -111,7 +111,9 @@ class _Stream(httpcore.NetworkStream):
         for place in range(0, len(whole), _PIECE):
             started, piece = time.monotonic(), whole[place : place + _PIECE]
             self._inner.write(piece, timeout)  # type: ignore[arg-type]  # sockets take any buffer
-            self._measure(len(piece), started, httpcore.WriteError)
+            self._measure(
+                len(piece), started, httpcore.WriteTimeout
+            )  # a WriteError is passed over, for an answer that may be there
 
     def _measure(self, count: int, started: float, error: type[Exception]) -> None:
         """Count bytes and the time that they took; raise `error` where that is too slow."""
