@@ -89,7 +89,7 @@ def retried(action: Callable[[], Result], url: str, pause: Pause = time.sleep) -
                 raise explained(error, url) from error
             seconds = _asked_delay(error) or delay
             if seconds >= waiting.SILENCE:
-                waiting.announce(f"waiting {seconds:.0f} s before the next try, as the index asks for: {bare_url(url)}")
+                waiting.announce(f"waiting {seconds:.0f} s before the next try: {bare_url(url)}")
             pause(seconds)
         except httpx.InvalidURL as error:
             todo = "correct it, or, if it is right, what HTTP_PROXY, HTTPS_PROXY and ALL_PROXY say"

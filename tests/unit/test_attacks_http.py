@@ -33,18 +33,17 @@ LISTENING = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
 @contextmanager
-def server(answer, *, ping: bool = True) -> Iterator[str]:
+def server(answer) -> Iterator[str]:
     """A server that answers each connection by `answer(socket, stopped)`; yields its host."""
     stopped, listener = threading.Event(), socket.create_server(("127.0.0.1", 0))
 
     def handle(opened: socket.socket) -> None:
         with opened, suppress(OSError):
-            if ping and b"GET /v2/ " in (got := opened.recv(1 << 16)):
+            if (got := opened.recv(1 << 16)).startswith(b"GET /v2/ "):
                 opened.sendall(LISTENING)
                 got = opened.recv(1 << 16)
-            if ping and not got:
-                return
-            answer(opened, stopped)
+            if got:
+                answer(opened, stopped)
 
     def accept() -> None:
         with suppress(OSError):
@@ -132,7 +131,7 @@ def test_a_blob_that_drips_ends():
 def test_an_index_that_drips_ends(answer, monkeypatch):
     monkeypatch.setattr("envbuild.lock.client._DELAYS", ())
     with (
-        server(answer, ping=False) as host,
+        server(answer) as host,
         LateClient(index_of(host)) as client,
         pytest.raises(LockError, match="slower than 1000 bytes a second"),
     ):
@@ -153,7 +152,7 @@ def test_a_page_that_is_slow_but_not_dripping_has_a_deadline(monkeypatch):
 def test_a_page_that_never_ends_is_refused(monkeypatch):
     monkeypatch.setattr(lock_index, "PAGE_LIMIT", 1 << 20)
     with (
-        server(pouring, ping=False) as host,
+        server(pouring) as host,
         LateClient(index_of(host)) as client,
         pytest.raises(LockError, match="has more than 1 MiB"),
     ):
@@ -246,7 +245,7 @@ def test_redirects_in_a_circle_end(monkeypatch):
     with server(around) as host, registry_of(host) as registry, pytest.raises(RegistryError, match="redirects without"):
         registry.manifest("app", "v1")
     with (
-        server(around, ping=False) as host,
+        server(around) as host,
         LateClient(index_of(host)) as client,
         pytest.raises(LockError, match="redirects"),
     ):
@@ -269,6 +268,6 @@ def test_a_resolver_whose_index_drips_ends(resolver, lines, monkeypatch, tmp_pat
     monkeypatch.setattr(resolving, "RESOLVER_SECONDS", 1.0)
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    with server(dripping, ping=False) as host, pytest.raises(LockError, match="did not end within"):
+    with server(dripping) as host, pytest.raises(LockError, match="did not end within"):
         resolver(settings=index_of(host)).resolve(("x==1.0",), HERE)
     assert any("which asks the package index" in line for line in lines)
