@@ -109,7 +109,7 @@ def registry_of(host: str) -> Registry:
 
 
 def index_of(host: str) -> IndexSettings:
-    return IndexSettings(default=f"http://{host}/simple")
+    return IndexSettings(default=f"http://{host}/simple", from_pip=True)
 
 
 @pytest.mark.parametrize("answer", [dripping, dripping_head])
