@@ -10,6 +10,7 @@ from io import BytesIO
 import pytest
 
 from envbuild import network, waiting
+from envbuild.cli.console import Progress
 from envbuild.errors import LockError, RegistryError
 from envbuild.lock import IndexSettings, resolving
 from envbuild.lock import index as lock_index
@@ -271,3 +272,13 @@ def test_a_resolver_whose_index_drips_ends(resolver, lines, monkeypatch, tmp_pat
     with server(dripping) as host, pytest.raises(LockError, match="did not end within"):
         resolver(settings=index_of(host)).resolve(("x==1.0",), HERE)
     assert any("which asks the package index" in line for line in lines)
+
+
+def test_a_command_says_on_stderr_what_is_waited_for(capsys, monkeypatch):
+    monkeypatch.setattr(transport, "ANSWER", 0.5)
+    with Progress(), server(silent) as host, registry_of(host) as registry, pytest.raises(RegistryError):
+        registry.manifest("app", "v1")
+    waiting.announce("after its end nothing is said")
+    said = capsys.readouterr().err
+    assert "  waiting for 127.0.0.1: GET /v2/app/manifests/v1 (" in said
+    assert "after" not in said
