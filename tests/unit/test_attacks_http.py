@@ -110,7 +110,7 @@ def registry_of(host: str) -> Registry:
 
 
 def index_of(host: str) -> IndexSettings:
-    return IndexSettings(default=f"http://{host}/simple", from_pip=True)
+    return IndexSettings(default=f"http://{host}/simple")
 
 
 @pytest.mark.parametrize("answer", [dripping, dripping_head])
@@ -269,8 +269,10 @@ def test_a_resolver_whose_index_drips_ends(resolver, lines, monkeypatch, tmp_pat
     monkeypatch.setattr(resolving, "RESOLVER_SECONDS", 1.0)
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    with server(dripping) as host, pytest.raises(LockError, match="did not end within"):
-        resolver(settings=index_of(host)).resolve(("x==1.0",), HERE)
+    with server(dripping) as host:
+        monkeypatch.setenv("UV_DEFAULT_INDEX" if resolver is UvResolver else "PIP_INDEX_URL", f"http://{host}/simple")
+        with pytest.raises(LockError, match="did not end within"):
+            resolver().resolve(("x==1.0",), HERE)
     assert any("which asks the package index" in line for line in lines)
 
 
