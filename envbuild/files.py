@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import errno
 import fcntl
 import os
 import stat
@@ -57,6 +58,35 @@ def _mode_of(path: Path, otherwise: int) -> int:
     if not stat.S_ISREG(mode):
         raise BuildError("this is not a regular file", where=str(path), todo="give the path of a file, new or old")
     return stat.S_IMODE(mode)
+
+
+def link_out(folder: Path, path: Path) -> str:
+    """Where a path in a folder really leads, if a link takes it out of the folder; else the empty text."""
+    target = os.path.realpath(path)
+    root = os.path.realpath(folder)
+    return "" if target == root or target.startswith(root.rstrip("/") + "/") else target
+
+
+def open_inside(folder: Path, path: Path) -> BinaryIO:
+    """Open a regular file of a folder for reading; OSError where a link leads out of the folder.
+
+    Links are resolved first, and then none is followed, so nobody can put one there in between.
+    """
+    if target := link_out(folder, path):
+        raise OSError(errno.EXDEV, f"a link leads out of the folder, to {target}", str(path))
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    inside = Path(os.path.realpath(path)).relative_to(os.path.realpath(folder))
+    handle = os.open(os.path.realpath(folder), flags | os.O_DIRECTORY)
+    for part in inside.parts:
+        above = handle
+        try:
+            handle = os.open(part, flags, dir_fd=above)
+        finally:
+            os.close(above)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return os.fdopen(handle, "rb")
 
 
 def check_writable(path: Path) -> None:

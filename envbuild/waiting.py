@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -19,6 +20,26 @@ _NEW = 14_000
 """Objects, twenty times what an interpreter lets come before it looks through them."""
 _SOON = 0.05
 """Seconds, after which what swallowed an interrupt is over."""
+SILENCE = 10.0
+"""Seconds of silence after which a line says what is waited for."""
+_listeners: list[Callable[[str], None]] = []
+"""Where those lines go."""
+
+
+@contextmanager
+def announcing(listener: Callable[[str], None]) -> Iterator[None]:
+    """Let what `announce` says go to the listener within the block, from any thread."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def announce(text: str) -> None:
+    """Say what is waited for, to the newest listener if there is one."""
+    for listener in _listeners[-1:]:
+        listener(text)
 
 
 def take_turns() -> None:

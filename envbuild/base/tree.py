@@ -12,11 +12,10 @@ from typing import IO, BinaryIO, Literal, Protocol, cast
 from envbuild.errors import BaseError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Image, Layer
-from envbuild.splice.inflate import GZIP_ERRORS, open_gzip
+from envbuild.oci.tar_reader import open_tar
+from envbuild.splice.inflate import GZIP_ERRORS, expansion_limit, open_gzip
 
 _CHUNK = 1 << 20
-_BUFFER = 1 << 15
-"""Bytes that tarfile buffers: it copies the rest of its buffer at each header."""
 DAMAGED: tuple[type[Exception], ...] = (*GZIP_ERRORS, tarfile.TarError, ValueError)
 """What reading a layer raises that is no compressed tar."""
 _OVERLAP = 256
@@ -133,9 +132,12 @@ def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     with layer.open() as blob, ExitStack() as stack:
         # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
         packed = layer.descriptor.media_type == LAYER_GZIP
-        content = _Hashed(stack.enter_context(open_gzip(blob)) if packed else blob)
-        archive = stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", content), mode="r|", bufsize=_BUFFER))
+        limit = expansion_limit(layer.descriptor.size)
+        content = _Hashed(stack.enter_context(open_gzip(blob)) if packed else blob, limit)
+        archive = stack.enter_context(open_tar(cast("IO[bytes]", content), stream=True))
         while (member := archive.next()) is not None:
+            if member.issparse():
+                content.count(member.size)
             yield member, archive
             archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps a kilobyte of each
         content.finish(layer.diff_id)
@@ -215,15 +217,22 @@ def _search(content: IO[bytes], says: re.Pattern[bytes]) -> tuple[str, str]:
 
 
 class _Hashed:
-    """An uncompressed layer, hashed as it passes."""
+    """An uncompressed layer, hashed as it passes; ValueError once it is longer than `limit`."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._hasher = file, hashlib.sha256()
+    def __init__(self, file: BinaryIO, limit: int) -> None:
+        self._file, self._hasher, self._limit, self._size = file, hashlib.sha256(), limit, 0
 
     def read(self, size: int = -1, /) -> bytes:
         data = self._file.read(size)
         self._hasher.update(data)
+        self.count(len(data))
         return data
+
+    def count(self, size: int) -> None:
+        """Add to what the layer unpacks to."""
+        self._size += size
+        if self._size > self._limit:
+            raise ValueError(f"it unpacks to more than {self._limit} bytes, which is far more than its packed size")
 
     def finish(self, diff_id: Digest) -> None:
         """Read what follows the archive's end, so that the blob is checked too; ValueError when it is not `diff_id`."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 from rich.filesize import decimal
 
+from envbuild.waiting import announcing
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
@@ -75,11 +77,14 @@ class Progress:
         self._over = False
 
     def __enter__(self) -> Self:
+        self._announcing = announcing(self.note)
+        self._announcing.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._announcing.__exit__(None, None, None)
         with self._lock:
             if self._bars:
                 self._bars.stop()

@@ -18,8 +18,19 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Descriptor, Image, Layer, manifest_bytes
+from envbuild.oci.image import (
+    INDEX,
+    LAYER_GZIP,
+    LAYER_TAR,
+    LAYER_ZSTD,
+    Descriptor,
+    Image,
+    Layer,
+    manifest_bytes,
+    parse_manifest,
+)
 from envbuild.oci.layout import read_layout
+from envbuild.oci.tar_reader import open_tar
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -38,7 +49,7 @@ def read_archive(path: Path, *, machine: str, scratch: Callable[[], Path]) -> Im
     makes, and `machine` chooses of several platforms.
     """
     try:
-        with tarfile.open(path, mode="r:") as archive:
+        with path.open("rb") as file, open_tar(file) as archive:
             found = {posixpath.normpath(member.name): member for member in archive}
             if "manifest.json" in found or "oci-layout" not in found:
                 return _Archive(path, found).image()
@@ -74,11 +85,11 @@ class _Archive:
 
     def _manifest(self, config: Digest) -> bytes:
         """The manifest that the archive has of the image, as older engines write none; empty then."""
-        entries = json.loads(self._read("index.json"))["manifests"] if "index.json" in self._found else ()
+        entries = parse_manifest(self._read("index.json"), INDEX)["manifests"] if "index.json" in self._found else ()
         for entry in entries:
             name = f"blobs/sha256/{Digest.parse(entry['digest']).hex}"
             data = self._read(name) if name in self._found else b"{}"
-            if (json.loads(data).get("config") or {}).get("digest") == str(config):
+            if (parse_manifest(data).get("config") or {}).get("digest") == str(config):
                 return data
         return b""
 

@@ -16,12 +16,14 @@ from envbuild.engine.image import Report
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, Descriptor, Image, Layer, history_lines, manifest_bytes
+from envbuild.oci.tar_reader import open_tar
 
 _QUIET = 600
 """Seconds that an engine may say nothing while it gathers a large layer."""
 _CHUNK = 1 << 20
 _JSON_LIMIT = 4 << 20
 _GZIP = b"\x1f\x8b"
+_TODO = "push the image instead (--push), or load it (--load)"
 _LEVEL = 1
 """The fastest: the engine's builds give other bytes each time, so nobody has these layers already."""
 
@@ -34,11 +36,14 @@ def saved(image: Built, folder: Path | None, known: Sequence[Layer], report: Rep
     image.client.api.timeout = _QUIET
     found = _Found(folder, {layer.diff_id: layer for layer in known})
     stream = _Stream(image.client.api.get_image(image.id), report)
-    with tarfile.open(fileobj=io.BufferedReader(stream, _CHUNK), mode="r|") as archive:
-        for member in archive:
-            file = archive.extractfile(member) if member.isreg() else None
-            if file is not None:
-                found.take(member.name, member.size, file)
+    try:
+        with open_tar(io.BufferedReader(stream, _CHUNK), stream=True) as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.isreg() else None
+                if file is not None:
+                    found.take(member.name, member.size, file)
+    except tarfile.TarError as error:
+        raise BuildError(f"what the engine gives is no image: {error}", where="container engine", todo=_TODO) from error
     return found.image()
 
 
@@ -101,9 +106,8 @@ class _Found:
             config = self.texts[json.loads(self.texts["manifest.json"])[0]["Config"]]
             layers = tuple(_described(self.layers, json.loads(config)))
         except (KeyError, ValueError, TypeError, IndexError) as error:
-            todo = "push the image instead (--push), or load it (--load)"
             what = "the engine does not give the whole image"
-            raise BuildError(what, where="container engine", todo=todo) from error
+            raise BuildError(what, where="container engine", todo=_TODO) from error
         return Image(manifest_bytes(config, layers, {}), config, layers)
 
 
@@ -147,8 +151,10 @@ def _plain(head: bytes, file: IO[bytes]) -> Iterator[bytes]:
     inflated = zlib.decompressobj(zlib.MAX_WBITS | 16) if head.startswith(_GZIP) else None
     chunk = head
     while chunk:
-        yield inflated.decompress(chunk) if inflated else chunk
-        chunk = file.read(_CHUNK)
+        yield inflated.decompress(chunk, _CHUNK) if inflated else chunk
+        chunk = (inflated.unconsumed_tail if inflated else b"") or file.read(_CHUNK)
+    if inflated:
+        yield inflated.flush()
 
 
 def _absent() -> BinaryIO:

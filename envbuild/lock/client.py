@@ -12,10 +12,12 @@ from typing import TypeVar
 
 import httpx
 
+from envbuild import waiting
 from envbuild.errors import LockError
 from envbuild.files import home_folder
 from envbuild.lock.certificates import trusted
 from envbuild.lock.settings import IndexSettings, bare_url
+from envbuild.network import limit_slowness
 
 Result = TypeVar("Result")
 Pause = Callable[[float], object]
@@ -66,7 +68,7 @@ class IndexAuth(httpx.Auth):
 def make_client(settings: IndexSettings) -> httpx.Client:
     """A client with the certificates, proxies and credentials that pip and uv would use."""
     lax = {f"https://{host}": httpx.HTTPTransport(verify=False) for host in settings.trusted_hosts}
-    return httpx.Client(
+    client = httpx.Client(
         verify=trusted(settings),
         mounts=lax,
         auth=IndexAuth(settings),
@@ -74,6 +76,7 @@ def make_client(settings: IndexSettings) -> httpx.Client:
         follow_redirects=True,
         headers={"User-Agent": "envbuild", "Accept-Encoding": "identity"},
     )
+    return limit_slowness(client)
 
 
 def retried(action: Callable[[], Result], url: str, pause: Pause = time.sleep) -> Result:
@@ -84,7 +87,10 @@ def retried(action: Callable[[], Result], url: str, pause: Pause = time.sleep) -
         except httpx.HTTPError as error:
             if delay is None or not _may_pass(error):
                 raise explained(error, url) from error
-            pause(_asked_delay(error) or delay)
+            seconds = _asked_delay(error) or delay
+            if seconds >= waiting.SILENCE:
+                waiting.announce(f"waiting {seconds:.0f} s before the next try: {bare_url(url)}")
+            pause(seconds)
         except httpx.InvalidURL as error:
             todo = "correct it, or, if it is right, what HTTP_PROXY, HTTPS_PROXY and ALL_PROXY say"
             raise LockError(f"the address is not valid: {error}", where=bare_url(url), todo=todo) from error

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import url2pathname
 
@@ -17,8 +16,8 @@ from envbuild.lock.tags import parsed_wheel
 from envbuild.lock.web import Web, retried
 from envbuild.oci.digest import Digest
 
-if TYPE_CHECKING:
-    import httpx
+PAGE_LIMIT = 64 << 20
+"""Bytes of a project's page; the largest of the public index has some MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +123,21 @@ class _Links(HTMLParser):
 
 def _page(client: Web, url: str) -> tuple[IndexFile, ...]:
     """The links of a page; none when there is no such page."""
+    from envbuild.network import read_document  # noqa: PLC0415 - it imports httpx, which few warm locks do
 
-    def ask() -> "httpx.Response":
-        answer = client.get(url, headers={"Accept": "text/html"})
-        return answer if answer.status_code == HTTPStatus.NOT_FOUND else answer.raise_for_status()
+    def ask() -> tuple[bytes, str, str] | None:
+        with client.stream("GET", url, headers={"Accept": "text/html"}) as answer:
+            if answer.status_code == HTTPStatus.NOT_FOUND:
+                return None
+            answer.raise_for_status()
+            data = read_document(answer.iter_bytes(), PAGE_LIMIT)
+            return data, answer.encoding or "utf-8", str(answer.url)
 
-    answer = retried(ask, url)
-    return () if answer.status_code == HTTPStatus.NOT_FOUND else parse_page(answer.text, str(answer.url))
+    found = retried(ask, url)
+    if found and len(found[0]) > PAGE_LIMIT:
+        what = f"the page of an index has more than {PAGE_LIMIT >> 20} MiB"
+        raise LockError(what, where=bare_url(url), todo="check the index, and any proxy before it")
+    return parse_page(found[0].decode(found[1], "replace"), found[2]) if found else ()
 
 
 def _folder(path: Path) -> tuple[IndexFile, ...]:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from envbuild.errors import LockError, MissingComponentError, UsageError
 from envbuild.lock.faults import Fault, UnlockableError
 from envbuild.lock.index import IndexFile
 from envbuild.lock.model import Lock, Target
-from envbuild.lock.resolving import Question, asking, complete, failure
+from envbuild.lock.resolving import Question, asking, complete, failure, run_resolver
 from envbuild.lock.settings import IndexSettings, pip_environment
 from envbuild.lock.tags import best_wheel
 from envbuild.lock.web import in_parallel
@@ -100,14 +99,8 @@ def _compile(question: Question) -> str:
         folder = Path(name)
         asked, answer = folder / "requirements.in", folder / "requirements.txt"
         asked.write_text(question.text)
-        done = subprocess.run(
-            [sys.executable, "-P", *_program(question, folder), *_OPTIONS, "--output-file", str(answer), str(asked)],
-            cwd=folder,
-            env=pip_environment(question.settings),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-P", *_program(question, folder), *_OPTIONS, "--output-file", str(answer)]
+        done = run_resolver([*command, str(asked)], name, pip_environment(question.settings))
         if done.returncode:
             raise failure(question, done.stderr)
         return answer.read_text() if answer.exists() else ""

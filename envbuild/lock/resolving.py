@@ -1,13 +1,17 @@
 """What all resolvers share: checked requirements, the wheel of each, and the reasons when there is none."""
 
+import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild import waiting
 from envbuild.errors import LockError
 from envbuild.lock.facts import FactReader
 from envbuild.lock.faults import Fault, UnlockableError, describe, diagnose
@@ -84,6 +88,37 @@ def parsed_requirements(texts: Iterable[str]) -> tuple[Requirement, ...]:
 
 
 _SETTINGS = "the index settings of pip or uv"
+RESOLVER_SECONDS = 900.0
+"""Seconds for one run of a resolver, whose own timeouts an index can stretch by sending a byte now and then."""
+
+
+def run_resolver(
+    command: Sequence[str], folder: str, environment: Mapping[str, str], text: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a resolver in a folder, with `text` as its input; LockError where it does not end."""
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=PIPE if text else DEVNULL, stdout=PIPE, stderr=PIPE, text=True
+    )
+    with process:
+        try:
+            out, err = _wait(process, Path(command[0]).name, text)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _wait(process: subprocess.Popen[str], name: str, text: str | None) -> tuple[str, str]:
+    started = time.monotonic()
+    while True:
+        try:
+            return process.communicate(text, waiting.SILENCE)
+        except subprocess.TimeoutExpired:
+            text, waited = None, time.monotonic() - started  # the text is on its way
+        if waited > RESOLVER_SECONDS:
+            todo = "check the index, the network and the proxy, then run again"
+            raise LockError(f"{name} did not end within {waited:.0f} s", where=_SETTINGS, todo=todo)
+        waiting.announce(f"waiting for {name}, which asks the package index ({waited:.0f} s)")
 
 
 def failure(question: Question, said: str) -> LockError:

@@ -15,13 +15,15 @@ from packaging.utils import canonicalize_name
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.index import IndexFile, index_file
 from envbuild.lock.model import Lock, Target
-from envbuild.lock.resolving import Question, asking, complete, failure
+from envbuild.lock.resolving import Question, asking, complete, failure, run_resolver
 from envbuild.lock.settings import IndexSettings, uv_environment, uv_program
 from envbuild.lock.tags import best_wheel, glibc_minor, ranked_tags
 from envbuild.match.stack import Gaps
 
 _LEVELS = (17, 28, *range(31, 41))
 """The N of the manylinux_2_N that uv has for both machines, from 0.9.17 to 0.13.8."""
+_UNSOLVED = 1
+"""The exit code of uv where the index answered and nothing fits; another one means that something else failed."""
 
 _Offer = tuple[IndexFile, int | None]
 """A wheel and its size in bytes, where the index says it."""
@@ -46,7 +48,7 @@ class UvResolver:
         platforms = uv_platforms(target)
         with asking(requirements, target, self.settings, self.cache, gaps, local=local) as question:
             done = first = _compile(question, platforms[0])
-            if done.returncode and platforms[1:]:
+            if done.returncode == _UNSOLVED and platforms[1:]:
                 # What uv takes for a later glibc is held to the target's below.
                 done = _compile(question, platforms[1])
             if done.returncode:
@@ -112,15 +114,8 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
         for name, text in files.items():
             (Path(folder) / name).write_text(text)
-        return subprocess.run(
-            [uv_program(), "pip", "compile", "-", *common, *options],
-            cwd=folder,
-            env=uv_environment(question.settings),
-            input=question.text,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [uv_program(), "pip", "compile", "-", *common, *options]
+        return run_resolver(command, folder, uv_environment(question.settings), question.text)
 
 
 def _filling(question: Question) -> tuple[list[str], dict[str, str]]:

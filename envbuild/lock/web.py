@@ -23,7 +23,6 @@ _WORKERS = 4
 class Web(Protocol):
     """What of a client is used to ask indexes."""
 
-    def get(self, url: str, *, headers: dict[str, str]) -> "httpx.Response": ...
     def head(self, url: str) -> "httpx.Response": ...
     def stream(
         self, method: str, url: str, *, headers: dict[str, str] | None = None
@@ -42,10 +41,6 @@ class LateClient:
 
     def __exit__(self, *_: object) -> None:
         self._made.close()
-
-    def get(self, url: str, *, headers: dict[str, str]) -> "httpx.Response":
-        """As `httpx.Client.get`."""
-        return self._ready().get(url, headers=headers)
 
     def head(self, url: str) -> "httpx.Response":
         """As `httpx.Client.head`."""

@@ -31,6 +31,9 @@ class Fault:
     what: str
 
 
+FAULT_LIMIT = 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Parser:
     """Reads values by type hints and collects what is wrong; unknown keys are ignored, null is absent."""
@@ -44,8 +47,9 @@ class Parser:
         return kind(**{name: value for name, value, required in found if value is not None or required})
 
     def fault(self, path: str, what: str) -> None:
-        """Note a fault."""
-        self.faults.append(Fault(path=path, what=what))
+        """Note a fault, unless there are so many that nobody reads them."""
+        if len(self.faults) < FAULT_LIMIT:
+            self.faults.append(Fault(path=path, what=what))
 
     def _field(self, hint: Any, values: dict[str, Any], name: str, path: str, *, required: bool) -> Any:
         at = f"{path}.{name}" if path else name
@@ -86,7 +90,9 @@ class Parser:
 
     def _list(self, hint: Any, value: Any, at: str) -> tuple[Any, ...]:
         items = enumerate(value) if self._is(list, value, at) else ()
-        return tuple(self._item(hint, item, f"{at}[{index}]") for index, item in items)
+        return tuple(
+            self._item(hint, item, f"{at}[{index}]") for index, item in items if len(self.faults) < FAULT_LIMIT
+        )
 
     def _item(self, hint: Any, value: Any, at: str) -> Any:
         if value is not None:

@@ -96,9 +96,11 @@ def _json(text: str, where: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {shown(twice)} stands twice in one object")
+        seen = set[str]()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {shown(key)} stands twice in one object")
+            seen.add(key)
     return values
 
 

@@ -27,10 +27,41 @@ ENVIRONMENT = "dev.envbuild.environment"
 OCI_OF_DOCKER = {DOCKER_MANIFEST: MANIFEST, DOCKER_INDEX: INDEX, DOCKER_CONFIG: CONFIG, DOCKER_LAYER: LAYER_GZIP}
 """The OCI media type for the same bytes; the two families are never mixed in one manifest."""
 
+_KINDS = {MANIFEST: False, DOCKER_MANIFEST: False, INDEX: True, DOCKER_INDEX: True}
+"""Whether a media type is an index's."""
+
 
 def canonical_json(value: Any) -> bytes:
     """Serialise with sorted keys, no spaces and UTF-8: equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def parse_manifest(data: bytes, media_type: str = "") -> dict[str, Any]:
+    """Read an image manifest or index; ValueError where one reader could take it for the other (CVE-2021-41190).
+
+    `media_type` is what a registry or a descriptor says that it is. Readers in Go ignore the case of keys.
+    """
+    value: dict[str, Any] = json.loads(data, object_pairs_hook=_unique)
+    if not isinstance(value, dict):
+        raise TypeError(f"{type(value).__name__} is no object")
+    keys = {key.lower() for key in value}
+    if len(keys) < len(value):
+        raise ValueError("two of its keys differ only in their case")
+    if "manifests" in keys and keys & {"layers", "config"}:
+        raise ValueError("it is an image manifest and an index at once")
+    said = {str(value.get("mediaType") or media_type), media_type or str(value.get("mediaType"))} & _KINDS.keys()
+    if len(said) > 1:
+        raise ValueError(f"it is said to be {media_type} and says itself that it is {value['mediaType']}")
+    if any(_KINDS[kind] != ("manifests" in keys) for kind in said):
+        raise ValueError(f"it has not the content of its media type {media_type or value['mediaType']}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

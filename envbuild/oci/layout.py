@@ -17,6 +17,7 @@ from envbuild.oci.blobs import blobs_of, place_blob
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import (
     DOCKER_MANIFEST,
+    INDEX,
     OCI_OF_DOCKER,
     Descriptor,
     Image,
@@ -24,6 +25,7 @@ from envbuild.oci.image import (
     canonical_json,
     history_lines,
     manifest_bytes,
+    parse_manifest,
 )
 from envbuild.oci.index import Content, top_index
 from envbuild.waiting import as_completed
@@ -92,9 +94,9 @@ def read_layout(folder: Path, *, machine: str, reference: str | None = None) -> 
     at; whoever reads one to its end gets a BaseError there if its bytes are not those of its digest.
     """
     try:
-        if json.loads((folder / "oci-layout").read_bytes())["imageLayoutVersion"] != "1.0.0":
+        if json.loads(_small(folder / "oci-layout"))["imageLayoutVersion"] != "1.0.0":
             raise ValueError("it has a version other than 1.0.0")
-        index = json.loads((folder / "index.json").read_bytes())
+        index = parse_manifest(_small(folder / "index.json"), INDEX)
         value, data = _manifest(folder, _named(index, reference), ARCHITECTURES.get(machine, machine))
         return _image(folder, value, data)
     except OSError as error:
@@ -111,9 +113,17 @@ def _broken(folder: Path, why: str) -> BaseError:
 def _read(folder: Path, descriptor: Descriptor) -> bytes:
     if descriptor.size > _LIMIT:
         raise ValueError(f"{descriptor.digest} is too large for a manifest or config")
-    data = blob_path(folder, descriptor.digest).read_bytes()
+    data = _small(blob_path(folder, descriptor.digest))
     if Digest.of(data) != descriptor.digest:
         raise ValueError(f"{descriptor.digest} has other content")
+    return data
+
+
+def _small(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(_LIMIT + 1)
+    if len(data) > _LIMIT:
+        raise ValueError(f"{path.name} has more than {_LIMIT >> 20} MiB")
     return data
 
 
@@ -153,8 +163,9 @@ def _manifests(
         platform = entry.get("platform")
         if platform and (platform.get("os"), platform.get("architecture")) != ("linux", architecture):
             continue
-        data = _read(folder, Descriptor.from_dict(entry))
-        value = json.loads(data)
+        described = Descriptor.from_dict(entry)
+        data = _read(folder, described)
+        value = parse_manifest(data, described.media_type)
         if "manifests" in value:
             yield from _manifests(folder, value, architecture, depth - 1)
         elif platform or _architecture(folder, value) == architecture:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import httpx
 
 from envbuild.errors import RegistryError
+from envbuild.network import read_document
 from envbuild.registry.credentials import Credentials, Found, find
 from envbuild.registry.faults import Aim, redacted, refusal
 from envbuild.registry.retry import TRANSIENT_STATUSES, Transient
@@ -55,13 +56,8 @@ def chosen(response: httpx.Response) -> Challenge | None:
 
 def bounded(response: httpx.Response, limit: int) -> bytes:
     """Read at most `limit` bytes of a body; one byte more tells the caller that there was more."""
-    data = bytearray()
     with explained(response.request.url):
-        for chunk in response.iter_raw():
-            data += chunk
-            if len(data) > limit:
-                break
-    return bytes(data[: limit + 1])
+        return read_document(response.iter_raw(), limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ class Call:
     body: Callable[[], bytes | Iterable[bytes]] | None = None
     """Makes the body anew for each sending."""
     large: bool = False
+    answer_within: float | None = None
+    """Seconds that the registry may take until it begins to answer; None for the usual ones."""
     also: frozenset[int] = frozenset()
     """Statuses beside success that the caller understands."""
 

@@ -5,6 +5,7 @@ still being written goes by one PATCH between them, as Docker's engine and go-co
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from types import TracebackType
@@ -19,9 +20,9 @@ from envbuild.registry.auth import Authorizer, bounded, retry_after
 from envbuild.registry.body import Progress, blob_reader, outgoing
 from envbuild.registry.call import Call, Manifest
 from envbuild.registry.credentials import Credentials
-from envbuild.registry.faults import Aim, redacted, refusal
+from envbuild.registry.faults import CHECK_REGISTRY, Aim, redacted, refusal
 from envbuild.registry.retry import TRANSIENT_STATUSES, Retry, Transient
-from envbuild.registry.transport import ANSWER, LONG_ANSWER, Transport, api_root, hop, same_origin
+from envbuild.registry.transport import LONG_ANSWER, Transport, api_root, hop, same_origin
 
 MANIFEST_LIMIT = 4 << 20
 """Bytes of the largest manifest that is read; every registry takes as much (distribution-spec, "Pushing Manifests")."""
@@ -33,8 +34,8 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HOPS = 5
 _PAGE = 1000
 """Tags that are asked for at once."""
-_PAGES = 100
-"""Pages of referrers that are read at most."""
+_PAGES, _LISTING_SECONDS = 1000, 600.0
+"""Pages of one listing, and seconds for all of them."""
 _UNKNOWN = frozenset({400, 404, 405, 406, 501})
 """How registries answer who asks for a list of referrers that they do not keep."""
 
@@ -96,12 +97,24 @@ class Registry:
 
     def tags(self, repository: str) -> tuple[str, ...]:
         """All tags of a repository, sorted; RegistryError where it is none, or what is answered is no list of tags."""
-        found, more = list[str](), True
-        while more:
+        found = list[str]()
+        for _ in self._pages(f"the tags of {repository}"):
             page, more = self._tags_after(repository, found[-1] if found else "")
             found += page
-            more = more and bool(page)
+            if not (page and more):
+                break
         return tuple(sorted(set(found)))
+
+    def _pages(self, what: str) -> Iterator[None]:
+        """Yield before each page of a listing; RegistryError where it has too many or takes too long."""
+        end = time.monotonic() + _LISTING_SECONDS
+        for _ in range(_PAGES):
+            yield
+            if time.monotonic() > end:
+                raise RegistryError(
+                    f"{self.host} has not listed {what} after {_LISTING_SECONDS:.0f} s", todo=CHECK_REGISTRY
+                )
+        raise RegistryError(f"{self.host} lists {what} on more than {_PAGES} pages", todo=CHECK_REGISTRY)
 
     def has_tags(self, repository: str) -> bool:
         """Whether anything in a repository has a tag; a repository that does not exist yet has none."""
@@ -134,7 +147,7 @@ class Registry:
         Distribution-spec, "Listing Referrers".
         """
         pages, url = list[bytes](), self._url(f"{repository}/referrers/{digest}")
-        for _ in range(_PAGES):
+        for _ in self._pages(f"what refers to {digest}"):
             aim, accept = Aim(host=self.host, repository=repository), {"Accept": INDEX}
             page, more = self._page(Call(method="GET", url=url, aim=aim, headers=accept, also=_UNKNOWN))
             if page is None:
@@ -228,11 +241,20 @@ class Registry:
         try:
             place = self._upload(aim)
             headers = {"Content-Type": "application/octet-stream"}
-            call = Call(method="PATCH", url=place, aim=aim, headers=headers, body=pieces, large=True)
+            call = Call(
+                method="PATCH",
+                url=place,
+                aim=aim,
+                headers=headers,
+                body=pieces,
+                large=True,
+                answer_within=LONG_ANSWER,
+            )
             with closing(self._answer(call)) as response:
                 place = hop(self._root, place, response.headers.get("location") or str(place))
             named = _named(place, finished().digest)
-            self._answer(Call(method="PUT", url=named, aim=aim, body=lambda: b"", large=True)).close()
+            last = Call(method="PUT", url=named, aim=aim, body=lambda: b"", large=True, answer_within=LONG_ANSWER)
+            self._answer(last).close()
         except Transient as transient:
             raise transient.error from transient
 
@@ -283,6 +305,7 @@ class Registry:
             headers=headers,
             body=lambda: outgoing(opener, descriptor, progress, self._transport.check),
             large=descriptor.size >= _LARGE,
+            answer_within=LONG_ANSWER,
         )
         self._answer(call).close()
 
@@ -334,7 +357,7 @@ class Registry:
             url,
             headers=call.headers | login,
             content=call.body() if call.body else None,
-            answer_within=LONG_ANSWER if call.method in ("PUT", "PATCH") else ANSWER,
+            answer_within=call.answer_within,
         )
 
 

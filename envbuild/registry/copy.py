@@ -13,7 +13,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
-from envbuild.registry.pull import ARCHITECTURES, chosen, read_manifest
+from envbuild.registry.pull import ARCHITECTURES, chosen, read_manifest, reason
 from envbuild.registry.push import PARALLEL, Report, confirm
 from envbuild.registry.retry import Retry
 from envbuild.registry.tags import publish
@@ -95,7 +95,7 @@ def _parts(registry: Registry, source: Reference, architecture: str | None) -> l
             value, data = read_manifest(registry, source, chosen(value, architecture, source))
         return list({part.digest: part for part in _below(registry, source, value, data, _DEPTH)}.values())
     except _WRONG as error:
-        what = f"{source} has a manifest that cannot be read ({type(error).__name__})"
+        what = f"{source} has a manifest that cannot be read ({reason(error)})"
         raise RegistryError(what, where=str(source), todo="name an image with an OCI or Docker manifest") from error
 
 

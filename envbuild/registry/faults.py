@@ -126,6 +126,6 @@ def unreachable(error: Exception, url: httpx.URL) -> RegistryError:
         todo = "check the certificate; SSL_CERT_FILE names a CA bundle; plain HTTP is spoken to loopback hosts only"
         return RegistryError(f"{url.netloc.decode()} cannot be trusted: {reason}", where=where, todo=todo)
     if isinstance(error, httpx.TimeoutException):
-        reason = f"no answer in time ({type(error).__name__})"
+        reason = f"no answer in time ({type(error).__name__}: {reason})"
     todo = "check the host's name, that the registry runs, the network, and HTTPS_PROXY"
     return RegistryError(f"{url.netloc.decode()} cannot be reached: {reason}", where=where, todo=todo)

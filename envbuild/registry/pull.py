@@ -19,6 +19,7 @@ from envbuild.oci.image import (
     Layer,
     history_lines,
     manifest_bytes,
+    parse_manifest,
 )
 from envbuild.oci.reference import Reference
 from envbuild.registry.call import Manifest
@@ -49,14 +50,19 @@ def pull(
             value, data = read_manifest(registry, reference, chosen(value, architecture, reference))
         return _image(registry, reference, value, data, architecture)
     except _WRONG as error:
-        what = f"{reference} has a manifest or config that cannot be read ({type(error).__name__})"
+        what = f"{reference} has a manifest or config that cannot be read ({reason(error)})"
         raise RegistryError(what, where=str(reference), todo="name an image with an OCI or Docker manifest") from error
+
+
+def reason(error: Exception) -> str:
+    """Say what is wrong with a manifest, where the error says it."""
+    return printable(str(error)) if isinstance(error, ValueError) else type(error).__name__
 
 
 def read_manifest(registry: Registry, reference: Reference, target: str) -> tuple[dict[str, Any], bytes]:
     """Get a manifest or index, parsed and as it is, held to its digest; RegistryError when there is none to be read."""
     found = named_manifest(registry, reference, target)
-    value: dict[str, Any] = json.loads(found.data)
+    value = parse_manifest(found.data, found.media_type)
     if value["schemaVersion"] != 2:
         what = f"{reference} has a manifest of schema {value['schemaVersion']!r:.9}, which is no longer supported"
         raise RegistryError(what, where=str(reference), todo="push the image again with a current Docker")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from envbuild import waiting
 from envbuild.errors import RegistryError
 
 TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
@@ -46,7 +47,10 @@ class Retry:
             try:
                 return attempt(number)
             except Transient as transient:
-                pause(self.delay(number, transient.after))
+                seconds = self.delay(number, transient.after)
+                if seconds >= waiting.SILENCE:
+                    waiting.announce(f"waiting {seconds:.0f} s before the next try: {transient.error.what}")
+                pause(seconds)
         try:
             return attempt(max(self.tries, 1))
         except Transient as transient:

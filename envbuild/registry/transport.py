@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from envbuild.errors import RegistryError
+from envbuild.network import limit_slowness
 from envbuild.oci.reference import DOCKER_HUB
 from envbuild.registry.faults import CHECK_REGISTRY, is_tls, redacted, unreachable
 from envbuild.registry.retry import Transient
@@ -22,7 +23,7 @@ from envbuild.registry.retry import Transient
 CONNECT = 10.0
 ANSWER = 60.0
 LONG_ANSWER = 900.0
-"""Seconds to wait for the answer to a large PUT: registries hash and move the blob before they answer (moby #53700)."""
+"""Seconds to wait for the answer to a blob's PUT: registries hash and move it before they answer (moby #53700)."""
 
 _DOCKER_HUB_API = "registry-1.docker.io"
 
@@ -155,7 +156,7 @@ class Transport:
         *,
         headers: Mapping[str, str],
         content: bytes | Iterable[bytes] | None = None,
-        answer_within: float = ANSWER,
+        answer_within: float | None = None,
     ) -> httpx.Response:
         """Send one request and return its answer with the body unread; the caller closes it.
 
@@ -168,7 +169,7 @@ class Transport:
             url,
             headers=dict(headers),
             content=content,
-            timeout=httpx.Timeout(connect=CONNECT, read=answer_within, write=ANSWER, pool=None),
+            timeout=httpx.Timeout(connect=CONNECT, read=answer_within or ANSWER, write=ANSWER, pool=None),
             extensions={"trace": self._trace},
         )
         with explained(url):
@@ -182,7 +183,7 @@ class Transport:
             return self._clients[scheme]
 
     def _new_client(self, trust: ssl.SSLContext) -> httpx.Client:
-        return httpx.Client(
+        client = httpx.Client(
             http2=False,
             verify=trust,
             # A proxy's own loopback is not ours.
@@ -192,6 +193,7 @@ class Transport:
             # Blobs and manifests are hashed as sent: nothing on the way may compress them.
             headers={"User-Agent": "envbuild", "Accept-Encoding": "identity"},
         )
+        return limit_slowness(client)
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
         """Remember each socket that httpcore opens, as its pool offers no way to cut a request in progress."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from envbuild.assemble.content import Content
 from envbuild.capture.redact import scrub_line
 from envbuild.errors import StampError, UsageError, VerifyError
+from envbuild.files import open_inside
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.oci.digest import Digest
 from envbuild.pipeline import Reporter
@@ -69,18 +70,14 @@ def _digests(model: HeldModel, recorded: Model | None, report: Reporter) -> dict
     for path, file in model.files.items():
         known = None if by_sum else model.digests.get(path)
         try:
-            found[path] = Sums(Digest(known), None, file.stat().st_size) if known else _read(file)
+            with open_inside(model.folder, file) as opened:
+                found[path] = Sums(Digest(known), None, file.stat().st_size) if known else sums_of(opened)
         except OSError as error:
-            todo = "see that it is there and may be read"
+            todo = "see that it is there and may be read; copy files in place of links: cp -rL MODEL COPY"
             raise StampError(f"the model cannot be read: {error.strerror}", where=str(file), todo=todo) from error
         done += found[path].size
         report.progress("checking the model", done, model.size)
     return found
-
-
-def _read(file: Path) -> Sums:
-    with file.open("rb") as opened:
-        return sums_of(opened)
 
 
 def _check_files(recorded: Model | None, model: HeldModel, found: Mapping[str, Sums], report: Reporter) -> None:

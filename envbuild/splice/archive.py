@@ -33,15 +33,15 @@ from envbuild.splice.bounds import (
     extra_fields,
     read_end,
 )
+from envbuild.splice.inflate import expansion_limit
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _LOCAL_SIGNATURE = b"PK\x03\x04"
 _UTF8, _DESCRIPTOR, _ENCRYPTED = 0x800, 0x8, 0x1
 _HARMLESS = _UTF8 | _DESCRIPTOR | 0x6
 """Flags (APPNOTE 4.4.4); the last two only tell how hard the compressor tried."""
-_LIMIT, _UNSUSPICIOUS, _EXPANSION = 64 << 30, 1 << 30, 200
-"""No real wheel unpacks to more bytes than the first, nor, above the second, to so many times its own; deflate itself
-cannot expand more than 1032 times."""
+_LIMIT = 64 << 30
+"""No real wheel unpacks to more bytes."""
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 512
 """Bytes of a file's name and of its path: what Linux takes (NAME_MAX, PATH_MAX), less what engines put before it."""
 _PLAIN = re.compile(r"(?:\w[\w.+-]*/)*\w[\w.+-]*/?", re.ASCII)
@@ -271,7 +271,7 @@ def _check_together(members: list[Member], length: int, filename: str) -> None:
     if both := sorted(names & folders(member.name for member in members)):
         raise refusal(filename, f"{both[0]} is a file and a folder")
     size = sum(member.size for member in members)
-    if size > min(_LIMIT, max(_UNSUSPICIOUS, _EXPANSION * length)):
+    if size > min(_LIMIT, expansion_limit(length)):
         raise refusal(filename, f"is a bomb: {length} bytes would unpack to {size}")
 
 

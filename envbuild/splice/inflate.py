@@ -7,6 +7,8 @@ from contextlib import suppress
 from typing import Any, BinaryIO, Protocol
 
 _IN, _OUT = 1 << 20, 1 << 20
+_UNSUSPICIOUS, _EXPANSION = 1 << 30, 200
+"""No real wheel or layer above so many bytes is so many times its packed size; deflate expands up to 1032 times."""
 _WINDOW = bytes(1 << 15)
 """As much as a distance reaches back (RFC 1951, section 2)."""
 GZIP_ERRORS: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
@@ -43,6 +45,11 @@ with suppress(ImportError):
 
     _copying, _gzip = _library, gzip_ng.GzipFile
     GZIP_ERRORS = (*GZIP_ERRORS, _library.error)
+
+
+def expansion_limit(packed: int) -> int:
+    """Return to how many bytes so many packed ones may expand: 200 times as many, or 1 GiB."""
+    return max(_UNSUSPICIOUS, _EXPANSION * packed)
 
 
 def open_gzip(file: BinaryIO) -> BinaryIO:

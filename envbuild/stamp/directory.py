@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from envbuild.errors import EnvbuildError, StampError
-from envbuild.files import write_whole
+from envbuild.files import link_out, write_whole
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.stamp.record import FOLDER
@@ -74,6 +74,7 @@ class DirectoryStore:
 
     def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
         """Set or remove keys of the file's metadata if the file and its metadata still are as in `state`."""
+        self._check_links()
         with told(self._path(POINTER)), self._locked():
             now = self.state(name)
             if now is None or (now.generation, now.metageneration) != (state.generation, state.metageneration):
@@ -88,6 +89,7 @@ class DirectoryStore:
 
     def check(self, name: str) -> None:  # noqa: ARG002 - the folder decides
         """StampError when nothing can be written into the folder."""
+        self._check_links()
         place, lock = self._path(FOLDER), self._path(LOCK)
         if os.path.lexists(place) and not place.is_dir():
             raise StampError("no folder, and the stamp's has this name", where=str(place), todo="move it away")
@@ -103,7 +105,20 @@ class DirectoryStore:
         return f"rm {shlex.quote(str(self._path(POINTER)))}"
 
     def _path(self, name: str) -> Path:
-        return Path(self.folder) / name
+        return self._inside(Path(self.folder) / name)
+
+    def _check_links(self) -> None:
+        for parent, folders, files in os.walk(self.folder):
+            for path in (Path(parent, name) for name in (*folders, *files)):
+                if path.is_symlink():
+                    self._inside(path)
+
+    def _inside(self, path: Path) -> Path:
+        """The path itself; StampError where a link leads out of the model's folder."""
+        if target := link_out(Path(self.folder), path):
+            todo = "copy the model with its files in place of the links, and stamp that: cp -rL MODEL COPY"
+            raise StampError(f"a link leads out of the model's folder, to {target}", where=str(path), todo=todo)
+        return path
 
     def _files(self, *, deep: bool) -> Iterator[Path]:
         root = Path(self.folder)

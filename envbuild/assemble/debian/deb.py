@@ -17,6 +17,7 @@ from typing import IO, BinaryIO, Literal, cast
 from envbuild.assemble.debian.ground import fields, stanzas
 from envbuild.errors import BuildError, MissingComponentError
 from envbuild.oci.digest import Digest
+from envbuild.oci.tar_reader import open_tar
 
 _MAGIC = b"!<arch>\n"
 _HEADER, _CHUNK = 60, 1 << 20
@@ -128,7 +129,7 @@ def _unpacked(
     else:
         _copy(_opened(_Part(file, size), ending), target, _LIMIT[part])
     target.seek(0)
-    return stack.enter_context(tarfile.open(fileobj=target, mode="r:"))
+    return stack.enter_context(open_tar(target))
 
 
 class _Part:

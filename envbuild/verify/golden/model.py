@@ -27,6 +27,8 @@ class HeldModel:
     uri: str
     format: str | None
     """As the manifest names formats; None where nothing fits."""
+    folder: Path
+    """What it lies in, and what no link of it may lead out of where it is embedded."""
     files: Mapping[str, Path]
     """Where each file lies, by its path inside the model."""
     start: str
@@ -70,6 +72,7 @@ def _held(uri: str, path: str) -> HeldModel:
     return HeldModel(
         uri=uri,
         format=str(found) if found else None,
+        folder=Path(place.folder),
         files={name: Path(place.folder, name) for name in files},
         start=_start(files),
         size=sum(int(file["size"]) for file in place.files),

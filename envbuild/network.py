@@ -1,0 +1,125 @@
+"""What no server may do to a client: send so slowly that it never ends, or more than it is asked for.
+
+httpx's timeouts count from the last byte, so a server that sends one byte now and then holds its client for ever.
+"""
+
+import ssl
+import time
+from collections.abc import Iterable, Iterator
+
+import httpcore
+import httpx
+
+from envbuild import waiting
+
+LOWEST_RATE = 1000
+"""Bytes a second. Below it a transfer ends, whatever its size; above it one may take as long as it needs."""
+RATE_SECONDS = 30.0
+"""Seconds of waiting over which the rate is measured."""
+DOCUMENT_SECONDS = 300.0
+"""Seconds in which a manifest, a list of tags or a page of an index must come."""
+_PIECE = 1 << 16
+_Options = Iterable[httpcore.SOCKET_OPTION] | None
+
+
+def limit_slowness(client: httpx.Client) -> httpx.Client:
+    """Let all connections of a client end with httpx.ReadError or WriteTimeout that are slower than LOWEST_RATE.
+
+    A line says what is waited for where a server is silent.
+    """
+    for transport in (client._transport, *client._mounts.values()):  # noqa: SLF001 - httpx has no public way
+        if isinstance(transport, httpx.HTTPTransport):
+            pool = transport._pool  # noqa: SLF001
+            pool._network_backend = _Backend(pool._network_backend)  # noqa: SLF001
+    return client
+
+
+def read_document(chunks: Iterator[bytes], limit: int) -> bytes:
+    """Read at most `limit` bytes of a body and one more that says that there are more.
+
+    httpx.ReadTimeout when they take longer than DOCUMENT_SECONDS.
+    """
+    data, end = bytearray(), time.monotonic() + DOCUMENT_SECONDS
+    for chunk in chunks:
+        data += chunk
+        if len(data) > limit:
+            break
+        if time.monotonic() > end:
+            raise httpx.ReadTimeout(f"the answer was not whole after {DOCUMENT_SECONDS:.0f} s")
+    return bytes(data[: limit + 1])
+
+
+class _Backend(httpcore.NetworkBackend):
+    """Opens connections that measure their rate."""
+
+    def __init__(self, inner: httpcore.NetworkBackend) -> None:
+        self._inner = inner
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: _Options = None,
+    ) -> httpcore.NetworkStream:
+        return _Stream(self._inner.connect_tcp(host, port, timeout, local_address, socket_options), host)
+
+
+class _Stream(httpcore.NetworkStream):
+    """A connection with a lowest rate. Only time spent waiting counts, and none before the first byte of an answer.
+
+    How long that may take is the caller's timeout: a registry moves a large blob before it answers.
+    """
+
+    def __init__(self, inner: httpcore.NetworkStream, host: str) -> None:
+        self._inner, self._host, self._request, self._asking = inner, host, "", False
+        self._bytes, self._seconds = 0, 0.0
+        self.close, self.get_extra_info = inner.close, inner.get_extra_info  # type: ignore[method-assign]
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        return _Stream(self._inner.start_tls(ssl_context, server_hostname, timeout), server_hostname or self._host)
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        started = time.monotonic()
+        data = self._read(max_bytes, started, timeout)
+        if not self._asking:
+            self._measure(len(data), started, httpcore.ReadError)
+        self._asking = False
+        return data
+
+    def _read(self, max_bytes: int, started: float, timeout: float | None) -> bytes:
+        while True:
+            waited = time.monotonic() - started
+            left = waiting.SILENCE if timeout is None else min(waiting.SILENCE, max(timeout - waited, 0.001))
+            try:
+                return self._inner.read(max_bytes, left)
+            except httpcore.ReadTimeout:
+                waited = time.monotonic() - started
+                if timeout is not None and waited >= timeout:
+                    raise
+                waiting.announce(f"waiting for {self._host}: {self._request} ({waited:.0f} s)")
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        if not self._asking:
+            self._asking, self._bytes, self._seconds = True, 0, 0.0
+            line = buffer[:300].split(b"\r\n")[0].split(b"?")[0].decode("ascii", "replace")
+            self._request = line.removesuffix(" HTTP/1.1")
+        whole = memoryview(buffer)
+        for place in range(0, len(whole), _PIECE):
+            started, piece = time.monotonic(), whole[place : place + _PIECE]
+            self._inner.write(piece, timeout)  # type: ignore[arg-type]  # sockets take any buffer
+            self._measure(
+                len(piece), started, httpcore.WriteTimeout
+            )  # a WriteError is passed over, for an answer that may be there
+
+    def _measure(self, count: int, started: float, error: type[Exception]) -> None:
+        """Count bytes and the time that they took; raise `error` where that is too slow."""
+        self._bytes, self._seconds = self._bytes + count, self._seconds + time.monotonic() - started
+        if self._seconds < RATE_SECONDS:
+            return
+        if self._bytes < LOWEST_RATE * self._seconds:
+            raise error(f"{self._bytes} bytes in {self._seconds:.0f} s is slower than {LOWEST_RATE} bytes a second")
+        self._bytes, self._seconds = 0, 0.0
