@@ -347,8 +347,8 @@ ANYWHERE: dict[str, tuple[Attack, str]] = {
 IN_FOLDER: dict[str, tuple[Attack, str]] = {
     "a folder as signature": (lambda it: in_place(it, "folder"), "this is no file"),
     "a pipe as signature": (lambda it: in_place(it, "fifo"), "this is no file"),
-    "a link to another file as signature": (lambda it: in_place(it, "link"), "it is no bundle"),
-    "a link to nothing as signature": (lambda it: in_place(it, "broken"), "the stamp is not signed"),
+    "a link to another file as signature": (lambda it: in_place(it, "link"), "a link leads out of the model's folder"),
+    "a link to nothing as signature": (lambda it: in_place(it, "broken"), "a link leads out of the model's folder"),
     "another model's whole folder": (whole_folder, "the stamp was written for file:///"),
     "old files put back with their stamp": (restored, "and record 4 is signed too"),
     "another file bears the pointer": (moved, "(saved_model.pb), and not for this model"),
@@ -625,4 +625,4 @@ def test_the_signature_is_one_that_others_can_check(tmp_path):
     envelope = json.loads(site.get(signature_name(site.newest)))["dsseEnvelope"]
     said = json.loads(base64.b64decode(envelope["payload"]))
     assert (envelope["payloadType"], said["predicateType"]) == (IN_TOTO, RECORD)
-    assert said["subject"] == [{"digest": {"sha256": Digest.of(site.get(site.newest)).hex}}]
+    assert said["subject"] == [{"name": "_", "digest": {"sha256": Digest.of(site.get(site.newest)).hex}}]
