@@ -36,7 +36,6 @@ def main() -> None:
             cache=Path(cache),
             pull=lambda reference, machine: pull(reference, machine=machine),
             report=lambda _text: None,
-            shared=shared,
         )
         compiling = compiling_on(base, Path(cache), "leave --bytecode out") if options else None
         recipe = make_recipe(base, lock, variables, compiled_by(base.interpreter) if compiling else "")

@@ -19,7 +19,6 @@ class Voucher(StrEnum):
     """Who says that a value is right."""
 
     LOCAL = "a file on this machine"
-    SIGNED = "a signature by a named key"
     REGISTRY = "whoever may push to the registry"
     INDEX = "the package index"
     MODEL = "whoever may write to the model's folder"
@@ -37,5 +36,5 @@ class Claim(Generic[T]):
     def prove(self, check: Callable[[T], str]) -> T:
         """Return the value if `check` finds no problem with it; VerifyError with the problem that it returns."""
         if problem := check(self.value):
-            raise VerifyError(problem, where=self.source)
+            raise VerifyError(problem, where=f"{self.source}, written by {self.voucher}")
         return self.value

@@ -7,6 +7,7 @@ signature with its time. https://docs.sigstore.dev/about/security/
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,16 +105,20 @@ class KeylessSigner:
     public_key: Identity
     """Who signs, as the certificate names it."""
     signer: "Signer"
+    expires: datetime
 
     @classmethod
     def from_ci(cls) -> "KeylessSigner":
-        """Get a certificate for the CI job that this process runs in.
+        """Get a certificate for the CI job that this process runs in; one serves until two minutes before its end.
 
         UsageError where no CI identity is there, MissingComponentError without sigstore, RegistryError where the
         identity, the trust root or the certificate is refused.
         """
         where = f"--sign {KEYLESS}"
         _check_installed(where)
+        key = (os.environ.get(TRUST_CONFIG, ""), os.environ.get(TOKEN, ""))
+        if (known := CERTIFIED.get(key)) and known.expires - datetime.now(UTC) > timedelta(minutes=2):
+            return known
         from sigstore.oidc import IdentityToken  # noqa: PLC0415 - slow to import
         from sigstore.sign import Signer as SigstoreSigner  # noqa: PLC0415
         from sigstore.sign import SigningContext  # noqa: PLC0415
@@ -122,9 +127,12 @@ class KeylessSigner:
             token = IdentityToken(_token(where))
             signer = SigstoreSigner(token, SigningContext.from_trust_config(_trust_config()))
             # Only the certificate says what the identity is, and the library has no public way to it before signing.
-            return cls(public_key=Identity.of(signer._signing_cert()), signer=signer)  # noqa: SLF001
+            certificate = signer._signing_cert()  # noqa: SLF001
+            expires = certificate.not_valid_after_utc
+            return cls(public_key=Identity.of(certificate), signer=signer, expires=expires)
 
-        return _step(certified, "cannot get a signing certificate", where)
+        CERTIFIED[key] = _step(certified, "cannot get a signing certificate", where)
+        return CERTIFIED[key]
 
     def sign(self, payload: bytes, where: str) -> bytes:
         """Return a bundle that anybody can verify, the time in it; RegistryError."""
@@ -136,6 +144,10 @@ class KeylessSigner:
             return bundle
 
         return _step(signed, "cannot sign", where)
+
+
+CERTIFIED: Final[dict[tuple[str, str], KeylessSigner]] = {}
+"""The last certificate, by trust config and token: one command signs several times, and each request may fail."""
 
 
 def _check_installed(where: str) -> None:

@@ -103,7 +103,9 @@ def _made(base: Base, folder: Path) -> Interpreter | Unavailable:
             shutil.rmtree(staged)
     kept = _kept(folder)
     if kept is None:
-        raise BaseError("the base's interpreter left the cache at once", where=str(folder), todo="run again")
+        raise BaseError(
+            "the base's interpreter is not in the cache after it was written", where=str(folder), todo="run again"
+        )
     return kept
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from envbuild.base.debian import debian_base
-from envbuild.base.facts import KnownFacts, SharedFacts
+from envbuild.base.facts import KnownFacts
 from envbuild.base.inspect import inspect
 from envbuild.errors import BaseError, RegistryError, UsageError
 from envbuild.oci.image import Image
@@ -28,9 +28,9 @@ def suite_for(python_minor: str) -> str | None:
     return SUITES.get(python_minor)
 
 
-def known_facts(cache: Path, shared: SharedFacts | None = None) -> KnownFacts:
-    """What is known of bases in the cache, and in the repository that is pushed to."""
-    return KnownFacts(cache / "bases" / "facts", shared)
+def known_facts(cache: Path) -> KnownFacts:
+    """What is known of bases in the cache."""
+    return KnownFacts(cache / "bases" / "facts")
 
 
 def registry_reference(text: str) -> Reference | None:
@@ -57,19 +57,18 @@ def resolve_base(
     pull: Pull,
     report: Report,
     wanted_python: str | None = None,
-    shared: SharedFacts | None = None,
 ) -> Base:
     """Get the base that `text` names, and read what lies in it.
 
     `debian:SUITE` is bootstrapped here; an OCI layout is an existing folder, `oci:FOLDER` or `oci:FOLDER:NAME`; all
     else is a registry's reference, with or without `docker://`. Docker Hub's image of Debian is
     `docker://debian:SUITE` or `docker.io/library/debian:SUITE`, as the short name means the bootstrapped one.
-    With what an earlier run noted in the cache, or the repository claims, no layer is read again.
+    With what an earlier run noted in the cache, no layer is read again.
 
     UsageError when it is none of these; BaseError when it cannot be had or cannot carry an environment; RegistryError;
     MissingComponentError where mmdebstrap is absent.
     """
-    reference, known = registry_reference(text), known_facts(cache, shared)
+    reference, known = registry_reference(text), known_facts(cache)
     found = _pulled(reference, machine, pull, wanted_python) if reference else _local(text, machine, cache, report)
     facts = inspect(found.image, found.name if reference else text, machine, known)
     base = Base(

@@ -74,7 +74,7 @@ def run(
             progress.warn(f"left out, as it does not fit the new base: {line}")
         if rebased.dropped and locked:
             progress.warn("so the image does not say which environment it is")
-        result = _pushed(rebased, target, progress)
+        result = _pushed(rebased, source, target, progress)
     typer.echo(json.dumps(result, indent=2) if as_json else result["image"])
 
 
@@ -116,14 +116,15 @@ def base_named_by(image: "Image", source: str, option: str) -> str:
         raise UsageError("the image does not say where its base lies", where=source, todo=todo) from error
 
 
-def _pushed(rebased: "Rebased", target: "Reference", progress: Progress) -> dict[str, Any]:
+def _pushed(rebased: "Rebased", source: "Reference", target: "Reference", progress: Progress) -> dict[str, Any]:
     from envbuild.registry import environment_tag, push
 
     environment = rebased.recipe.environment if rebased.recipe else None
     done = push(
         rebased.image,
         target,
-        tags=(environment_tag(environment),) if environment else (),
+        # Of layers that another repository had, nobody here knows what their wheels give.
+        tags=(environment_tag(environment),) if environment and target.name == source.name else (),
         report=progress.progress,
     )
     progress.note(f"{done.uploaded / 1e6:.1f} MB sent, {done.existing / 1e6:.1f} MB were there")

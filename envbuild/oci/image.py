@@ -51,16 +51,16 @@ def parse_manifest(data: bytes, media_type: str = "") -> dict[str, Any]:
         raise ValueError("it is an image manifest and an index at once")
     said = {str(value.get("mediaType") or media_type), media_type or str(value.get("mediaType"))} & _KINDS.keys()
     if len(said) > 1:
-        raise ValueError(f"it is said to be {media_type} and says itself that it is {value['mediaType']}")
+        raise ValueError(f"it was sent as {media_type}, and its mediaType is {value['mediaType']}")
     if any(_KINDS[kind] != ("manifests" in keys) for kind in said):
-        raise ValueError(f"it has not the content of its media type {media_type or value['mediaType']}")
+        raise ValueError(f"its content does not match its media type {media_type or value['mediaType']}")
     return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("it has a duplicate key")
     return value
 
 

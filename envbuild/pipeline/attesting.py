@@ -25,7 +25,7 @@ def publish_parts(
 ) -> None:
     """Attach what is wanted to each image that was built and pushed, sign their index, and only then set tags.
 
-    An image that was found keeps what its builder attached: how it was built, this run cannot say. Errors as `attest`.
+    A reused image keeps what its builder attached. Errors as `attest`.
     """
     tags = {part.pushed.reference: part.tags for part in parts if part.pushed}
     index = pushed.reference if pushed and len(parts) > 1 else None
@@ -35,7 +35,7 @@ def publish_parts(
     def attach() -> None:
         for part in parts:
             if part.pushed and part.found:
-                report.note("the image that was found keeps its own provenance and SBOM; this run attaches none to it")
+                report.note("the reused image keeps the SBOM and provenance that its builder attached")
             elif part.pushed:
                 attest(_facts(order, part, part.pushed, started), order.attestations, report)
         if index:

@@ -81,7 +81,7 @@ def _part(
     settled: bool,
 ) -> Part:
     """Make the image of one platform, and push it; `settled` where tags may not move."""
-    base = _base(order, plan, shared, report)
+    base = _base(order, plan, report)
     run = _lock(order, plan, base.target, settings, report)
     system = _system(order, plan, base, report)
     run = replace(run, lock=replace(run.lock, packages=system.packages))
@@ -211,7 +211,7 @@ def _check_tags(job: Job) -> None:
         check_tag(job.order.push, environment, indexed=True)
 
 
-def _base(order: Order, plan: Plan, shared: SharedCache | None, report: Reporter) -> Base:
+def _base(order: Order, plan: Plan, report: Reporter) -> Base:
     report.step(f"base {plan.base}")
     base = resolve_base(
         plan.base,
@@ -220,7 +220,6 @@ def _base(order: Order, plan: Plan, shared: SharedCache | None, report: Reporter
         pull=lambda reference, machine: pull(reference, machine=machine),
         report=report.note,
         wanted_python=plan.stack.python,
-        shared=shared,
     )
     for remark in check_base(base, plan.stack.python, plan.stack.glibc_minimum, where=plan.base):
         report.warn(remark)

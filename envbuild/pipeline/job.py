@@ -31,7 +31,7 @@ class Made:
     run: LockedRun
     """The lock, held against the files."""
     found: bool = False
-    """Whether somebody else built the image, and it was found in the registry."""
+    """Whether the image was found in the registry, and not built now."""
     wheelhouse: bool = False
     """Whether the context that it was built from has every wheel."""
     named: "Callable[[Reference], Loaded] | None" = None

@@ -38,8 +38,8 @@ class Making(Job):
             image = self._existing()
         except VerifyError as error:
             self.report.warn(
-                f"the registry's image of this environment is not used: {error.what}; one is built here, without what "
-                "that repository has of layers and facts"
+                f"not using the registry's image of this environment: {error.what}; building it here without the "
+                "registry's cache"
             )
             return replace(self, shared=None).build(settings)
         return self._found(image) if image else self.build(settings)
@@ -51,7 +51,7 @@ class Making(Job):
         try:
             claim = find_environment(self.target, self.recipe.environment, machine=self.recipe.target.machine)
         except RegistryError as error:
-            self.report.warn(f"the registry's image of this environment is not used: {error.what}; one is built")
+            self.report.warn(f"not using the registry's image of this environment: {error.what}; building it")
             return None
         return claim.prove(self._contradiction) if claim else None
 

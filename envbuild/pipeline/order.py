@@ -122,7 +122,7 @@ class Part:
     added: tuple[str, ...] = ()
     """`numpy==1.26.4`: what the run's record does not have and its distributions require."""
     found: bool = False
-    """Whether somebody else built the image, and it was found in the registry."""
+    """Whether the image was found in the registry, and not built now."""
     wheelhouse: bool = False
     """Whether the context has every wheel."""
     named: "Callable[[Reference], Loaded] | None" = None

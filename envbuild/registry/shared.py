@@ -89,7 +89,7 @@ class SharedCache:
             self._ignore("fact", _fact_tag(key), why)
 
     def put(self, key: Digest, value: Any) -> None:
-        """Take a fact, to publish it with the layers; one that is large is not."""
+        """Queue a fact for publishing; one over 1 MiB is dropped."""
         text = canonical_json(value).decode()
         if len(text) <= _FACT_LIMIT:
             self._facts[key] = text

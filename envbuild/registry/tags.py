@@ -42,11 +42,15 @@ def publish(
                 set_tag(registry, reference.repository, tag, found.data, found.media_type)
 
 
-def remove_tag(reference: Reference) -> None:
-    """Remove a tag that only a push needed, where the registry lets that be done."""
+def remove_tag(reference: Reference, warn: Callable[[str], object]) -> None:
+    """Remove a tag that only a push needed; warn where the registry does not let it, as the tag keeps the image."""
     assert reference.tag is not None, "tags are removed by name"
-    with suppress(RegistryError), Registry(reference.registry) as registry:
-        registry.delete_tag(reference.repository, reference.tag)
+    try:
+        with Registry(reference.registry) as registry:
+            registry.delete_tag(reference.repository, reference.tag)
+    except RegistryError as error:
+        if error.status != 404:
+            warn(f"cannot remove {reference}, which this push needed: {error.what}; let a cleanup policy remove it")
 
 
 def stamped_tag(digest: Digest) -> str:

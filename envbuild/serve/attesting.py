@@ -17,12 +17,12 @@ from envbuild.serve.stamping import joined_lock
 def publish_served(order: ServeOrder, served: Served, report: Reporter, started: datetime) -> None:
     """Attach what is wanted to the image that was built and pushed, and only then set its tags; errors as `attest`.
 
-    One that was found keeps what its builder attached: how it was built, this run cannot say.
+    A reused image keeps what its builder attached.
     """
     if served.pushed is None:
         return
     if served.found:
-        report.note("the image that was found keeps its own provenance and SBOM; this run attaches none to it")
+        report.note("the reused image keeps the SBOM and provenance that its builder attached")
         publish({served.pushed.reference: served.tags})
         return
     origin = served.origin

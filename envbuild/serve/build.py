@@ -98,8 +98,8 @@ def _built(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
             image = known = _known(order.order, plan, shared, report)
         except VerifyError as error:
             report.warn(
-                f"the registry's image of these inputs is not used: {error.what}; one is built here, without what "
-                "that repository has of layers and facts"
+                f"not using the registry's image of these inputs: {error.what}; building it here without the "
+                "registry's cache"
             )
             image = known = shared = None
         if image is None:
@@ -220,7 +220,7 @@ def _known(order: Order, plan: _Plan, shared: SharedCache | None, report: Report
     try:
         claim = find_serving(order.push, plan.recipe, plan.parent.lock.target.machine)
     except RegistryError as error:
-        report.warn(f"the registry's image of these inputs is not used: {error.what}; one is built")
+        report.warn(f"not using the registry's image of these inputs: {error.what}; building it")
         return None
     if claim is None:
         return None

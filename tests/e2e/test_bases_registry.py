@@ -27,7 +27,7 @@ from envbuild.oci.image import (
 )
 from envbuild.oci.reference import Reference
 from envbuild.recipe import PYTHON_LABEL, Base, Recipe
-from envbuild.registry import Registry, Retry, SharedCache, pull, push
+from envbuild.registry import Registry, Retry, pull, push
 from tests.e2e import services
 from tests.fakes.images import docker_manifest_of
 from tests.fakes.trees import layer_of_tree
@@ -168,23 +168,6 @@ def test_an_index_with_dockers_words_goes_to_another_registry_byte_for_byte(upst
         assert len(blobs) == len(images[0].layers), "the second image adds small ones only"
         base = base_at(second["image"], tmp_path / "cache")
         assert (base.digest, base.mirror_of) == (Digest.parse(entries[0]["digest"]), f"{upstream}:index")
-
-
-def test_a_machine_that_knows_nothing_reads_no_layer_where_others_left_facts(upstream, registry, tmp_path):
-    with counting(registry.host) as way:
-        name = f"{way.host}/{upstream.partition('/')[2]}:1"
-        repository = Reference.parse(f"{way.host}/notes/{uuid.uuid4().hex}")
-        with SharedCache(repository, retry=FAST) as shared:
-            first = base_at(name, tmp_path / "one", shared=shared)
-            shared.publish({})
-        assert way.moved > 10 << 20, "the first one reads the base"
-        way.moved = 0
-        with SharedCache(repository, retry=FAST) as shared:
-            second = base_at(name, tmp_path / "two", shared=shared)
-        assert way.moved < SMALL
-        facts = [(it.target, it.python_path, it.distribution, it.interpreter) for it in (first, second)]
-        assert facts[0] == facts[1]
-        assert first.distribution.startswith("Debian GNU/Linux 12")
 
 
 def test_show_tells_what_a_base_has(upstream, envbuild, bookworm):

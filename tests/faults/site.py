@@ -137,7 +137,7 @@ def check_cache(folder: Path) -> int:
         require(hashlib.sha256(path.read_bytes()).hexdigest() == name, f"{path} is not what its name says")
         count += 1
     for path in folder.glob("layers/*.json"):
-        value = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())["entry"]["value"]
         blob = folder / "blobs/sha256" / value["digest"].removeprefix("sha256:")
         require(not blob.exists() or blob.stat().st_size == value["size"], f"{path} is of another blob")
         count += 1

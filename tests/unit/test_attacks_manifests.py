@@ -35,11 +35,11 @@ CONFUSING = {
     "an index that says it is an image": (
         json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "manifests": [ENTRY]}).encode(),
         MANIFEST,
-        "has not the content of its media type",
+        "does not match its media type",
     ),
-    "an image that is said to be an index": (changed(mediaType=INDEX), INDEX, "has not the content of its media type"),
-    "said to be another thing": (IMAGE.manifest, DOCKER_MANIFEST, "is said to be .* and says itself"),
-    "a key twice": (IMAGE.manifest[:-1] + b',"layers":[]}', MANIFEST, "a key stands twice"),
+    "an image that is said to be an index": (changed(mediaType=INDEX), INDEX, "does not match its media type"),
+    "said to be another thing": (IMAGE.manifest, DOCKER_MANIFEST, "was sent as .*, and its mediaType is"),
+    "a key twice": (IMAGE.manifest[:-1] + b',"layers":[]}', MANIFEST, "it has a duplicate key"),
     "a key in two cases": (changed(Layers=[]), MANIFEST, "differ only in their case"),
 }
 

@@ -11,7 +11,6 @@ from envbuild.base.inspect import inspect
 from envbuild.cache import write_entry
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
-from envbuild.trust import Claim, Voucher
 from tests.fakes.trees import BASE, PYTHON, image_of_trees
 
 RELEASE = {"etc/os-release": "-> ../usr/lib/os-release", "usr/lib/os-release": b'ID=debian\nPRETTY_NAME="Debian 12"\n'}
@@ -26,24 +25,8 @@ def without_layers(image: Image) -> Image:
     return Image(image.manifest, image.config, ())
 
 
-class Shared:
-    """What a repository says, as JSON."""
-
-    def __init__(self) -> None:
-        self.values: dict[Digest, str] = {}
-
-    def get(self, key: Digest, decode):
-        try:
-            return Claim(decode(json.loads(self.values[key])), Voucher.REGISTRY, "a repository")
-        except (KeyError, ValueError):
-            return None
-
-    def put(self, key: Digest, value) -> None:
-        self.values[key] = json.dumps(value)
-
-
-def read(image: Image, folder, shared=None) -> Facts:
-    return inspect(image, "a base", "x86_64", KnownFacts(folder, shared))
+def read(image: Image, folder) -> Facts:
+    return inspect(image, "a base", "x86_64", KnownFacts(folder))
 
 
 def test_the_distribution_says_its_name_through_a_link(tmp_path):
@@ -86,20 +69,6 @@ def test_the_interpreter_is_known_by_its_own_bytes(tmp_path):
 def test_what_was_read_here_is_not_read_again(tmp_path):
     facts = read(IMAGE, tmp_path)
     assert read(without_layers(IMAGE), tmp_path) == facts
-
-
-def test_what_a_repository_claims_is_used_and_kept_nowhere(tmp_path):
-    shared = Shared()
-    facts = read(IMAGE, tmp_path / "one", shared)
-    assert read(without_layers(IMAGE), tmp_path / "two", shared) == facts
-    assert not (tmp_path / "two").exists()
-    [key] = shared.values
-    shared.put(key, asdict(facts) | {"python": "3.11.99"})
-    assert read(IMAGE, tmp_path / "two", shared).python == "3.11.99"
-    assert read(IMAGE, tmp_path / "two").python == "3.11.2", "without the repository it is read here"
-    assert read(IMAGE, tmp_path / "one", shared).python == "3.11.2", "what was read here counts"
-    shared.put(key, {"python": 3})
-    assert read(IMAGE, tmp_path / "three", shared) == facts
 
 
 @pytest.mark.parametrize(

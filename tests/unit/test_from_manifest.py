@@ -289,7 +289,7 @@ def test_an_image_of_the_environment_that_cannot_be_it_is_built_anew(site):
             repository.manifests[str(Digest.of(data))] = (repository.manifests[first["digest"]][0], data)
             repository.tags[tag] = str(Digest.of(data))
             again = site.build("--push", place, "--json")
-            assert "the registry's image of this environment is not used: " in again.stderr
+            assert "not using the registry's image of this environment: " in again.stderr
             assert json.loads(again.stdout)["digest"] == first["digest"] == repository.tags[tag]
 
 
@@ -852,7 +852,7 @@ def test_a_registry_that_does_not_answer_the_question_is_pushed_to_all_the_same(
         registry.fail("GET", "manifests/env-", status=403)
         done = site.build("--push", f"{registry.host}/team/model:v1", "--json")
     assert done.returncode == 0, done.stderr
-    assert "the registry's image of this environment is not used: " in done.stderr
+    assert "not using the registry's image of this environment: " in done.stderr
 
 
 def test_what_is_set_by_hand_is_loud_and_goes_into_the_stamp(site):

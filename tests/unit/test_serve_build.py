@@ -147,7 +147,7 @@ def test_a_serving_image_that_somebody_changed_is_built_anew(site, path, value, 
     shutil.rmtree(site.folder / "cache")
     done = site(*site.words("--push", f"{site.host}/serving:v1", "--extra", "web", "--json"))
     assert json.loads(done.stdout)["digest"] == first["digest"] == repository.tags[tag]
-    assert "the registry's image of these inputs is not used: " in done.stderr
+    assert "not using the registry's image of these inputs: " in done.stderr
     assert says in done.stderr
 
 
