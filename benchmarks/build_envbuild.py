@@ -9,7 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from envbuild.assemble import Compiling, LayerCache, assemble, cache_keys, contradiction, wheels_to_read
+from envbuild.assemble import Compiling, LayerCache, assemble, cache_keys, find_difference, wheels_to_read
 from envbuild.assemble.bytecode import compiled_by
 from envbuild.base import resolve_base
 from envbuild.base.compiling import compiling_on
@@ -41,7 +41,7 @@ def main() -> None:
         recipe = make_recipe(base, lock, variables, compiled_by(base.interpreter) if compiling else "")
         steps = {"base": time.perf_counter() - began}
         claim = find_environment(reference, recipe.environment, machine=recipe.target.machine)
-        problem = partial(contradiction, recipe=recipe, base=base, cache=LayerCache(Path(cache)), compiling=compiling)
+        problem = partial(find_difference, recipe=recipe, base=base, cache=LayerCache(Path(cache)), compiling=compiling)
         image = claim.prove(problem) if claim else None
         steps["asked"] = time.perf_counter() - began
         done = (

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import struct
 import time
@@ -19,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from envbuild.errors import UsageError
-from envbuild.files import write_whole
+from envbuild.files import is_no_file, write_whole
 from envbuild.trust import Voucher
 
 T = TypeVar("T")
@@ -54,8 +55,8 @@ _PLACE = "bases"
 _ENTRY_FORMAT = 1
 """Raised when entries are written in another way."""
 _HEAD, _MIDDLE, _END = b'{"entry":', b',"sha256":"', b'"}'
-_NO_ENTRY = (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error)
-"""What reading and decoding a wrong entry raises."""
+_NO_ENTRY = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error)
+"""What decoding a wrong entry raises."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -76,7 +77,7 @@ def read_entry(
     """Return what `decode` makes of a value that `write_entry` kept under this name and origin.
 
     None where there is nothing, or anything but that; whatever lies in its place is then removed, so that the value
-    can be computed and kept again.
+    can be computed and kept again. An entry that cannot be read now, as with too many open files, stays.
     """
     path = folder / name
     try:
@@ -88,11 +89,13 @@ def read_entry(
         if (entry["format"], entry["name"], entry["origin"]) != (_ENTRY_FORMAT, name, origin):
             raise ValueError("it is another entry")
         return decode(entry["value"])
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        wrong = is_no_file(error)
     except _NO_ENTRY:
+        wrong = True
+    if wrong:
         remove(path)
-        return None
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +207,7 @@ def remove(path: Path) -> bool:
     """Remove a file, a link or a folder, its name first, so that nobody meets half of it; False where it stays."""
     try:
         if path.is_dir() and not path.is_symlink():
-            aside = path.with_name(f".new-{path.name}")
+            aside = path.with_name(f".new-{secrets.token_hex(8)}")
             path.rename(aside)
             shutil.rmtree(aside)
         else:

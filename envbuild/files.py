@@ -89,6 +89,11 @@ def open_inside(folder: Path, path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def is_no_file(error: OSError) -> bool:
+    """Whether there is nothing to read, or no file; any other error, as of too many open files, may pass."""
+    return isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError) or error.errno == errno.ELOOP
+
+
 def check_writable(path: Path) -> None:
     """See that `written_whole` could write `path` by now, in a folder that is there; OSError or BuildError."""
     _mode_of(path, 0)

@@ -3,7 +3,10 @@
 httpx's timeouts count from the last byte, so a server that sends one byte now and then holds its client for ever.
 """
 
+import itertools
+import math
 import ssl
+import threading
 import time
 from collections.abc import Iterable, Iterator
 
@@ -22,7 +25,7 @@ _PIECE = 1 << 16
 _Options = Iterable[httpcore.SOCKET_OPTION] | None
 
 
-def limit_slowness(client: httpx.Client) -> httpx.Client:
+def enforce_minimum_rate(client: httpx.Client) -> httpx.Client:
     """Let all connections of a client end with httpx.ReadError or WriteTimeout that are slower than LOWEST_RATE.
 
     A line says what is waited for where a server is silent.
@@ -54,6 +57,7 @@ class _Backend(httpcore.NetworkBackend):
 
     def __init__(self, inner: httpcore.NetworkBackend) -> None:
         self._inner = inner
+        self._lines = _Lines()
 
     def connect_tcp(
         self,
@@ -63,7 +67,7 @@ class _Backend(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: _Options = None,
     ) -> httpcore.NetworkStream:
-        return _Stream(self._inner.connect_tcp(host, port, timeout, local_address, socket_options), host)
+        return _Stream(self._inner.connect_tcp(host, port, timeout, local_address, socket_options), host, self._lines)
 
 
 class _Stream(httpcore.NetworkStream):
@@ -72,7 +76,8 @@ class _Stream(httpcore.NetworkStream):
     How long that may take is the caller's timeout: a registry moves a large blob before it answers.
     """
 
-    def __init__(self, inner: httpcore.NetworkStream, host: str) -> None:
+    def __init__(self, inner: httpcore.NetworkStream, host: str, lines: "_Lines") -> None:
+        self._lines = lines
         self._inner, self._host, self._request, self._asking = inner, host, "", False
         self._bytes, self._seconds = 0, 0.0
         self.close, self.get_extra_info = inner.close, inner.get_extra_info  # type: ignore[method-assign]
@@ -80,7 +85,8 @@ class _Stream(httpcore.NetworkStream):
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        return _Stream(self._inner.start_tls(ssl_context, server_hostname, timeout), server_hostname or self._host)
+        inner = self._inner.start_tls(ssl_context, server_hostname, timeout)
+        return _Stream(inner, server_hostname or self._host, self._lines)
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         started = time.monotonic()
@@ -91,16 +97,16 @@ class _Stream(httpcore.NetworkStream):
         return data
 
     def _read(self, max_bytes: int, started: float, timeout: float | None) -> bytes:
+        end, lines = math.inf if timeout is None else timeout, _line_times()
         while True:
-            waited = time.monotonic() - started
-            left = waiting.SILENCE if timeout is None else min(waiting.SILENCE, max(timeout - waited, 0.001))
+            line = next(lines)
+            left = min(line, end) - (time.monotonic() - started)
             try:
-                return self._inner.read(max_bytes, left)
+                return self._inner.read(max_bytes, max(left, 0.001))
             except httpcore.ReadTimeout:
-                waited = time.monotonic() - started
-                if timeout is not None and waited >= timeout:
+                if line >= end:
                     raise
-                waiting.announce(f"waiting for {self._host}: {self._request} ({waited:.0f} s)")
+                self._lines.announce(self._host, self._request, time.monotonic() - started)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         if not self._asking:
@@ -123,3 +129,25 @@ class _Stream(httpcore.NetworkStream):
         if self._bytes < LOWEST_RATE * self._seconds:
             raise error(f"{self._bytes} bytes in {self._seconds:.0f} s is slower than {LOWEST_RATE} bytes a second")
         self._bytes, self._seconds = 0, 0.0
+
+
+class _Lines:
+    """Lines about silent hosts: one for all connections of a client to a host."""
+
+    def __init__(self) -> None:
+        self._lock, self._said = threading.Lock(), dict[str, float]()
+
+    def announce(self, host: str, request: str, waited: float) -> None:
+        """Say what is waited for, unless a line of another connection said it a moment ago."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._said.get(host, -math.inf) < waiting.SILENCE:
+                return
+            self._said[host] = now
+        waiting.announce(f"waiting for {host}: {request} ({waited:.0f} s)")
+
+
+def _line_times() -> Iterator[float]:
+    """Seconds of silence after which a line comes: 10, 30, 60, 120 and each 120 more."""
+    for number in itertools.chain((1, 3, 6), itertools.count(12, 12)):
+        yield number * waiting.SILENCE

@@ -1,7 +1,7 @@
 """Recipe -> Image, from wheels and a base, without a daemon."""
 
 from envbuild.assemble.cache import LayerCache
-from envbuild.assemble.image import Assembled, Compiling, assemble, cache_keys, contradiction, wheels_to_read
+from envbuild.assemble.image import Assembled, Compiling, assemble, cache_keys, find_difference, wheels_to_read
 from envbuild.assemble.making import Begun
 from envbuild.assemble.rebase import Rebased, derive_recipe, named_base, named_environment, rebase
 from envbuild.assemble.source import WheelFiles
@@ -17,8 +17,8 @@ __all__ = [
     "WheelFiles",
     "assemble",
     "cache_keys",
-    "contradiction",
     "derive_recipe",
+    "find_difference",
     "named_base",
     "named_environment",
     "rebase",

@@ -1,13 +1,16 @@
 """Layers that were made before: key -> digest, size, diff id and the bytes, content-addressed on disk."""
 
+import os
+import stat
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.files import settle, written_aside
-from envbuild.oci.blobs import READ_ONLY, is_blob
+from envbuild.oci.blobs import READ_ONLY, is_damaged
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor
 from envbuild.splice.layer import LayerResult
@@ -81,20 +84,34 @@ class LayerCache:
         """Return the layer for a key; None where it is not there.
 
         Its bytes are not read: whoever lets them out of the cache looks at them first (`Maker.layer`, `oci.blobs`).
+        Its file is marked as used, for `cache.prune`.
         """
         result = read_entry(self._keys, f"{key.hex}.json", _result)
-        path = self._path(result.digest) if result else None
-        if result is None or path is None or not path.is_file() or path.stat().st_size != result.size:
+        if result is None:
             return None
-        return CachedLayer(result, path, reused=True)
+        path = self._path(result.digest)
+        with suppress(OSError):  # another run may have removed it
+            state = path.stat()
+            if stat.S_ISREG(state.st_mode) and state.st_size == result.size:
+                with suppress(OSError):  # it is another user's, or the cache may only be read
+                    os.utime(path)
+                return CachedLayer(result, path, reused=True)
+        return None
 
     def is_intact(self, layer: CachedLayer) -> bool:
-        """Read a layer's bytes; where they are damaged, remove them and say so."""
-        right = is_blob(layer.path, Descriptor(LAYER_GZIP, layer.result.digest, layer.result.size))
-        if not right:
+        """Read a layer's bytes; where they are damaged, remove them and say so.
+
+        False too where they cannot be read now; then they stay.
+        """
+        try:
+            damaged = is_damaged(layer.path, Descriptor(LAYER_GZIP, layer.result.digest, layer.result.size))
+        except OSError as error:
+            self._tell(f"a layer in the cache cannot be read ({error.strerror}) and is made again: {layer.path}")
+            return False
+        if damaged:
             remove(layer.path)
             self._tell(f"a layer in the cache was damaged and is made again: {layer.path}")
-        return right
+        return not damaged
 
     def make(self, key: Digest, write: Callable[[BinaryIO], LayerResult]) -> CachedLayer:
         """Make a layer and keep it."""
@@ -114,7 +131,7 @@ class LayerCache:
         return decoded[1] if (decoded := self._read(key, decode)) else None
 
     def find_note(self, key: Digest, decode: Decode[T]) -> T | None:
-        """The same, else what the repository claims.
+        """Return this machine's note, else the registry's claim.
 
         Only for notes that are worth as much as the layers that they belong to: whoever can falsify them can falsify
         the layers too. This is where such a claim is used without proof.
@@ -128,8 +145,8 @@ class LayerCache:
     def note(self, key: Digest, value: Any, *, keep: bool = True, share: bool = True) -> None:
         """Keep a small value that a key decides, and share it.
 
-        `keep` is False for what follows from claims, which only goes back to whoever made them; `share` is False for
-        what nobody takes from others.
+        keep=False: derived from claims, so publish it only to the same repository. share=False: nobody takes it from
+        others.
         """
         if keep:
             write_entry(self._notes, f"{key.hex}.json", value)
@@ -137,7 +154,7 @@ class LayerCache:
             self._used[key] = value
 
     def ignore(self, key: Digest, why: str) -> None:
-        """Do without a note that is false: the repository's is ignored; one of this machine is to be written anew."""
+        """Ignore a false note; the caller writes a new one."""
         self._used.pop(key, None)
         if self._shared:
             self._shared.ignore(key, why)

@@ -174,7 +174,7 @@ def _image(parent: Parent, addition: Addition, layers: Sequence[Layer]) -> Image
     return Image(manifest_bytes(config, everything, _annotations(parent)), config, everything)
 
 
-def contradiction_of_child(
+def find_child_difference(
     image: Image,
     parent: Parent,
     above: Lock,
@@ -182,7 +182,7 @@ def contradiction_of_child(
     cache: LayerCache,
     compiling: Compiling | None = None,
 ) -> str:
-    """The same for a child as `contradiction` for an image."""
+    """Say how the found child differs from the expected one; empty if it does not."""
     recipe = _recipe(parent, above, addition)
     overlaps = find_overlap_note(recipe, cache)
     contents = [measured(it) for it in addition.contents]

@@ -29,7 +29,7 @@ class Slot:
     key: Digest | None
     """Its key in the cache; None where that depends on wheels that nobody read here."""
     optional: bool = False
-    """Whether it may be absent, as nobody is known to have read the wheels and to say what is in it."""
+    """Whether the layer may be absent: its contents are not known here."""
 
 
 def find_problem(

@@ -24,7 +24,8 @@ from envbuild.recipe import Base, Recipe
 from envbuild.splice.fingerprint import Fingerprint, from_text, suspects, to_text
 from envbuild.splice.layer import LayerFile, LayerResult
 
-_SHARED_PATHS = "paths that several packages share"
+OVERLAPS_LINE = "paths that several packages share"
+"""The history's line of the layer with files that several wheels have."""
 Report = Callable[[str, int, int], None]
 """What is being made, bytes done, bytes in all."""
 
@@ -157,13 +158,14 @@ def _put_together(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> Image:
     return Image(manifest_bytes(config, everything, annotations(recipe)), config, everything)
 
 
-def contradiction(
+def find_difference(
     image: Image, recipe: Recipe, base: Base, cache: LayerCache, compiling: Compiling | None = None
 ) -> str:
-    """Say how an image that somebody else made differs from the one that `assemble` makes of its layers.
+    """Say how the found image differs from the expected one; empty if it does not.
 
-    Empty if it does not: then all but the contents of its layers is proven. No layer is read. Which layers there are
-    depends on the wheels too; where this machine never read them, on what `cache` has behind it.
+    The expected one is what `assemble` makes of its layers. Without a difference, all but their contents is proven. No
+    layer is read. Which layers there are depends on the wheels too; where this machine never read them, on what `cache`
+    has behind it.
     """
     shared = find_overlap_note(recipe, cache)
     slots = [
@@ -179,8 +181,8 @@ def contradiction(
 def overlap_slots(recipe: Recipe, overlaps: Sequence[Overlap] | None) -> list[Slot]:
     """The layer of paths that several wheels have, where it is known that there are some, or nothing is known."""
     if overlaps is None:
-        return [Slot(label=_SHARED_PATHS, key=None, optional=True)]
-    return [Slot(label=_SHARED_PATHS, key=_overlap_key(recipe, overlaps))] if overlaps else []
+        return [Slot(label=OVERLAPS_LINE, key=None, optional=True)]
+    return [Slot(label=OVERLAPS_LINE, key=_overlap_key(recipe, overlaps))] if overlaps else []
 
 
 def shared_paths(
@@ -188,7 +190,7 @@ def shared_paths(
 ) -> Sequence[Overlap]:
     """What was found before for the same wheels, else what the directories say of those that may overlap."""
     kept = find_overlap_note(recipe, cache)
-    if kept is not None and not (why := _contradiction(recipe, kept, cache, opened)):
+    if kept is not None and not (why := _find_false_overlap(recipe, kept, cache, opened)):
         return kept
     if kept is not None:
         cache.ignore(_wheels_key(recipe), why)
@@ -203,7 +205,7 @@ def shared_paths(
     return found
 
 
-def _contradiction(recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache, opened: OpenWheels) -> str:
+def _find_false_overlap(recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache, opened: OpenWheels) -> str:
     """What wheels say against overlaps; those are only read that a layer has to be made of in any case."""
     if not overlaps or cache.knows(_overlap_key(recipe, overlaps)):
         return ""
@@ -327,7 +329,7 @@ def wheel_layer(plan: LayerPlan) -> LayerOrder:
 def overlap_layer(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerOrder:
     """The layer on top that has the winners of paths that several wheels have."""
     files = partial(_winning_files, overlaps)
-    return LayerOrder(label=_SHARED_PATHS, key=_overlap_key(recipe, overlaps), files=files)
+    return LayerOrder(label=OVERLAPS_LINE, key=_overlap_key(recipe, overlaps), files=files)
 
 
 def bytecode_layers(bytecode: Bytecode, maker: Maker) -> tuple[Sequence[LayerOrder], Tally]:

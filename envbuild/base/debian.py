@@ -24,8 +24,9 @@ from envbuild.base.apt import find_mirror, source_lines
 from envbuild.base.process import output, running
 from envbuild.cache import remove
 from envbuild.errors import BaseError, MissingComponentError, UsageError
+from envbuild.files import is_no_file
 from envbuild.oci import tar
-from envbuild.oci.blobs import is_blob
+from envbuild.oci.blobs import is_damaged
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.oci.layout import ARCHITECTURES, blob_path, read_layout, write_layout
@@ -108,6 +109,8 @@ def _kept(folder: Path, machine: str, report: Callable[[str], None]) -> Image | 
     try:
         image = read_layout(folder, machine=machine)
     except BaseError as error:
+        if isinstance(error.__cause__, OSError) and not is_no_file(error.__cause__):
+            raise
         report(f"the kept base is damaged and made anew: {error.what}")
         remove(folder)
         return None
@@ -118,7 +121,12 @@ def _kept(folder: Path, machine: str, report: Callable[[str], None]) -> Image | 
 
 def _opened(folder: Path, layer: Layer) -> BinaryIO:
     """Open a layer of a kept base after its bytes were read; a damaged base is removed: BaseError."""
-    if not is_blob(blob_path(folder, layer.descriptor.digest), layer.descriptor):
+    try:
+        damaged = is_damaged(blob_path(folder, layer.descriptor.digest), layer.descriptor)
+    except OSError as error:
+        what, todo = f"the kept base cannot be read: {error.strerror}", f"run again, or remove {folder}"
+        raise BaseError(what, where=str(folder), todo=todo) from error
+    if damaged:
         remove(folder)
         todo = "run again, and it is bootstrapped anew"
         raise BaseError("the kept base was damaged and is removed now", where=str(folder), todo=todo)

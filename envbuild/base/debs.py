@@ -3,7 +3,6 @@
 import shutil
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from envbuild.base.packages import apt_for
 from envbuild.base.suites import WITHOUT, Suite
 from envbuild.cache import remove
 from envbuild.errors import LockError
-from envbuild.files import settle, written_aside
+from envbuild.files import is_no_file, settle, written_aside
 from envbuild.lock.model import Lock, SystemPackage
 from envbuild.oci.digest import Digest
 
@@ -55,9 +54,12 @@ class DebFiles:
     def _is_here(self, package: SystemPackage) -> bool:
         """Read a package of the cache; a damaged one is removed."""
         place = deb_path(self.cache, package.sha256)
-        with suppress(OSError):
+        try:
             if _digest(place) == package.sha256:
                 return True
+        except OSError as error:
+            if not is_no_file(error):
+                return False
         remove(place)
         return False
 

@@ -17,7 +17,7 @@ from envbuild.errors import LockError
 from envbuild.files import home_folder
 from envbuild.lock.certificates import trusted
 from envbuild.lock.settings import IndexSettings, bare_url
-from envbuild.network import limit_slowness
+from envbuild.network import enforce_minimum_rate
 
 Result = TypeVar("Result")
 Pause = Callable[[float], object]
@@ -76,7 +76,7 @@ def make_client(settings: IndexSettings) -> httpx.Client:
         follow_redirects=True,
         headers={"User-Agent": "envbuild", "Accept-Encoding": "identity"},
     )
-    return limit_slowness(client)
+    return enforce_minimum_rate(client)
 
 
 def retried(action: Callable[[], Result], url: str, pause: Pause = time.sleep) -> Result:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from envbuild.cache import remove
 from envbuild.errors import BuildError, LockError
-from envbuild.files import written_whole
+from envbuild.files import is_no_file, written_whole
 from envbuild.lock.index import local_path
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings, bare_url, read_settings
@@ -49,14 +49,20 @@ def wheel_path(cache: Path, sha256: Digest) -> Path:
 
 
 def forget_damaged(cache: Path, sha256: Digest) -> bool:
-    """Read a wheel of the cache, once in a run, and remove it if it is not what was put there; whether it was not."""
+    """Check a cached wheel's hash; remove it and return True if it is damaged.
+
+    OSError where it cannot be read now: then it stays.
+    """
     path = wheel_path(cache, sha256)
-    if not os.path.lexists(path):
-        return False
-    with suppress(OSError):
+    try:
         state = path.stat()
         if _digest(path, state.st_ino, state.st_ctime_ns) == sha256:
             return False
+    except OSError as error:
+        if not os.path.lexists(path):  # it was never there, or another run removed it
+            return False
+        if not is_no_file(error):
+            raise
     _digest.cache_clear()
     remove(path)  # in a cache that may only be read it stays, and is not used all the same
     return True
@@ -64,7 +70,7 @@ def forget_damaged(cache: Path, sha256: Digest) -> bool:
 
 @cache
 def _digest(path: Path, _inode: int, _changed: int) -> Digest:
-    """The digest of a file that has not been written to since; nothing but the clock's owner can hide a change."""
+    """Inode and ctime are part of the key, so a changed file is read again."""
     with path.open("rb") as file:
         return Digest.of_file(file)[0]
 
@@ -203,10 +209,10 @@ def _one(job: _Job, wheel: LockedWheel) -> Path:
     """Return the verified file of a wheel, from the cache, a folder of this machine or the index."""
     path = wheel_path(job.cache, wheel.sha256)
     # Hashed again: at 1.5 GB/s that costs less than a wrong byte.
-    if forget_damaged(job.cache, wheel.sha256):
-        job.note(f"{wheel.filename} in the cache was damaged and is fetched again: {path}")
-    with suppress(OSError):
-        if path.stat().st_size == wheel.size:
+    with suppress(OSError):  # what cannot be read now is fetched again
+        if forget_damaged(job.cache, wheel.sha256):
+            job.note(f"{wheel.filename} in the cache was damaged and is fetched again: {path}")
+        elif path.stat().st_size == wheel.size:
             job.advance(wheel.size, wheel.filename)
             return path
     try:

@@ -109,7 +109,7 @@ class FactReader:
         known = self._kept(wheel, *_KINDS[self._file(wheel) is None], _facts)
         if known:
             return known
-        file = self._intact(wheel)
+        file = self._checked_file(wheel)
         try:
             found = _facts_of(wheel, file, self._client)
         except UnreadableError:
@@ -120,7 +120,7 @@ class FactReader:
     def modules(self, wheel: WheelFile) -> frozenset[str] | None:
         """What a wheel has to import, by its top-level names; None where its server sends no ranges. LockError."""
         try:
-            with _opened(wheel, self._intact(wheel), self._client) as archive:
+            with _opened(wheel, self._checked_file(wheel), self._client) as archive:
                 return frozenset(filter(None, map(_top_level, archive.namelist())))
         except UnreadableError:
             return None
@@ -128,7 +128,7 @@ class FactReader:
     def extras(self, wheel: WheelFile) -> frozenset[str] | None:
         """The extras that a wheel has, normalised; None where it cannot be read now."""
         try:
-            with _opened(wheel, self._intact(wheel), self._client) as archive:
+            with _opened(wheel, self._checked_file(wheel), self._client) as archive:
                 member = _members(archive).get("METADATA")
                 return extras_of(_text(archive, member)) if member else None
         except (UnreadableError, LockError):
@@ -153,7 +153,7 @@ class FactReader:
         known = self._kept(wheel, *_TRUTHS, _text_of)
         if known is not None:
             return known
-        if (file := self._intact(wheel)) is None:
+        if (file := self._checked_file(wheel)) is None:
             return ""
         found = _untruth_of(wheel, file, self._true.get(wheel.sha256, ()))
         self._keep(wheel, *_TRUTHS, found)
@@ -199,9 +199,12 @@ class FactReader:
                 return path
         return local_path(wheel.url)
 
-    def _intact(self, wheel: WheelFile) -> Path | None:
-        """The same, once all bytes of a file of the cache were read; a damaged one is removed."""
-        if self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256):
+    def _checked_file(self, wheel: WheelFile) -> Path | None:
+        """Return the local wheel after checking its hash."""
+        try:
+            if self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256):
+                return local_path(wheel.url)
+        except OSError:
             return local_path(wheel.url)
         return self._file(wheel)
 

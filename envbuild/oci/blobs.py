@@ -1,14 +1,16 @@
 """Blobs as files: read and hashed before they are shared or sent, and shared without copying where that can be."""
 
 import hashlib
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 from envbuild.errors import BuildError
-from envbuild.files import settle, share, written_aside
+from envbuild.files import is_no_file, settle, share, written_aside
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import CONFIG, INDEX, MANIFEST, Descriptor, Opener
 from envbuild.oci.index import Content, ImageIndex, images_of
@@ -47,27 +49,62 @@ def _made(media_type: str, data: bytes) -> Blob:
 
 
 def place_blob(blob: Blob, path: Path) -> None:
-    """See to it that `path` holds the blob; BuildError when the bytes that there are have another digest."""
+    """See to it that `path` holds the blob; BuildError when the bytes that there are have another digest.
+
+    A copy is hashed while it is written, so that a cached file is read once.
+    """
     known = blob.descriptor
     if is_blob(path, known):
         return
-    if blob.path and is_blob(blob.path, known) and share(blob.path, path, mode=READ_ONLY):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cached = blob.path
+    if cached and _on_one_disk(cached, path.parent) and is_blob(cached, known) and share(cached, path, mode=READ_ONLY):
         return
+    where = str(cached or path)
     with written_aside(path.parent) as (target, temporary):
-        for chunk in read_blob(blob.open, known, where=str(blob.path or path)):
-            target.write(chunk)
+        try:
+            target.writelines(read_blob(partial(open_file, cached) if cached else blob.open, known, where=where))
+        except (BuildError, OSError):
+            if not cached:
+                raise
+            target.seek(0)
+            target.truncate()
+            target.writelines(read_blob(blob.open, known, where=where))  # which makes a damaged layer again
         settle(target, temporary, path, mode=READ_ONLY)
 
 
-def is_blob(path: Path, known: Descriptor) -> bool:
-    """Read a file to see whether it holds the blob."""
+def open_file(path: Path) -> BinaryIO:
+    """Open a file as a blob that nobody has checked."""
+    return path.open("rb")
+
+
+def _on_one_disk(one: Path, other: Path) -> bool:
     try:
-        if not path.is_file() or path.stat().st_size != known.size:
-            return False
-        with path.open("rb") as file:
-            return Digest.of_file(file)[0] == known.digest
+        return one.stat().st_dev == other.stat().st_dev
     except OSError:
         return False
+
+
+def is_blob(path: Path, known: Descriptor) -> bool:
+    """Read a file to see whether it holds the blob; False where it cannot be read."""
+    try:
+        return not is_damaged(path, known)
+    except OSError:
+        return False
+
+
+def is_damaged(path: Path, known: Descriptor) -> bool:
+    """Read a file to see whether it is anything but the blob; OSError where it cannot be read now."""
+    try:
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode) or state.st_size != known.size:
+            return True
+        with path.open("rb") as file:
+            return Digest.of_file(file)[0] != known.digest
+    except OSError as error:
+        if is_no_file(error):
+            return True
+        raise
 
 
 def read_blob(opener: Opener, known: Descriptor, *, where: str) -> Iterator[bytes]:

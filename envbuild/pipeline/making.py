@@ -11,7 +11,7 @@ from envbuild.assemble import (
     LayerResult,
     assemble,
     cache_keys,
-    contradiction,
+    find_difference,
     wheels_to_read,
 )
 from envbuild.errors import RegistryError, VerifyError
@@ -53,12 +53,12 @@ class Making(Job):
         except RegistryError as error:
             self.report.warn(f"not using the registry's image of this environment: {error.what}; building it")
             return None
-        return claim.prove(self._contradiction) if claim else None
+        return claim.prove(self._find_difference) if claim else None
 
-    def _contradiction(self, image: Image) -> str:
+    def _find_difference(self, image: Image) -> str:
         """How an image of the registry differs from the one that would be built of its layers."""
         cache = LayerCache(self.order.cache, self.shared)
-        return contradiction(image, self.recipe, self.base, cache, self.compiling)
+        return find_difference(image, self.recipe, self.base, cache, self.compiling)
 
     def _found(self, image: Image) -> Made:
         """Nothing has to be made, only tagged."""

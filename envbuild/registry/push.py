@@ -11,7 +11,8 @@ from io import BytesIO, FileIO
 from types import TracebackType
 from typing import Literal, Self
 
-from envbuild.errors import RegistryError, UsageError
+from envbuild.errors import BuildError, RegistryError, UsageError
+from envbuild.oci.blobs import open_file
 from envbuild.oci.digest import Digest
 from envbuild.oci.growing import AbandonedError, GrowingBlob
 from envbuild.oci.image import CONFIG, MANIFEST, Descriptor, Image, Layer
@@ -202,8 +203,16 @@ class Upload:
         if how == "sent":
             label = layer.created_by or str(descriptor.digest)
             told = partial(self._told, label, size=descriptor.size)
-            registry.put_blob(repository, descriptor, layer.open, progress=told)
+            self._put(layer, told)
         return how
+
+    def _put(self, layer: Layer, told: Callable[[int], None]) -> None:
+        """Send a blob, hashed on its way; `layer.open` reads a cached one before, and makes a damaged one again."""
+        put = partial(self._registry.put_blob, self._reference.repository, layer.descriptor, progress=told)
+        if layer.path:
+            with suppress(BuildError, OSError):
+                return put(partial(open_file, layer.path))
+        return put(layer.open)
 
     def _told(self, label: str, done: int, size: int) -> None:
         with self._lock:

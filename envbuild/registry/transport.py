@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from envbuild.errors import RegistryError
-from envbuild.network import limit_slowness
+from envbuild.network import enforce_minimum_rate
 from envbuild.oci.reference import DOCKER_HUB
 from envbuild.registry.faults import CHECK_REGISTRY, is_tls, redacted, unreachable
 from envbuild.registry.retry import Transient
@@ -193,7 +193,7 @@ class Transport:
             # Blobs and manifests are hashed as sent: nothing on the way may compress them.
             headers={"User-Agent": "envbuild", "Accept-Encoding": "identity"},
         )
-        return limit_slowness(client)
+        return enforce_minimum_rate(client)
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
         """Remember each socket that httpcore opens, as its pool offers no way to cut a request in progress."""

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from envbuild.assemble import Compiling, LayerCache
 from envbuild.assemble.bytecode import compiled_by
-from envbuild.assemble.child import Addition, Parent, checked, contradiction_of_child
+from envbuild.assemble.child import Addition, Parent, checked, find_child_difference
 from envbuild.assemble.content import Content
 from envbuild.errors import RegistryError, VerifyError
 from envbuild.lock import Lock, Options, read_settings
@@ -226,7 +226,7 @@ def _known(order: Order, plan: _Plan, shared: SharedCache | None, report: Report
         return None
     cache = LayerCache(order.cache, shared)
     image = claim.prove(
-        lambda image: contradiction_of_child(image, plan.parent, plan.above, plan.addition, cache, plan.compiling)
+        lambda image: find_child_difference(image, plan.parent, plan.above, plan.addition, cache, plan.compiling)
     )
     report.note(f"the registry has the image {plan.recipe.short} already; nothing is built")
     return image

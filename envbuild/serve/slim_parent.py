@@ -12,6 +12,7 @@ from envbuild.assemble.cache import Decode
 from envbuild.assemble.child import Parent, interpreter_of
 from envbuild.assemble.config import CHECK_LINE, OURS
 from envbuild.assemble.debian import LINE as PACKAGES_LINE
+from envbuild.assemble.image import OVERLAPS_LINE
 from envbuild.assemble.plan import plan_layers
 from envbuild.assemble.rebase import BYTECODE_LINE, ENVIRONMENT_LINE
 from envbuild.errors import BuildError, LockError, UsageError
@@ -30,8 +31,6 @@ from envbuild.verify.slim import training_only
 
 _T = TypeVar("_T")
 
-_OVERLAPS = "paths that several packages share"
-"""The history's line of the layer with files that two wheels have."""
 _WITHOUT = "build without --slim"
 
 
@@ -88,6 +87,7 @@ def slim_parent(origin: Origin, slim: Slimmed, order: ServeOrder, report: Report
     parts = _Parts.of(origin.parent)
     recipe = parts.recipe(slim, origin.environment)
     cache = LayerCache(order.order.cache, parts.known(recipe), report.note)
+    theirs = {it.descriptor.digest: it for it in parts.parent.image.layers}
     report.step(f"assembling the environment without {len(slim.dropped)} distributions")
 
     def fetched(done: int, total: int, _text: str) -> None:
@@ -97,9 +97,8 @@ def slim_parent(origin: Origin, slim: Slimmed, order: ServeOrder, report: Report
         arrivals.start(wheels_to_read(recipe, cache))
         made = assemble(recipe, parts.base, arrivals, cache, report.progress).image
         for layer in made.layers:
-            if layer.found == "cache":
+            if layer.found == "cache" and layer.descriptor.digest not in theirs:
                 layer.open().close()  # a damaged one is made again while there are wheels
-    theirs = {it.descriptor.digest: it for it in parts.parent.image.layers}
     image = replace(made, layers=tuple(theirs.get(it.descriptor.digest, it) for it in made.layers))
     report.note(_saving(slim, image, theirs))
     return Parent(image=image, lock=slim.lock, python=recipe.python_path)
@@ -167,7 +166,7 @@ class _Parts:
     def unknown(self) -> Iterator[str]:
         """Lines that are not of the lock's layers, and layers of the lock that no line names."""
         labels = {it.label for it in plan_layers(self._recipe(self.parent.lock, ()))}
-        others = {ENVIRONMENT_LINE, CHECK_LINE, _OVERLAPS}
+        others = {ENVIRONMENT_LINE, CHECK_LINE, OVERLAPS_LINE}
         yield from (it for it in self.lines if it not in labels | others and not it.startswith(BYTECODE_LINE))
         yield from labels - self.lines.keys()
 
@@ -198,7 +197,7 @@ class _Parts:
         whole = self._recipe(self.parent.lock, (), recipe.python_path)
         labels = [*(it.label for it in plan_layers(whole)), ENVIRONMENT_LINE]
         pairs = zip(cache_keys(whole).layers, labels, strict=False)
-        alone = () if _OVERLAPS in self.lines else cache_keys(recipe).notes[:1]
+        alone = () if OVERLAPS_LINE in self.lines else cache_keys(recipe).notes[:1]
         layers = {key: self.lines[label] for key, label in pairs if label in self.lines}
         return _Known(layers, alone, self.parent.name or str(self.parent.digest))
 

@@ -13,7 +13,19 @@ import httpx
 from envbuild.files import data_folder
 
 FOLDER = data_folder("templates") / "server" / "fastapi"
-MODULES = ("arrays", "instances", "tensors", "model", "loading", "settings", "storage", "told", "worker", "app")
+MODULES = (
+    "arrays",
+    "instances",
+    "tensors",
+    "model",
+    "loading",
+    "settings",
+    "storage",
+    "told",
+    "worker",
+    "app",
+    "connections",
+)
 
 
 def load() -> SimpleNamespace:

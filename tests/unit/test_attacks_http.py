@@ -181,6 +181,14 @@ def test_a_silent_registry_is_named_with_what_was_asked_and_a_manifest_s_answer_
     assert any(line.startswith("waiting for 127.0.0.1: PUT /v2/app/manifests/v1 (") for line in lines)
 
 
+def test_a_silent_host_is_named_more_seldom_the_longer_it_is_silent(lines, monkeypatch):
+    monkeypatch.setattr(waiting, "SILENCE", 0.1)
+    monkeypatch.setattr(transport, "ANSWER", 0.8)
+    with server(silent) as host, registry_of(host) as registry, pytest.raises(RegistryError, match="no answer in time"):
+        registry.put_manifest("app", "v1", b"{}", MANIFEST)
+    assert 1 <= len(lines) <= 3, "after 1, 3 and 6 times SILENCE"
+
+
 def test_who_answers_late_and_then_at_once_is_not_slow():
     def late(opened: socket.socket, stopped: threading.Event) -> None:
         stopped.wait(0.8)

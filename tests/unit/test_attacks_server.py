@@ -1,6 +1,7 @@
 """Requests that are made to stop the ready server: each is refused with its reason, and none becomes a traceback."""
 
 import json
+import resource
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,19 @@ PREDICT, INFER = "/predict", "/v2/models/model/infer"
 @pytest.fixture(scope="module")
 def it():
     return load()
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "waiting"),
+    [(256, {}, 112), (4096, {}, 256), (4096, {"most_waiting": 1000}, 496), (20, {}, 8), (2, {}, 1)],
+)
+def test_waiting_requests_leave_connections_to_health(it, files, settings, waiting):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    try:
+        assert it.connections.leave_room(it.settings.Settings(**settings)).most_waiting == waiting
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def tensor(data: Any = (), shape: Any = (1,), datatype: Any = "FP32", name: str = "x") -> dict[str, Any]:
@@ -45,7 +59,7 @@ OPEN = {
     "an output a hundred thousand times": (INFER, inputs(tensor([1]), outputs=[{"name": "x"}] * 100_000), "twice"),
     "many inputs": (INFER, inputs(*(tensor([1], name=str(at)) for at in range(20_000))), "there are 20000 inputs"),
     "many names": (PREDICT, {"instances": [{str(at): 1 for at in range(100_000)}]}, "has 100000 inputs"),
-    "one long string among numbers": (PREDICT, {"instances": ["a" * 700_000, *["1"] * 1000]}, "is to be numbers"),
+    "one long string among numbers": (PREDICT, {"instances": ["a" * 700_000, *["1"] * 1000]}, "must be numbers"),
     "a list for every number": (PREDICT, {"instances": [[[1]] * 300_000]}, "lists and objects"),
     "many integers that no type holds": (PREDICT, {"instances": [[10**4000] * 300]}, "too large for any type"),
     "an integer of a million digits": (PREDICT, b'{"instances": [%s]}' % (b"9" * 1_000_000), "too large for any type"),

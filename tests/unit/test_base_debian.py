@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from envbuild.base.apt import Mirror, find_mirror, read_sources, source_lines
 from envbuild.base.debian import debian_base
 from envbuild.base.process import running
 from envbuild.errors import BaseError, MissingComponentError
+from envbuild.oci.digest import Digest
 from envbuild.oci.layout import write_layout
 from tests.fakes.trees import BASE, image_of_trees, tar_of
 
@@ -188,6 +190,20 @@ def test_a_kept_base_that_is_damaged_is_made_anew(tmp_path, mmdebstrap):
     reports: list[str] = []
     assert bootstrapped(tmp_path, reports).digest == image.digest
     assert "damaged" in reports[0]
+
+
+def test_a_kept_base_that_cannot_be_read_now_stays(tmp_path, mmdebstrap):
+    bootstrapped(tmp_path)
+    [layer] = bootstrapped(tmp_path).layers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(BaseError, match="cannot be read: Too many open files"):
+            layer.open()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with layer.open() as file:
+        assert Digest.of_file(file)[0] == layer.descriptor.digest
 
 
 def test_updates_and_security_archives_that_are_gone_are_left_out_and_reported(tmp_path, mmdebstrap):

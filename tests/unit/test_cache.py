@@ -1,5 +1,6 @@
 """The cache as a whole: what is in it, what leaves first, and that nothing in use does."""
 
+import errno
 import json
 import os
 import subprocess
@@ -140,9 +141,17 @@ def test_a_cache_that_is_not_there_yet_is_empty(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_only_what_went_is_said_to_be_gone(folder):
-    """Of a base, what lies under the name that it is given while it goes is in the way."""
-    put(folder, f"bases/.new-{BASE}/in the way", 1, 0)
+def test_a_folder_goes_again_after_a_removal_that_was_killed(folder):
+    put(folder, f"bases/.new-{BASE}/left by a killed run", 1, 0)
+    assert f"bases/{BASE}" in {str(it.path.relative_to(folder)) for it in prune(folder, keep=0, now=NOW)}
+    assert not (folder / "bases" / BASE).exists()
+
+
+def test_only_what_went_is_said_to_be_gone(folder, monkeypatch):
+    def refuse(path: Path, _target: Path) -> Path:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "rename", refuse)  # root may rename all that it finds
     gone = prune(folder, keep=0, now=NOW)
     assert f"bases/{BASE}" not in {str(it.path.relative_to(folder)) for it in gone}
     assert f"bases/{BASE}/index.json" in names(folder)

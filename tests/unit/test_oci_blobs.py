@@ -3,6 +3,7 @@
 import os
 import stat
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,14 @@ def test_across_file_systems_they_are_copied(cached, tmp_path):
     try:
         assert not share(source(cached), away / "file", mode=0o444)
         assert list(away.iterdir()) == []
-        write_layout(cached, away)
+        write_layout(unopened(cached), away)  # the cached file is read once: what opens it would read it before
         assert placed(cached, away).read_bytes() == source(cached).read_bytes()
-        write_layout(unopened(cached), away)
+        right = source(cached).read_bytes()
+        change(source(cached), other_byte(right))
+        placed(cached, away).unlink()
+        again = replace(cached.layers[0], open=lambda: BytesIO(right))
+        write_layout(replace(cached, layers=(again, *cached.layers[1:])), away)
+        assert placed(cached, away).read_bytes() == right
     finally:
         for path in sorted(away.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()

@@ -72,6 +72,25 @@ def test_the_same_blob_in_several_layers_is_sent_once():
     assert len(registry.seen("PUT", UPLOAD)) == 3
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_cached_layer_is_hashed_as_it_is_sent_and_opened_again_only_where_it_is_damaged(tmp_path, damaged):
+    image = image_of([b"one" * 999, b"two"])
+    with image.layers[0].open() as file:
+        right = file.read()
+    path, opened = tmp_path / "cached", list[str]()
+    path.write_bytes(right[:-1] + b"x" if damaged else right)
+
+    def remade() -> BytesIO:
+        opened.append("again")
+        return BytesIO(right)
+
+    with FakeRegistry() as registry:
+        push(with_first_layer(image, path=path, open=remade), at(registry), retry=FAST)
+        stored = registry.repositories["team/app"].blobs
+    assert stored[str(image.layers[0].descriptor.digest)] == right
+    assert opened == (["again"] if damaged else [])
+
+
 @pytest.mark.parametrize("believing", [True, False])
 def test_who_does_not_believe_a_manifest_looks_for_each_blob(believing):
     image = image_of([b"one", b"two"])

@@ -100,7 +100,7 @@ def test_a_body_over_the_limit_is_not_read_to_its_end(it):
 def test_the_binary_extension_is_refused_by_its_header(it):
     headers = {"inference-header-content-length": "10"}
     answer = Served(it, pair(it)).ask("POST", "/v2/models/model/infer", content=b"{}", headers=headers)
-    assert (answer.status_code, "as JSON" in answer.json()["error"]) == (400, True)
+    assert (answer.status_code, "send JSON" in answer.json()["error"]) == (400, True)
 
 
 def test_a_fault_of_the_model_stays_in_the_log(it, caplog):

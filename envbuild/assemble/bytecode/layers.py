@@ -91,7 +91,7 @@ class Bytecode:
         wanted = self.wanted()
         lacking = [layer for layer in wanted if not self._settled(layer)]
         self._compile([parcel for layer in lacking for parcel in self._parcels(layer, opened)])
-        # What was compiled here is counted here, whatever others say of it.
+        # Count what was compiled here, not what the registry says.
         tallies = [self._tally(layer, opened, known=layer not in lacking) for layer in wanted]
         filled = tuple(layer for layer, tally in zip(wanted, tallies, strict=True) if tally.compiled)
         return filled, sum(tallies, Tally())

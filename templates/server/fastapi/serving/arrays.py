@@ -200,7 +200,7 @@ def check_rank(rank: int, name: str) -> None:
 
 
 def _no_numbers(name: str) -> Refused:
-    return Refused(f"input {name!r} is to be numbers, in rows of the same length")
+    return Refused(f"input {name!r} must be numbers, in rows of equal length")
 
 
 def _whole(found: np.ndarray, values: list[Any], wanted: np.dtype, name: str) -> np.ndarray:

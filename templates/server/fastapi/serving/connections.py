@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,24 @@ MOST_CHUNKS = 10_000
 """Chunks of one body. Each costs as much as a large one, so that a body of chunks of one byte would cost seconds."""
 
 
+SPARE = 16
+"""Connections that requests for the model leave to others; a quarter of them where only a few may be open."""
+
+
 def connection_limit(wanted: int) -> int:
     """Return how many connections may be open: half of the files that this process may have, at most."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if files == resource.RLIM_INFINITY else max(1, min(wanted, files // 2))
+
+
+def leave_room(settings: Settings) -> Settings:
+    """Let fewer requests wait than connections may be open, so that there is one left for health.
+
+    A connection is never closed while its request waits or runs.
+    """
+    limit = connection_limit(settings.most_connections)
+    most = max(1, limit - min(SPARE, limit // 4))
+    return replace(settings, most_waiting=min(settings.most_waiting, most))
 
 
 def protocol(settings: Settings) -> Callable[..., Connection]:

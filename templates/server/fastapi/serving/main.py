@@ -10,7 +10,7 @@ from types import FrameType
 import uvicorn
 
 from serving.app import create_app
-from serving.connections import connection_limit, protocol
+from serving.connections import connection_limit, leave_room, protocol
 from serving.settings import Settings, Unusable, read_settings
 from serving.told import LOG, Metrics, log, log_in_json
 from serving.worker import Worker
@@ -50,7 +50,7 @@ def main() -> int:
     """Serve until a signal; 1 where there is nothing that can be served."""
     log_in_json()
     try:
-        settings = read_settings(os.environ)
+        settings = leave_room(read_settings(os.environ))
     except Unusable as error:
         LOG.error("%s", error)
         return 1

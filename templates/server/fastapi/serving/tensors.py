@@ -36,7 +36,7 @@ DATATYPES = {
 NAMES = {name: datatype for datatype, name in DATATYPES.items()}
 MOST_EMPTY = 1 << 20
 """Product of the other dimensions of a tensor that has one of length 0: a model may make values from its shape."""
-NO_BINARY = "the binary tensor data extension is not spoken here: send and ask for tensors as JSON"
+NO_BINARY = "the binary tensor data extension is not supported; send JSON"
 
 
 @dataclass(frozen=True)
