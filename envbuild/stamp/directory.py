@@ -114,6 +114,9 @@ class DirectoryStore:
 
     def _check_links(self) -> None:
         for parent, folders, files in os.walk(self.folder):
+            if Path(parent) == Path(self.folder) / FOLDER:  # `_path` guards what is in it
+                folders.clear()
+                continue
             for path in (Path(parent, name) for name in (*folders, *files)):
                 if path.is_symlink():
                     self._inside(path)
