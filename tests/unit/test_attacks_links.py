@@ -9,6 +9,7 @@ from envbuild.cli.commands import run
 from envbuild.errors import StampError
 from envbuild.files import open_inside
 from envbuild.stamp import check_stampable, read_history
+from envbuild.verify.sides.model import read_model
 from tests.unit.test_embed import Told, origin_of, refused
 from tests.unit.test_sides_model import InFolder, put_stamp
 
@@ -89,6 +90,7 @@ def test_a_stamped_model_whose_files_became_links_is_read(model, tmp_path):
     found = read_history(model.uri)
     assert (found.current, len(found.records)) == (True, 1)
     assert run(["inspect", model.uri]) == 0
+    assert read_model(model.uri).faults == {}
     with pytest.raises(StampError, match="a link leads out of the model's folder"):
         check_stampable(model.uri)
 
