@@ -133,7 +133,7 @@ class Stamp:
     by: str | None = None
     """Who wrote it, as far as their machine knew: an account, or `user@host`."""
     previous: str | None = None
-    """The name of the record before this one."""
+    """The name of the record that this one continues; of a signed one the key's newest."""
     counter: int = 0
     """1, 2, 3 ... for each model; 0 of a record from before there was one."""
     schema_version: str = SCHEMA_VERSION

@@ -329,7 +329,7 @@ def _chain(model: Model, seen: Seen) -> Iterator[tuple[str, Stamp, Stamp | None]
 
 
 def previous(model: Model, record: Stamp) -> Recorded | None:
-    """Read the record before a record; None when there was none."""
+    """Read the record that a record continues; None when it continues none."""
     name = record.previous
     if name is None:
         return None
