@@ -60,7 +60,7 @@ def _mode_of(path: Path, otherwise: int) -> int:
     return stat.S_IMODE(mode)
 
 
-def link_out(folder: Path, path: Path) -> str:
+def target_outside(folder: Path, path: Path) -> str:
     """Where a path in a folder really leads, if a link takes it out of the folder; else the empty text."""
     target = os.path.realpath(path)
     root = os.path.realpath(folder)
@@ -72,7 +72,7 @@ def open_inside(folder: Path, path: Path) -> BinaryIO:
 
     Links are resolved first, and then none is followed, so nobody can put one there in between.
     """
-    if target := link_out(folder, path):
+    if target := target_outside(folder, path):
         raise OSError(errno.EXDEV, f"a link leads out of the folder, to {target}", str(path))
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     inside = Path(os.path.realpath(path)).relative_to(os.path.realpath(folder))

@@ -42,7 +42,7 @@ class Judged:
     """What is wrong, in a few words."""
 
 
-def signed(payload: bytes, signer: Signer | KeylessSigner, where: str) -> bytes:
+def sign_statement(payload: bytes, signer: Signer | KeylessSigner, where: str) -> bytes:
     """Sign a statement; the bundle's bytes differ each time, as ECDSA signatures do.
 
     RegistryError from Cloud KMS, Fulcio or Rekor.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from securesystemslib.signer import Signer, SSlibKey
 
-from envbuild.attest.bundle import judge, signed
+from envbuild.attest.bundle import judge, sign_statement
 from envbuild.attest.keyless import Identity, KeylessSigner
 from envbuild.attest.keys import public_key_of, signer_of
 from envbuild.attest.statement import statement
@@ -42,7 +42,7 @@ class RecordSigner(RecordKeys):
 
     def sign(self, record: Digest) -> bytes:
         """Sign a record; RegistryError where Cloud KMS does not sign."""
-        return signed(statement(record, RECORD, {}), self.signer, self.where)
+        return sign_statement(statement(record, RECORD, {}), self.signer, self.where)
 
 
 def record_keys(keys: Sequence[str]) -> RecordKeys:

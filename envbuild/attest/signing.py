@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from securesystemslib.signer import SSlibKey
 
 from envbuild.attest.attaching import Place
-from envbuild.attest.bundle import BUNDLE, judge, signed
+from envbuild.attest.bundle import BUNDLE, judge, sign_statement
 from envbuild.attest.keyless import Identity
 from envbuild.attest.keys import signer_of
 from envbuild.attest.model import Teller
@@ -40,7 +40,7 @@ def bundles_for(place: Place, payloads: Sequence[bytes], key: str) -> list[Artif
     known = {it.kind for it in there if it.standing == "holds"}
     kinds = {json.loads(it)["predicateType"]: it for it in (*payloads, statement(subject, SIGNED, {}))}
     missing = {kind: payload for kind, payload in kinds.items() if kind not in known}
-    made = [_bundle(kind, signed(payload, signer, f"--sign {key}")) for kind, payload in missing.items()]
+    made = [_bundle(kind, sign_statement(payload, signer, f"--sign {key}")) for kind, payload in missing.items()]
     if any(judge(it.data, subject, public).standing != "holds" for it in made):
         todo = "check that the key is what its public half says; nothing was attached"
         raise RegistryError("a new signature does not hold by the key's public half", where=f"--sign {key}", todo=todo)

@@ -36,7 +36,7 @@ def run(
     check_stdout()
     proof = proof_of((signed,) if signed is not None else (), minimum_record)
     with Progress() as progress:
-        found = read_history(model, whole=history, proof=proof)
+        found = read_history(model, whole=history, proof=proof, signature=True)
         if not found.records:
             todo = "stamp it with what it was trained in: envbuild from-manifest MANIFEST --push REPO --stamp MODEL"
             raise StampError("the model bears no stamp", where=found.model, todo=todo)

@@ -24,7 +24,7 @@ def parity(subject: Subject, runner: Runner, *, cache: Path, report: Report) -> 
         todo = "give a stamped model, or the manifest of a run that says where its model lies"
         raise UsageError(f"nothing says which {lacks} is meant", where=f"--golden, {subject.name}", todo=todo)
     if recorded := recorded_model(subject):
-        recorded.prove(_elsewhere)
+        model = str(recorded.prove(_elsewhere))
     return check(manifest, model or manifest.model_uri or "", [runner], cache=cache, report=report)
 
 

@@ -30,7 +30,7 @@ from envbuild.pipeline.job import Job
 from envbuild.pipeline.making import Making
 from envbuild.pipeline.order import PLATFORMS, Order, Outcome, Part, Plan, Reporter
 from envbuild.pipeline.outputs import write_outputs
-from envbuild.pipeline.stamping import signer_for, tell_stamped
+from envbuild.pipeline.stamping import report_stamps, signer_for
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry import (
     PushResult,
@@ -265,7 +265,7 @@ def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, repor
         _tag_stamped(part, report)
     signer = signer_for(order)
     results = [_stamp_part(model, order, part, now, early, signer) for part in parts]
-    tell_stamped(results, report, signed=signer is not None)
+    report_stamps(results, report, signed=signer is not None)
     return results[-1].record
 
 

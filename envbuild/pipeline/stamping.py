@@ -15,13 +15,13 @@ def signer_for(order: Order, trusted: Sequence[str] = ()) -> Signer | None:
     return record_signer(order.attestations.key, trusted)
 
 
-def tell_stamped(results: Sequence[StampResult], report: Reporter, *, signed: bool) -> None:
+def report_stamps(results: Sequence[StampResult], report: Reporter, *, signed: bool) -> None:
     """Say the number of the last record, if it is signed, and which images of the record before it does not name."""
     last = results[-1].stamp
     for result in results:
-        for image in result.left:
+        for image in result.dropped:
             if last.image(image.slot) is None:
                 slot = " ".join(image.slot)
-                report.warn(f"{result.why_left}, and its {slot} was not stamped again: it was {image.image}")
+                report.warn(f"{result.reason_dropped}, and its {slot} was not stamped again: it was {image.image}")
     if signed:
         report.note(f"record {last.counter} of the model, signed; --minimum-record {last.counter} refuses older ones")

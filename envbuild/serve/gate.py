@@ -174,10 +174,10 @@ def _served(
         with serving(client, launch) as container:
             if it.server.health:
                 it.report.note(f"waiting for GET {it.server.health}, {patience.start:g} s at most")
-            for finding in Trial(container, it.server, it.port, golden, patience).findings():
-                yield finding
-                if not finding.agrees and _READ_ONLY in finding.says.lower():
-                    yield fault("serve-writes", "the server failed as its root file system cannot be written")
+            findings = list(Trial(container, it.server, it.port, golden, patience).findings())
+            yield from findings
+            if any(not one.agrees and _READ_ONLY in one.says.lower() for one in findings):
+                yield fault("serve-writes", "the server failed as its root file system cannot be written")
     except NotStartedError as error:
         yield fault("serve-startup", f"the container cannot be started: {error}")
 

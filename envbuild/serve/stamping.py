@@ -7,7 +7,7 @@ from envbuild.errors import RegistryError
 from envbuild.lock import pylock_text
 from envbuild.oci.reference import Reference
 from envbuild.pipeline import Reporter
-from envbuild.pipeline.stamping import signer_for, tell_stamped
+from envbuild.pipeline.stamping import report_stamps, signer_for
 from envbuild.registry.tags import stamped_tag, tag_stamped
 from envbuild.serve.compatible import RELATION
 from envbuild.serve.model import Served, ServeOrder
@@ -30,7 +30,7 @@ def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, 
     _tag(served.pushed.reference if served.pushed else None, report)
     lock, entry = joined_lock(served), _of_serving(order, served)
     results.append(stamp(model, entry, manifest=manifest, lock=lock, now=now, early=early, signer=signer))
-    tell_stamped(results, report, signed=signer is not None)
+    report_stamps(results, report, signed=signer is not None)
     return results[-1].record
 
 

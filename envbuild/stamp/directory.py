@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from envbuild.errors import EnvbuildError, StampError
-from envbuild.files import link_out, write_whole
+from envbuild.files import target_outside, write_whole
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
-from envbuild.stamp.record import FOLDER
+from envbuild.stamp.record import FOLDER, RECORD_PREFIX
 from envbuild.stamp.store import MOST_NAMES, SAVED_MODEL, Changed, State
 
 POINTER = f"{FOLDER}/pointer.json"
@@ -46,9 +46,12 @@ class DirectoryStore:
         pointers = self._pointers()
         return {name: _record_of(pointers.get(name)) for name in found[:MOST_NAMES]}
 
-    def within(self, name: str) -> "DirectoryStore":
-        """The store of a folder below this one."""
-        return DirectoryStore(f"{self.folder}/{name}")
+    def records(self) -> list[str]:
+        """All names in the stamp's folder that begin as those of records do."""
+        folder = self._path(FOLDER)
+        with told(folder):
+            names = (f"{FOLDER}/{path.name}" for path in folder.iterdir()) if folder.is_dir() else ()
+            return sorted(name for name in names if name.startswith(RECORD_PREFIX))
 
     def state(self, name: str) -> State | None:
         """The file's state; its metadata counts only as long as the file is the one that it was written for."""
@@ -105,17 +108,22 @@ class DirectoryStore:
         return f"rm {shlex.quote(str(self._path(POINTER)))}"
 
     def _path(self, name: str) -> Path:
-        return self._inside(Path(self.folder) / name)
+        """The path of a file; in the stamp's own folder StampError where a link leads out of the model's folder."""
+        path = Path(self.folder) / name
+        return self._inside(path) if name.partition("/")[0] == FOLDER else path
 
     def _check_links(self) -> None:
         for parent, folders, files in os.walk(self.folder):
+            if Path(parent) == Path(self.folder) / FOLDER:  # `_path` guards what is in it
+                folders.clear()
+                continue
             for path in (Path(parent, name) for name in (*folders, *files)):
                 if path.is_symlink():
                     self._inside(path)
 
     def _inside(self, path: Path) -> Path:
         """The path itself; StampError where a link leads out of the model's folder."""
-        if target := link_out(Path(self.folder), path):
+        if target := target_outside(Path(self.folder), path):
             todo = "copy the model with its files in place of the links, and stamp that: cp -rL MODEL COPY"
             raise StampError(f"a link leads out of the model's folder, to {target}", where=str(path), todo=todo)
         return path

@@ -27,8 +27,8 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from requests import RequestException
 
 from envbuild.errors import EnvbuildError, StampError, UsageError
-from envbuild.stamp.record import FOLDER
-from envbuild.stamp.store import MOST_NAMES, Changed, State, Unsure
+from envbuild.stamp.record import FOLDER, RECORD_PREFIX
+from envbuild.stamp.store import MOST_NAMES, Changed, State, Unreachable, Unsure
 
 _DEFAULT_SECONDS = 60.0
 _NEVER = 1
@@ -77,9 +77,18 @@ class GcsStore:
                 for blob in itertools.islice(found, MOST_NAMES)
             }
 
-    def within(self, name: str) -> "GcsStore":
-        """The store of a folder below this one."""
-        return GcsStore(self.client, self.bucket, self._full(name))
+    def records(self) -> list[str]:
+        """All names in the stamp's folder that begin as those of records do."""
+        cut = len(self._full(""))
+        with self._told(FOLDER, "storage.objects.list"):
+            found = self.client.list_blobs(
+                bucket_of(self.client, self.bucket),
+                prefix=self._full(RECORD_PREFIX),
+                delimiter="/",
+                fields="items(name),nextPageToken",
+                **_patience(),
+            )
+            return [blob.name[cut:] for blob in found]
 
     def state(self, name: str) -> State | None:
         """The object's state now; None when there is no such object, or no such bucket."""
@@ -94,7 +103,12 @@ class GcsStore:
 
     def read(self, name: str, *, limit: int) -> bytes | None:
         """An object's content; None when there is no such object."""
-        return read_object(self.client, self.bucket, self._full(name), limit=limit)
+        try:
+            return read_object(self.client, self.bucket, self._full(name), limit=limit)
+        except StampError as error:
+            if error.__cause__ is None or isinstance(error.__cause__, ClientError):
+                raise
+            raise Unreachable(error.what, where=error.where, todo=error.todo) from error.__cause__
 
     def create(self, name: str, data: bytes) -> None:
         """Write an object that is named by its content, if it is not there already."""

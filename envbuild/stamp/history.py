@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from envbuild.errors import VerifyError
 from envbuild.stamp.objects import Model, found
 from envbuild.stamp.record import Stamp, StampedImage, signature_name
-from envbuild.stamp.signature import Proof, prove
+from envbuild.stamp.signature import Proof, prove, unproven
 from envbuild.stamp.stamping import Recorded, look, previous
 
 
@@ -21,7 +21,7 @@ class History:
     proven: Stamp | None = None
     """The newest record's stamp where a key was asked for, and signed it."""
     signature: bool = False
-    """Whether a signature of the newest record lies beside it, whoever signed."""
+    """Whether a signature of the newest record lies beside it, whoever signed; only where that was asked for."""
 
     @property
     def signed(self) -> bool | None:
@@ -29,10 +29,11 @@ class History:
         return True if self.proven else None if self.signature else False
 
 
-def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = None) -> History:
+def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = None, signature: bool = False) -> History:
     """Read what a model is stamped with, and was before if `whole`; StampError where it cannot be read.
 
-    With `proof` it is VerifyError where the newest record is not proven, and where there is none.
+    With `proof` it is VerifyError where the newest record is not proven, and where there is none; the records before it
+    end with the first that none of the keys signed. `signature` asks whether an unproven record has any signature.
     """
     with found(model_uri) as model:
         seen = look(model)
@@ -43,15 +44,17 @@ def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = No
             return History(model=model.uri, current=True, records=())
         assert seen.stamp is not None, "look reads it"
         proven = prove(model, seen.record.name, seen.stamp, seen.state.generation, proof) if proof else None
-        records = (seen.record, *_before(model, seen.record)) if whole else (seen.record,)
-        signature = proven is not None or model.store.state(signature_name(seen.record.name)) is not None
-        return History(model=model.uri, current=seen.current, records=records, proven=proven, signature=signature)
+        records = (seen.record, *_before(model, seen.record, proof)) if whole else (seen.record,)
+        there = signature and not proof and model.store.state(signature_name(seen.record.name)) is not None
+        return History(model=model.uri, current=seen.current, records=records, proven=proven, signature=there)
 
 
-def _before(model: Model, newest: Recorded) -> Iterator[Recorded]:
+def _before(model: Model, newest: Recorded, proof: Proof | None) -> Iterator[Recorded]:
     """Names are digests of what they name, so that no record comes before itself."""
     stamp = newest.stamp
     while stamp is not None and (older := previous(model, stamp)) is not None:
+        if proof and older.stamp and (fault := unproven(model, older.name, older.stamp, proof.keys)):
+            older = Recorded(name=older.name, stamp=None, data=older.data, fault=fault)
         yield older
         stamp = older.stamp
 

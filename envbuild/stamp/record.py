@@ -20,6 +20,7 @@ SCHEMA_VERSION = "1.1"
 
 FOLDER = "envbuild"
 """The folder beside the model that holds all that envbuild writes."""
+RECORD_PREFIX = f"{FOLDER}/record-"
 
 MAX_METADATA = 8 * 1024
 """Bytes of all custom metadata of one object, keys and values together (Cloud Storage, "Quotas and limits")."""
@@ -132,7 +133,7 @@ class Stamp:
     by: str | None = None
     """Who wrote it, as far as their machine knew: an account, or `user@host`."""
     previous: str | None = None
-    """The name of the record before this one."""
+    """The name of the record that this one continues; of a signed one the key's newest."""
     counter: int = 0
     """1, 2, 3 ... for each model; 0 of a record from before there was one."""
     schema_version: str = SCHEMA_VERSION
@@ -209,7 +210,12 @@ def record_bytes(record: Stamp) -> bytes:
 
 def record_name(data: bytes) -> str:
     """Name a record by its content, inside the model's folder."""
-    return f"{FOLDER}/record-{Digest.of(data).hex}.json"
+    return f"{RECORD_PREFIX}{Digest.of(data).hex}.json"
+
+
+def is_record_name(name: str) -> bool:
+    """Whether a record can have this name, inside the model's folder."""
+    return _RECORD_NAME.match(name) is not None
 
 
 def signature_name(record: str) -> str:

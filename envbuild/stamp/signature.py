@@ -6,19 +6,22 @@ signature is still to come. How a key signs and checks is not known here: see `e
 
 import os.path
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from envbuild.errors import StampError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.stamp.objects import Model
-from envbuild.stamp.record import FOLDER, RECORD_LIMIT, Stamp, read_record, record_digest, signature_name
-from envbuild.stamp.store import MOST_NAMES
+from envbuild.stamp.record import RECORD_LIMIT, Stamp, is_record_name, read_record, record_digest, signature_name
+from envbuild.stamp.store import Unreachable
 from envbuild.stamp.uri import parse_model_uri
 from envbuild.trust import Claim, Voucher
 
 SIGNATURE_LIMIT = 1024 * 1024
 """Bytes of a signature that is read."""
+_READERS = 8
+"""Records that are read at the same time; Google's client keeps ten connections."""
 
 
 class Keys(Protocol):
@@ -75,7 +78,7 @@ def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof)
             f"{number}, and --minimum-record asks for {proof.minimum} or later; an older stamp was put back: find out "
             "who did that, and stamp the model again with --sign KEY"
         )
-    newest = max(signed(model, proof.keys, above=stamp.counter), key=lambda it: it[1].counter, default=None)
+    newest = next(signed_records(model, proof.keys, above=stamp.counter), None)
     if newest:
         return (
             f"{number}, and record {newest[1].counter} is signed too: {newest[0]}; if a stamp is being written now, "
@@ -85,22 +88,43 @@ def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof)
     return ""
 
 
-def signed(model: Model, keys: Keys, *, above: int = -1, also: str | None = None) -> Iterator[tuple[str, Stamp]]:
-    """Yield the records in the model's folder, and `also`, that a key signed for this model, with a higher counter."""
-    folder = model.store.within(FOLDER)
-    files = folder.names(deep=False)
-    if len(files) >= MOST_NAMES:
-        what = f"the folder has {MOST_NAMES} files or more, so that a newer record could be hidden among them"
-        raise StampError(what, where=folder.where, todo="remove files from it that no record names")
-    names = [f"{FOLDER}/{it}" for it in files if it.startswith("record-") and not it.endswith(signature_name(""))]
-    for name in dict.fromkeys([*([also] if also else []), *names]):
-        data = model.store.read(name, limit=RECORD_LIMIT)
-        try:
-            stamp = read_record(name, data or b"")
-        except StampError:  # it is damaged, so no pointer to it is followed
-            continue
-        if stamp.counter > above and _is_of(model, stamp) and not _unsigned(model, name, keys):
+def signed_records(
+    model: Model, keys: Keys, *, above: int = -1, preferred: str | None = None
+) -> Iterator[tuple[str, Stamp]]:
+    """Yield the records that a key signed for this model and that have a higher counter; the highest comes first.
+
+    Of several with one counter the `preferred` comes first. Records that cannot be read are skipped, as nobody can use
+    them: a file that is too large or damaged, a folder, a link out of the model's folder.
+    """
+    names = [it for it in model.store.records() if is_record_name(it)]
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = list(zip(names, pool.map(lambda it: _read(model, it), names), strict=True))
+    records = [(name, it) for name, it in found if it and it.counter > above and _is_of(model, it)]
+    for name, stamp in sorted(records, key=lambda it: (it[1].counter, it[0] == preferred), reverse=True):
+        if not unproven(model, name, stamp, keys):
             yield name, stamp
+
+
+def _read(model: Model, name: str) -> Stamp | None:
+    """Read a record; None where that is not possible, now or later."""
+    try:
+        return read_record(name, model.store.read(name, limit=RECORD_LIMIT) or b"")
+    except Unreachable:  # it may be the newest record
+        raise
+    except StampError:
+        return None
+
+
+def unproven(model: Model, name: str, stamp: Stamp, keys: Keys) -> str:
+    """Why none of the keys vouches for a record of this model; empty if one does."""
+    if not _is_of(model, stamp):
+        return f"the record was written for {stamp.model} ({stamp.anchor.name}), and not for this model"
+    try:
+        return _unsigned(model, name, keys)
+    except Unreachable:
+        raise
+    except StampError as error:
+        return f"the record's signature cannot be read: {error.what}"
 
 
 def _unsigned(model: Model, name: str, keys: Keys) -> str:

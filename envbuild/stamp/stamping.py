@@ -11,11 +11,11 @@ whatever the pointer names.
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
-from itertools import pairwise
+from itertools import takewhile
 
 from envbuild.errors import StampConflict, StampError
 from envbuild.stamp.objects import Model, found
@@ -43,7 +43,7 @@ from envbuild.stamp.record import (
     signature_name,
     stamped,
 )
-from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, signed
+from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, signed_records
 from envbuild.stamp.store import Changed, State, Unsure
 from envbuild.stamp.who import stamper
 
@@ -59,10 +59,10 @@ class StampResult:
     stamp: Stamp
     changed: bool
     """False when the model bore this very stamp before."""
-    left: tuple[StampedImage, ...] = ()
-    """Images of the record before that are in the history only."""
-    why_left: str = ""
-    """Why they are."""
+    dropped: tuple[StampedImage, ...] = ()
+    """Images that the model bore before, and that this stamp does not name."""
+    reason_dropped: str = ""
+    """Why it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ def stamp(
 ) -> StampResult:
     """Write an image on a model, next to the images of other roles, variants and platforms.
 
-    With `signer` the record is signed, and these others are left out where the record before is not proven by its key.
+    With `signer` the record is signed; images of a record that its key did not sign are left out.
 
     An image that the model had in the same place is replaced, and stays in the record before. StampConflict when
     somebody else wrote another image there at the same time, or replaced the model, also since `check_stampable` gave
@@ -214,7 +214,7 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
     model.store.patch(model.anchor, {**values, **gone}, seen.state)
     continued = seen.base is not None and seen.base[0] == seen.name
     why = "the model was replaced or copied" if continued else "the record before is not the key's newest"
-    return StampResult(record=name, stamp=record, changed=True, left=_left(seen, record), why_left=why)
+    return StampResult(record=name, stamp=record, changed=True, dropped=_dropped(seen, record), reason_dropped=why)
 
 
 def _sign(model: Model, name: str, signer: Signer) -> None:
@@ -223,10 +223,10 @@ def _sign(model: Model, name: str, signer: Signer) -> None:
     model.store.create(place, signer.sign(digest))
     if says := signer.fault(model.store.read(place, limit=SIGNATURE_LIMIT) or b"", digest):
         todo = f"remove {place} and stamp again"
-        raise StampError(f"the record's signature was not written as it is: {says}", where=model.uri, todo=todo)
+        raise StampError(f"the signature read back is not valid: {says}", where=model.uri, todo=todo)
 
 
-def _left(seen: Seen, record: Stamp) -> tuple[StampedImage, ...]:
+def _dropped(seen: Seen, record: Stamp) -> tuple[StampedImage, ...]:
     before = seen.stamp.images if seen.stamp else ()
     return tuple(image for image in before if record.image(image.slot) is None)
 
@@ -254,7 +254,7 @@ def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str,
         created=inputs.now,
         envbuild=version("envbuild"),
         by=inputs.by,
-        previous=seen.name,
+        previous=seen.base[0] if seen.base else None,
         counter=(seen.base[1].counter if seen.base else 0) + 1,
         schema_version=later_schema(seen.base[1].schema_version if seen.base and seen.kept else None),
     )
@@ -281,9 +281,8 @@ def look(model: Model, signer: Signer | None = None) -> Seen:
 
 
 def _newest(model: Model, signer: Signer | None, name: str | None) -> tuple[str, Stamp] | None:
-    """The newest record that a key has signed: of two with one counter the one that the pointer names."""
-    records = signed(model, signer, also=name) if signer else ()
-    return max(records, key=lambda it: (it[1].counter, it[0] == name), default=None)
+    """Return the signed record with the highest counter; on a tie the one that the pointer names."""
+    return next(signed_records(model, signer, preferred=name), None) if signer else None
 
 
 _REPLACED = "stamp again only if the model that is there now comes from this run"
@@ -304,25 +303,33 @@ def _joined(model: Model, inputs: _Inputs, first: Seen) -> Seen:
     seen, image = look(model, inputs.signer), inputs.image
     if seen.state.generation != first.state.generation:
         raise StampConflict("the model was replaced since the work on its stamp began", where=model.uri, todo=_REPLACED)
-    had = next((one for one in first.images if one.slot == image.slot), None)
-    for before, after in pairwise([had, *(record.image(image.slot) for record in _since(model, first, seen))]):
-        _check_rival(before, after, image, model.uri)
+    for record, before in _since(model, first, seen):
+        had = before.image(image.slot) if before and before.anchor == record.anchor else None
+        _check_rival(had, record.image(image.slot), image, model.uri)
     return seen
 
 
-def _since(model: Model, first: Seen, seen: Seen) -> list[Stamp]:
-    """Return the records written after the first look, the oldest first, back to one that is gone or altered."""
-    newer: list[Stamp] = []
+def _since(model: Model, first: Seen, seen: Seen) -> list[tuple[Stamp, Stamp | None]]:
+    """Return the records written after the first look, the oldest first, each with the record that it continues."""
+    if seen.name == first.name:
+        return []
+    known = {first.name, *(name for name, *_ in _chain(model, first))}
+    newer = takewhile(lambda it: it[0] not in known, _chain(model, seen))
+    return [(record, before) for _, record, before in newer][::-1]
+
+
+def _chain(model: Model, seen: Seen) -> Iterator[tuple[str, Stamp, Stamp | None]]:
+    """Yield the records of the model's present content, the newest first, each with the record that it continues."""
     name, record = seen.name, seen.stamp
-    while record is not None and name != first.name:
-        newer.insert(0, record)
+    while name and record and record.anchor.generation == seen.state.generation:
         older = previous(model, record)
-        name, record = record.previous, older.stamp if older else None
-    return newer
+        before = older.stamp if older else None
+        yield name, record, before
+        name, record = record.previous, before
 
 
 def previous(model: Model, record: Stamp) -> Recorded | None:
-    """Read the record before a record; None when there was none."""
+    """Read the record that a record continues; None when it continues none."""
     name = record.previous
     if name is None:
         return None

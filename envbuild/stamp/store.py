@@ -41,6 +41,10 @@ class Unsure(Exception):  # noqa: N818 - not an error yet either
         """What is told if it was not."""
 
 
+class Unreachable(StampError):  # noqa: N818 - nobody outside of this package tells it from its parent
+    """What is there cannot be known now; a second try may tell."""
+
+
 class Store(Protocol):
     """The folder that holds a model; names are relative to it, with `/` between their parts. All raise StampError."""
 
@@ -56,8 +60,8 @@ class Store(Protocol):
         """
         ...
 
-    def within(self, name: str) -> "Store":
-        """The store of a folder below this one."""
+    def records(self) -> Iterable[str]:
+        """All names in the stamp's folder that begin as those of records do, however many there are."""
         ...
 
     def state(self, name: str) -> State | None:
@@ -65,7 +69,10 @@ class Store(Protocol):
         ...
 
     def read(self, name: str, *, limit: int) -> bytes | None:
-        """An object's content; None when there is no such object. One of more than `limit` bytes is refused."""
+        """An object's content; None when there is no such object. One of more than `limit` bytes is refused.
+
+        Unreachable when the object may be readable, and the place that it lies in does not answer.
+        """
         ...
 
     def create(self, name: str, data: bytes) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.cli.commands import run
 from envbuild.errors import StampError
 from envbuild.files import open_inside
-from envbuild.stamp import check_stampable
+from envbuild.stamp import check_stampable, read_history
+from envbuild.verify.sides.model import read_model
 from tests.unit.test_embed import Told, origin_of, refused
 from tests.unit.test_sides_model import InFolder, put_stamp
 
@@ -62,7 +64,7 @@ WAYS = [absolute, relative, of_a_folder, of_a_link, to_a_neighbour_of_the_same_b
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_link_out_of_the_model_is_not_embedded(way, model, secret, tmp_path):
+def test_a_target_outside_of_the_model_is_not_embedded(way, model, secret, tmp_path):
     put_stamp(model.uri)
     way(model.folder, secret)
     said = refused(origin_of(model.uri), tmp_path / "cache", Told(), StampError)
@@ -71,13 +73,26 @@ def test_a_link_out_of_the_model_is_not_embedded(way, model, secret, tmp_path):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_link_out_of_the_model_is_not_stamped(way, model, secret):
+def test_a_target_outside_of_the_model_is_not_stamped(way, model, secret):
     way(model.folder, secret)
     with pytest.raises(StampError, match="a link leads out of the model's folder"):
         check_stampable(model.uri)
     with pytest.raises(StampError, match="a link leads out of the model's folder"):
         put_stamp(model.uri)
     assert not (model.folder / "envbuild/pointer.json").exists()
+
+
+def test_a_stamped_model_whose_files_became_links_is_read(model, tmp_path):
+    put_stamp(model.uri)
+    for path in [it for it in model.folder.iterdir() if it.is_file()]:  # as DVC and Hugging Face keep files
+        path.rename(tmp_path / path.name)
+        path.symlink_to(tmp_path / path.name)
+    found = read_history(model.uri)
+    assert (found.current, len(found.records)) == (True, 1)
+    assert run(["inspect", model.uri]) == 0
+    assert read_model(model.uri).faults == {}
+    with pytest.raises(StampError, match="a link leads out of the model's folder"):
+        check_stampable(model.uri)
 
 
 @pytest.mark.parametrize("name", ["envbuild", "envbuild/.lock", "envbuild/pointer.json"])
@@ -122,7 +137,7 @@ def test_no_link_is_followed_that_is_put_there_after_the_check(model, secret, mo
         monkeypatch.setattr(os.path, "realpath", os.path.abspath)  # what it said before
         return ""
 
-    monkeypatch.setattr("envbuild.files.link_out", exchanged)
+    monkeypatch.setattr("envbuild.files.target_outside", exchanged)
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         open_inside(model.folder, path)
 

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from envbuild.attest.bundle import signed
+from envbuild.attest.bundle import sign_statement
 from envbuild.attest.keys import signer_of
 from envbuild.attest.records import RECORD, record_keys, record_signer
 from envbuild.attest.statement import IN_TOTO, PROVENANCE, SIGNED, statement
 from envbuild.cli.commands import run
 from envbuild.errors import StampConflict, StampError
 from envbuild.oci.digest import Digest
-from envbuild.stamp import Proof, read_history, read_stamp, stamp
+from envbuild.stamp import Proof, check_stampable, read_history, read_stamp, stamp
+from envbuild.stamp import gcs as stamp_gcs
 from envbuild.stamp.directory import DirectoryStore
 from envbuild.stamp.record import read_record, record_bytes, record_name, signature_name
 from tests.unit.attesting import key_pair
@@ -86,7 +87,7 @@ class Site:
 
     def sign(self, name: str, key: Path, subject: Digest | None = None, kind: str = RECORD) -> None:
         payload = statement(subject or Digest(name[-69:-5]), kind, {})
-        self.put(signature_name(name), signed(payload, signer_of(str(key)), "--sign"))
+        self.put(signature_name(name), sign_statement(payload, signer_of(str(key)), "--sign"))
 
     def forge(self, key: Path | None = None, **changes: Any) -> str:
         """Point to a record that says something else: another serving image, unless other changes are given."""
@@ -234,7 +235,7 @@ def stamped_by_other(site: Site) -> None:
 
 def wrong_type(site: Site) -> None:
     payload = statement(Digest(site.newest[-69:-5]), RECORD, {}).replace(b"Statement/v1", b"Statement/v9")
-    site.put(signature_name(site.newest), signed(payload, signer_of(str(site.private)), "--sign"))
+    site.put(signature_name(site.newest), sign_statement(payload, signer_of(str(site.private)), "--sign"))
 
 
 Attack = Callable[[Site], object]
@@ -402,9 +403,98 @@ def test_an_older_record_whose_successors_were_removed_is_refused_by_the_lowest_
 def test_a_newer_record_cannot_be_hidden_among_many_files(tmp_path, request, capsys, place):
     site = Site(InFolder(tmp_path) if place == "folder" else InBucket(request.getfixturevalue("gcs")), tmp_path)
     site.point(site.records[1])
-    for number in range(1000):
+    for number in range(1500):  # each more than one page of a list, and before the records
         site.put(f"envbuild/a{number}", b"")
-    assert "the folder has 1000 files or more" in refused(site, capsys)
+        site.put(f"envbuild/record-!{number}.json", b"")
+    for number in range(50):
+        site.put(f"envbuild/record-{number:064x}.json", b"")
+    assert "record 2 of the model, and record 3 is signed too" in refused(site, capsys)
+    site.point(site.newest)
+    assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
+    assert site.stamped(entry(content=b"next"))
+    assert run(["inspect", site.uri, "--signed", str(site.public), "--minimum-record", "4"]) == 0
+
+
+JUNK: dict[str, Callable[[Path], object]] = {
+    "large": lambda path: path.write_bytes(b"x" * (5 << 20)),
+    "folder": lambda path: path.mkdir(),
+    "pipe": os.mkfifo,
+    "link": lambda path: path.symlink_to("/etc/hostname"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("name", [f"envbuild/record-{'f' * 64}.json", "envbuild/record-x.json", "signature"])
+@pytest.mark.parametrize("junk", JUNK)
+def test_a_file_that_cannot_be_read_stops_no_signed_stamp(tmp_path, capsys, junk, name):
+    site = Site(InFolder(tmp_path), tmp_path)
+    if name == "signature":  # of a record with a higher number
+        name = signature_name(site.forge(counter=9))
+        site.point(site.newest)
+    JUNK[junk](site.path(name))
+    assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
+    site.stamped(entry(content=b"next"))
+    assert run(["inspect", site.uri, "--signed", str(site.public), "--minimum-record", "4"]) == 0
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_the_next_signed_stamp_mends_a_signature_that_cannot_be_read(tmp_path, capsys, junk):
+    site = Site(InFolder(tmp_path), tmp_path)
+    site.path(signature_name(site.newest)).unlink()
+    JUNK[junk](site.path(signature_name(site.newest)))
+    refused(site, capsys)
+    site.stamped(entry("serve", content=b"next"))
+    assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
+
+
+def test_a_large_record_in_a_bucket_stops_no_signed_stamp_and_silence_does(tmp_path, gcs, capsys, monkeypatch):  # noqa: F811
+    site = Site(InBucket(gcs), tmp_path)
+    site.put(f"envbuild/record-{'f' * 64}.json", b"x" * (5 << 20))
+    assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
+    capsys.readouterr()
+    site.point(site.records[1])
+    usual = stamp_gcs.read_object
+
+    def read_object(client: Any, bucket: str, name: str, **more: Any) -> bytes | None:
+        with stamp_gcs.told(name, bucket, ""):
+            if name.endswith(site.newest):
+                raise ConnectionError
+        return usual(client, bucket, name, **more)
+
+    monkeypatch.setattr(stamp_gcs, "read_object", read_object)
+    assert "Cloud Storage could not be reached" in refused(site, capsys)
+
+
+def test_a_signed_record_names_the_record_that_it_continues(tmp_path, capsys):
+    site = Site(InFolder(tmp_path), tmp_path)
+    write(site.uri, entry("serve", content=b"evil"))
+    site.stamped(entry(content=b"next"))
+    history = read_history(site.uri)
+    assert [it.name for it in history.records[1:]] == site.records[::-1]
+    assert [it.stamp.counter for it in history.records if it.stamp] == [4, 3, 2, 1]
+
+
+def test_what_is_told_of_older_records_is_signed_as_well(tmp_path, capsys):
+    site = Site(InFolder(tmp_path), tmp_path)
+    forged = site.forge()
+    site.forge(site.private, previous=forged, counter=4)  # as an earlier envbuild signed on top of it
+    found = read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)])))
+    assert [(it.name, it.stamp) for it in found.records[1:]] == [(forged, None)]
+    assert run(["inspect", site.uri, "--history", "--signed", str(site.public)]) == 0
+    out = capsys.readouterr().out
+    assert f"{forged}: the stamp is not signed" in out
+    assert "evil" not in out
+
+
+def test_train_and_serve_are_signed_together_on_top_of_what_another_wrote(tmp_path):
+    site = Site(InFolder(tmp_path), tmp_path)
+    write(site.uri, entry("serve", content=b"evil"))
+    early, signer = check_stampable(site.uri), record_signer(str(site.private))
+    for item in (entry(content=b"next"), entry("serve", content=b"next")):
+        stamp(site.uri, item, manifest=b"{}", lock=b"lock", now=NOW, early=early, signer=signer)
+    found = read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)]), minimum=5)).proven
+    assert found
+    assert {it.digest for it in found.images} == {Digest.of(b"next")}
 
 
 def test_what_only_the_pointer_says_changes_nothing(tmp_path, capsys):
@@ -469,7 +559,8 @@ def test_the_same_stamp_again_is_signed_only_where_it_was_not(tmp_path):
     assert site.stamped(V2) == site.newest
     assert site.model.names() == names
     site.remove(signature_name(site.newest))
-    assert site.stamped(V2) != site.newest
+    assert site.stamped(V2) == site.newest  # made at the same second as before, it is the same record
+    assert signature_name(site.newest) in site.model.names()
     assert read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)]))).proven
 
 
@@ -497,7 +588,7 @@ def test_a_key_does_not_take_over_what_it_has_not_signed(tmp_path, attack):
     expected = [it for it in before if it[0] == "serve"] + [("train", "cpu", new.digest.hex[:4])]
     assert slots(site.uri) == expected  # those of the newest record that the key signed, and the new one
     assert result.stamp.counter == 4
-    assert result.why_left == "the record before is not the key's newest"
+    assert result.reason_dropped == "the record before is not the key's newest"
     assert read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)]), minimum=4)).proven
 
 
@@ -518,7 +609,7 @@ def test_an_unsigned_model_is_signed_with_the_new_image_alone(tmp_path):
     signer = record_signer(str(private))
     result = stamp(model.uri, entry(), manifest=b"{}", lock=b"lock", now=NOW, signer=signer)
     assert [it.role for it in result.stamp.images] == ["train"]
-    assert [it.role for it in result.left] == ["serve"]
+    assert [it.role for it in result.dropped] == ["serve"]
     assert read_history(model.uri, proof=Proof(keys=record_keys([str(public)]))).proven
 
 
@@ -581,7 +672,7 @@ def test_what_lies_in_the_place_of_a_signature_keeps_the_pointer(tmp_path, monke
         usual(self, name, b"garbage" if name.endswith(".sigstore.json") else data)
 
     monkeypatch.setattr(DirectoryStore, "create", create)
-    with pytest.raises(StampError, match="the record's signature was not written as it is"):
+    with pytest.raises(StampError, match="the signature read back is not valid"):
         site.stamped(entry(content=b"new"))
     assert site.model.metadata()["envbuild-record"] == site.newest
 

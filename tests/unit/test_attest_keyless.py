@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.attest import Wanted, attest, check_wanted, keyless
-from envbuild.attest.bundle import judge, signed
+from envbuild.attest.bundle import judge, sign_statement
 from envbuild.attest.keyless import CERTIFIED, Identity, KeylessSigner
 from envbuild.attest.keys import public_key_of, signer_of
 from envbuild.attest.statement import PROVENANCE, SIGNED, statement
@@ -44,7 +44,7 @@ def instance(tmp_path, monkeypatch):
 
 
 def bundle_of(payload: bytes = SAYS) -> bytes:
-    return signed(payload, signer_of("keyless"), "--sign keyless")
+    return sign_statement(payload, signer_of("keyless"), "--sign keyless")
 
 
 def unchecked(payload: bytes = SAYS) -> bytes:
@@ -212,7 +212,7 @@ def test_another_instances_certificate_for_the_same_identity_does_not_hold(insta
 def test_a_key_accepts_no_keyless_bundle_and_an_identity_none_by_a_key(instance, tmp_path):
     private, public = key_pair(tmp_path)
     assert verdict(bundle_of(), str(public)) == "other-key"
-    by_key = signed(SAYS, signer_of(str(private)), "")
+    by_key = sign_statement(SAYS, signer_of(str(private)), "")
     assert verdict(by_key) == "other-key"
     # The certificate of a bundle that holds, around what a key of the attacker's signed.
     material = json.loads(bundle_of())["verificationMaterial"]
@@ -386,8 +386,8 @@ def test_nothing_else_imports_sigstore(tmp_path):
     private, _ = key_pair(tmp_path)
     code = (
         "import sys, envbuild.cli, envbuild.verify.signed, envbuild.attest.signing\n"
-        "from envbuild.attest.bundle import judge, signed\nfrom envbuild.attest.keys import signer_of\n"
-        f"signed(b'{{}}', signer_of({str(private)!r}), '')\n"
+        "from envbuild.attest.bundle import judge, sign_statement\nfrom envbuild.attest.keys import signer_of\n"
+        f"sign_statement(b'{{}}', signer_of({str(private)!r}), '')\n"
         "assert not {it for it in sys.modules if it.split('.')[0] in ('sigstore', 'tuf', 'id', 'jwt', 'pydantic')}"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -13,7 +13,7 @@ from nacl.secret import SecretBox
 from securesystemslib.signer import SSlibKey
 
 from envbuild.attest import Wanted, attest
-from envbuild.attest.bundle import BUNDLE, judge, signed
+from envbuild.attest.bundle import BUNDLE, judge, sign_statement
 from envbuild.attest.keys import hint_of, public_key_of, signer_of
 from envbuild.attest.statement import IN_TOTO, PROVENANCE, SIGNED, statement
 from envbuild.errors import RegistryError, UsageError
@@ -64,7 +64,7 @@ def cosign_key(private: bytes, password: str) -> bytes:
 
 def test_a_signature_holds_for_its_key_and_its_image_alone(keys, tmp_path):
     private, public = keys
-    bundle = signed(SAYS, signer_of(str(private)), "")
+    bundle = sign_statement(SAYS, signer_of(str(private)), "")
     _, other = key_pair(tmp_path, "other")
     assert verdict(bundle, public) == ("holds", "")
     assert verdict(bundle, other) == ("other-key", "it is by another key")
@@ -74,7 +74,7 @@ def test_a_signature_holds_for_its_key_and_its_image_alone(keys, tmp_path):
 
 def test_whatever_is_changed_in_a_bundle_it_does_not_hold(keys):
     private, public = keys
-    bundle = signed(SAYS, signer_of(str(private)), "")
+    bundle = sign_statement(SAYS, signer_of(str(private)), "")
     lie = base64.b64encode(statement(Digest.of(b"lie"), SIGNED, {})).decode()
     assert verdict(changed(bundle, payload=lie), public)[0] == "tampered"
     assert verdict(changed(bundle, payloadType="text/plain"), public)[0] == "tampered"
@@ -85,7 +85,7 @@ def test_whatever_is_changed_in_a_bundle_it_does_not_hold(keys):
 
 
 def test_what_names_the_key_and_is_no_statement_is_told_from_what_others_left(keys, tmp_path):
-    bundle = signed(SAYS, signer_of(str(keys[0])), "")
+    bundle = sign_statement(SAYS, signer_of(str(keys[0])), "")
     _, other = key_pair(tmp_path, "other")
     broken = (
         {"payload": "%%"},
@@ -101,7 +101,7 @@ def test_what_names_the_key_and_is_no_statement_is_told_from_what_others_left(ke
 def test_a_broken_bundle_that_names_the_key_fails_beside_a_signature_that_holds(fake, keys):
     facts = facts_of(fake.host)
     attest(facts, Wanted(statements=False, key=str(keys[0])), Said())
-    put(fake, facts.reference, without_envelope(signed(SAYS, signer_of(str(keys[0])), "")))
+    put(fake, facts.reference, without_envelope(sign_statement(SAYS, signer_of(str(keys[0])), "")))
     good, wrong = check_signed(facts.reference, keys[1])
     assert (good.agrees, wrong.agrees, wrong.severity) == (True, False, "error")
     assert wrong.says == "the signature on a statement does not hold: it is no bundle with a DSSE envelope"
@@ -110,9 +110,9 @@ def test_a_broken_bundle_that_names_the_key_fails_beside_a_signature_that_holds(
 def test_what_the_key_signed_is_a_statement_new_or_old_or_an_error(fake, keys):
     facts, signer = facts_of(fake.host), signer_of(str(keys[0]))
     old = SAYS.replace(b"Statement/v1", b"Statement/v0.1")
-    assert verdict(signed(old, signer, ""), keys[1]) == ("holds", "")
+    assert verdict(sign_statement(old, signer, ""), keys[1]) == ("holds", "")
     attest(facts, Wanted(statements=False, key=str(keys[0])), Said())
-    put(fake, facts.reference, signed(b"[]", signer, ""))
+    put(fake, facts.reference, sign_statement(b"[]", signer, ""))
     good, wrong = check_signed(facts.reference, keys[1])
     assert (good.agrees, wrong.agrees) == (True, False)
     assert wrong.says.endswith("what the key signed is no in-toto statement")
@@ -131,7 +131,7 @@ def test_a_private_key_may_have_a_password_lie_in_a_variable_or_be_cosigns(tmp_p
     (tmp_path / "cosign.key").write_bytes(cosign_key(private.read_bytes(), "letmein"))
     monkeypatch.setenv("SIGNING_KEY", private.read_text())
     for key in (str(private), "env://SIGNING_KEY", str(tmp_path / "cosign.key")):
-        assert verdict(signed(SAYS, signer_of(key), ""), public) == ("holds", "")
+        assert verdict(sign_statement(SAYS, signer_of(key), ""), public) == ("holds", "")
     monkeypatch.setenv("ENVBUILD_SIGN_PASSWORD", "wrong")
     with pytest.raises(UsageError, match="or its password is another"):
         signer_of(str(tmp_path / "cosign.key"))
@@ -191,7 +191,7 @@ def test_the_hint_is_the_one_that_openssl_computes(keys):
     key = public_key_of(str(public))
     assert isinstance(key, SSlibKey)
     assert hint_of(key) == expected
-    bundle = json.loads(signed(SAYS, signer_of(str(private)), ""))
+    bundle = json.loads(sign_statement(SAYS, signer_of(str(private)), ""))
     assert bundle["verificationMaterial"] == {"publicKey": {"hint": expected}}
 
 
@@ -230,10 +230,10 @@ def test_what_is_not_signed_or_by_another_key_says_so(fake, keys, tmp_path):
 def test_a_signature_of_another_image_or_of_provenance_alone_is_none(fake, keys):
     facts, signer = facts_of(fake.host), signer_of(str(keys[0]))
     assert facts.reference.digest
-    put(fake, facts.reference, signed(statement(facts.reference.digest, PROVENANCE, {}), signer, ""))
+    put(fake, facts.reference, sign_statement(statement(facts.reference.digest, PROVENANCE, {}), signer, ""))
     [partly] = check_signed(facts.reference, keys[1])
     assert partly.says == "the key has signed its provenance, and not the image"
-    put(fake, facts.reference, signed(SAYS, signer, ""))
+    put(fake, facts.reference, sign_statement(SAYS, signer, ""))
     [elsewhere] = check_signed(facts.reference, keys[1])
     assert f"it was signed for another image, {SUBJECT}" in elsewhere.says
 
@@ -242,7 +242,7 @@ def test_a_statement_that_was_changed_is_found_beside_a_signature_that_holds(fak
     facts = facts_of(fake.host)
     attest(facts, Wanted(key=str(keys[0])), Said())
     assert facts.reference.digest
-    bundle = signed(statement(facts.reference.digest, PROVENANCE, {}), signer_of(str(keys[0])), "")
+    bundle = sign_statement(statement(facts.reference.digest, PROVENANCE, {}), signer_of(str(keys[0])), "")
     lie = statement(facts.reference.digest, PROVENANCE, {"builder": "another"})
     put(fake, facts.reference, changed(bundle, payload=base64.b64encode(lie).decode(), payloadType=IN_TOTO))
     good, bad = check_signed(facts.reference, keys[1].read_text())

@@ -40,14 +40,14 @@ def test_images_of_a_model_that_was_replaced_are_not_said_of_the_new_one(gcs):  
     old = model.metadata()["envbuild-record"]
     result = write(model.uri, entry(content=b"new"))
     assert [image.digest for image in result.stamp.images] == [Digest.of(b"new")]
-    assert [image.slot[0] for image in result.left] == ["serve"]
+    assert [image.slot[0] for image in result.dropped] == ["serve"]
     assert result.stamp.previous == old
     metadata = model.metadata()
     assert [key for key in metadata if key.startswith("envbuild-image-")] == ["envbuild-image-train-cpu"]
     assert metadata["owner"] == "somebody"
     found = read_history(model.uri)
     assert (found.current, len(found.records)) == (True, 3)
-    assert write(model.uri, entry("serve")).left == ()
+    assert write(model.uri, entry("serve")).dropped == ()
 
 
 def test_a_model_that_was_replaced_can_be_stamped_with_the_same_image(gcs, capsys):  # noqa: F811
