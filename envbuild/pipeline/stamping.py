@@ -23,5 +23,7 @@ def report_stamps(results: Sequence[StampResult], report: Reporter, *, signed: b
             if last.image(image.slot) is None:
                 slot = " ".join(image.slot)
                 report.warn(f"{result.reason_dropped}, and its {slot} was not stamped again: it was {image.image}")
+    if any(it.unsigned_now for it in results):
+        report.warn("this stamp is not signed, and the one before was: --signed refuses the model now; give --sign KEY")
     if signed:
         report.note(f"record {last.counter} of the model, signed; --minimum-record {last.counter} refuses older ones")

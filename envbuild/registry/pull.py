@@ -77,7 +77,8 @@ def named_manifest(registry: Registry, reference: Reference, target: str) -> Man
     except RegistryError as error:
         if error.status != 404:
             raise
-        todo = "check name and tag"
+        asked = reference.tag or reference.digest
+        todo = "check name and tag" if asked else "give a tag or a digest; without one, the tag latest is looked for"
         raise RegistryError(f"{reference} does not exist", where=error.where, todo=todo, status=404) from error
     _check(found, reference, target)
     return found

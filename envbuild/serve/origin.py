@@ -140,7 +140,8 @@ def _proof(order: ServeOrder) -> Proof | None:
         return None
     from envbuild.attest.records import record_keys, record_signer  # noqa: PLC0415 - its libraries are slow to import
 
-    keys = record_keys(named) if named else record_signer(str(key))
+    # With a parent key alone, the stamp may be training's or an earlier one of this very signer.
+    keys = record_keys(named) if order.signed or not key else record_signer(key, named)
     return Proof(keys=keys, minimum=order.minimum_record)
 
 

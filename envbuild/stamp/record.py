@@ -240,7 +240,10 @@ def lock_name(image: StampedImage) -> str:
 
 def read_record(name: str, data: bytes) -> Stamp:
     """Read a record; StampError when the bytes are not those of its name, not a record, or of a newer schema."""
-    where, todo = name, "restore the record from the bucket's history, or remove the model's envbuild-* metadata"
+    where, todo = (
+        name,
+        "restore the record, or remove the model's envbuild-* metadata (in a folder: envbuild/pointer.json)",
+    )
     if name != record_name(data):
         raise StampError("the record's content is not what its name says", where=where, todo=todo)
     try:

@@ -66,7 +66,10 @@ def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof)
             "with --sign, or mount or link a folder that was copied at the path that it was stamped at"
         )
     if says := _unsigned(model, name, proof.keys):
-        return f"{says}; stamp the model again with --sign KEY, or give the key that signed it"
+        return (
+            f"{says}; give the key that signed it, or let training stamp it again: from-manifest MANIFEST --push REPO "
+            "--stamp MODEL --sign KEY"
+        )
     if stamp.anchor.generation != generation:
         return (
             f"the model was replaced after it was stamped at {stamp.created}: {stamp.anchor.name} is another file; "

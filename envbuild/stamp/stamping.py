@@ -63,6 +63,8 @@ class StampResult:
     """Images that the model bore before, and that this stamp does not name."""
     reason_dropped: str = ""
     """Why it does not."""
+    unsigned_now: bool = False
+    """Whether it is not signed, and takes the place of a record that is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,10 +213,22 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
     model.store.create(name, data)
     if inputs.signer:
         _sign(model, name, inputs.signer)
+    unsigned = not inputs.signer and seen.name is not None and _has_signature(model, seen.name)
     model.store.patch(model.anchor, {**values, **gone}, seen.state)
     continued = seen.base is not None and seen.base[0] == seen.name
-    why = "the model was replaced or copied" if continued else "the record before is not the key's newest"
-    return StampResult(record=name, stamp=record, changed=True, dropped=_dropped(seen, record), reason_dropped=why)
+    why = "the model was replaced or copied" if continued else "the record before is not this key's newest"
+    return StampResult(
+        record=name,
+        stamp=record,
+        changed=True,
+        dropped=_dropped(seen, record),
+        reason_dropped=why,
+        unsigned_now=unsigned,
+    )
+
+
+def _has_signature(model: Model, name: str) -> bool:
+    return model.store.read(signature_name(name), limit=SIGNATURE_LIMIT) is not None
 
 
 def _sign(model: Model, name: str, signer: Signer) -> None:

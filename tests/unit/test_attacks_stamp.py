@@ -588,7 +588,7 @@ def test_a_key_does_not_take_over_what_it_has_not_signed(tmp_path, attack):
     expected = [it for it in before if it[0] == "serve"] + [("train", "cpu", new.digest.hex[:4])]
     assert slots(site.uri) == expected  # those of the newest record that the key signed, and the new one
     assert result.stamp.counter == 4
-    assert result.reason_dropped == "the record before is not the key's newest"
+    assert result.reason_dropped == "the record before is not this key's newest"
     assert read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)]), minimum=4)).proven
 
 

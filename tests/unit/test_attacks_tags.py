@@ -144,8 +144,33 @@ def test_a_serving_image_is_signed_only_on_a_training_image_that_the_key_signed(
         attach(registry, "env", subject_of(registry, trained), [Artifact(kind=BUNDLE, data=bundle)])
     refused("it was signed for another image")
     refused("it was signed for another image", "--parent-key", str(public))
-    done = site(*words, "--signed", str(public), "--parent-key", str(other_public))
-    assert done.returncode == 0, done.stderr
+    for _ in range(2):  # the second time on the stamp that the first has signed
+        done = site(*words, "--signed", str(public), "--parent-key", str(other_public))
+        assert done.returncode == 0, done.stderr
+
+
+def test_training_may_be_signed_by_one_key_and_serving_by_another(site, tmp_path):  # noqa: F811
+    key, _ = key_pair(tmp_path)
+    other, other_public = key_pair(tmp_path, "other")
+    site.train("--push", f"{site.host}/env:v1", "--sign", str(other))
+    words = site.words("--push", f"{site.host}/serving:v1", "--sign", str(key))
+    assert site(*words).returncode == 16
+    for _ in range(2):
+        done = site(*words, "--parent-key", str(other_public))
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_unsigned_stamp_in_place_of_a_signed_one_is_a_warning(site, tmp_path):  # noqa: F811
+    key, _ = key_pair(tmp_path)
+    site.train("--push", f"{site.host}/env:v1", "--sign", str(key))
+    words = site.words("--push", f"{site.host}/serving:v1")
+    done = site(*words)
+    assert done.returncode == 0
+    assert "this stamp is not signed, and the one before was" in done.stderr
+    done = site(*words, "--sign", str(key))
+    assert done.returncode == 16
+    assert "let training stamp it again: from-manifest MANIFEST" in done.stderr
+    assert "the one before was" not in site(*words).stderr
 
 
 def test_the_signing_key_is_the_parents_by_default_and_a_key_can_be_asked_without_signing(site, tmp_path):  # noqa: F811
