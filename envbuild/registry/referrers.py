@@ -24,6 +24,8 @@ from envbuild.registry.pull import named_manifest
 EMPTY = "application/vnd.oci.empty.v1+json"
 """The media type of `{}`, which stands where an artifact has no config (manifest.md, "Guidance for an Empty
 Descriptor")."""
+_MOST = 1000
+"""Artifacts of one image that are read: each takes requests."""
 _EMPTY_BYTES = b"{}"
 _TRIES = 6
 _PAUSE = 0.05
@@ -81,6 +83,10 @@ def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Ref
     listed = _listed(registry, repository, subject) or []
     tagged = _entries(_index(registry, repository, _tag(subject)))
     found = {it.digest: it for it in _read((*listed, *tagged))}
+    if len(found) > _MOST:
+        what = f"{len(found)} artifacts refer to {subject}, and {_MOST} are read at most"
+        todo = "remove those that nobody needs; find out who attached them"
+        raise RegistryError(what, where=f"{registry.host}/{repository}", todo=todo)
     return tuple(found.values())
 
 

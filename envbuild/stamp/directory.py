@@ -144,7 +144,7 @@ class DirectoryStore:
         try:
             objects = json.loads(data)["objects"]
             return {name: _checked(entry) for name, entry in objects.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             todo = "remove the file and stamp again; the records beside it stay"
             raise StampError(
                 "the metadata of the model cannot be read", where=str(self._path(POINTER)), todo=todo

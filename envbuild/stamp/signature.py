@@ -81,10 +81,11 @@ def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof)
             f"{number}, and --minimum-record asks for {proof.minimum} or later; an older stamp was put back: find out "
             "who did that, and stamp the model again with --sign KEY"
         )
-    newest = next(signed_records(model, proof.keys, above=stamp.counter), None)
-    if newest:
+    others = signed_records(model, proof.keys, above=stamp.counter - 1)
+    if other := next((it for it in others if it[0] != name), None):
+        what = f"another record {stamp.counter}" if other[1].counter == stamp.counter else f"record {other[1].counter}"
         return (
-            f"{number}, and record {newest[1].counter} is signed too: {newest[0]}; if a stamp is being written now, "
+            f"{number}, and {what} is signed too: {other[0]}; if a stamp is being written now, "
             "run this again; else an older stamp was put back, or the newer one broke off: stamp the model again with "
             "--sign KEY"
         )

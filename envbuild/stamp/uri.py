@@ -1,5 +1,6 @@
 """Where a model or another object lies: `gs://bucket/path`, `file:///path`, or a plain path."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,8 @@ def _file(text: str, rest: str) -> ModelUri:
 def _local(text: str, path: str) -> ModelUri:
     if "\0" in path:
         raise UsageError("this is not a path", where=repr(text), todo=_TODO)
-    absolute = str(Path(path).absolute())
+    # What follows `..` behind a link is where the kernel finds it, and not where the text leads.
+    absolute = os.path.realpath(path) if ".." in Path(path).parts else str(Path(path).absolute())
     if absolute == "/":
         raise UsageError("this names no model", where=text, todo=_TODO)
     return ModelUri(bucket=None, path=absolute, folder=path.endswith("/"))

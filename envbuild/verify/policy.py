@@ -86,7 +86,7 @@ class Policy:
         )
 
     def _judged(self, finding: Finding, today: dt.date) -> Finding | None:
-        if finding.agrees:
+        if finding.agrees or finding.id == "signed":  # who asks for signatures means it, whoever wrote the policy
             return finding
         choice = self.rules.get(finding.id, finding.severity)
         if choice == "ignore":
@@ -140,7 +140,7 @@ class _Reading:
             },
             accepted=tuple(self._accepted(it, f"accept[{number}]") for number, it in enumerate(accepted)),
             keys=self._keys(values["signed"]) if "signed" in values else (),
-            registries=tuple(map(self._registry, self._texts(values, "registries", ""))),
+            registries=self._registries(values) if "registries" in values else (),
         )
 
     def _keys(self, value: Any) -> tuple[str, ...]:
@@ -152,6 +152,12 @@ class _Reading:
         if not keys:
             raise _wrong(self.path, "signed.keys", "no key is named")
         return tuple(it if _NO_FILE.match(it) else str(self.path.parent / it) for it in keys)
+
+    def _registries(self, values: Mapping[str, Any]) -> tuple[Reference, ...]:
+        found = tuple(map(self._registry, self._texts(values, "registries", "")))
+        if not found:
+            raise _wrong(self.path, "registries", "no registry is named")
+        return found
 
     def _registry(self, text: str) -> Reference:
         host = text.partition("/")[0]

@@ -103,6 +103,12 @@ def test_an_image_that_the_key_did_not_vouch_for_is_not_printed(place):
         place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "does not name sha256:"
     )
 
+    # Nor does a configuration that lies where the command runs.
+    (place.site.folder / "p.toml").write_text('[rules]\nsigned = "ignore"\n[[accept]]\nrule = "signed"\nreason = "x"\n')
+    (place.site.folder / "envbuild.toml").write_text('policy = "p.toml"\n')
+    refused(place.check(mine), "the signed stamp does not name sha256:")
+    (place.site.folder / "envbuild.toml").unlink()
+
     with place.attacked():
         place.stamped(mine, signed=False)
         assert place.site("deploy-check", "model", mine).returncode == 0
@@ -210,6 +216,8 @@ def test_a_policy_requires_keys_and_lists_registries(place):
     refused(asked(good, f"{host}/ml", '["other.pub"]'), "it is by another key")
     other = place.serving("ml-evil/serve:1", {"app/more.py": b""})
     refused(asked(other, f"{host}/ml"), f"{host}/ml-evil/serve is not below {host}/ml")
+    policy.write_text("registries = []\n")
+    refused(place.check(good, "--policy", policy), "no registry is named", 2)
     policy.write_text('[signed]\nkeys = ["cosign.pub"]\n')
     assert place.site("verify", "model", "--policy", policy).returncode == 0
     place.stamped(other, signed=False)

@@ -7,6 +7,8 @@ that all commands have; the commands themselves follow in `test_attacks_signed.p
 import base64
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -590,6 +592,40 @@ def test_a_key_does_not_take_over_what_it_has_not_signed(tmp_path, attack):
     assert result.stamp.counter == 4
     assert result.reason_dropped == "the record before is not this key's newest"
     assert read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)]), minimum=4)).proven
+
+
+def test_a_record_that_was_hidden_while_another_got_its_number_is_refused(tmp_path, capsys):
+    site = Site(InFolder(tmp_path), tmp_path)
+    hidden = {name: site.get(name) for name in (site.newest, signature_name(site.newest))}
+    for name in hidden:
+        site.remove(name)
+    site.point(site.records[1])
+    site.stamped(entry("serve", content=b"new"))
+    for name, data in hidden.items():
+        site.put(name, data)
+    site.point(site.newest)
+    assert "another record 3 is signed too" in refused(site, capsys, "--minimum-record", "3")
+
+
+def test_a_path_with_dots_behind_a_link_is_the_kernels(tmp_path, capsys):
+    site = Site(InFolder(tmp_path), tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "in").mkdir(parents=True)
+    shutil.copytree(site.path(""), elsewhere / site.path("").name)
+    (tmp_path / "link").symlink_to(elsewhere / "in")
+    uri = f"{tmp_path}/link/../{site.path('').name}"
+    code = run(["inspect", uri, "--signed", str(site.public)])
+    out, err = capsys.readouterr()
+    assert (code, out) == (16, ""), err
+    assert "and not for this model" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("value", ["1e400", "-1e400", "NaN", "[]", "null"])
+def test_a_pointer_with_an_impossible_number_is_an_error(tmp_path, capsys, value):
+    site = Site(InFolder(tmp_path), tmp_path)
+    site.put(PUT, re.sub(rb'"metageneration": ?"?\d+"?', b'"metageneration":' + value.encode(), site.get(PUT)))
+    assert run(["inspect", site.uri, "--signed", str(site.public)]) == 15
+    assert "the metadata of the model cannot be read" in capsys.readouterr().err
 
 
 def test_a_key_does_not_sign_a_rollback(tmp_path):

@@ -48,6 +48,21 @@ def test_what_is_attached_is_found_again_and_attached_once(listed):
     assert (f"{NAME}:{tag_of(reference)}" in fake.tags) is not listed
 
 
+def test_more_artifacts_than_anybody_attaches_are_not_read():
+    with FakeRegistry(referrers=False) as fake, Registry(fake.host) as registry:
+        reference = pushed(fake)
+        subject = subject_of(registry, reference)
+        entries = [
+            {"mediaType": INDEX, "digest": str(Digest.of(b"%d" % number)), "size": 2, "artifactType": KIND}
+            for number in range(1001)
+        ]
+        index = canonical_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
+        fake.repositories[NAME].manifests[str(Digest.of(index))] = (INDEX, index)
+        fake.repositories[NAME].tags[tag_of(reference)] = str(Digest.of(index))
+        with pytest.raises(RegistryError, match=r"1001 artifacts refer to .* and 1000 are read at most"):
+            referrers(registry, NAME, subject.digest)
+
+
 def test_an_artifact_is_what_the_specification_says():
     with FakeRegistry() as fake, Registry(fake.host) as registry:
         subject = subject_of(registry, pushed(fake))

@@ -21,6 +21,8 @@ HASHING = 60.0
 """Seconds for the digests of all files; those that are left have none."""
 HASHERS = 4
 STAMP_FOLDER = "envbuild/"
+DEEPEST = 100
+"""Folders in folders are read."""
 """What a stamp writes beside a model is no part of it."""
 NO_FILE, NO_OBJECT = "there is no such file or folder", "there is no such object or folder in Cloud Storage"
 LOCAL_CHUNK, REMOTE_CHUNK = 16 << 10, 256 << 10
@@ -164,6 +166,9 @@ def _walk(place: LocalPlace, below: str, above: frozenset[tuple[int, int]]) -> I
         place.faults.append("%s cannot be read: %s" % (below or "the folder", error.strerror))
         return
     here = (status.st_dev, status.st_ino)
+    if len(above) == DEEPEST:
+        place.faults.append("%s/... is nested more than %d folders deep" % (below[:100], DEEPEST))
+        return
     if here in above:
         place.faults.append("%s links to a folder that it lies in" % below)
         return
