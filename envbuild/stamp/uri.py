@@ -91,8 +91,11 @@ def _file(text: str, rest: str) -> ModelUri:
 def _local(text: str, path: str) -> ModelUri:
     if "\0" in path:
         raise UsageError("this is not a path", where=repr(text), todo=_TODO)
-    # What follows `..` behind a link is where the kernel finds it, and not where the text leads.
-    absolute = os.path.realpath(path) if ".." in Path(path).parts else str(Path(path).absolute())
+    absolute = str(Path(path).absolute())
+    if "/../" in f"{absolute}/":
+        # Behind a link, `..` is where the kernel finds it; what follows the last one stays as it is written.
+        above, _, below = f"{absolute}/".rpartition("/../")
+        absolute = str(Path(os.path.realpath(f"{above}/.."), below))
     if absolute == "/":
         raise UsageError("this names no model", where=text, todo=_TODO)
     return ModelUri(bucket=None, path=absolute, folder=path.endswith("/"))

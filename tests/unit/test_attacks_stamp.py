@@ -620,6 +620,17 @@ def test_a_path_with_dots_behind_a_link_is_the_kernels(tmp_path, capsys):
     assert "and not for this model" in " ".join(err.split())
 
 
+def test_a_link_behind_dots_is_still_the_place_that_was_named(tmp_path, capsys, monkeypatch):
+    site = Site(InFolder(tmp_path), tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "linked").symlink_to(site.path(""))
+    monkeypatch.chdir(tmp_path / "sub")
+    assert run(["inspect", f"../{site.path('').name}", "--signed", str(site.public)]) == 0
+    capsys.readouterr()
+    assert run(["inspect", "../linked", "--signed", str(site.public)]) == 16
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize("value", ["1e400", "-1e400", "NaN", "[]", "null"])
 def test_a_pointer_with_an_impossible_number_is_an_error(tmp_path, capsys, value):
     site = Site(InFolder(tmp_path), tmp_path)

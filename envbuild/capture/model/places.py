@@ -14,6 +14,8 @@ from envbuild.capture.gcs import CloudStorage, Unread, split_uri
 from envbuild.capture.model.source import Source
 from envbuild.capture.reading import Facts
 
+DEEPEST = 100
+"""Folders in folders are read."""
 MOST_FILES = 10000
 """As many files are listed."""
 MOST_COUNTED = 100000
@@ -21,8 +23,6 @@ HASHING = 60.0
 """Seconds for the digests of all files; those that are left have none."""
 HASHERS = 4
 STAMP_FOLDER = "envbuild/"
-DEEPEST = 100
-"""Folders in folders are read."""
 """What a stamp writes beside a model is no part of it."""
 NO_FILE, NO_OBJECT = "there is no such file or folder", "there is no such object or folder in Cloud Storage"
 LOCAL_CHUNK, REMOTE_CHUNK = 16 << 10, 256 << 10
