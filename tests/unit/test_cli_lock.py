@@ -61,7 +61,7 @@ class Site:
             "UV_CACHE_DIR": str(self.folder / "uv"),
             "PIP_FIND_LINKS": "",
             "ENVBUILD_CACHE": str(self.folder / "cache"),
-            "UV_HTTP_RETRIES": "0",
+            "UV_HTTP_RETRIES": "1",
         }
         done = subprocess.run(
             command,

@@ -35,7 +35,7 @@ def _no_settings(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     for name in ("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "UV_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "1")
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{closed_port()}/simple")
 
 
