@@ -101,14 +101,37 @@ class _Running(typer.Context):
         self.meta[_RUNNING] = self
 
     def invoke(self, *given: Any, **more: Any) -> Any:
-        """Run the command, unless an address stands where a path is meant."""
+        """Run the command, unless an option's value or the configuration is not to be used for it."""
         for option, parameter in options_of(_words(self), self.command):
-            refuse_address(option, self.params.get(str(parameter.name)))
+            refuse_address(option, value := self.params.get(str(parameter.name)))
+            if option.place == "key" and value is None and os.environ.get(option.variable) == "":
+                todo = f"set it to a key, or unset it: unset {option.variable}"
+                raise UsageError(f"{option.variable} is empty, and would leave a check out", todo=todo)
+        if self.params.get("signed") or self.params.get("policy"):
+            _refuse_configuration_of_model(self)
         return super().invoke(*given, **more)
 
     def lookup_default(self, name: str, call: bool = True) -> Any:
         """Return what the file says, but not to --help, which would show it in every folder otherwise."""
         return super().lookup_default(name) if call else None
+
+
+def _refuse_configuration_of_model(ctx: typer.Context) -> None:
+    """UsageError where the configuration lies in a target's folder: whoever may write the model may write it."""
+    file = settings_of(ctx).file
+    if file is None or named_configuration(ctx) is not None:
+        return
+    words = [it for name in ("model", "target", "targets") for it in _texts(ctx.params.get(name))]
+    places = [Path(it.removeprefix("model:").removeprefix("file://")).resolve() for it in words]
+    for folder in (it if it.is_dir() else it.parent for it in places if it.exists()):
+        if file.resolve().is_relative_to(folder):
+            todo = 'run envbuild elsewhere, or name a configuration: envbuild --config FILE; --config "" is for none'
+            what = f"the configuration lies in {folder}, so whoever writes the model would decide what is checked"
+            raise UsageError(what, where=str(file), todo=todo)
+
+
+def _texts(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def commands_of(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -150,6 +173,12 @@ def settings_of(ctx: typer.Context) -> "Settings":
 
     found: Settings | None = ctx.meta.get(_SETTINGS)
     return found or Settings()
+
+
+def named_configuration(ctx: typer.Context) -> str | None:
+    """Return the configuration that --config or its variable names; None where the nearest one is searched for."""
+    named: str | None = ctx.find_root().params.get("config")
+    return os.environ.get(FILE_VARIABLE) if named is None else named
 
 
 def broken_settings(ctx: typer.Context) -> UsageError | None:
@@ -227,10 +256,8 @@ def _read_settings(ctx: Any, commands: list[tuple[str, Any]]) -> UsageError | No
     """Let options find what the file says; what is wrong with it is left to the commands, and returned."""
     from envbuild.settings import Settings, find_settings, settled
 
-    named = ctx.params.get("config")
-    named = os.environ.get(FILE_VARIABLE) if named is None else named
     try:
-        found = find_settings(named, _here())
+        found = find_settings(named_configuration(ctx), _here())
         options = [option for name, command in commands for option, _ in options_of(name, command)] if found else ()
         settings = settled(found, options) if found else Settings()
         _refuse_values(settings, options)

@@ -12,7 +12,7 @@ from envbuild.cli.ordering import check_given
 from envbuild.cli.printed import check_stdout
 from envbuild.cli.references import AsJson, Platform, machine_of
 from envbuild.cli.targets import in_one_line, kind_of
-from envbuild.cli.vouching import MinimumRecord, Signed, proof_of
+from envbuild.cli.vouching import MinimumRecord, Signed, proof_of, required_keys
 from envbuild.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def run(
     """
     check_stdout()
     given, machine, judge = _reference(model, image), machine_of(platform), _policy(policy)
-    keys = (signed,) if signed is not None else judge.keys
+    keys = required_keys(signed, judge.keys)
     proof = proof_of(keys, minimum_record)
     with Progress() as progress:
         reference, found = _findings(kind_of(model)[1], given, machine, proof, progress)

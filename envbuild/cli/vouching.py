@@ -42,13 +42,13 @@ class Vouching:
 
     signed: str | None
     required: tuple[str, ...] = ()
-    """The policy's keys, which count where --signed is not given."""
+    """The policy's keys."""
     osv: Path | None
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """One of these has to have signed."""
-        return (self.signed,) if self.signed is not None else self.required
+        """One of these has to have signed; UsageError as `required_keys`."""
+        return required_keys(self.signed, self.required)
 
     def check(self, targets: Sequence[str]) -> None:
         """UsageError for a key where no target can be signed, and for what is no key or database."""
@@ -100,6 +100,24 @@ class Vouching:
                 todo = "give what says which packages it has; of host, --python PATH"
                 raise UsageError("no distribution of it is known", where=f"--osv, {in_one_line(target)}", todo=todo)
             yield from (it.held(target, target) for it in vulnerabilities(those, read))
+
+
+def required_keys(signed: str | None, listed: tuple[str, ...]) -> tuple[str, ...]:
+    """The keys of which one has to have signed: the one of --signed, else those that the policy lists.
+
+    UsageError where --signed is none of the policy's keys: one of the two may come from a configuration that somebody
+    else wrote, so neither replaces the other.
+    """
+    if signed is None or not listed or signed in listed:
+        return (signed,) if signed is not None else listed
+    from envbuild.attest.keys import public_key_of
+
+    key = public_key_of(signed)
+    if all(public_key_of(it) != key for it in listed):
+        todo = "add the key to the policy, or leave --signed out; envbuild config shows where each option comes from"
+        what = f"{in_one_line(signed)} is none of the policy's keys: {in_one_line(', '.join(listed))}"
+        raise UsageError(what, where="--signed and --policy", todo=todo)
+    return (signed,)
 
 
 def proof_of(keys: Sequence[str], minimum: int | None) -> "Proof | None":

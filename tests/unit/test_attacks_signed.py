@@ -223,3 +223,32 @@ def test_a_policy_requires_keys_and_lists_registries(place):
     place.stamped(other, signed=False)
     refused(place.site("verify", "model", "--policy", policy), "the stamp is not signed")
     refused(place.check(other, "--policy", policy), "the stamp is not signed")
+
+
+def test_a_configuration_takes_no_key_from_a_policy_and_leaves_no_check_out(place, monkeypatch):
+    """A key of a configuration beside the policy of the command line, a configuration in the model, an empty key."""
+    good, folder = place.serving("serve:1"), place.site.folder
+    place.stamped(good)
+    _, other = key_pair(folder, "other")
+    policy = folder / "policy.toml"
+    policy.write_text(f'[signed]\nkeys = ["{place.public}"]\n')
+    configuration = folder / "envbuild.toml"
+    configuration.write_text(f'[deploy-check]\nsigned = "{other}"\n[verify]\nsigned = "{other}"\n')
+    for command in (("deploy-check", "model", good), ("verify", "model")):
+        refused(place.site(*command, "--policy", policy), "is none of the policy's keys", 2)
+    shutil.copy(place.public, folder / "same.pem")
+    configuration.write_text('[deploy-check]\nsigned = "same.pem"\n')
+    assert place.check(good, "--policy", policy).stdout == f"{good}\n"
+    configuration.unlink()
+
+    (place.model / "policy.toml").write_text('[rules]\nartifact-file = "ignore"\n')
+    (place.model / "envbuild.toml").write_text('[deploy-check]\npolicy = "policy.toml"\n')
+    monkeypatch.chdir(place.model)
+    for model in (".", place.model, place.model.as_uri(), "saved_model.pb"):
+        done = place.site("deploy-check", model, good, "--signed", place.public)
+        refused(done, "whoever writes the model would decide", 2)
+    monkeypatch.setenv("ENVBUILD_CONFIG", "")
+    assert place.site("deploy-check", ".", good, "--signed", place.public).stdout == f"{good}\n"
+
+    monkeypatch.setenv("ENVBUILD_DEPLOY_CHECK_SIGNED", "")
+    refused(place.site("deploy-check", ".", good), "ENVBUILD_DEPLOY_CHECK_SIGNED is empty", 2)
