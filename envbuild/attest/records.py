@@ -21,6 +21,10 @@ class RecordKeys:
 
     keys: tuple[SSlibKey | Identity, ...]
 
+    def each(self) -> "tuple[RecordKeys, ...]":
+        """Each key by itself."""
+        return tuple(RecordKeys(keys=(it,)) for it in self.keys)
+
     def fault(self, bundle: bytes, record: Digest) -> str:
         """What is wrong with a signature of a record; empty if one of the keys signed this record."""
         says = "there is no key"
@@ -39,6 +43,8 @@ class RecordSigner(RecordKeys):
 
     signer: Signer | KeylessSigner
     where: str
+    minimum: int = 0
+    """The lowest counter of a record that it continues; 0 where it may write the first one."""
 
     def sign(self, record: Digest) -> bytes:
         """Sign a record; RegistryError where Cloud KMS does not sign."""
@@ -50,10 +56,13 @@ def record_keys(keys: Sequence[str]) -> RecordKeys:
     return RecordKeys(keys=tuple(public_key_of(it) for it in keys))
 
 
-def record_signer(key: str, trusted: Sequence[str] = ()) -> RecordSigner:
-    """What signs with a key, and continues records of this key and of those that are trusted; errors as `signer_of`."""
+def record_signer(key: str, trusted: Sequence[str] = (), minimum: int = 0) -> RecordSigner:
+    """What signs with a key, and continues records of this key and of those that are trusted; errors as `signer_of`.
+
+    It refuses to continue a record with a counter below `minimum`.
+    """
     signer = signer_of(key)
     public = signer.public_key
     assert isinstance(public, SSlibKey | Identity)
     keys = (public, *(public_key_of(it) for it in trusted))
-    return RecordSigner(keys=keys, signer=signer, where=f"--sign {key}")
+    return RecordSigner(keys=keys, signer=signer, where=f"--sign {key}", minimum=minimum)

@@ -58,7 +58,12 @@ def run(
     keys = required_keys(signed, judge.keys)
     proof = proof_of(keys, minimum_record)
     with Progress() as progress:
-        reference, found = _findings(kind_of(model)[1], given, machine, proof, progress)
+        try:
+            reference, found = _findings(kind_of(model)[1], given, machine, proof, progress)
+        except VerifyError as error:
+            if as_json:
+                _print_json(_verdict(model, given, (), judge, error.what), None)
+            raise
         found = (*found, *_signatures(reference, keys, progress), *judge.registry_findings(reference))
     verdict = _verdict(model, given, found, judge)
     if as_json:
@@ -132,11 +137,13 @@ def _signatures(reference: "Reference", keys: "Sequence[str]", progress: Progres
     yield from (it.held(str(reference), str(reference)) for it in check_signed_by_any(reference, keys))
 
 
-def _verdict(model: str, given: "Reference", found: "Sequence[Finding]", judge: "Policy") -> "Verdict":
+def _verdict(
+    model: str, given: "Reference", found: "Sequence[Finding]", judge: "Policy", failed: str = ""
+) -> "Verdict":
     from envbuild.verify.reports import Verdict
 
     findings = judge.judged(found, datetime.now(UTC).date())
-    return Verdict(targets=(model, str(given)), findings=findings, policy=judge)
+    return Verdict(targets=(model, str(given)), findings=findings, policy=judge, failed=failed)
 
 
 def _print(verdict: "Verdict") -> None:
@@ -146,8 +153,8 @@ def _print(verdict: "Verdict") -> None:
         typer.echo(in_one_line(line), err=True)
 
 
-def _print_json(verdict: "Verdict", reference: "Reference") -> None:
+def _print_json(verdict: "Verdict", reference: "Reference | None") -> None:
     from envbuild.verify.reports import sound
 
-    deploy = None if verdict.wrong else str(reference)
+    deploy = None if verdict.wrong or reference is None else str(reference)
     typer.echo(json.dumps(sound({"image": deploy, **verdict.to_dict()}), indent=2))

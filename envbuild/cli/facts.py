@@ -51,7 +51,7 @@ def _model(name: str, _python: str | None, _others: Others, progress: Progress) 
 
     found = read_model(name)
     if found.stamp is None:
-        progress.warn(f"{name} bears no stamp: only its files can be compared")
+        progress.warn(f"{name}: {found.history.unstamped}; only its files can be compared")
     for copy, fault in found.faults.items():
         progress.warn(f"{copy}: {fault}")
     locks = {" ".join(slot): lock for slot, lock in found.locks.items()}

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,8 +86,9 @@ def run(
         if serving.role is RoleName.SERVE:
             _serve(served_order(manifest, serving, asked, progress), progress, dry_run=dry_run, as_json=as_json)
             return
-        check_training(serving)
-        _carry_out(ordered(manifest, asked, progress), progress, dry_run=dry_run, as_json=as_json)
+        check_training(serving, asked)
+        order = replace(ordered(manifest, asked, progress), minimum_record=serving.minimum_record or 0)
+        _carry_out(order, progress, dry_run=dry_run, as_json=as_json)
 
 
 def _serve(order: "ServeOrder", progress: Progress, *, dry_run: bool, as_json: bool) -> None:

@@ -39,7 +39,7 @@ def run(
         found = read_history(model, whole=history, proof=proof, signature=True)
         if not found.records:
             todo = "stamp it with what it was trained in: envbuild from-manifest MANIFEST --push REPO --stamp MODEL"
-            raise StampError("the model bears no stamp", where=found.model, todo=todo)
+            raise StampError(found.unstamped, where=found.model, todo=todo)
         if not found.current:
             progress.warn(
                 "the model was replaced since it was stamped: the images may not be those of what is there now; "

@@ -92,8 +92,8 @@ class Serving:
     parent_key: ParentKey = None
 
 
-def check_training(serving: Serving) -> None:
-    """Refuse what only an image that serves has; UsageError."""
+def check_training(serving: Serving, asked: Asked) -> None:
+    """Refuse what only an image that serves has, and a lowest record where none is signed; UsageError."""
     given = {
         "--server": serving.server,
         "--server-version": serving.server_version,
@@ -106,12 +106,14 @@ def check_training(serving: Serving) -> None:
         "--gate": serving.gate is not GateName.AUTO,
         "--no-stamp": serving.no_stamp,
         "--signed": serving.signed,
-        "--minimum-record": serving.minimum_record,
         "--parent-key": serving.parent_key is not None,
     }
     if useless := [name for name, value in given.items() if value]:
         what, todo = "these are for an image that serves", "give --role serve too, or leave them out"
         raise UsageError(what, where=f"--role train, {', '.join(useless)}", todo=todo)
+    if serving.minimum_record is not None and None in (asked.attesting.sign, asked.outputs.stamp):
+        todo = "give --stamp MODEL and --sign KEY too, or leave it out"
+        raise UsageError("only a signed record's number counts", where="--minimum-record", todo=todo)
 
 
 def served_order(target: str, serving: Serving, asked: Asked, progress: Progress) -> "ServeOrder":
@@ -129,8 +131,9 @@ def served_order(target: str, serving: Serving, asked: Asked, progress: Progress
     _check_parent_key(model, serving.parent_key)
     order = order_of(name, data, asked)
     stamp = None if serving.no_stamp else model or asked.outputs.stamp
+    minimum = serving.minimum_record or 0
     return ServeOrder(
-        order=replace(order, stamp=stamp, bytecode=asked.building.bytecode is not False),
+        order=replace(order, stamp=stamp, bytecode=asked.building.bytecode is not False, minimum_record=minimum),
         model=model,
         extras=tuple(serving.extra or ()),
         server=serving.server.value if serving.server else None,
@@ -143,7 +146,6 @@ def served_order(target: str, serving: Serving, asked: Asked, progress: Progress
         parent_key=serving.parent_key or "",
         gate=serving.gate.value,
         signed=(serving.signed,) if serving.signed is not None else (),
-        minimum_record=serving.minimum_record or 0,
     )
 
 

@@ -28,7 +28,9 @@ Signed = Annotated[
 ]
 MinimumRecord = Annotated[
     int | None,
-    typer.Option("--minimum-record", help="With --signed: refuse a stamp with a lower number.", metavar="N", min=1),
+    typer.Option(
+        "--minimum-record", help="With --signed or --sign: refuse a stamp with a lower number.", metavar="N", min=1
+    ),
 ]
 Osv = Annotated[
     Path | None,

@@ -50,7 +50,7 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     """Carry the plans out: lock, make and push (or write) the image; the stamp comes last, or not at all."""
     for plan in plans if order.bytecode else ():
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
-    early = check_stampable(order.stamp) if order.stamp else None
+    early = check_stampable(order.stamp, signer_for(order)) if order.stamp else None
     settled = check_destinations(order, report)
     if order.attestations.key:
         # A key vouches for what was made here, and not for what others say that they made.

@@ -88,6 +88,8 @@ class Order:
     """Whether the image gets the Debian packages that the run had libraries loaded from and the base lacks."""
     attestations: Wanted = field(default_factory=Wanted)
     """What is said of each image that is pushed, and what signs it."""
+    minimum_record: int = 0
+    """The lowest number of a signed record that is accepted and continued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ def signer_for(order: Order, trusted: Sequence[str] = ()) -> Signer | None:
         return None
     from envbuild.attest.records import record_signer  # noqa: PLC0415 - its libraries are slow to import
 
-    return record_signer(order.attestations.key, trusted)
+    return record_signer(order.attestations.key, trusted, order.minimum_record)
 
 
 def report_stamps(results: Sequence[StampResult], report: Reporter, *, signed: bool) -> None:

@@ -7,6 +7,7 @@ Usage". A registry that has no list gets an index under the tag `sha256-<hex>`, 
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -84,8 +85,14 @@ def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Ref
     tagged = _entries(_index(registry, repository, _tag(subject)))
     found = {it.digest: it for it in _read((*listed, *tagged))}
     if len(found) > _MOST:
-        what = f"{len(found)} artifacts refer to {subject}, and {_MOST} are read at most"
-        todo = "remove those that nobody needs; find out who attached them"
+        kinds = Counter(it.kind[:100] or "no type" for it in found.values()).most_common(3)
+        most = ", ".join(f"{count} of {kind}" for kind, count in kinds)
+        what = f"{len(found)} artifacts refer to {subject}, and {_MOST} are read at most; most are {most}"
+        named = f"{registry.host}/{repository}@"
+        todo = (
+            f"list them with `oras discover {named}{subject}`, and remove those that nobody needs with "
+            f"`oras manifest delete {named}DIGEST`"
+        )
         raise RegistryError(what, where=f"{registry.host}/{repository}", todo=todo)
     return tuple(found.values())
 

@@ -17,6 +17,7 @@ from envbuild.oci.image import Image
 from envbuild.pipeline import Order, Reporter
 from envbuild.pipeline.build import check_destinations
 from envbuild.pipeline.extend import compiling_for, extended
+from envbuild.pipeline.stamping import signer_for
 from envbuild.registry import PushResult, SharedCache, pull, push
 from envbuild.serve.application import application_of
 from envbuild.serve.attesting import publish_served
@@ -48,7 +49,8 @@ def serve(order: ServeOrder, report: Reporter, now: datetime) -> Served:
     the gate fails.
     """
     check_serving(order)
-    early = check_stampable(order.order.stamp) if order.order.stamp else None
+    signer = signer_for(order.order, order.training_keys)
+    early = check_stampable(order.order.stamp, signer) if order.order.stamp else None
     check_destinations(order.order, report)
     check_gate(order)
     if order.order.attestations.key:

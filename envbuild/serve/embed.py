@@ -55,7 +55,9 @@ def _check_stamp(stamped: StampedModel) -> None:
     """The stamp hangs on one file, which must still be the one that it was written for, after it was fetched too."""
     where, todo = stamped.uri, "stamp the model again from its run: envbuild from-manifest MANIFEST --stamp MODEL"
     if stamped.stamp is None:
-        raise VerifyError("the model bears no stamp, so nothing says which run it comes from", where=where, todo=todo)
+        raise VerifyError(
+            f"{stamped.history.unstamped}, so nothing says which run it comes from", where=where, todo=todo
+        )
     now = read_history(stamped.uri, whole=False)
     anchor = stamped.stamp.anchor
     if not now.records or not now.current or now.records[0].stamp is None or now.records[0].stamp.anchor != anchor:

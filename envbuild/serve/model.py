@@ -78,8 +78,6 @@ class ServeOrder:
     """Whether the container is tried before it is pushed: where there is an engine, always, or never."""
     signed: tuple[str, ...] = ()
     """Public keys, one of which must have signed the model's stamp; by default the parent key, else the signing one."""
-    minimum_record: int = 0
-    """The lowest number of the stamp's record that is accepted, where it has to be signed."""
 
     @property
     def training_keys(self) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ def _proof(order: ServeOrder) -> Proof | None:
 
     # With a parent key alone, the stamp may be training's or an earlier one of this very signer.
     keys = record_keys(named) if order.signed or not key else record_signer(key, named)
-    return Proof(keys=keys, minimum=order.minimum_record)
+    return Proof(keys=keys, minimum=order.order.minimum_record)
 
 
 def _faults(model: StampedModel) -> str:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from envbuild.errors import VerifyError
 from envbuild.stamp.objects import Model, found
-from envbuild.stamp.record import Stamp, StampedImage, signature_name
-from envbuild.stamp.signature import Proof, prove, unproven
+from envbuild.stamp.record import Stamp, StampedImage, is_record_name, signature_name
+from envbuild.stamp.signature import Proof, prove, read_or_skip, unproven
 from envbuild.stamp.stamping import Recorded, look, previous
+from envbuild.stamp.store import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class History:
     records: tuple[Recorded, ...]
     proven: Stamp | None = None
     """The newest record's stamp where a key was asked for, and signed it."""
+    left: Stamp | None = None
+    """Where there is no record, the newest one that was written for another content of the same file."""
     signature: bool = False
     """Whether a signature of the newest record lies beside it, whoever signed; only where that was asked for."""
 
@@ -27,6 +30,14 @@ class History:
     def signed(self) -> bool | None:
         """Whether a key signed the newest record; None where nobody checked the signature that is there."""
         return True if self.proven else None if self.signature else False
+
+    @property
+    def unstamped(self) -> str:
+        """Why there is no record, as a sentence."""
+        if self.left is None:
+            return "the model bears no stamp"
+        name, when = self.left.anchor.name, self.left.created
+        return f"the model was replaced or copied after it was stamped at {when}: {name} is another file"
 
 
 def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = None, signature: bool = False) -> History:
@@ -38,15 +49,23 @@ def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = No
     with found(model_uri) as model:
         seen = look(model)
         if seen.record is None:
+            empty = History(model=model.uri, current=True, records=(), left=_left(model, seen.state))
             if proof:
                 todo = "stamp it with its run: envbuild from-manifest MANIFEST --push REPO --sign KEY --stamp MODEL"
-                raise VerifyError("the model bears no stamp, so no key can have signed one", where=model.uri, todo=todo)
-            return History(model=model.uri, current=True, records=())
+                raise VerifyError(f"{empty.unstamped}, so no key can have signed it", where=model.uri, todo=todo)
+            return empty
         assert seen.stamp is not None, "look reads it"
         proven = prove(model, seen.record.name, seen.stamp, seen.state.generation, proof) if proof else None
         records = (seen.record, *_before(model, seen.record, proof)) if whole else (seen.record,)
         there = signature and not proof and model.store.state(signature_name(seen.record.name)) is not None
         return History(model=model.uri, current=seen.current, records=records, proven=proven, signature=there)
+
+
+def _left(model: Model, state: State) -> Stamp | None:
+    """Find the newest record that was written for another content of the anchor, whatever the folder was called."""
+    read = (read_or_skip(model, name) for name in model.store.records() if is_record_name(name))
+    records = [it for it in read if it and it.anchor.name == model.anchor and it.anchor.generation != state.generation]
+    return max(records, key=lambda it: it.created, default=None)
 
 
 def _before(model: Model, newest: Recorded, proof: Proof | None) -> Iterator[Recorded]:

@@ -5,7 +5,7 @@ signature is still to come. How a key signs and checks is not known here: see `e
 """
 
 import os.path
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,9 +31,18 @@ class Keys(Protocol):
         """What is wrong with a signature of a record; empty if one of the keys signed this record."""
         ...
 
+    def each(self) -> "Iterable[Keys]":
+        """Each key by itself."""
+        ...
+
 
 class Signer(Keys, Protocol):
     """A key that signs records, and the keys whose records it continues: itself, and others that were named."""
+
+    @property
+    def minimum(self) -> int:
+        """The lowest counter of a record that it continues; 0 where it may write the first one."""
+        ...
 
     def sign(self, record: Digest) -> bytes:
         """Sign a record; returns the signature's bundle."""
@@ -81,35 +90,84 @@ def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof)
             f"{number}, and --minimum-record asks for {proof.minimum} or later; an older stamp was put back: find out "
             "who did that, and stamp the model again with --sign KEY"
         )
-    others = signed_records(model, proof.keys, above=stamp.counter - 1)
-    if other := next((it for it in others if it[0] != name), None):
-        what = f"another record {stamp.counter}" if other[1].counter == stamp.counter else f"record {other[1].counter}"
+    records = read_records(model)
+    for other, it in records.items():
+        if other == name or it.counter < stamp.counter or unproven(model, other, it, proof.keys):
+            continue
+        what = f"another record {it.counter}" if it.counter == stamp.counter else f"record {it.counter}"
         return (
-            f"{number}, and {what} is signed too: {other[0]}; if a stamp is being written now, "
+            f"{number}, and {what} is signed too: {other}; if a stamp is being written now, "
             "run this again; else an older stamp was put back, or the newer one broke off: stamp the model again with "
             "--sign KEY"
         )
-    return ""
+    return find_fork(model, records, proof.keys)
 
 
-def signed_records(
-    model: Model, keys: Keys, *, above: int = -1, preferred: str | None = None
-) -> Iterator[tuple[str, Stamp]]:
-    """Yield the records that a key signed for this model and that have a higher counter; the highest comes first.
+def read_records(model: Model, preferred: str | None = None) -> dict[str, Stamp]:
+    """Read the records for this model by name, the highest counter first; of several with one counter the `preferred`.
 
-    Of several with one counter the `preferred` comes first. Records that cannot be read are skipped, as nobody can use
-    them: a file that is too large or damaged, a folder, a link out of the model's folder.
+    Records that cannot be read are skipped, as nobody can use them: a file that is too large or damaged, a folder, a
+    link out of the model's folder.
     """
     names = [it for it in model.store.records() if is_record_name(it)]
     with ThreadPoolExecutor(_READERS) as pool:
-        found = list(zip(names, pool.map(lambda it: _read(model, it), names), strict=True))
-    records = [(name, it) for name, it in found if it and it.counter > above and _is_of(model, it)]
-    for name, stamp in sorted(records, key=lambda it: (it[1].counter, it[0] == preferred), reverse=True):
-        if not unproven(model, name, stamp, keys):
-            yield name, stamp
+        read = list(zip(names, pool.map(lambda it: read_or_skip(model, it), names), strict=True))
+    records = [(name, it) for name, it in read if it and _is_of(model, it)]
+    return dict(sorted(records, key=lambda it: (it[1].counter, it[0] == preferred), reverse=True))
 
 
-def _read(model: Model, name: str) -> Stamp | None:
+def newest_signed(model: Model, records: Mapping[str, Stamp], keys: Keys) -> tuple[str, Stamp] | None:
+    """Return the first record that one of the keys signed, and its name; None where there is none."""
+    return next(((name, it) for name, it in records.items() if not unproven(model, name, it, keys)), None)
+
+
+def find_fork(model: Model, records: Mapping[str, Stamp], keys: Keys, pending: Stamp | None = None) -> str:
+    """Say which signed record is not in the history of its key's newest one; empty if each key has one history.
+
+    A key continues its newest record, so it signs two that continue the same one only if a record was hidden from it,
+    or if somebody else stamped at the same time. In the second case the same stamp is written again, on top of the
+    other's: `pending` is that one if it is still to be written. Keys do not see each other's records.
+    """
+    for key in keys.each():
+        newest = newest_signed(model, records, key)
+        line = _line(records, newest[0]) if newest else []
+        written = [*(records[it] for it in line if it in records), *([pending] if pending else [])]
+        for name, stamp in records.items():
+            if name in line or unproven(model, name, stamp, key):
+                continue
+            common = next((it for it in _line(records, name) if it in line), line[-1])
+            rival = line[max(line.index(common) - 1, 0)]
+            again = any(_repeats(it, stamp, records.get(stamp.previous or "")) for it in written)
+            if not again and rival in records and not unproven(model, rival, records[rival], key):
+                return _forked(name, stamp, rival, records[rival])
+    return ""
+
+
+def _line(records: Mapping[str, Stamp], name: str) -> list[str]:
+    """Return a record, the one that it continues, and so on; the last is the name of one that is missing, or empty."""
+    line = [name]
+    while (stamp := records.get(line[-1])) is not None:
+        line.append(stamp.previous or "")
+    return line
+
+
+def _repeats(later: Stamp, stamp: Stamp, before: Stamp | None) -> bool:
+    """Whether a later record has the image that `stamp` added to the record `before`, and was written by one call."""
+    added = set(stamp.images) - set(before.images if before else ())
+    same = (later.created, later.by) == (stamp.created, stamp.by)
+    return same and later.counter > stamp.counter and added <= set(later.images)
+
+
+def _forked(name: str, stamp: Stamp, rival: str, other: Stamp) -> str:
+    return (
+        f"the key signed two histories of the model: record {stamp.counter}, {name}, is not continued by record "
+        f"{other.counter}, {rival}; if a stamp is being written now, run this again; else a record was put back, or "
+        "two stamps were written at the same time: find out which one belongs to the model, and move the other away, "
+        f"with its signature ({signature_name(name)} or {signature_name(rival)}) and all records that continue it"
+    )
+
+
+def read_or_skip(model: Model, name: str) -> Stamp | None:
     """Read a record; None where that is not possible, now or later."""
     try:
         return read_record(name, model.store.read(name, limit=RECORD_LIMIT) or b"")

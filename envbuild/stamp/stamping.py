@@ -11,8 +11,8 @@ whatever the pointer names.
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
 from itertools import takewhile
@@ -43,7 +43,7 @@ from envbuild.stamp.record import (
     signature_name,
     stamped,
 )
-from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, signed_records
+from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, newest_signed, read_records
 from envbuild.stamp.store import Changed, State, Unsure
 from envbuild.stamp.who import stamper
 
@@ -89,6 +89,8 @@ class Seen:
     """None without a stamp; else one that has been read."""
     base: tuple[str, Stamp] | None = None
     """The record that the next one continues, and its name: this one, or for a key the newest that it has signed."""
+    records: Mapping[str, Stamp] = field(default_factory=dict)
+    """With a key, all records for the model."""
 
     @property
     def name(self) -> str | None:
@@ -149,11 +151,15 @@ def stamp(
         return write_stamp(model, entry, manifest=manifest, lock=lock, now=now, by=by, early=early, signer=signer)
 
 
-def check_stampable(model_uri: str) -> Seen:
+def check_stampable(model_uri: str, signer: Signer | None = None) -> Seen:
     """Find out before long work what would make a stamp fail after it; changes nothing. Returns what it saw."""
     with found(model_uri) as model:
-        seen = look(model)
+        seen = look(model, signer)
         model.store.check(model.anchor)
+        if signer:
+            _check_minimum(model, signer, seen)
+            if fork := find_fork(model, seen.records, signer):
+                raise StampError(fork, where=model.uri)
         return seen
 
 
@@ -185,16 +191,20 @@ def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and it
     inputs = _Inputs(image=image, manifest=manifest, lock=lock, now=rfc3339(now), by=by, signer=signer)
     first = early or look(model, signer)
     seen = _joined(model, inputs, first) if early else first
+    reason = ""
     for tried in range(TRIES):
         try:
             return _attempt(model, inputs, seen, tried)
-        except Changed:
+        except Changed as changed:
+            reason = str(changed)
             pause(tried)
             seen = _look_again(model, inputs, first)
         except Unsure as unsure:
             return _settled(model, inputs, first, seen, unsure.error)
     if (result := _done(inputs, seen, TRIES)) is not None:
         return result
+    if reason:
+        raise StampError(reason, where=model.uri)
     todo = "run the command again when the others have finished"
     raise StampError(f"others kept changing the model's metadata, {TRIES} times", where=model.uri, todo=todo)
 
@@ -204,6 +214,10 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
     if (done := _done(inputs, seen, tried)) is not None:
         return done
     record, name, data = _next_record(model, inputs, seen)
+    if inputs.signer:
+        _check_minimum(model, inputs.signer, seen)
+        if fork := find_fork(model, seen.records, inputs.signer, record):
+            raise Changed(fork)  # of somebody who stamps at the same time, and who joins it in a moment
     values = pointer(record, name)
     gone = dropped(seen.state.metadata, values)
     kept = {key: value for key, value in seen.state.metadata.items() if key not in gone}
@@ -225,6 +239,16 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
         reason_dropped=why,
         unsigned_now=unsigned,
     )
+
+
+def _check_minimum(model: Model, signer: Signer, seen: Seen) -> None:
+    """StampError where the record that the next one continues has too low a number."""
+    newest = seen.base[1].counter if seen.base else 0
+    if newest < signer.minimum:
+        has = f"the model's newest record by this key is {newest}" if newest else "the model has no record by this key"
+        what = f"{has}, and --minimum-record asks for {signer.minimum} or later: newer ones were removed"
+        todo = f"restore {FOLDER}/ from where it is kept, or leave --minimum-record out to go on from what is there"
+        raise StampError(what, where=model.uri, todo=todo)
 
 
 def _has_signature(model: Model, name: str) -> bool:
@@ -282,21 +306,19 @@ def look(model: Model, signer: Signer | None = None) -> Seen:
     if state is None:
         raise StampConflict("the model was removed while it was looked at", where=model.uri, todo=_REPLACED)
     name = pointed(state.metadata, model.uri)
+    records = read_records(model, name) if signer else {}
+    base = newest_signed(model, records, signer) if signer else None
     if name is None:
-        return Seen(state=state, record=None, base=_newest(model, signer, None))
+        return Seen(state=state, record=None, base=base, records=records)
     data = model.store.read(name, limit=RECORD_LIMIT)
     if data is None:
         command = model.store.unpointing(model.anchor)
         todo = f"copy its folder {FOLDER}/ from where it was stamped, or remove the pointer and stamp anew: {command}"
         raise StampError(f"the record that the model points to is missing: {name}", where=model.uri, todo=todo)
     record = read_record(name, data)
-    base = _newest(model, signer, name) if signer else (name, record)
-    return Seen(state=state, record=Recorded(name=name, stamp=record, data=data), base=base)
-
-
-def _newest(model: Model, signer: Signer | None, name: str | None) -> tuple[str, Stamp] | None:
-    """Return the signed record with the highest counter; on a tie the one that the pointer names."""
-    return next(signed_records(model, signer, preferred=name), None) if signer else None
+    if signer is None:
+        base = (name, record)
+    return Seen(state=state, record=Recorded(name=name, stamp=record, data=data), base=base, records=records)
 
 
 _REPLACED = "stamp again only if the model that is there now comes from this run"

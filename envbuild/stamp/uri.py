@@ -88,10 +88,19 @@ def _file(text: str, rest: str) -> ModelUri:
     return _local(text, unquote(slash + path))
 
 
+def _working_folder() -> str:
+    """Return the working folder as the shell calls it, which may be by a link; empty where that is another folder."""
+    name = os.environ.get("PWD", "")
+    try:
+        return name if Path(name).is_absolute() and Path(name).samefile(".") else ""
+    except (OSError, ValueError):
+        return ""
+
+
 def _local(text: str, path: str) -> ModelUri:
     if "\0" in path:
         raise UsageError("this is not a path", where=repr(text), todo=_TODO)
-    absolute = str(Path(path).absolute())
+    absolute = str(Path(_working_folder(), path).absolute())
     if "/../" in f"{absolute}/":
         # Behind a link, `..` is where the kernel finds it; what follows the last one stays as it is written.
         above, _, below = f"{absolute}/".rpartition("/../")

@@ -4,6 +4,7 @@ None of these tests can hold on a commit where stamps are not signed. `test_atta
 stamp itself.
 """
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,6 +116,12 @@ def test_an_image_that_the_key_did_not_vouch_for_is_not_printed(place):
         refused(place.check(mine), "the stamp is not signed")
         refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "is not signed")
     with place.attacked():
+        place.stamped(mine, signed=False)
+        done = place.check(mine, "--json")
+        said = json.loads(done.stdout)
+        assert (done.returncode, said["image"], said["agrees"], said["findings"]) == (16, None, False, [])
+        assert "the stamp is not signed" in said["failed"]
+    with place.attacked():
         (place.model / "envbuild/pointer.json").unlink()
         refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "bears no stamp")
     with place.attacked():
@@ -190,9 +197,27 @@ def test_every_command_with_a_key_reads_the_signed_stamp_and_no_other(place):
         ("from-manifest", "manifest.json", "--signed", place.public),
         ("from-manifest", "manifest.json", *serve, "--signed", place.public),
         ("from-manifest", "model", *serve, "--minimum-record", "1"),
+        ("from-manifest", "manifest.json", "--stamp", "model", "--minimum-record", "1"),
+        ("from-manifest", "manifest.json", "--sign", place.private, "--minimum-record", "1"),
         ("verify", "manifest.json", "host", "--signed", place.public),
     ):
         refused(place.site(*words), "--", 2)
+
+
+def test_training_ends_before_it_builds_where_newer_records_were_removed(place):
+    words = (
+        "from-manifest",
+        "manifest.json",
+        "--push",
+        f"{place.site.host}/late:1",
+        "--stamp",
+        "model",
+        "--out",
+        "late",
+    )
+    done = place.site(*words, "--sign", place.private, "--minimum-record", "2")
+    refused(done, "the model's newest record by this key is 1, and --minimum-record asks for 2 or later", 15)
+    assert not (place.site.folder / "late").exists()
 
 
 def test_a_policy_requires_keys_and_lists_registries(place):

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from envbuild.oci.digest import Digest
 from envbuild.stamp import Proof, check_stampable, read_history, read_stamp, stamp
 from envbuild.stamp import gcs as stamp_gcs
 from envbuild.stamp.directory import DirectoryStore
+from envbuild.stamp.objects import found
 from envbuild.stamp.record import read_record, record_bytes, record_name, signature_name
+from envbuild.stamp.stamping import write_stamp
 from tests.unit.attesting import key_pair
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write  # noqa: F401 - fixtures
 
@@ -43,9 +46,9 @@ class Site:
         self.other, _ = key_pair(folder, "other")
         self.records = [self.stamped(entry()), self.stamped(V1), self.stamped(V2)]
 
-    def stamped(self, item: Any = V2, key: Path | None = None, uri: str = "") -> str:
+    def stamped(self, item: Any = V2, key: Path | None = None, uri: str = "", now: datetime = NOW) -> str:
         signer = record_signer(str(key or self.private))
-        return stamp(uri or self.uri, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer).record
+        return stamp(uri or self.uri, item, manifest=b"{}", lock=b"lock", now=now, signer=signer).record
 
     @property
     def newest(self) -> str:
@@ -605,6 +608,115 @@ def test_a_record_that_was_hidden_while_another_got_its_number_is_refused(tmp_pa
         site.put(name, data)
     site.point(site.newest)
     assert "another record 3 is signed too" in refused(site, capsys, "--minimum-record", "3")
+
+
+def hidden(site: Site, count: int) -> dict[str, bytes]:
+    """Remove the newest records, and point to the one before."""
+    gone = [name for record in site.records[-count:] for name in (record, signature_name(record))]
+    data = {name: site.get(name) for name in gone}
+    for name in gone:
+        site.remove(name)
+    site.point(site.records[-count - 1] if count < len(site.records) else None)
+    return data
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_two_histories_that_one_key_signed_are_refused_where_stamps_are_read_and_written(
+    tmp_path, request, capsys, place, count
+):
+    """Records are hidden while training stamps, and put back: the first of both lines continue the same record."""
+    model = InFolder(tmp_path) if place == "folder" else InBucket(request.getfixturevalue("gcs"))
+    site = Site(model, tmp_path)
+    kept = hidden(site, count)
+    later = [entry("serve", content=b"%d" % number) for number in range(4)]
+    line = [site.stamped(item, now=NOW + timedelta(hours=1 + number)) for number, item in enumerate(later)]
+    assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
+    capsys.readouterr()
+    for name, data in kept.items():
+        site.put(name, data)
+    said = refused(site, capsys)
+    assert f"{site.newest}, is not continued by record {4 - count}, {line[0]}" in said
+    assert "move the other away" in said
+    signer = record_signer(str(site.private))
+    with pytest.raises(StampError, match="the key signed two histories"):
+        check_stampable(site.uri, signer)
+    item = entry(content=b"next")
+    with found(site.uri) as model_found, pytest.raises(StampError, match="the key signed two histories"):
+        write_stamp(model_found, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer, pause=lambda _: None)
+    for name in kept:
+        site.remove(name)
+    site.stamped(item, now=NOW + timedelta(hours=9))
+    assert run(["inspect", site.uri, "--signed", str(site.public), "--minimum-record", "5"]) == 0
+
+
+def test_keys_that_do_not_see_each_others_records_have_histories_of_their_own(tmp_path, capsys):
+    """Serving signs on top of training's record, and training does not know serving's key."""
+    site = Site(InFolder(tmp_path), tmp_path)
+    _, public = key_pair(tmp_path, "serving")
+    signer = record_signer(str(tmp_path / "serving.pem"), [str(site.public)])
+    for number in range(2):
+        now = NOW + timedelta(hours=number)
+        serve = entry("serve", content=b"serve %d" % number)
+        check_stampable(site.uri, signer)
+        stamp(site.uri, serve, manifest=b"{}", lock=b"lock", now=now, signer=signer)
+        assert run(["inspect", site.uri, "--signed", str(public)]) == 0
+        site.stamped(entry(content=b"train %d" % number), now=now)
+        assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_training_does_not_continue_a_record_below_the_lowest_number(tmp_path, there):
+    site = Site(InFolder(tmp_path), tmp_path)
+    key, item = str(site.private), entry(content=b"next")
+    hidden(site, 1 if there else 3)
+    has = "newest record by this key is 2" if there else "has no record by this key"
+    for call in (
+        lambda signer: check_stampable(site.uri, signer),
+        lambda signer: stamp(site.uri, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer),
+    ):
+        names = site.model.names()
+        with pytest.raises(StampError, match=f"the model('s)? {has}, and --minimum-record asks for 3 or later"):
+            call(record_signer(key, minimum=3))
+        assert site.model.names() == names
+    signer = record_signer(key, minimum=2 if there else 0)
+    check_stampable(site.uri, signer)
+    made = stamp(site.uri, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer)
+    assert made.stamp.counter == (3 if there else 1)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_a_model_that_was_replaced_is_not_said_to_have_had_no_stamp(tmp_path, request, capsys, place, signed):
+    site = Site(InFolder(tmp_path) if place == "folder" else InBucket(request.getfixturevalue("gcs")), tmp_path)
+    site.model.replace(b"another")
+    assert run(["inspect", site.uri, *(["--signed", str(site.public)] if signed else [])]) == (16 if signed else 15)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the model was replaced or copied after it was stamped at " in said
+    assert "saved_model.pb is another file" in said
+    assert "bears no stamp" not in said
+
+
+def test_the_working_folder_is_called_as_the_person_called_it(tmp_path, capsys, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "link/in").mkdir()
+    site = Site(InFolder(tmp_path / "link"), tmp_path)
+    monkeypatch.chdir(site.uri)
+    inspect = ["inspect", ".", "--signed", str(site.public)]
+    monkeypatch.setenv("PWD", site.uri)
+    assert run(inspect) == 0
+    monkeypatch.chdir(tmp_path / "real/in")
+    monkeypatch.setenv("PWD", str(tmp_path / "link/in"))
+    assert run(["inspect", "../model", "--signed", str(site.public)]) == 16  # as the kernel goes up: to real/model
+    monkeypatch.chdir(tmp_path / "real/model")
+    for other in ("", ".", str(tmp_path), "/nowhere"):  # no folder, or another
+        monkeypatch.setenv("PWD", other)
+        capsys.readouterr()
+        assert run(inspect) == 16, other
+        assert "and not for this model" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.delenv("PWD")
+    assert run(inspect) == 16
 
 
 def test_a_path_with_dots_behind_a_link_is_the_kernels(tmp_path, capsys):

@@ -59,8 +59,10 @@ def test_more_artifacts_than_anybody_attaches_are_not_read():
         index = canonical_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
         fake.repositories[NAME].manifests[str(Digest.of(index))] = (INDEX, index)
         fake.repositories[NAME].tags[tag_of(reference)] = str(Digest.of(index))
-        with pytest.raises(RegistryError, match=r"1001 artifacts refer to .* and 1000 are read at most"):
+        with pytest.raises(RegistryError, match=r"1001 artifacts refer to .* and 1000 are read at most") as caught:
             referrers(registry, NAME, subject.digest)
+    assert f"most are 1001 of {KIND}" in caught.value.what
+    assert f"`oras discover {fake.host}/{NAME}@{subject.digest}`" in caught.value.todo
 
 
 def test_an_artifact_is_what_the_specification_says():

@@ -76,7 +76,7 @@ def _model(uri: str, now: datetime) -> Iterator[Finding]:
     stamp = history.records[0].stamp if history.records else None
     if stamp is None:
         todo = "stamp it with what it was trained in: envbuild from-manifest MANIFEST --push REPO --stamp MODEL"
-        raise StampError("the model bears no stamp", where=uri, todo=todo)
+        raise StampError(history.unstamped, where=uri, todo=todo)
     yield replace(_stamp_finding(uri, history, stamp), rule="artifact-stamp")
     checks = [check for image in stamp.images if image.reference for check in _stamped(image, now)]
     yield from (_unpushed(image) for image in stamp.images if image.reference is None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envbuild.capture.model.facts import model_facts
-from envbuild.errors import LockError, ManifestError, StampError
+from envbuild.errors import LockError, ManifestError
 from envbuild.lock import Lock, read_pylock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Model, ModelFile
@@ -25,7 +25,6 @@ from envbuild.stamp import (
     read_history,
 )
 from envbuild.stamp.objects import found
-from envbuild.stamp.record import FOLDER, RECORD_LIMIT, read_record
 from envbuild.stamp.store import Store
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.modelfiles import Changes, being, compared, doubt, listed, told
@@ -53,8 +52,6 @@ class StampedModel:
     """Its files now; None where nobody looked."""
     faults: Mapping[str, str] = field(default_factory=dict)
     """What is wrong with a copy, by its name in the model's folder."""
-    before: Stamp | None = None
-    """Of a model without a stamp, the newest record of one that lay there before under the same name."""
 
     @property
     def stamp(self) -> Stamp | None:
@@ -81,7 +78,6 @@ def read_model(uri: str, proof: Proof | None = None) -> StampedModel:
         locks=copies.locks,
         model=files_now(uri),
         faults=copies.faults,
-        before=None if stamp else _left(uri),
     )
 
 
@@ -106,22 +102,6 @@ def side_of_model(it: StampedModel) -> Side:
         return Side(name=it.uri, kind="model", model=it.model)
     side = side_of_manifest(it.manifest, it.uri)
     return replace(side, kind="model", model=it.model or side.model)
-
-
-def _left(uri: str) -> Stamp | None:
-    """The newest record in a model's folder that was written for a file of its anchor's name."""
-    with found(uri) as model:
-        names = [it for it in model.store.names(deep=True) if it.startswith(f"{FOLDER}/record-")]
-        records = [it for name in names if (it := _record(model.store, name)) and it.anchor.name == model.anchor]
-    return max(records, key=lambda it: it.created, default=None)
-
-
-def _record(store: Store, name: str) -> Stamp | None:
-    try:
-        data = store.read(name, limit=RECORD_LIMIT)
-        return read_record(name, data) if data is not None else None
-    except StampError:  # damaged, or of a newer envbuild: it says nothing
-        return None
 
 
 def artifact_findings(it: StampedModel) -> Iterator[Finding]:
@@ -182,15 +162,11 @@ class _Copies:
 
 def _stamp_finding(it: StampedModel) -> Finding:
     stamp = it.stamp
-    if it.before and stamp is None:
-        anchor = it.before.anchor
-        wanted = f"{anchor.name} at generation {anchor.generation}"
-        when = f"the model was replaced or copied after it was stamped at {it.before.created}"
-        says = f"{when}: {anchor.name} has no stamp now"
-        return _fault("stamp", says, wanted=wanted, found="no stamp", why=_NOT_TOLD, todo=_STAMP_AGAIN)
     if stamp is None:
-        says, todo = "the model bears no stamp, so that nothing says which run it comes from", _STAMP_AGAIN
-        return _fault("stamp", says, found="no stamp", why=_NOT_TOLD, todo=todo)
+        left = it.history.left
+        wanted = f"{left.anchor.name} at generation {left.anchor.generation}" if left else ""
+        says = it.history.unstamped + ("" if left else ", so that nothing says which run it comes from")
+        return _fault("stamp", says, wanted=wanted, found="no stamp", why=_NOT_TOLD, todo=_STAMP_AGAIN)
     wanted = f"{stamp.anchor.name} at generation {stamp.anchor.generation}"
     if not it.history.current:
         says = f"the model was replaced after it was stamped: {stamp.anchor.name} has another generation"
