@@ -6,7 +6,7 @@ import importlib
 import threading
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Optional
 
 from envbuild.capture.reading import Facts
 
@@ -45,13 +45,13 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 class CloudStorage:
-    """A client with the environment's credentials (STORAGE_EMULATOR_HOST is honoured), for PATIENCE seconds.
+    """A client with the environment's credentials (STORAGE_EMULATOR_HOST is honoured), for some seconds.
 
     Unread where there is no client library, and where credentials or an answer are not to be had.
     """
 
-    def __init__(self) -> None:
-        self.end = time.monotonic() + PATIENCE
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self.patience, self.end = patience, time.monotonic() + patience
         self.client, self.retry = _within(CONNECTING, _connected)
 
     def objects(self, uri: str) -> Iterator[Facts]:
@@ -59,16 +59,21 @@ class CloudStorage:
         bucket, name = split_uri(uri)
         if name and not name.endswith("/"):
             # Listing the bare name would also list its siblings, runs/10 and runs/11 beside runs/1.
-            with self._asking("storage.objects.get") as how:
-                blob = self.client.bucket(bucket).get_blob(name, **how)
-            if blob is not None:
-                yield _object_facts(blob)
+            item = self.find(bucket, name)
+            if item is not None:
+                yield item
                 return
             name += "/"
         for blob in self._below(bucket, name):
             # What a console shows as an empty folder is an object too.
             if not blob.name.endswith("/") or blob.size:
                 yield _object_facts(blob)
+
+    def find(self, bucket: str, name: str) -> Optional[Facts]:
+        """Look an object up by its name; None where there is none. Unread."""
+        with self._asking("storage.objects.get") as how:
+            blob = self.client.bucket(bucket).get_blob(name, **how)
+        return None if blob is None else _object_facts(blob)
 
     def read(self, uri: str, generation: int, start: int, size: int) -> bytes:
         """Read a range of bytes of one generation of an object, as they are stored; Unread."""
@@ -96,7 +101,7 @@ class CloudStorage:
         """Yield how long a call may take and be tried; Unread if it fails."""
         left = min(ANSWERING, self.end - time.monotonic())
         if left <= 0:
-            raise Unread("Cloud Storage took longer than %d s" % PATIENCE)
+            raise Unread("Cloud Storage took longer than %d s" % self.patience)
         try:
             yield {"timeout": left, "retry": self.retry.with_deadline(left)}
         except Exception as error:

@@ -86,7 +86,7 @@ def _check_files(recorded: Model | None, model: HeldModel, found: Mapping[str, S
     if recorded is None or not recorded.files:
         report.warn("the run's manifest lists no files of the model; only its stamp was checked")
         return
-    seen = compared(recorded, _as_model(model, found))
+    seen = compared(recorded, _as_model(model, found), by_name=True)
     if len(seen.new) < len(found):
         todo = "give the model's files names without control characters"
         raise VerifyError("two of the model's files have one name in a manifest", where=model.uri, todo=todo)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Callable, List, Tuple
+from typing import Callable, List, Mapping, Optional, Tuple
 
 from envbuild.capture.gcs import Unread
 from envbuild.capture.model.containers import read_container
@@ -40,10 +40,13 @@ READERS: List[Tuple[str, Reader]] = [
 READABLE = re.compile("|".join("(?:%s)" % pattern for pattern, _ in READERS))
 
 
-def model_facts(uri: str) -> Facts:
-    """Read what the files of a model say: where they lie, who wrote them; what cannot be read is said."""
+def model_facts(uri: str, recorded: Optional[Mapping[str, int]] = None, seconds: float = 0) -> Facts:
+    """Read what the files of a model say: where they lie, who wrote them; what cannot be read is said.
+
+    `recorded` and `seconds`: see Place and LocalPlace.
+    """
     try:
-        place = place_of(uri)
+        place = place_of(uri, recorded, seconds)
     except Unread as error:
         return {"uri": scrub_line(uri), "unread": said(str(error))}
     except ValueError:
@@ -67,7 +70,8 @@ def facts_of_place(uri: str, place: Place) -> Facts:
 
 
 def _describe(facts: Facts, place: Place) -> None:
-    facts["files"] = [dict(file, path=scrub_line(file["path"])) for file in place.files[:MOST_FILES]]
+    files = sorted(place.files[:MOST_FILES], key=lambda file: str(file["path"]))
+    facts["files"] = [dict(file, path=scrub_line(file["path"])) for file in files]
     if place.whole:
         facts["file_count"] = len(place.files)
         facts["size"] = sum(file["size"] for file in place.files)

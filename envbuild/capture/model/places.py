@@ -7,7 +7,7 @@ import os
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Iterator, List, Optional
+from typing import Iterator, List, Mapping, Optional
 from urllib.parse import unquote, urlsplit
 
 from envbuild.capture.gcs import CloudStorage, Unread, split_uri
@@ -22,6 +22,10 @@ MOST_COUNTED = 100000
 HASHING = 60.0
 """Seconds for the digests of all files; those that are left have none."""
 HASHERS = 4
+LOOKUPS = 8
+"""Objects are looked up at once."""
+LOOKING_UP = 60.0
+"""Seconds for all of them."""
 STAMP_FOLDER = "envbuild/"
 """What a stamp writes beside a model is no part of it."""
 NO_FILE, NO_OBJECT = "there is no such file or folder", "there is no such object or folder in Cloud Storage"
@@ -29,9 +33,14 @@ LOCAL_CHUNK, REMOTE_CHUNK = 16 << 10, 256 << 10
 
 
 class Place:
-    """The files of a model, sorted by path: `path` and `size`, and what tells their content."""
+    """The files of a model: `path` and `size`, and what tells their content.
 
-    def __init__(self) -> None:
+    `recorded` holds the sizes of the files that a record says the model has, by path. They are listed and hashed before
+    all others, and looked up by name where the listing was cut: no number of other files hides one of them.
+    """
+
+    def __init__(self, recorded: Optional[Mapping[str, int]] = None) -> None:
+        self.recorded = recorded or {}
         self.files: List[Facts] = []
         self.faults: List[str] = []
         """What could not be read of it, each in a sentence."""
@@ -53,19 +62,31 @@ class Place:
                 self.faults.append("it has more than %d files" % MOST_COUNTED)
                 break
             self.files.append(file)
-        self.files.sort(key=lambda file: str(file["path"]))
+
+    def _complete(self) -> None:
+        """Add the recorded files that a listing which was cut does not have, and sort."""
+        if not self.whole:
+            left = sorted(self.recorded.keys() - {file["path"] for file in self.files})
+            # Whoever wrote the record may not be trusted: its paths do not lead out of the folder.
+            self.files += self._look_up([path for path in left if ".." not in path.split("/") and path[:1] != "/"])
+        self.files.sort(key=lambda file: (file["path"] not in self.recorded, str(file["path"])))
+
+    def _look_up(self, paths: List[str]) -> List[Facts]:
+        """Find files by their paths."""
+        raise NotImplementedError
 
 
 class LocalPlace(Place):
-    """A folder, or a file."""
+    """A folder, or a file. A file that is recorded with its present size has `seconds` to be hashed, others HASHING."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__()
+    def __init__(self, path: str, recorded: Optional[Mapping[str, int]] = None, seconds: float = 0) -> None:
+        super().__init__(recorded)
         self.folder, name = (path, "") if os.path.isdir(path) else os.path.split(path)
         self._take(_walk(self, "", frozenset()) if not name else _file_facts(self, name))
         if not self.files and not self.faults:
             self.faults.append("the folder is empty")
-        self._add_digests()
+        self._complete()
+        self._add_digests(max(seconds, HASHING))
 
     def open(self, path: str) -> Source:
         """Open one of its files; Unread."""
@@ -74,12 +95,21 @@ class LocalPlace(Place):
     def _full(self, path: str) -> str:
         return os.path.join(self.folder, path)
 
-    def _add_digests(self) -> None:
-        end = time.monotonic() + HASHING
+    def _look_up(self, paths: List[str]) -> List[Facts]:
+        return [file for path in paths for file in _file_facts(self, path)]
+
+    def _add_digests(self, seconds: float) -> None:
+        def add(files: List[Facts], end: float) -> None:
+            digests = pool.map(lambda file: _sha256(self._full(file["path"]), end), files)
+            for index, digest in enumerate(digests):
+                files[index]["sha256"] = digest
+
+        files = self.files[:MOST_FILES]
+        alike = [file for file in files if self.recorded.get(file["path"]) == file["size"]]
         with ThreadPoolExecutor(HASHERS) as pool:
-            names = [self._full(file["path"]) for file in self.files[:MOST_FILES]]
-            for index, digest in enumerate(pool.map(lambda name: _sha256(name, end), names)):
-                self.files[index]["sha256"] = digest
+            # One after the other: a sparse file of terabytes costs the files that are compared no time.
+            add(alike, time.monotonic() + seconds)
+            add([file for file in files if "sha256" not in file], time.monotonic() + HASHING)
         left = sum(1 for file in self.files[:MOST_FILES] if file["sha256"] is None)
         if left:
             self.faults.append(
@@ -90,8 +120,8 @@ class LocalPlace(Place):
 class BucketPlace(Place):
     """An object in Cloud Storage, or all below a folder."""
 
-    def __init__(self, uri: str) -> None:
-        super().__init__()
+    def __init__(self, uri: str, recorded: Optional[Mapping[str, int]] = None) -> None:
+        super().__init__(recorded)
         self.bucket, name = split_uri(uri)
         self.storage = CloudStorage()
         self.prefix = name.rstrip("/") + "/" if name else ""
@@ -100,6 +130,7 @@ class BucketPlace(Place):
         except Unread as error:
             self.whole = False
             self.faults.append(str(error))
+        self._complete()
         if not self.files and not self.faults:
             self.faults.append(NO_OBJECT)
 
@@ -113,6 +144,17 @@ class BucketPlace(Place):
 
         return Source(path, file["size"], fetch, REMOTE_CHUNK)
 
+    def _look_up(self, paths: List[str]) -> List[Facts]:
+        found: List[Facts] = []
+        try:
+            storage = CloudStorage(LOOKING_UP)
+            with ThreadPoolExecutor(LOOKUPS) as pool:
+                items = pool.map(lambda path: storage.find(self.bucket, self.prefix + path), paths)
+                found.extend(dict(item, path=item.pop("name")[len(self.prefix) :]) for item in items if item)
+        except Unread as error:
+            self.faults.append(str(error))
+        return found
+
     def _list(self, uri: str, name: str) -> Iterator[Facts]:
         for item in self.storage.objects(uri):
             if item["name"] == name:
@@ -123,10 +165,10 @@ class BucketPlace(Place):
                 yield dict(item, path=path)
 
 
-def place_of(uri: str) -> Place:
+def place_of(uri: str, recorded: Optional[Mapping[str, int]] = None, seconds: float = 0) -> Place:
     """Find the files of a model; Unread where there are none to be had."""
     if uri.startswith("gs://"):
-        return BucketPlace(uri)
+        return BucketPlace(uri, recorded)
     path = uri
     if "://" in uri:
         parts = urlsplit(uri)
@@ -135,7 +177,7 @@ def place_of(uri: str) -> Place:
         path = unquote(parts.path)
     if "\0" in path or not os.path.lexists(path):
         raise Unread(NO_FILE)
-    return LocalPlace(path)
+    return LocalPlace(path, recorded, seconds)
 
 
 def local_source(path: str, name: str) -> Source:

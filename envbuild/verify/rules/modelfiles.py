@@ -26,7 +26,7 @@ class Changes:
     common: tuple[str, ...]
     changed: tuple[str, ...]
     missing: tuple[str, ...]
-    """Empty where the newer list is not known to its end."""
+    """Empty where the newer list was cut and nobody looked the files up by name."""
     extra: tuple[str, ...]
     """Empty where the older list is not known to its end."""
 
@@ -36,22 +36,26 @@ class Changes:
         return sum(not digests(self.old[path], self.new[path]) for path in self.common)
 
 
-def compared(before: Model, now: Model) -> Changes:
-    """Hold one list of files against another one; a single file may have another name."""
+def compared(before: Model, now: Model, *, by_name: bool) -> Changes:
+    """Hold one list of files against another one; a single file may have another name.
+
+    `by_name`: each file of `before` was looked up, so that what `now` does not list is missing.
+    """
     old, new = ({file.path: file for file in model.files} for model in (before, now))
     alone = _is_one_file(before), _is_one_file(now)
     if all(alone):
         new = dict(zip(old, new.values(), strict=True))
     common = sorted(old.keys() & new.keys())
     alike = alone[0] == alone[1]
-    told_all = _is_listed(before) and before.unread in (None, now.unread)
+    gone = alike and (by_name or _is_listed(now))
+    added = alike and _is_listed(before) and before.unread in (None, now.unread) and _is_listed(now)
     return Changes(
         old=old,
         new=new,
         common=tuple(common),
         changed=tuple(path for path in common if not _same(old[path], new[path])),
-        missing=tuple(sorted(old.keys() - new.keys())) if alike and _is_listed(now) else (),
-        extra=tuple(sorted(new.keys() - old.keys())) if alike and told_all and _is_listed(now) else (),
+        missing=tuple(sorted(old.keys() - new.keys())) if gone or not common else (),
+        extra=tuple(sorted(new.keys() - old.keys())) if added or not common else (),
     )
 
 
@@ -65,9 +69,11 @@ def model_files(wanted: Side, found: Side) -> Iterator[Finding]:
         other.format or one.format
     ):
         return
-    it = compared(one, other)
-    if not it.common and not (it.missing or it.extra):
-        it = replace(it, missing=tuple(sorted(it.old)), extra=tuple(sorted(it.new)))
+    if wanted.kind == "model" and found.kind == "manifest":  # the files that are there now stand first
+        it = compared(other, one, by_name=True)
+        it = replace(it, old=it.new, new=it.old, missing=it.extra, extra=it.missing)
+    else:
+        it = compared(one, other, by_name=found.kind == "model")
     paths = (*it.changed, *it.missing, *it.extra)
     if paths:
         said = ((it.changed, "not the same"), (it.missing, "not there"), (it.extra, "there besides"))
@@ -134,6 +140,11 @@ def digests(before: ModelFile, now: ModelFile) -> list[tuple[str, str]]:
     """The digests that both have: a local file's is another than an object's. Generations change with every copy."""
     pairs = ((before.sha256, now.sha256), (before.crc32c, now.crc32c))
     return [(one, other) for one, other in pairs if one and other]
+
+
+def has_digest(file: ModelFile) -> bool:
+    """Whether anything tells its content."""
+    return bool(file.sha256 or file.crc32c)
 
 
 def _same(before: ModelFile, now: ModelFile) -> bool:

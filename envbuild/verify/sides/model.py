@@ -27,7 +27,7 @@ from envbuild.stamp import (
 from envbuild.stamp.objects import found
 from envbuild.stamp.store import Store
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules.modelfiles import Changes, being, compared, doubt, listed, told
+from envbuild.verify.rules.modelfiles import Changes, being, compared, doubt, has_digest, listed, told
 from envbuild.verify.rules.saying import counted
 from envbuild.verify.sides.manifest import side_of_manifest
 from envbuild.verify.sides.side import Side
@@ -76,7 +76,7 @@ def read_model(uri: str, proof: Proof | None = None) -> StampedModel:
         history=history,
         manifest=copies.manifest,
         locks=copies.locks,
-        model=files_now(uri),
+        model=_files_of(uri, copies.manifest, patient=proof is not None),
         faults=copies.faults,
     )
 
@@ -89,11 +89,21 @@ def _folder(uri: str, manifest: TrainingManifest | None) -> str:
     return (folder or ".") if name in saved and len(saved) > 1 and not at_root else uri
 
 
-def files_now(uri: str) -> Model | None:
+def files_now(uri: str, recorded: Mapping[str, int] | None = None, seconds: float = 0) -> Model | None:
     """What a model's files say now; what could not be read of them is in `unread`."""
     parser = Parser()
-    model = parser.read(Model, model_facts(uri))
+    model = parser.read(Model, model_facts(uri, recorded, seconds))
     return None if parser.faults else model
+
+
+_SLOWEST_HASHING = 20_000_000
+"""Bytes a second that even a slow disk gives."""
+
+
+def _files_of(uri: str, manifest: TrainingManifest | None, *, patient: bool) -> Model | None:
+    """A model's files, those that its run saved before any other; a signed manifest says how long hashing may take."""
+    recorded = {it.path: it.size for it in manifest.model.files} if manifest and manifest.model else {}
+    return files_now(uri, recorded, sum(recorded.values()) / _SLOWEST_HASHING if patient else 0)
 
 
 def side_of_model(it: StampedModel) -> Side:
@@ -206,13 +216,18 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
         says = f"the model's files cannot be read: {reason}"
         yield _fault("files", says, wanted=counted(len(before.files), "file"), found="none", why=_OTHERS, todo=_COPY)
         return
-    seen = compared(before, now)
-    closed = tuple(path for path in seen.common if path not in seen.changed and _is_closed(it.uri, seen.new[path]))
+    seen = compared(before, now, by_name=True)
+    same = [path for path in seen.common if path not in seen.changed]
+    closed = tuple(path for path in same if _is_closed(it.uri, seen.new[path]))
+    unhashed = tuple(
+        path for path in same if path not in closed and has_digest(seen.old[path]) and not has_digest(seen.new[path])
+    )
     gone = f"missing, or cannot be seen: {now.unread}" if now.unread not in (None, before.unread) else "missing"
     faults = [
         *_differing(seen.changed, "not what the run saved", seen),
         *_differing(seen.missing, gone, seen),
         *_differing(closed, "not to be read", seen),
+        *(replace(found, todo=_HASH) for found in _differing(unhashed, _UNHASHED, seen) if it.history.proven),
     ]
     yield from faults
     if seen.common and not faults:
@@ -223,6 +238,8 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
 
 
 _OTHERS = "The model that would be served is not, byte for byte, the one that the run was recorded with."
+_UNHASHED = "of the same size, and could not be hashed in time"
+_HASH = "run the command again on a machine that reads the model faster"
 _COPY = "find out who wrote it; copy the model again from the run, or train and stamp anew"
 
 
