@@ -70,7 +70,7 @@ def _identities(one: Data, other: Data) -> tuple[str, str] | None:
     if sizes and sizes[0] != sizes[1]:
         return sizes
     if one.objects is not None and other.objects is not None and one.objects != other.objects:
-        return f"{one.objects} files", f"{other.objects} files"
+        return counted(one.objects, "file"), counted(other.objects, "file")
     if one.generation and other.generation:
         return f"generation {one.generation}", f"generation {other.generation}"
     return sizes
