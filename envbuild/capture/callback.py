@@ -11,6 +11,7 @@ from envbuild.capture.output import say
 from envbuild.capture.reading import Facts
 from envbuild.capture.record import capture
 from envbuild.capture.redact import scrub
+from envbuild.capture.settings import check_lists
 
 CHIEFS = ("chief", "master", "workerpool0")
 """Kinds of tasks that lead: of TF_CONFIG, of TensorFlow 1, of CLUSTER_SPEC in Vertex AI."""
@@ -22,8 +23,10 @@ def keras_callback(golden_inputs: Any = None, **options: Any) -> Any:
     It is one of the Keras that is imported when this is called: tf.keras 2, tf_keras, or Keras 3. `golden_inputs` is a
     small batch, for which the golden sample records what the model predicts. A capture that fails is told on stderr and
     never fails the training. Of distributed workers only the chief captures, as TF_CONFIG or CLUSTER_SPEC names it;
-    where neither does, every process captures, so give each another `out`. RuntimeError if no Keras is imported.
+    where neither does, every process captures, so give each another `out`. RuntimeError if no Keras is imported,
+    ValueError for one text in place of a list.
     """
+    check_lists(options)
 
     class Capture(_callback_class()):  # type: ignore[misc]
         def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras gives it

@@ -89,17 +89,17 @@ def _content_facts(place: str, budget: Budget) -> Facts:
     budget.check_time()
     scheme = re.match(r"([A-Za-z][\w+.-]*)://", place)
     if scheme is None:
-        return _local_facts(place, budget)
+        return local_facts(place, budget)
     if scheme.group(1) == "gs":
         return _bucket_facts(place, budget)
     if scheme.group(1) != "file":
         raise Unread("only gs:// and local places are read")
-    return _local_facts(unquote(urlsplit(place).path), budget)
+    return local_facts(unquote(urlsplit(place).path), budget)
 
 
 def _bucket_facts(uri: str, budget: Budget) -> Facts:
     _, name = split_uri(uri)
-    objects = _bounded(_matching(uri, name), budget)
+    objects = bounded(_matching(uri, name), budget)
     if not objects:
         raise Unread("there is no such object or folder")
     if [item["name"] for item in objects] == [name]:
@@ -119,18 +119,20 @@ def _matching(uri: str, name: str) -> Iterable[Facts]:
     return (item for item in found if fnmatchcase(item["name"], name))
 
 
-def _local_facts(path: str, budget: Budget) -> Facts:
+def local_facts(path: str, budget: Budget) -> Facts:
+    """Describe a file or folder here by size and checksum; Unread where the budget does not allow it."""
     if os.path.isfile(path):
         return {"checksum": "sha256:" + _file_digest(path, budget), "size": os.path.getsize(path)}
     if not os.path.isdir(path):
         raise Unread("there is no such file or folder")
-    files = _bounded(_local_files(path), budget)
+    files = bounded(local_files(path), budget)
     for item in files:
         item["sha256"] = _file_digest(os.path.join(path, item["name"]), budget)
     return _listing_facts(files, ("name", "size", "sha256"))
 
 
-def _local_files(folder: str) -> Iterator[Facts]:
+def local_files(folder: str) -> Iterator[Facts]:
+    """List the files below a folder, with their sizes."""
     for parent, folders, files in os.walk(folder):
         folders.sort()
         for path in (Path(parent, name) for name in files):
@@ -147,7 +149,8 @@ def _file_digest(path: str, budget: Budget) -> str:
     return digest.hexdigest()
 
 
-def _bounded(items: Iterable[Facts], budget: Budget) -> list[Facts]:
+def bounded(items: Iterable[Facts], budget: Budget) -> list[Facts]:
+    """List items as long as the budget allows; else Unread."""
     found: list[Facts] = []
     for item in items:
         budget.check_time()

@@ -26,6 +26,7 @@ from envbuild.capture.numerics import numerics_facts
 from envbuild.capture.output import check_out, tell_disagreements, write_out
 from envbuild.capture.reading import Facts, manifest_text, present
 from envbuild.capture.redact import scrub_line
+from envbuild.capture.settings import check_lists
 from envbuild.capture.variables import recorded_variables
 
 SCHEMA_VERSION = "1.1"
@@ -57,6 +58,8 @@ def capture(  # noqa: PLR0913 - each is one kind of fact
     first, so that the libraries they load are recorded. `out` may be a path or `gs://bucket/object`. What disagrees is
     told on stderr as well. ValueError for arguments that cannot be meant, OSError if `out` cannot be written.
     """
+    lists = {"variables": variables, "requires": requires, "data": data, "preprocessing": preprocessing}
+    check_lists(dict(lists, load=load, command=command))
     check_out(out)
     environment = environment_facts(variables, command=command, patch=patch, deep=deep, load=load, process=process)
     contract = contract_facts(requires, data, preprocessing)

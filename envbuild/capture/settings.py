@@ -22,6 +22,14 @@ SETTINGS.update(model="a text", deep="true or false", patch="true or false")
 """What may be in the file, and what it has to be."""
 
 
+def check_lists(options: Facts) -> None:
+    """ValueError for one text where `capture()` takes a list of texts: its letters would be taken for them."""
+    for name, value in options.items():
+        if SETTINGS.get(name) == "a list of texts" and isinstance(value, (str, bytes)):
+            # Not what it is, since that may be a value that was meant to stay secret.
+            raise ValueError('%s is one text, and must be a list of texts: %s=["..."]' % (name, name))
+
+
 def read_settings(path: str) -> Facts:
     """Read arguments of `capture()` from a file, `model` as `model_uri`.
 

@@ -4,9 +4,11 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from envbuild.capture import capture, keras_callback
 from envbuild.capture.contract import contract_facts
 from envbuild.capture.data import data_facts
 from envbuild.capture.variables import recorded_variables
@@ -241,6 +243,16 @@ def test_all_parts_are_in_the_contract(tmp_path):
     assert facts is not None
     assert facts.keys() == {"variables", "data", "preprocessing"}
     assert [item["path"] for item in facts["preprocessing"]] == ["prep.py"]
+
+
+@pytest.mark.parametrize("name", ["requires", "variables", "data", "preprocessing", "load", "command"])
+def test_one_text_in_place_of_a_list_is_an_error_at_the_call(name):
+    calls: list[Any] = [capture, keras_callback]
+    for call in calls:
+        for value in ("BUCKET", b"BUCKET"):
+            with pytest.raises(ValueError, match=f"{name} is one text, and must be a list of texts") as caught:
+                call(**{name: value})
+            assert "BUCKET" not in str(caught.value)
 
 
 def test_code_that_is_not_there_is_refused():

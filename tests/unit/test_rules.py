@@ -864,6 +864,14 @@ PLANTED = (
     ),
     Planted(rule="preprocessing", about="src/features", found=replace(HOST, trees={}), severity="warning"),
     Planted(
+        rule="preprocessing",
+        about="src/features",
+        found=replace(HOST, trees={"app/features.py": "b" * 40}),
+        severity="error",
+        says=("app/features.py is imported in its place", "aaaaaaaaaaaa", "bbbbbbbbbbbb"),
+        near=(replace(HOST, trees={"app/features.py": "a" * 40}),),
+    ),
+    Planted(
         rule="artifact-framework",
         about="model of tensorflow",
         wanted=written(RUN, "tensorflow", "2.10.0"),

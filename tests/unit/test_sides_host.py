@@ -8,15 +8,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.capture import capture
+from envbuild.capture.data import data_facts
 from envbuild.capture.reading import manifest_text
 from envbuild.manifest import read_manifest
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.model import Contract, Data, RequiredVariable, Tree
 from envbuild.verify.rules import hold
+from envbuild.verify.sides import host
 from envbuild.verify.sides.host import LARGEST_READ
 from envbuild.verify.sides.host import side_of_host as _side_of_host
 from envbuild.verify.sides.manifest import side_of_manifest
@@ -197,14 +200,84 @@ def test_of_a_very_large_file_only_the_size_is_looked_at(tmp_path):
     assert changed(data("large", size=7), folder=tmp_path) == [f"wanted 7 bytes, found {LARGEST_READ + 1} bytes"]
 
 
+def a_folder(folder: Path, **files: bytes) -> Contract:
+    """What a capture records of a folder, and how it is then found."""
+    (folder / "in").mkdir(parents=True)
+    for name, content in files.items():
+        (folder / "in" / name).write_bytes(content)
+    (facts,) = data_facts([str(folder)], ())
+    return data(facts["uri"], **{name: facts[name] for name in ("checksum", "size", "objects")})
+
+
+def test_a_local_folder_is_held_against_what_the_run_read(tmp_path, monkeypatch):
+    folder = tmp_path / "data"
+    wanted = a_folder(folder, one=b"a,b\n", two=b"")
+    same = ["1 place with the same content"]
+    assert changed(wanted) == same
+    (folder / "in/one").write_bytes(b"a,c\n")
+    [said] = changed(wanted)
+    assert said.startswith(f"wanted {wanted.data[0].checksum}, found sha256:")
+    (folder / "in/one").rename(folder / "in/other")
+    assert changed(wanted)[0].startswith("wanted sha256:")
+    (folder / "in/other").write_bytes(b"a,b,c\n")
+    assert changed(wanted) == ["wanted 4 bytes, found 6 bytes"]
+    monkeypatch.setattr(host, "LARGEST_READ", 3)
+    (folder / "in/other").write_bytes(b"a,c\n")
+    assert changed(wanted) == ["1 place with the same content; of 1 only the size was compared"]
+    (folder / "in/two").unlink()
+    assert changed(wanted) == ["wanted 2 files, found 1 file"]
+    monkeypatch.setattr(host, "MOST_OBJECTS", 0)
+    assert changed(wanted) == []
+
+
+PREPARE = {
+    "app/features.py": "x = 2\n",
+    "app/main.py": "from app.features import x\n",
+}
+
+
+def prepared(folder: Path, files: dict[str, str], path: str = "src/features.py") -> list[tuple[str, str]]:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    # printf 'x = 1\n' | git hash-object --stdin
+    wanted = Contract(preprocessing=(Tree(path=path, git_tree="7d4290a117a4ddcc11daae7ea675841033830c8f"),))
+    run = Side(name="run", kind="manifest", contract=wanted)
+    found = hold(run, side_of_host(None, wanted, folder=folder))
+    return [(it.severity if not it.agrees else "ok", it.says) for it in found if it.rule == "preprocessing"]
+
+
+@pytest.mark.parametrize("line", ["from app.features import x", "from app import features", "import app.features as f"])
+def test_code_that_is_imported_from_another_path_is_compared(tmp_path, line):
+    [(severity, says)] = prepared(tmp_path, {**PREPARE, "app/main.py": f"if 1:\n    {line}\n"})
+    assert (severity, says[:57]) == ("error", "app/features.py is imported in its place: wanted tree 7d4")
+    assert prepared(tmp_path, {"app/features.py": "x = 1\n"}) == [("ok", "1 path with the same content")]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"app/features.py": "x = 2\n", "app/main.py": "features = 1\n"},
+        {"app/features.py": "import features\n", "app/main.py": "import os\n"},
+        {"app/features.py": "x = 2\n", "app/main.py": "import features ("},
+        {".venv/features.py": "x = 2\n", "main.py": "import features\n"},
+        {"env/pyvenv.cfg": "", "env/features.py": "x = 2\n", "main.py": "import features\n"},
+    ],
+)
+def test_code_that_nothing_imports_is_not_taken_for_it(tmp_path, files):
+    assert prepared(tmp_path, files) == [("warning", "it is not there")]
+
+
+def test_a_folder_of_code_may_be_imported_from_another_path(tmp_path):
+    files = {
+        "app/features/a.py": "from app.features import b",
+        "app/features/b.py": "",
+        "app/main.py": "import features",
+    }
+    [(severity, says)] = prepared(tmp_path, files, "src/features")
+    assert (severity, says.partition(":")[0]) == ("error", "app/features is imported in its place")
+
+
 def test_what_is_no_file_has_no_content_to_compare(tmp_path):
-    for uri, facts in (
-        ("gs://b/a", {}),
-        ("lost", {}),
-        (".", {}),
-        (".", {"objects": 1}),
-        ("a\0b", {}),
-        ("s3://b/a", {}),
-    ):
-        wanted = data(uri, checksum=sha256(b""), size=0, **facts)
-        assert changed(wanted, folder=tmp_path) == []
+    for uri in ("gs://b/a", "lost", ".", "a\0b", "s3://b/a"):
+        assert changed(data(uri, checksum=sha256(b""), size=0), folder=tmp_path) == []

@@ -69,6 +69,8 @@ def _identities(one: Data, other: Data) -> tuple[str, str] | None:
     sizes = None if one.size is None or other.size is None else (f"{one.size}{_BYTES}", f"{other.size}{_BYTES}")
     if sizes and sizes[0] != sizes[1]:
         return sizes
+    if one.objects is not None and other.objects is not None and one.objects != other.objects:
+        return counted(one.objects, "file"), counted(other.objects, "file")
     if one.generation and other.generation:
         return f"generation {one.generation}", f"generation {other.generation}"
     return sizes

@@ -1,6 +1,6 @@
 """The machine here as a side: what it has now, and whether what a program needs can be had from here."""
 
-import hashlib
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from envbuild.capture.accelerator import accelerator_facts
+from envbuild.capture.data import MOST_OBJECTS, Budget, bounded, local_facts, local_files
+from envbuild.capture.gcs import Unread
 from envbuild.capture.machine import cpu_facts, platform_facts
 from envbuild.capture.reading import present
 from envbuild.capture.redact import REDACTED, hides_secret, scrub
@@ -16,6 +18,7 @@ from envbuild.capture.tree import tree_facts
 from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, Data, Platform, TrainingManifest
 from envbuild.manifest.parse import Parser
+from envbuild.verify.sides.imports import find_imported, module_name
 from envbuild.verify.sides.manifest import side_of_manifest
 from envbuild.verify.sides.side import Side
 
@@ -43,9 +46,9 @@ def side_of_host(
 ) -> Side:
     """What this machine has now, with an environment of it that was captured; without, nothing is said of packages.
 
-    Data and code of `wanted` are looked for from `folder`, and data in Cloud Storage by `visible`; local files of at
-    most a GiB are digested where the run's size is theirs. Values that a capture would cut secrets out of are left out,
-    and their names are not.
+    Data and code of `wanted` are looked for from `folder`, and data in Cloud Storage by `visible`; local files and
+    folders of at most a GiB are digested where the run's size is theirs. Values that a capture would cut secrets out of
+    are left out, and their names are not.
     """
     side = side_of_manifest(environment, name) if environment else _machine(name)
     variables = _variables()
@@ -123,33 +126,34 @@ def _local(place: str, folder: Path) -> Path | None:
 
 
 def _data(wanted: Contract, folder: Path) -> dict[str, Data]:
-    """The local files of a contract as they are now, as far as something can be held against them."""
-    asked = (it for it in wanted.data if it.objects is None and (it.checksum or it.size is not None))
-    return {it.uri: now for it in asked if (now := _file_now(it, folder))}
+    """What lies now at the local places of a contract, as far as something can be held against it."""
+    asked = (it for it in wanted.data if it.checksum or it.size is not None)
+    return {it.uri: now for it in asked if (now := _data_now(it, folder))}
 
 
-def _file_now(data: Data, folder: Path) -> Data | None:
-    """A file's size and, where the size is the run's and not above a limit, its digest; None where there is no file."""
+def _data_now(data: Data, folder: Path) -> Data | None:
+    """Size and, where the size is the run's and not above a limit, checksum; None where there is nothing to compare."""
     place = os.environ.get(data.variable or "") or data.uri
     path = None if REDACTED in place else _local(place, folder)
+    budget = Budget(end=math.inf, most=MOST_OBJECTS)
     try:
-        if path is None or not path.is_file():
+        if path is None or not (path.is_file() or (path.is_dir() and data.objects is not None)):
             return None
-        size = path.stat().st_size
+        files = None if path.is_file() else bounded(local_files(str(path)), budget)
+        size = path.stat().st_size if files is None else sum(it["size"] for it in files)
         alike = data.size in (None, size) and (data.checksum or "").startswith("sha256:")
-        return Data(uri=data.uri, size=size, checksum=_digest(path) if alike and size <= LARGEST_READ else None)
-    except (OSError, ValueError):  # a file that may not be read, or what is no path
+        checksum = local_facts(str(path), budget)["checksum"] if alike and size <= LARGEST_READ else None
+        return Data(uri=data.uri, size=size, objects=None if files is None else len(files), checksum=checksum)
+    except (OSError, ValueError, Unread):  # what may not be read, what is no path, or more files than a capture reads
         return None
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-
-
 def _trees(wanted: Contract, folder: Path) -> dict[str, str]:
-    """Git's digests of the code that exists here and can be read."""
+    """Git's digests of the code that exists here; where it does not, of what is imported here by the same name."""
     digests = {it.path: _tree(folder / it.path) for it in wanted.preprocessing}
+    for path in [it for it, digest in digests.items() if digest is None]:
+        for place in find_imported(folder, module_name(path)):
+            digests.setdefault(place, _tree(folder / place))
     return {path: digest for path, digest in digests.items() if digest}
 
 

@@ -83,7 +83,7 @@ class Side:
     data: Mapping[str, Data] | None = None
     """What lies now at places that the other side's contract names, by their URI there."""
     trees: Mapping[str, str] | None = None
-    """Git tree digests of preprocessing code here, by the path that the contract names."""
+    """Git tree digests of preprocessing code here, by path: as contracts name it, or where it is imported instead."""
 
     @property
     def framework(self) -> Framework | None:
