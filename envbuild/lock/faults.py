@@ -29,7 +29,7 @@ _FOLDER = (
     " a network), or leave out --offline"
 )
 _OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
-_NEWER_GLIBC = "take a base with glibc {glibc} or later (--base; to lock alone, --glibc {glibc} will do); or "
+NEWER_GLIBC = "its wheels need a newer glibc"
 _MANYLINUX = re.compile(r"manylinux_2_(\d{1,3})_")
 _LET_BUILD = "let it be built from its source distribution: --build; or give the folder of its wheel: --find-links DIR"
 _ELSEWHERE = "all its wheels are for another system: take it out of the record if Linux does without it; else "
@@ -48,6 +48,8 @@ class Fault:
     todo: str
     sdist: IndexFile | None = None
     """The source distribution that a wheel of it could be built from."""
+    glibc: str | None = None
+    """The lowest glibc that one of its wheels fits, if a newer glibc is all that is missing; it needs no `todo` then."""
     foreign: tuple[IndexFile, ...] = ()
     """A wheel of it and one of the newest release, where all wheels of its project are for one other system."""
 
@@ -77,9 +79,26 @@ class UnlockableError(LockError):
         self.target = target
         many = len(self.faults)
         head = f"{many} distribution{'s'[: many != 1]} cannot be locked{f' for {describe(target)}' if target else ''}:"
-        lines = [f"  {fault.requirement}: {fault.why}\n    do: {fault.todo}" for fault in self.faults]
-        todo = "do what stands below each of them, then run again; nothing was written"
-        super().__init__("\n".join([head, *lines]), where=where, todo=todo)
+        lines = [f"  {it.requirement}: {it.why}" + (f"\n    do: {it.todo}" if it.todo else "") for it in self.faults]
+        super().__init__("\n".join([head, *lines]), where=where, todo=self._todo())
+
+    @property
+    def glibc(self) -> str | None:
+        """The lowest glibc that serves all distributions that only need a newer one; None if there are none."""
+        needed = [fault.glibc for fault in self.faults if fault.glibc]
+        return max(needed, key=Version, default=None)
+
+    def _todo(self) -> str:
+        """One glibc for all that need a newer one, then what to do with the others."""
+        older = [fault for fault in self.faults if fault.glibc]
+        each = "do what stands below each of them" if len(older) < len(self.faults) else ""
+        if not older:
+            return f"{each}, then run again; nothing was written"
+        whom = f"the {len(older)} that need a newer glibc" if each else "all of them" if len(older) > 1 else "it"
+        build = ", or let them be built: --build" if all(fault.sdist for fault in older) else ""
+        base = f"take a base with glibc {self.glibc} or later, which serves {whom} (--base; to lock alone, "
+        newer = f"{base}--glibc {self.glibc}){build}"
+        return f"{'; '.join(filter(None, (newer, each)))}, then run again; nothing was written"
 
 
 def describe(target: Target) -> str:
@@ -99,9 +118,10 @@ def diagnose(
         return None
     sdist = _sdist(requirement, files, target)
     named = [] if requirement.url else _named(requirement, files)
-    foreign, newer = foreign_wheels(named, files), _newer_glibc(named, target)
-    first = _ELSEWHERE if foreign else _NEWER_GLIBC.format(glibc=newer) if newer else ""
-    todo = first + (_LET_BUILD if sdist else reason[1])
+    if newer := newer_glibc((file.filename for file in named if _usable(file, target)), target):
+        return Fault(requirement=str(requirement), why=NEWER_GLIBC, todo="", sdist=sdist, glibc=newer)
+    foreign = foreign_wheels(named, files)
+    todo = (_ELSEWHERE if foreign else "") + (_LET_BUILD if sdist else reason[1])
     return Fault(requirement=str(requirement), why=reason[0], todo=todo, sdist=sdist, foreign=foreign)
 
 
@@ -185,7 +205,7 @@ def _sdist(requirement: Requirement, files: Sequence[IndexFile], target: Target)
 def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: _Place) -> tuple[str, str] | None:
     if not wheels:
         return f"the {place.noun} has only a source distribution of it", _OWN_WHEEL
-    allowed = [file for file in wheels if _allows(file.requires_python, target.python)]
+    allowed = [file for file in wheels if _usable(file, target)]
     if not allowed:
         return f"it needs Python {_listed({file.requires_python or '' for file in wheels})}", _OWN_WHEEL
     if best_wheel(((file.filename, file) for file in allowed), target) is None:
@@ -193,12 +213,17 @@ def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: _Place) -> tup
     return None
 
 
-def _newer_glibc(files: Iterable[IndexFile], target: Target) -> str | None:
+def newer_glibc(filenames: Iterable[str], target: Target) -> str | None:
     """The lowest glibc that one of the wheels would fit, if that is all it wants."""
-    named = [(file.filename, file) for file in files if file.is_wheel and _allows(file.requires_python, target.python)]
+    named = [(filename, filename) for filename in filenames]
     minors = {int(minor) for name, _ in named for minor in _MANYLINUX.findall(name)}
     newer = (replace(target, glibc=f"2.{minor}") for minor in sorted(minors) if minor > glibc_minor(target))
     return next((other.glibc for other in newer if best_wheel(named, other) is not None), None)
+
+
+def _usable(file: IndexFile, target: Target) -> bool:
+    """Whether a file is a wheel that the target's Python may use."""
+    return file.is_wheel and _allows(file.requires_python, target.python)
 
 
 def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: _Place) -> tuple[str, str]:

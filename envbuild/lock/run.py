@@ -52,6 +52,8 @@ class Options:
     """Requirements to add under the lock."""
     system: str | None = None
     """The run's operating system (`platform.system()`); what is for another one than Linux alone is left out."""
+    raise_glibc: bool = False
+    """Whether the target's glibc may be raised to the lowest that serves all wheels."""
     say: Callable[[str], object] = _say_nothing
     counted: Counted = _say_nothing
     """Progress in wheels read, while the lock is compared with the run."""
@@ -100,7 +102,7 @@ def lock_run(
     settings = options.settings or read_settings()
     _check_places(settings)
     found = _locked(requirements, target, distributions, options, settings, gaps)
-    locked, settings = found.lock, found.settings
+    locked, settings, target = found.lock, found.settings, found.lock.target
     resolver = _resolver(options, settings)
     changes: tuple[Change, ...] = ()
     added: tuple[str, ...] = ()
@@ -206,7 +208,9 @@ def _locked(
     settings: IndexSettings,
     gaps: Gaps | None,
 ) -> _Found:
-    """Lock; where that fails, leave out what is for other systems, build what may be built, and lock again."""
+    """Lock; where that fails, raise the glibc, leave out what is for other systems, build what may be built, and
+    lock again.
+    """
 
     def attempt(settings: IndexSettings, without: Collection[str] = ()) -> Lock:
         with asking((), target, settings, options.cache) as question:
@@ -222,6 +226,9 @@ def _locked(
     try:
         return _Found(lock=attempt(settings), settings=settings)
     except UnlockableError as error:
+        if options.raise_glibc and error.glibc:
+            higher = replace(target, glibc=error.glibc)
+            return _locked(requirements, higher, distributions, options, settings, gaps)
         left_out = _left_out(error.faults, options, settings)
         faults = [it for it in error.faults if it.name not in left_out]
         sources = _sources(faults, distributions, settings) if options.build or not faults else None
