@@ -96,8 +96,8 @@ def run(
         )
         target = _target(stack, base, base_glibc, glibc, cache, progress)
         locked = _lock(had, stack, target, options, out, download, progress)
-        if base_glibc and options.raise_glibc:
-            _warn_of_base(stack.base, base_glibc, locked.lock.target.glibc, progress)
+        if options.raise_glibc:
+            _tell_glibc(locked.lock.target.glibc, stack.base, base_glibc, progress)
         if require_identical:
             locked.proof.require_identical()
         write_lock(out, locked)
@@ -109,13 +109,14 @@ def _warn(stack: "Stack", progress: Progress) -> None:
         progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
 
 
-def _warn_of_base(base: str, has: str, needed: str, progress: Progress) -> None:
-    """Say that the default base is too old for what was locked."""
-    from packaging.version import Version
-
-    if Version(needed) > Version(has):
-        todo = f"build on a base with glibc {needed} or later (--base)"
-        progress.warn(f"the wheels need glibc {needed}, and the default base {base} has {has}: {todo}")
+def _tell_glibc(glibc: str, base: str, has: str | None, progress: Progress) -> None:
+    """Say why this glibc was chosen, and where the default base is too old for it."""
+    if glibc == has:
+        progress.note(f"for glibc {glibc}, as the default base {base} has it")
+        return
+    progress.note(f"for glibc {glibc}, the lowest that serves all wheels")
+    if has:
+        progress.warn(f"the default base {base} has glibc {has}: build on one with {glibc} or later (--base)")
 
 
 def _check_requirements(given: "Mapping[str, Iterable[str] | None]") -> None:
@@ -198,10 +199,7 @@ def _target(
     from envbuild.lock import stack_target
 
     if base is None:
-        target = stack_target(stack, base_glibc, glibc)
-        if glibc is None and target.glibc == base_glibc:
-            progress.note(f"for glibc {base_glibc}, as the default base {stack.base} has it")
-        return target
+        return stack_target(stack, base_glibc, glibc)
     from envbuild.base import check_base, refuse_base, resolve_base
     from envbuild.registry import pull
 

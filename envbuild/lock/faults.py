@@ -13,6 +13,7 @@ from envbuild.errors import LockError
 from envbuild.lock.elsewhere import foreign_wheels
 from envbuild.lock.index import IndexFile, local_path
 from envbuild.lock.model import LockedWheel, Target
+from envbuild.lock.settings import bare_url
 from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel
 from envbuild.manifest.packages import Distribution
 from envbuild.oci.digest import Digest
@@ -28,14 +29,14 @@ _FOLDER = (
     "put its wheel into a folder that --find-links names (`envbuild lock --download DIR` fetches wheels where there is"
     " a network), or leave out --offline"
 )
-_OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
+OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
 NEWER_GLIBC = "its wheels need a newer glibc"
 _MANYLINUX = re.compile(r"manylinux_2_(\d{1,3})_")
 _LET_BUILD = "let it be built from its source distribution: --build; or give the folder of its wheel: --find-links DIR"
 _ELSEWHERE = "all its wheels are for another system: take it out of the record if Linux does without it; else "
 _ALLOWED = "use the index that the record was made with; or lock again, if the project added this wheel since"
-_PUBLISH = "give the folder of its wheel: --find-links DIR; or publish the wheel to an index and pin that"
-_BUILD_COMMIT = f"let it be built from that commit: --build; or {_PUBLISH}"
+PUBLISH = "give the folder of its wheel: --find-links DIR; or publish the wheel to an index and pin that"
+_BUILD_COMMIT = f"let it be built from that commit: --build; or {PUBLISH}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Fault:
     sdist: IndexFile | None = None
     """The source distribution that a wheel of it could be built from."""
     glibc: str | None = None
-    """The lowest glibc that one of its wheels fits, if a newer glibc is all that is missing; it needs no `todo` then."""
+    """The lowest glibc that one of its wheels fits, if that is all that is missing; there is no `todo` then."""
     foreign: tuple[IndexFile, ...] = ()
     """A wheel of it and one of the newest release, where all wheels of its project are for one other system."""
 
@@ -146,7 +147,7 @@ def origin_fault(distribution: Distribution) -> Fault | None:
     if not came:
         return None
     why = f"{came}; what an index has under this name need not be the same"
-    todo = _BUILD_COMMIT if can_build(distribution) else _PUBLISH
+    todo = _BUILD_COMMIT if can_build(distribution) else PUBLISH
     return Fault(requirement=f"{distribution.name}=={distribution.version}", why=why, todo=todo)
 
 
@@ -164,9 +165,10 @@ def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | Non
     same_file = (origin.url or "").partition("#")[0].rpartition("/")[2] == wheel.filename
     if origin.kind != "archive" or not same_file or origin.sha256 in {None, wheel.sha256.hex}:
         return None
-    place = "the folder" if local_path(wheel.url) else "the index"
+    address = wheel.url == bare_url(origin.url or "")
+    place = "that address now" if address else "the folder" if local_path(wheel.url) else "the index"
     why = f"the run installed {origin.url} with sha256 {origin.sha256}, {place} has {wheel.sha256.hex}"
-    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_PUBLISH)
+    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=PUBLISH)
 
 
 def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
@@ -182,7 +184,7 @@ def _reason(
     requirement: Requirement, files: Sequence[IndexFile], target: Target, place: _Place
 ) -> tuple[str, str] | None:
     if requirement.url:
-        return "is named by an address, not by a version", _PUBLISH
+        return "is named by an address, not by a version", PUBLISH
     if not files:
         return f"no {place.noun} has a project of this name", place.todo
     named = _named(requirement, files)
@@ -204,12 +206,12 @@ def _sdist(requirement: Requirement, files: Sequence[IndexFile], target: Target)
 
 def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: _Place) -> tuple[str, str] | None:
     if not wheels:
-        return f"the {place.noun} has only a source distribution of it", _OWN_WHEEL
+        return f"the {place.noun} has only a source distribution of it", OWN_WHEEL
     allowed = [file for file in wheels if _usable(file, target)]
     if not allowed:
-        return f"it needs Python {_listed({file.requires_python or '' for file in wheels})}", _OWN_WHEEL
+        return f"it needs Python {listed({file.requires_python or '' for file in wheels})}", OWN_WHEEL
     if best_wheel(((file.filename, file) for file in allowed), target) is None:
-        return f"no wheel fits {describe(target)}; there are: {_tags(allowed, target)}", _OWN_WHEEL
+        return f"no wheel fits {describe(target)}; there are: {_tags(allowed, target)}", OWN_WHEEL
     return None
 
 
@@ -269,10 +271,11 @@ def _tags(files: Iterable[IndexFile], target: Target) -> str:
     wheels = (parsed_wheel(file.filename) for file in files)
     tags = sorted({str(tag) for wheel in wheels if wheel for tag in wheel[3]})
     near = [tag for tag in tags if "linux" in tag and tag.endswith(target.machine)]
-    return _listed(near or tags)
+    return listed(near or tags)
 
 
-def _listed(texts: Iterable[str]) -> str:
+def listed(texts: Iterable[str]) -> str:
+    """The first few of some names, and how many more there are."""
     every = list(texts)
     return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")
 
