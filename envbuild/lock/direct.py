@@ -65,7 +65,7 @@ def fetch_direct(
                 found[name] = _fetched(it, settings, cache, folder, say)
             except LockError as error:
                 why = f"its wheel cannot be fetched from {error.where}: {error.what}"
-                found[name] = Fault(requirement=f"{name}=={it.version}", why=why, todo=f"{error.todo}; or {PUBLISH}")
+                found[name] = Fault(requirement=f"{name}=={it.version}", why=why, todo=f"{PUBLISH}; or {error.todo}")
     return found
 
 

@@ -71,7 +71,7 @@ def check_host(target: Target) -> None:
     if host != wanted or sys.implementation.name != "cpython":
         what = "pip-tools locks only for the interpreter that runs it: this is Python {}, {}, glibc {}".format(*host)
         where = "the target is Python {}, {}, glibc {}".format(*wanted)
-        raise UsageError(what, where=where, todo=f"use --resolver uv, or --glibc {host[2]}")
+        raise UsageError(what, where=where, todo="use --resolver uv")
     if importlib.util.find_spec("piptools") is None:
         raise MissingComponentError("pip-tools is not installed", todo="python -m pip install pip-tools")
 
