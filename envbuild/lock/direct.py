@@ -1,7 +1,7 @@
 """Wheels that the run installed from an address: fetched from there, whatever an index has under their name."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -94,12 +94,16 @@ def elsewhere(locked: Lock, distributions: Iterable[Distribution], settings: Ind
         yield f"{listed(names)} {are} recorded from {place} and taken from {here}"
 
 
-def unhashed(locked: Lock, direct: Mapping[str, Direct | Fault]) -> Iterator[str]:
-    """Say which locked wheels are what their address has now, as the record has no hash of them."""
-    for wheel in locked.wheels:
-        found = direct.get(wheel.name)
-        if isinstance(found, Direct) and found.wheel == wheel and not found.hashed:
-            yield f"the record has no hash of {wheel.url}: locked is what is there now, {wheel.sha256}"
+def mark_direct(locked: Lock, direct: Mapping[str, Direct | Fault]) -> tuple[Lock, list[str]]:
+    """Mark the wheels that came from an address, and say of which the record has no hash."""
+    had = {it.wheel: it for it in direct.values() if isinstance(it, Direct) and local_path(it.wheel.url) is None}
+    found = [had[wheel] for wheel in locked.wheels if wheel in had]
+    remarks = [
+        f"the record has no hash of {it.wheel.url}: locked is what is there now, {it.wheel.sha256}"
+        for it in found
+        if not it.hashed
+    ]
+    return replace(locked, direct=tuple(it.wheel.name for it in found)), remarks
 
 
 def _fetched(

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from envbuild.errors import LockError
 from envbuild.lock.build import Sdist, Source, build_wheel, commit_of
 from envbuild.lock.conflicts import Conflict, find_conflicts
-from envbuild.lock.direct import Direct, elsewhere, fetch_direct, unhashed
+from envbuild.lock.direct import Direct, elsewhere, fetch_direct, mark_direct
 from envbuild.lock.elsewhere import why_left_out
 from envbuild.lock.facts import Counted, FactReader
 from envbuild.lock.faults import Fault, UnlockableError
@@ -128,8 +128,9 @@ def _compared(
         proven = prove(locked, distributions, question, options.counted)
         facts = question.reader.all_facts(proven.lock.wheels)
         conflicts = find_conflicts(proven.lock.wheels, facts, target)
+    marked, unhashed = mark_direct(proven.lock, direct)
     return LockedRun(
-        lock=proven.lock,
+        lock=marked,
         proof=proven.proof,
         changes=changes,
         added=added,
@@ -137,7 +138,7 @@ def _compared(
         built=tuple((source.name, str(source)) for source in found.built),
         remarks=(
             *proven.remarks,
-            *unhashed(proven.lock, direct),
+            *unhashed,
             *elsewhere(proven.lock, distributions, settings),
         ),
         left_out=found.left_out,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.lock import Target
+from envbuild.lock import Target, requirements_text
 from envbuild.lock.run import LockedRun, lock_run
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.packages import Distribution, Origin
@@ -63,6 +63,7 @@ def test_a_wheel_is_fetched_from_its_address_whatever_the_index_has_of_its_name(
     assert found.proof.summary == "1 of 1 identical"
     assert not any(it.path.startswith("/simple/tool") for it in index.requests)
     assert "recorded from" not in str(found.notes())
+    assert f"tool @ {tool.url} \\\n    --hash=sha256:{OURS.sha256}" in requirements_text(found.lock).decode()
 
 
 def test_a_second_lock_takes_it_from_the_cache_and_an_upgrade_leaves_it(
@@ -149,6 +150,19 @@ def test_credentials_come_from_netrc_and_stand_nowhere(tmp_path, monkeypatch, in
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         written = "".join(it.read_text() for it in site.out.iterdir())
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--index-url", index.url]
+        pip += [
+            "--dest",
+            "got",
+            "--platform",
+            "manylinux_2_17_x86_64",
+            "--python-version",
+            "3.11",
+            "--only-binary",
+            ":all:",
+        ]
+        subprocess.run([*pip, "-r", "envbuild-lock/requirements.txt"], cwd=tmp_path, check=True)
+    assert (tmp_path / "got" / OURS.filename).read_bytes() == OURS.data
     assert refused.returncode == 12, refused.stderr
     assert "~/.netrc" in refused.stderr
     assert done.returncode == 0, done.stderr
