@@ -1,5 +1,6 @@
 """What --base means, and whether what it names fits."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,9 @@ from envbuild.recipe import Base
 
 SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie"}
 """The Debian release that carries each Python (its package python3-defaults)."""
+PYTHONS = {suite: python for python, suite in SUITES.items()}
+_PYTHON_IMAGE = re.compile(r"/library/python:(\d+\.\d+(?:\.\d+)?)")
+"""Docker's official image of Python, or a mirror of it by the same path: the tag begins with the version."""
 
 Pull = Callable[[Reference, str], Image]
 Report = Callable[[str], None]
@@ -123,10 +127,27 @@ def layout_image(text: str, machine: str) -> Image:
 
 def _with_way_out(error: RegistryError, wanted_python: str | None) -> RegistryError:
     """Name the base that needs no registry; for a Python that no suite has there is none."""
-    suite = suite_for(".".join((wanted_python or "").split(".")[:2]))
+    suite = suite_for(_minor(wanted_python or ""))
     way_out = f"use --base debian:{suite or 'SUITE'}, which needs no registry" if suite or not wanted_python else ""
     todo = "; or ".join(part for part in (error.todo, way_out) if part)
     return RegistryError(f"the base cannot be had: {error.what}", where=error.where, todo=todo, status=error.status)
+
+
+def refuse_base(text: str, machine: str, cache: Path, wanted_python: str, glibc_minimum: str) -> None:
+    """Refuse a base that cannot carry the run, as far as that is known before anything is fetched: BaseError.
+
+    The name says it of Debian's releases and of Python's own images; an OCI layout is read.
+    """
+    reference = registry_reference(text)
+    if reference or text.startswith("debian:"):
+        named = _PYTHON_IMAGE.search(f"{reference}") if reference else None
+        python = named[1] if named else PYTHONS.get(text.removeprefix("debian:"))
+        if python:
+            _check_python(python, wanted_python, text)
+        return
+    facts = inspect(layout_image(text, machine), text, machine, known_facts(cache))
+    _check_python(facts.python, wanted_python, text)
+    _check_glibc(facts.glibc, glibc_minimum, text)
 
 
 def check_base(base: Base, wanted_python: str, glibc_minimum: str, *, where: str = "") -> list[str]:
@@ -134,23 +155,31 @@ def check_base(base: Base, wanted_python: str, glibc_minimum: str, *, where: str
 
     `where` is what the base was asked for by, as layouts have no name of their own.
     """
-    minor = ".".join(wanted_python.split(".")[:2])
-    if base.target.python_minor != minor:
-        suite = suite_for(minor)
-        fitting = f"--base debian:{suite}" if suite else f"an image such as python:{minor}-slim"
-        raise BaseError(
-            f"the base has Python {base.target.python}, the run used {wanted_python}",
-            where=where or base.name,
-            todo=f"use a base with Python {minor}: {fitting}",
-        )
-    if Version(base.target.glibc) < Version(glibc_minimum):
-        raise BaseError(
-            f"the base has glibc {base.target.glibc}, the framework's wheel needs {glibc_minimum}",
-            where=where or base.name,
-            todo="use a newer base: debian:bullseye has 2.31, debian:bookworm 2.36, debian:trixie 2.41",
-        )
+    _check_python(base.target.python, wanted_python, where or base.name)
+    _check_glibc(base.target.glibc, glibc_minimum, where or base.name)
     if base.target.python != wanted_python:
         return [
             f"the base has Python {base.target.python}, the run used {wanted_python}: same minor, another patch release"
         ]
     return []
+
+
+def _check_python(python: str, wanted: str, where: str) -> None:
+    """BaseError where the run used another minor version of Python; of the base's, that may be all that is known."""
+    minor = _minor(wanted)
+    if _minor(python) == minor:
+        return
+    suite = suite_for(minor)
+    fitting = f"--base debian:{suite}" if suite else f"an image such as python:{minor}-slim"
+    what = f"the base has Python {python}, the run used {wanted}"
+    raise BaseError(what, where=where, todo=f"use a base with Python {minor}: {fitting}")
+
+
+def _check_glibc(glibc: str, minimum: str, where: str) -> None:
+    if Version(glibc) < Version(minimum):
+        todo = "use a newer base: debian:bullseye has 2.31, debian:bookworm 2.36, debian:trixie 2.41"
+        raise BaseError(f"the base has glibc {glibc}, the framework's wheel needs {minimum}", where=where, todo=todo)
+
+
+def _minor(python: str) -> str:
+    return ".".join(python.split(".")[:2])

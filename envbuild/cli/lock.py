@@ -30,7 +30,7 @@ UpgradePackage = Annotated[
 Extra = Annotated[
     list[str] | None, typer.Option(help="Add this and what it needs, moving nothing.", metavar="REQUIREMENT")
 ]
-Glibc = Annotated[str | None, typer.Option(help="Lock for this glibc; by default the run's own.", metavar="2.N")]
+Glibc = Annotated[str | None, typer.Option(help="Lock for this glibc; by default the base's.", metavar="2.N")]
 
 
 Out = Annotated[Path, typer.Option(help="Where requirements.txt and pylock.toml go.", metavar="DIR", file_okay=False)]
@@ -79,7 +79,7 @@ def run(
     given, cache = Given(python=python, gpu=gpu, platform=ran_on), cache_folder()
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
-        had, stack = _decide(record, variant, cuda_source, set_, platform)
+        had, stack, base_glibc = _decide(record, variant, cuda_source, set_, platform)
         _warn(stack, progress)
         options = Options(
             cache=cache,
@@ -90,11 +90,14 @@ def run(
             fixed=(stack.distribution,),
             extras=tuple(extra or ()),
             system=had.platform.system,
+            raise_glibc=base is None and glibc is None,
             say=progress.note,
             counted=locking.counter(progress),
         )
-        target = _target(had, stack, base, glibc, cache, progress)
+        target = _target(stack, base, base_glibc, glibc, cache, progress)
         locked = _lock(had, stack, target, options, out, download, progress)
+        if options.raise_glibc:
+            _tell_glibc(locked.lock.target.glibc, stack.base, base_glibc, progress)
         if require_identical:
             locked.proof.require_identical()
         write_lock(out, locked)
@@ -104,6 +107,16 @@ def run(
 def _warn(stack: "Stack", progress: Progress) -> None:
     for decision in (it for it in stack.decisions if it.warning):
         progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
+
+
+def _tell_glibc(glibc: str, base: str, has: str | None, progress: Progress) -> None:
+    """Say why this glibc was chosen, and where the default base is too old for it."""
+    if glibc == has:
+        progress.note(f"for glibc {glibc}, as the default base {base} has it")
+        return
+    progress.note(f"for glibc {glibc}, the lowest that serves all wheels")
+    if has:
+        progress.warn(f"the default base {base} has glibc {has}: build on one with {glibc} or later (--base)")
 
 
 def _check_requirements(given: "Mapping[str, Iterable[str] | None]") -> None:
@@ -156,17 +169,19 @@ def _decide(
     cuda_source: locking.CudaSourceName,
     overrides: list[str] | None,
     platform: str | None,
-) -> "tuple[TrainingManifest, Stack]":
+) -> "tuple[TrainingManifest, Stack, str | None]":
+    """The record, what it needs, and the glibc of the base that it would be built on, where that is known."""
     from envbuild.files import data_folder
     from envbuild.manifest import read_manifest
     from envbuild.match import FRAMEWORKS, frameworks_of, load_profiles, match, pairs_of
+    from envbuild.match.base import glibc_of
 
     name, data = record
     manifest = read_manifest(data, name)
     set_by_hand = pairs_of(overrides or ())
     # Any framework may know the pins of a CUDA that is asked for by hand.
     profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if set_by_hand else frameworks_of(manifest))
-    return manifest, match(
+    stack = match(
         manifest,
         profiles,
         variant.value,
@@ -174,19 +189,21 @@ def _decide(
         overrides=set_by_hand,
         machine=platform,
     )
+    return manifest, stack, glibc_of(stack.base, profiles)
 
 
 def _target(
-    manifest: "TrainingManifest", stack: "Stack", base: str | None, glibc: str | None, cache: Path, progress: Progress
+    stack: "Stack", base: str | None, base_glibc: str | None, glibc: str | None, cache: Path, progress: Progress
 ) -> "Target":
-    """The base's Python and glibc where one is named; else the run's own, where the framework runs there."""
+    """The base's Python and glibc where one is named; else the run's Python, and the glibc of the default base."""
     from envbuild.lock import stack_target
 
     if base is None:
-        return stack_target(stack, manifest.platform, glibc)
-    from envbuild.base import check_base, resolve_base
+        return stack_target(stack, base_glibc, glibc)
+    from envbuild.base import check_base, refuse_base, resolve_base
     from envbuild.registry import pull
 
+    refuse_base(base, stack.machine, cache, stack.python, stack.glibc_minimum)
     found = resolve_base(
         base,
         machine=stack.machine,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from envbuild.cache import remove
 from envbuild.errors import BuildError, LockError
-from envbuild.files import is_no_file, written_whole
+from envbuild.files import is_no_file, settle, written_aside, written_whole
 from envbuild.lock.index import local_path
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings, bare_url, read_settings
@@ -32,6 +32,8 @@ Report = Callable[[int, int, str], None]
 
 _THREADS = 4
 _CHUNK = 1 << 18
+_LONGEST = 8 << 30
+"""Bytes of a wheel whose size no lock says."""
 _OTHER_BYTES = "the index serves other bytes than were locked: lock again, and find out why before using them"
 
 
@@ -91,6 +93,33 @@ def fetch(
         expected = {future: wheel for wheel, future in arrivals.start(wheels).items()}
         for future in as_completed(expected):
             yield expected[future], future.result()
+
+
+def fetch_unlocked(url: str, cache: Path, settings: IndexSettings) -> Digest:
+    """Download a wheel that no lock has into the cache, and return its digest; LockError where it cannot be had."""
+
+    def download() -> None:
+        file.seek(0)
+        file.truncate()
+        with client.stream("GET", url) as answer:
+            answer.raise_for_status()
+            for chunk in answer.iter_raw(_CHUNK):
+                file.write(chunk)
+                if file.tell() > _LONGEST:
+                    what = f"the wheel is longer than {_LONGEST >> 30} GiB"
+                    raise LockError(what, where=bare_url(url), todo="check the address")
+
+    try:
+        with make_client(settings) as client, written_aside(cache / "wheels") as (file, temporary):
+            retried(download, url)
+            file.flush()
+            with temporary.open("rb") as written:
+                found = Digest.of_file(written)[0]
+            wheel_path(cache, found).parent.mkdir(parents=True, exist_ok=True)
+            settle(file, temporary, wheel_path(cache, found))
+    except OSError as error:
+        raise _unwritable(error, cache) from error
+    return found
 
 
 class Arrivals:
@@ -225,9 +254,13 @@ def _one(job: _Job, wheel: LockedWheel) -> Path:
                 transfer.copy(source)
             transfer.verify()
     except OSError as error:
-        todo = "free space there, or set ENVBUILD_CACHE to a folder that can be written"
-        raise BuildError(f"the cache cannot be written: {error}", where=str(path), todo=todo) from error
+        raise _unwritable(error, path) from error
     return path
+
+
+def _unwritable(error: OSError, place: Path) -> BuildError:
+    todo = "free space there, or set ENVBUILD_CACHE to a folder that can be written"
+    return BuildError(f"the cache cannot be written: {error}", where=str(place), todo=todo)
 
 
 class _Transfer:

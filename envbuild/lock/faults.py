@@ -13,6 +13,7 @@ from envbuild.errors import LockError
 from envbuild.lock.elsewhere import foreign_wheels
 from envbuild.lock.index import IndexFile, local_path
 from envbuild.lock.model import LockedWheel, Target
+from envbuild.lock.settings import bare_url
 from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel
 from envbuild.manifest.packages import Distribution
 from envbuild.oci.digest import Digest
@@ -28,14 +29,14 @@ _FOLDER = (
     "put its wheel into a folder that --find-links names (`envbuild lock --download DIR` fetches wheels where there is"
     " a network), or leave out --offline"
 )
-_OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
-_NEWER_GLIBC = "take a base with glibc {glibc} or later (--base; to lock alone, --glibc {glibc} will do); or "
+OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
+NEWER_GLIBC = "its wheels need a newer glibc"
 _MANYLINUX = re.compile(r"manylinux_2_(\d{1,3})_")
 _LET_BUILD = "let it be built from its source distribution: --build; or give the folder of its wheel: --find-links DIR"
 _ELSEWHERE = "all its wheels are for another system: take it out of the record if Linux does without it; else "
 _ALLOWED = "use the index that the record was made with; or lock again, if the project added this wheel since"
-_PUBLISH = "give the folder of its wheel: --find-links DIR; or publish the wheel to an index and pin that"
-_BUILD_COMMIT = f"let it be built from that commit: --build; or {_PUBLISH}"
+PUBLISH = "give the folder of its wheel: --find-links DIR; or publish the wheel to an index and pin that"
+_BUILD_COMMIT = f"let it be built from that commit: --build; or {PUBLISH}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class Fault:
     todo: str
     sdist: IndexFile | None = None
     """The source distribution that a wheel of it could be built from."""
+    glibc: str | None = None
+    """The lowest glibc that one of its wheels fits, if that is all that is missing; there is no `todo` then."""
     foreign: tuple[IndexFile, ...] = ()
     """A wheel of it and one of the newest release, where all wheels of its project are for one other system."""
 
@@ -77,9 +80,26 @@ class UnlockableError(LockError):
         self.target = target
         many = len(self.faults)
         head = f"{many} distribution{'s'[: many != 1]} cannot be locked{f' for {describe(target)}' if target else ''}:"
-        lines = [f"  {fault.requirement}: {fault.why}\n    do: {fault.todo}" for fault in self.faults]
-        todo = "do what stands below each of them, then run again; nothing was written"
-        super().__init__("\n".join([head, *lines]), where=where, todo=todo)
+        lines = [f"  {it.requirement}: {it.why}" + (f"\n    do: {it.todo}" if it.todo else "") for it in self.faults]
+        super().__init__("\n".join([head, *lines]), where=where, todo=self._todo())
+
+    @property
+    def glibc(self) -> str | None:
+        """The lowest glibc that serves all distributions that only need a newer one; None if there are none."""
+        needed = [fault.glibc for fault in self.faults if fault.glibc]
+        return max(needed, key=Version, default=None)
+
+    def _todo(self) -> str:
+        """One glibc for all that need a newer one, then what to do with the others."""
+        older = [fault for fault in self.faults if fault.glibc]
+        each = "do what stands below each of them" if len(older) < len(self.faults) else ""
+        if not older:
+            return f"{each}, then run again; nothing was written"
+        whom = f"the {len(older)} that need a newer glibc" if each else "all of them" if len(older) > 1 else "it"
+        build = ", or let them be built: --build" if all(fault.sdist for fault in older) else ""
+        base = f"take a base with glibc {self.glibc} or later, which serves {whom} (--base; to lock alone, "
+        newer = f"{base}--glibc {self.glibc}){build}"
+        return f"{'; '.join(filter(None, (newer, each)))}, then run again; nothing was written"
 
 
 def describe(target: Target) -> str:
@@ -99,9 +119,10 @@ def diagnose(
         return None
     sdist = _sdist(requirement, files, target)
     named = [] if requirement.url else _named(requirement, files)
-    foreign, newer = foreign_wheels(named, files), _newer_glibc(named, target)
-    first = _ELSEWHERE if foreign else _NEWER_GLIBC.format(glibc=newer) if newer else ""
-    todo = first + (_LET_BUILD if sdist else reason[1])
+    if newer := newer_glibc((file.filename for file in named if _usable(file, target)), target):
+        return Fault(requirement=str(requirement), why=NEWER_GLIBC, todo="", sdist=sdist, glibc=newer)
+    foreign = foreign_wheels(named, files)
+    todo = (_ELSEWHERE if foreign else "") + (_LET_BUILD if sdist else reason[1])
     return Fault(requirement=str(requirement), why=reason[0], todo=todo, sdist=sdist, foreign=foreign)
 
 
@@ -126,7 +147,7 @@ def origin_fault(distribution: Distribution) -> Fault | None:
     if not came:
         return None
     why = f"{came}; what an index has under this name need not be the same"
-    todo = _BUILD_COMMIT if can_build(distribution) else _PUBLISH
+    todo = _BUILD_COMMIT if can_build(distribution) else PUBLISH
     return Fault(requirement=f"{distribution.name}=={distribution.version}", why=why, todo=todo)
 
 
@@ -144,9 +165,10 @@ def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | Non
     same_file = (origin.url or "").partition("#")[0].rpartition("/")[2] == wheel.filename
     if origin.kind != "archive" or not same_file or origin.sha256 in {None, wheel.sha256.hex}:
         return None
-    place = "the folder" if local_path(wheel.url) else "the index"
+    address = wheel.url == bare_url(origin.url or "")
+    place = "that address now" if address else "the folder" if local_path(wheel.url) else "the index"
     why = f"the run installed {origin.url} with sha256 {origin.sha256}, {place} has {wheel.sha256.hex}"
-    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_PUBLISH)
+    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=PUBLISH)
 
 
 def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
@@ -162,7 +184,7 @@ def _reason(
     requirement: Requirement, files: Sequence[IndexFile], target: Target, place: _Place
 ) -> tuple[str, str] | None:
     if requirement.url:
-        return "is named by an address, not by a version", _PUBLISH
+        return "is named by an address, not by a version", PUBLISH
     if not files:
         return f"no {place.noun} has a project of this name", place.todo
     named = _named(requirement, files)
@@ -184,21 +206,26 @@ def _sdist(requirement: Requirement, files: Sequence[IndexFile], target: Target)
 
 def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: _Place) -> tuple[str, str] | None:
     if not wheels:
-        return f"the {place.noun} has only a source distribution of it", _OWN_WHEEL
-    allowed = [file for file in wheels if _allows(file.requires_python, target.python)]
+        return f"the {place.noun} has only a source distribution of it", OWN_WHEEL
+    allowed = [file for file in wheels if _usable(file, target)]
     if not allowed:
-        return f"it needs Python {_listed({file.requires_python or '' for file in wheels})}", _OWN_WHEEL
+        return f"it needs Python {listed({file.requires_python or '' for file in wheels})}", OWN_WHEEL
     if best_wheel(((file.filename, file) for file in allowed), target) is None:
-        return f"no wheel fits {describe(target)}; there are: {_tags(allowed, target)}", _OWN_WHEEL
+        return f"no wheel fits {describe(target)}; there are: {_tags(allowed, target)}", OWN_WHEEL
     return None
 
 
-def _newer_glibc(files: Iterable[IndexFile], target: Target) -> str | None:
+def newer_glibc(filenames: Iterable[str], target: Target) -> str | None:
     """The lowest glibc that one of the wheels would fit, if that is all it wants."""
-    named = [(file.filename, file) for file in files if file.is_wheel and _allows(file.requires_python, target.python)]
+    named = [(filename, filename) for filename in filenames]
     minors = {int(minor) for name, _ in named for minor in _MANYLINUX.findall(name)}
     newer = (replace(target, glibc=f"2.{minor}") for minor in sorted(minors) if minor > glibc_minor(target))
     return next((other.glibc for other in newer if best_wheel(named, other) is not None), None)
+
+
+def _usable(file: IndexFile, target: Target) -> bool:
+    """Whether a file is a wheel that the target's Python may use."""
+    return file.is_wheel and _allows(file.requires_python, target.python)
 
 
 def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: _Place) -> tuple[str, str]:
@@ -244,10 +271,11 @@ def _tags(files: Iterable[IndexFile], target: Target) -> str:
     wheels = (parsed_wheel(file.filename) for file in files)
     tags = sorted({str(tag) for wheel in wheels if wheel for tag in wheel[3]})
     near = [tag for tag in tags if "linux" in tag and tag.endswith(target.machine)]
-    return _listed(near or tags)
+    return listed(near or tags)
 
 
-def _listed(texts: Iterable[str]) -> str:
+def listed(texts: Iterable[str]) -> str:
+    """The first few of some names, and how many more there are."""
     every = list(texts)
     return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")
 

@@ -21,13 +21,19 @@ _LOCK_AGAIN = "give a pylock.toml that envbuild wrote, unchanged"
 
 
 def requirements_text(lock: Lock) -> bytes:
-    """A requirements file with one hash for each distribution; equal locks give equal bytes, and no index is named."""
+    """A requirements file with one hash for each distribution; equal locks give equal bytes, and no index is named.
+
+    Wheels that no index need have are named by their address.
+    """
     lines = [
         f"# Locked by envbuild for {describe(lock.target)}.",
         "# Install with: python -m pip install --require-hashes --no-deps -r requirements.txt",
     ]
     lines += [f"--find-links {WHEELS}"] if any(map(is_local, lock.wheels)) else []
-    lines += [f"{wheel.name}=={wheel.version} \\\n    --hash={wheel.sha256}" for wheel in _sorted(lock)]
+    pins = {
+        it.name: f"{it.name} @ {it.url}" if it.name in lock.direct else f"{it.name}=={it.version}" for it in lock.wheels
+    }
+    lines += [f"{pins[wheel.name]} \\\n    --hash={wheel.sha256}" for wheel in _sorted(lock)]
     return ("\n".join(lines) + "\n").encode()
 
 

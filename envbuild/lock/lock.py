@@ -6,6 +6,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from envbuild.lock.direct import Direct
 from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fault, origin_fault
 from envbuild.lock.index import local_path
 from envbuild.lock.model import Lock, Resolver, Target
@@ -21,19 +22,30 @@ def lock(
     distributions: Iterable[Distribution] = (),
     gaps: Gaps | None = None,
     prefer: Callable[[Lock], Lock] = lambda it: it,
+    direct: Mapping[str, Direct | Fault] | None = None,
 ) -> Lock:
     """Lock the requirements with `resolver`, and hold the result to where the run's `distributions` came from.
 
     `prefer` may put other files of the same releases into what the resolver found, before it is held to the run.
     With `gaps` what the requirements require in turn is added, and never moves one of them.
     A distribution that came from no index is accepted only as a wheel in a folder that find-links names: an index may
-    have another project under its name. Distributions that the requirements do not hold as they were are not looked at.
+    have another project under its name. What the run installed from an address is locked as `direct` has it, by name;
+    where that fails or does not fit, it has to be in such a folder as well.
+    Distributions that the requirements do not hold as they were are not looked at.
     UnlockableError, a LockError, names everything that stands against it.
     """
     parsed = parsed_requirements(requirements)
-    kept = _kept(parsed, distributions)
+    kept = kept_ones(parsed, distributions)
     doubts = {str(canonicalize_name(item.name)): fault for item in kept if (fault := origin_fault(item)) is not None}
-    locked = prefer(_resolved(parsed, target, resolver, gaps, doubts))
+    fixed: dict[str, Direct] = {}
+    names = {str(canonicalize_name(item.name)) for item in kept}
+    for name, found in (direct or {}).items():
+        fault = found.misfit(target) if isinstance(found, Direct) else found
+        if fault and name in names:
+            doubts[name] = fault
+        elif isinstance(found, Direct) and name in names:
+            fixed[name] = found
+    locked = prefer(_resolved(parsed, target, resolver, gaps, doubts, fixed))
     faults = _against(locked, doubts) + _changed(locked, kept)
     if faults:
         raise UnlockableError(faults, target)
@@ -46,15 +58,22 @@ def _resolved(
     resolver: Resolver,
     gaps: Gaps | None,
     doubts: Mapping[str, Fault],
+    fixed: Mapping[str, Direct],
 ) -> Lock:
-    """Look for what came from no index in folders only, and for the rest everywhere; all faults of both at once."""
+    """Look for what came from no index in folders only, and for the rest everywhere; all faults of both at once.
+
+    What is `fixed` is not looked for: where gaps are filled, the resolver reads from the files what they require.
+    """
     split = gaps is None  # what fills gaps has to be resolved together with everything else
-    apart = [split and canonicalize_name(it.name) in doubts for it in requirements]
-    parts: list[Lock] = []
+    names = {it: str(canonicalize_name(it.name)) for it in requirements}
+    apart = [split and names[it] in doubts for it in requirements]
+    known = {name: "" if split else it.requirement for name, it in fixed.items()}
+    parts = [Lock(target=target, wheels=tuple(it.wheel for it in fixed.values()))]
     faults: list[Fault] = []
     where = ""
     for local in (False, True):
-        texts = tuple(str(it) for it, own in zip(requirements, apart, strict=True) if own == local)
+        asked = [it for it, own in zip(requirements, apart, strict=True) if own == local]
+        texts = tuple(filter(None, (known.get(names[it], str(it)) for it in asked)))
         try:
             parts += [resolver.resolve(texts, target, gaps, local=local)] if texts or not local else []
         except UnlockableError as error:
@@ -81,7 +100,7 @@ def _changed(locked: Lock, kept: Sequence[Distribution]) -> list[Fault]:
     return [fault for fault in faults if fault is not None]
 
 
-def _kept(requirements: Sequence[Requirement], distributions: Iterable[Distribution]) -> list[Distribution]:
+def kept_ones(requirements: Sequence[Requirement], distributions: Iterable[Distribution]) -> list[Distribution]:
     """The distributions that are required in exactly the version of the run."""
     pins = {(str(canonicalize_name(item.name)), _pin(item)) for item in requirements if _pin(item) is not None}
     return [item for item in distributions if (canonicalize_name(item.name), _version(item.version or "")) in pins]

@@ -75,6 +75,8 @@ class Lock:
     """`name`, `digest` and `mirror_of` of the base that it was made for, as far as a file says so; sorted."""
     slim: tuple[str, ...] = field(default=(), compare=False)
     """Names of the distributions of the run that were left out of it, as only training uses them; sorted."""
+    direct: tuple[str, ...] = field(default=(), compare=False)
+    """Names of wheels that came from an address of their own, so that no index need have them; no file says so."""
 
 
 class Resolver(Protocol):

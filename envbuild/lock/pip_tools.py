@@ -81,6 +81,8 @@ def parse_pins(text: str) -> Pins:
     pins: dict[str, tuple[Version, frozenset[str]]] = {}
     for words in _logical_lines(text):
         requirement = Requirement(words[0])
+        if requirement.url:  # a file, which was asked for as such
+            continue
         hashes = frozenset(word.removeprefix("--hash=sha256:") for word in words[1:])
         pins[canonicalize_name(requirement.name)] = (Version(str(requirement.specifier).lstrip("=")), hashes)
     return pins

@@ -123,8 +123,9 @@ def _wait(process: subprocess.Popen[str], name: str, text: str | None) -> tuple[
 
 def failure(question: Question, said: str) -> LockError:
     """What a resolver that gave up means: every distribution that has no wheel, else the resolver's own words."""
-    pages = in_parallel(lambda requirement: question.files(requirement.name), question.requirements)
-    pairs = zip(question.requirements, pages, strict=True)
+    asked = [it for it in question.requirements if not _is_file(it)]
+    pages = in_parallel(lambda requirement: question.files(requirement.name), asked)
+    pairs = zip(asked, pages, strict=True)
     offline = question.settings.offline
     faults = [diagnose(requirement, files, question.target, offline=offline) for requirement, files in pairs]
     found = [fault for fault in faults if fault is not None]
@@ -166,8 +167,12 @@ def _short(said: str) -> str:
 
 
 def _applies(requirement: Requirement) -> bool:
-    """A resolver may leave out what a marker excludes."""
-    return requirement.marker is None
+    """A resolver may leave out what a marker excludes; a file was chosen before."""
+    return requirement.marker is None and not _is_file(requirement)
+
+
+def _is_file(requirement: Requirement) -> bool:
+    return (requirement.url or "").startswith("file:")
 
 
 def _absent(requirement: Requirement, chosen: Sequence[IndexFile]) -> Fault | None:

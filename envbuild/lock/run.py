@@ -1,5 +1,6 @@
 """A run's lock from end to end: pins, builds, upgrades and extras, and how the result compares with the run."""
 
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,16 +11,17 @@ from packaging.utils import canonicalize_name
 from envbuild.errors import LockError
 from envbuild.lock.build import Sdist, Source, build_wheel, commit_of
 from envbuild.lock.conflicts import Conflict, find_conflicts
+from envbuild.lock.direct import Direct, elsewhere, fetch_direct, mark_direct
 from envbuild.lock.elsewhere import why_left_out
 from envbuild.lock.facts import Counted, FactReader
 from envbuild.lock.faults import Fault, UnlockableError
 from envbuild.lock.following import Change, explain_changes, extra_pins, upgraded_pins
 from envbuild.lock.identity import Proof, allowed_files, prove
 from envbuild.lock.index import size_of
-from envbuild.lock.lock import lock
+from envbuild.lock.lock import kept_ones, lock
 from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.pip_tools import PipToolsResolver
-from envbuild.lock.resolving import Question, asking, locked_wheel
+from envbuild.lock.resolving import Question, asking, locked_wheel, parsed_requirements
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.lock.tags import same_version
 from envbuild.lock.uv import UvResolver
@@ -52,6 +54,8 @@ class Options:
     """Requirements to add under the lock."""
     system: str | None = None
     """The run's operating system (`platform.system()`); what is for another one than Linux alone is left out."""
+    raise_glibc: bool = False
+    """Whether the target's glibc may be raised to the lowest that serves all wheels."""
     say: Callable[[str], object] = _say_nothing
     counted: Counted = _say_nothing
     """Progress in wheels read, while the lock is compared with the run."""
@@ -99,27 +103,44 @@ def lock_run(
     """
     settings = options.settings or read_settings()
     _check_places(settings)
-    found = _locked(requirements, target, distributions, options, settings, gaps)
-    locked, settings = found.lock, found.settings
+    with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
+        kept = kept_ones(parsed_requirements(requirements), distributions)
+        direct = fetch_direct(kept, settings, options.cache, Path(name), options.say)
+        found = _locked(requirements, target, distributions, options, settings, gaps, direct)
+        return _compared(found, distributions, options, direct)
+
+
+def _compared(
+    found: "_Found", distributions: Sequence[Distribution], options: Options, direct: Mapping[str, Direct | Fault]
+) -> LockedRun:
+    """Upgrade and extend a lock where that is wanted, and compare it with the run."""
+    locked, settings, target = found.lock, found.settings, found.lock.target
     resolver = _resolver(options, settings)
     changes: tuple[Change, ...] = ()
     added: tuple[str, ...] = ()
-    with asking((), target, settings, options.cache) as question:
+    folders = tuple(dict.fromkeys(str(it.path.parent) for it in direct.values() if isinstance(it, Direct)))
+    places = replace(settings, find_links=(*folders, *settings.find_links))
+    with asking((), target, places, options.cache) as question:
         if options.upgrade:
-            locked, changes = _upgraded(locked, distributions, resolver, options, question)
+            locked, changes = _upgraded(locked, distributions, resolver, options, question, direct)
         if options.extras:
             locked, added = _extended(locked, options.extras, resolver, question)
         proven = prove(locked, distributions, question, options.counted)
         facts = question.reader.all_facts(proven.lock.wheels)
         conflicts = find_conflicts(proven.lock.wheels, facts, target)
+    marked, unhashed = mark_direct(proven.lock, direct)
     return LockedRun(
-        lock=proven.lock,
+        lock=marked,
         proof=proven.proof,
         changes=changes,
         added=added,
         conflicts=tuple(_attributed(it, distributions) for it in conflicts),
         built=tuple((source.name, str(source)) for source in found.built),
-        remarks=proven.remarks,
+        remarks=(
+            *proven.remarks,
+            *unhashed,
+            *elsewhere(proven.lock, distributions, settings),
+        ),
         left_out=found.left_out,
     )
 
@@ -205,8 +226,11 @@ def _locked(
     options: Options,
     settings: IndexSettings,
     gaps: Gaps | None,
+    direct: Mapping[str, Direct | Fault],
 ) -> _Found:
-    """Lock; where that fails, leave out what is for other systems, build what may be built, and lock again."""
+    """Lock; where that fails, raise the glibc, leave out what is for other systems, build what may be built, and
+    lock again.
+    """
 
     def attempt(settings: IndexSettings, without: Collection[str] = ()) -> Lock:
         with asking((), target, settings, options.cache) as question:
@@ -217,11 +241,15 @@ def _locked(
                 distributions,
                 gaps,
                 prefer=lambda it: allowed_files(it, distributions, question),
+                direct=direct,
             )
 
     try:
         return _Found(lock=attempt(settings), settings=settings)
     except UnlockableError as error:
+        if options.raise_glibc and error.glibc:
+            higher = replace(target, glibc=error.glibc)
+            return _locked(requirements, higher, distributions, options, settings, gaps, direct)
         left_out = _left_out(error.faults, options, settings)
         faults = [it for it in error.faults if it.name not in left_out]
         sources = _sources(faults, distributions, settings) if options.build or not faults else None
@@ -264,10 +292,15 @@ def _sdist(fault: Fault, size: Callable[[str], int]) -> Sdist | None:
 
 
 def _upgraded(
-    locked: Lock, distributions: Sequence[Distribution], resolver: Resolver, options: Options, question: Question
+    locked: Lock,
+    distributions: Sequence[Distribution],
+    resolver: Resolver,
+    options: Options,
+    question: Question,
+    direct: Mapping[str, Direct | Fault],
 ) -> tuple[Lock, tuple[Change, ...]]:
     pins = upgraded_pins(locked, options.upgrade, options.fixed, question)
-    after = lock(pins, locked.target, resolver, distributions)
+    after = lock(pins, locked.target, resolver, distributions, direct=direct)
     return after, explain_changes(locked, after, options.upgrade, question)
 
 

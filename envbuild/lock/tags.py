@@ -12,7 +12,6 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import UsageError
 from envbuild.lock.model import Target
-from envbuild.manifest.model import Platform
 from envbuild.match.stack import Stack
 
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
@@ -22,30 +21,27 @@ _LOWEST = {"x86_64": 5, "aarch64": 17}
 
 _GLIBC = re.compile(r"2\.([0-9]{1,3})")
 """Each N has tags of its own, so what has no bound would fill the memory."""
-_ASSUMED = "2.17"
-"""That of manylinux2014, which nearly every wheel of this decade runs on."""
+_OLDEST = "2.17"
+"""That of manylinux2014, the oldest that uv locks for."""
 
 Rank = Mapping[Tag, int]
 Parsed = tuple[NormalizedName, Version, BuildTag, frozenset[Tag]]
 Named = TypeVar("Named")
 
 
-def stack_target(stack: Stack, ran_on: Platform, glibc: str | None = None) -> Target:
-    """What to lock for when no base says it: the run's Python and glibc, which its wheels were chosen for.
+def stack_target(stack: Stack, base_glibc: str | None, glibc: str | None = None) -> Target:
+    """What to lock for when no base is given: the run's Python, and `glibc`, else that of the default base.
 
-    The framework's lowest glibc counts where the run's is lower or was none, and at least 2.17 where it is not known;
-    `glibc` replaces all of them.
+    Where neither is known, or the framework needs more, the lowest glibc that the framework's wheel accepts.
     """
-    own = Target(python=stack.python, machine=stack.machine, glibc=ran_on.libc_version or _ASSUMED)
-    lowest = replace(own, glibc=stack.glibc_minimum)
+    lowest = Target(python=stack.python, machine=stack.machine, glibc=stack.glibc_minimum)
     if glibc is not None:
-        asked = replace(own, glibc=glibc)
+        asked = replace(lowest, glibc=glibc)
         if glibc_minor(asked) < glibc_minor(lowest):
             what = f"the framework's wheel needs glibc {stack.glibc_minimum}"
             raise UsageError(what, where=f"--glibc {glibc}", todo="ask for that or a later one")
         return asked
-    known = ran_on.libc in {"glibc", None} and _GLIBC.fullmatch(own.glibc)
-    return max(own, lowest, key=glibc_minor) if known else lowest
+    return max(lowest, replace(lowest, glibc=base_glibc or _OLDEST), key=glibc_minor)
 
 
 def glibc_minor(target: Target) -> int:

@@ -53,7 +53,8 @@ class UvResolver:
                 done = _compile(question, platforms[1])
             if done.returncode:
                 raise failure(question, first.stderr)
-            offers = [_chosen(package, target) for package in _packages(done.stdout)]
+            # What was asked for as a file is an archive there.
+            offers = [_chosen(it, target) for it in _packages(done.stdout) if it.archive is None]
             files, sizes = [file for file, _ in offers], [size for _, size in offers]
             return complete(question, files, sizes, _yanked(done.stderr))
 

@@ -23,7 +23,7 @@ class Origin:
     place or copied. conda: a conda package. unknown: nothing says.
     """
     url: Address | None = None
-    """Without user name or password."""
+    """Without user name or password. Of index, the index that the record names, if it names one."""
     commit: Line | None = None
     """The commit that was installed; of an editable installed in place, the one that is checked out."""
     requested_revision: Line | None = None

@@ -1,5 +1,7 @@
 """Which base image a stack stands on when nobody names one."""
 
+from fnmatch import fnmatchcase
+
 from packaging.version import Version
 
 from envbuild.match.cuda import CudaPlan
@@ -27,6 +29,13 @@ def decide_base(
         return Decision(what="base", value=name, reason=reason, source="profiles/cuda.toml: suite")
     whose = "the run's Python" if python.count(".") > 1 else "the newest patch release of this Python"
     return Decision(what="base", value=name, reason=f"{whose}; {suite.reason}", source=suite.source)
+
+
+def glibc_of(image: str, profiles: Profiles) -> str | None:
+    """Return the glibc of an image that `decide_base` chose; None for any other image."""
+    pythons = ((profiles.python_image.format(python="*", suite=it.name), it.glibc) for it in profiles.suites)
+    cuda = ((it.image, it.glibc) for it in profiles.bases)
+    return next((glibc for name, glibc in (*pythons, *cuda) if fnmatchcase(image, name)), None)
 
 
 def had_image(suite: Suite, python: str) -> bool:

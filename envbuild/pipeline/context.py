@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
@@ -31,7 +31,8 @@ class Context:
 
 def write_context(folder: Path, context: Context, order: Order) -> None:
     """Write the files of a context; wheels are shared with the cache where the file system can."""
-    requirements = requirements_text(context.lock)
+    # In a wheelhouse, pip looks nowhere else.
+    requirements = requirements_text(replace(context.lock, direct=()) if context.wheelhouse else context.lock)
     files = build_context(context.recipe, requirements, context.pylock, order.templates, wheelhouse=context.wheelhouse)
     for name, data in files.items():
         write_whole(folder / name, data)

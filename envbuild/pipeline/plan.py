@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from packaging.utils import canonicalize_name
 
+from envbuild.base import refuse_base
 from envbuild.errors import ManifestError
 from envbuild.files import data_folder
 from envbuild.lock import origin_fault
@@ -45,6 +46,7 @@ def _plan(order: Order, manifest: TrainingManifest, profiles: Profiles, machine:
         if canonicalize_name(it.name) in kept and (fault := origin_fault(it)) is not None
     ]
     if order.base:
+        refuse_base(order.base, stack.machine, order.cache, stack.python, stack.glibc_minimum)
         asked = Decision(what="base", value=order.base, reason="it was asked for", source="--base")
         stack = replace(stack, decisions=(*(it for it in stack.decisions if it.what != "base"), asked))
     return Plan(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from envbuild.base import resolve_base
+from envbuild.base import refuse_base, resolve_base
 from envbuild.errors import BaseError, RegistryError, UsageError
 from envbuild.oci.image import DOCKER_MANIFEST
 from envbuild.oci.layout import write_layout
@@ -42,6 +42,29 @@ def test_references_are_pulled_and_become_digests(text, meant, tmp_path):
     assert asked == [(meant, "x86_64")]
     assert base.name == f"{Reference.parse(meant).name}@{IMAGE.digest}"
     assert (base.target.python, base.python_path) == ("3.11.2", "/usr/bin/python3.11")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python:3.11-slim",
+        "debian:bookworm",
+        "debian:sid",
+        "python:slim",
+        "corp.invalid/python:2.4",
+        "docker://debian:trixie",
+    ],
+)
+def test_a_base_is_not_refused_by_a_name_that_does_not_say_its_python(text, tmp_path):
+    refuse_base(text, "x86_64", tmp_path / "cache", "3.11.7", "2.17")
+
+
+def test_a_layout_is_refused_for_its_python_and_its_glibc(tmp_path):
+    write_layout(IMAGE, tmp_path / "layout", name="latest")
+    with pytest.raises(BaseError, match=r"the base has Python 3\.11\.2, the run used 3\.12\.1"):
+        refuse_base(str(tmp_path / "layout"), "x86_64", tmp_path / "cache", "3.12.1", "2.17")
+    with pytest.raises(BaseError, match=r"the framework's wheel needs 2\.40"):
+        refuse_base(str(tmp_path / "layout"), "x86_64", tmp_path / "cache", "3.11.7", "2.40")
 
 
 @pytest.mark.parametrize("form", ["{}", "oci:{}", "oci:{}:latest", "oci:{}/"])

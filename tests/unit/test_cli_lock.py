@@ -139,15 +139,41 @@ def test_json_says_everything(site):
 @pytest.mark.parametrize(
     ("platform", "arguments", "glibc"),
     [
-        ({"libc": "glibc", "libc_version": "2.12"}, (), "2.17"),
-        ({"libc": "musl", "libc_version": "1.2"}, (), "2.17"),
-        ({}, (), "2.17"),
+        ({"libc": "glibc", "libc_version": "2.12"}, (), "2.36"),
+        ({"libc": "musl", "libc_version": "1.2"}, (), "2.36"),
+        ({}, (), "2.36"),
+        ({}, ("--set", "base=docker.io/some/base"), "2.17"),
         ({"libc": "glibc", "libc_version": "2.36"}, ("--glibc", "2.31"), "2.31"),
     ],
 )
-def test_the_target_is_the_run_s_own_as_far_as_the_framework_runs_there(site, platform, arguments, glibc):
+def test_the_target_has_the_default_base_s_glibc_or_the_lowest_that_serves(site, platform, arguments, glibc):
     site.tell(manifest_of(platform={"system": "Linux", "machine": "x86_64"} | platform))
     assert site.locked(*arguments)["target"]["glibc"] == glibc
+
+
+def test_a_record_locks_for_the_lowest_glibc_that_serves_all_its_wheels(site, index: FakeIndex):
+    newest = make_wheel("newest", "1.0", tags=["cp311-cp311-manylinux_2_39_x86_64"], purelib=False)
+    newer = make_wheel("newer", "1.0", tags=["cp311-cp311-manylinux_2_38_x86_64"], purelib=False)
+    index.add(newest, newer)
+    site.tell(manifest_of(TENSORFLOW, newest, newer))
+    done = site.lock("--json")
+    assert json.loads(done.stdout)["target"]["glibc"] == "2.39", done.stderr
+    assert "for glibc 2.39, the lowest that serves all wheels" in done.stderr
+    assert "python:3.11.7-slim-bookworm has glibc 2.36: build on one with 2.39 or later (--base)" in done.stderr
+    said = site.refused("--glibc", "2.36", "--out", "other")
+    assert "2 distributions cannot be locked" in said
+    assert "2.38" not in said
+    assert (
+        "take a base with glibc 2.39 or later, which serves all of them (--base; to lock alone, --glibc 2.39)" in said
+    )
+
+
+@pytest.mark.parametrize("base", ["debian:trixie", "python:3.10-slim", "docker://docker.io/library/python:3.9.2"])
+def test_a_base_with_another_python_is_refused_before_it_is_fetched(site, index: FakeIndex, base):
+    said = site.refused("--base", base, code=13, PATH="/nonexistent")
+    assert "the run used 3.11.7" in said
+    assert f"where: {base}" in said
+    assert index.requests == []
 
 
 @pytest.mark.parametrize("glibc", ["2.5", "3", "musl", "2.x"])

@@ -261,7 +261,7 @@ def test_a_uv_lock_gives_what_uv_sync_installs():
         "vpkg": "1.2",
     }  # fmt: skip
     found = origins(manifest)
-    assert found["idna"] == {"kind": "index", "hashes": [A, B]}
+    assert found["idna"] == {"kind": "index", "hashes": [A, B], "url": "https://index.invalid/simple"}
     assert found["local-e"] == {"kind": "editable", "url": "../loce"}
     assert found["remote"] == {"kind": "archive", "url": "https://example.com/remote-1.5-py3-none-any.whl", "sha256": A}
     assert found["vpkg"] == {

@@ -395,6 +395,31 @@ def test_a_layout_of_somebody_else_is_left_as_it_is(site):
     assert site.build("--out", "out").returncode == 2, "nobody writes into that pipe"
 
 
+def test_a_wheel_from_an_address_is_built_in_and_named_by_it(site):
+    ours = make_wheel("tool", "1.0", files={"tool/ours.py": "ours = True\n"})
+    with serving(ours) as served:
+        url = served.file_url(ours.filename)
+        manifest = manifest_of()
+        manifest["distributions"][1]["origin"] = {"kind": "archive", "url": url, "sha256": ours.sha256}
+        site.manifest.write_text(json.dumps(manifest))
+        done = site.build("--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert f"tool @ {url} \\\n" in (site.folder / "out/context/requirements.txt").read_text()
+    assert f'url = "{url}"' in (site.folder / "out/context/pylock.toml").read_text()
+
+
+@pytest.mark.parametrize("base", ["base", "oci:base", "debian:trixie", "mirror.invalid/library/python:3.9-slim"])
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_base_with_another_python_is_refused_before_anything_is_fetched(site, base, more):
+    site.manifest.write_text(json.dumps(manifest_of(python={"version": "3.10.2", "implementation": "cpython"})))
+    nowhere = f"http://127.0.0.1:{closed_port()}/simple"
+    done = site.run(site.manifest, "--base", base, "--out", "out", *more, UV_DEFAULT_INDEX=nowhere, PATH="/nonexistent")
+    assert (done.returncode, done.stdout) == (13, ""), done.stderr
+    assert "the base has Python 3." in done.stderr
+    assert "the run used 3.10.2" in done.stderr
+    assert f"where: {base}" in done.stderr
+
+
 def test_a_dry_run_prints_the_plan_and_touches_nothing(site):
     before = site.files()
     done = site.build(

@@ -1,10 +1,12 @@
 """What cannot be locked, and what came from no index."""
 
+import re
+
 import pytest
 from packaging.requirements import Requirement
 
 from envbuild.errors import LockError
-from envbuild.lock.faults import check_origins, diagnose
+from envbuild.lock.faults import Fault, UnlockableError, check_origins, diagnose
 from envbuild.lock.index import parse_page
 from envbuild.lock.model import Target
 from envbuild.lock.settings import bare_url
@@ -87,14 +89,32 @@ def test_addresses_are_shown_without_credentials():
     ],
 )
 @pytest.mark.parametrize("source", ["", '<a href="a-1.tar.gz">a</a>'])
-def test_a_glibc_that_is_too_old_is_told_with_the_one_that_would_do(tags, glibc, source):
+def test_a_glibc_that_is_too_old_is_told_apart_from_other_faults(tags, glibc, source):
     files = parse_page(source + "".join(f'<a href="a-1-{tag}.whl">a</a>' for tag in tags), PAGE)
     fault = diagnose(Requirement("a==1"), files, TARGET)
     assert fault is not None
+    assert fault.glibc == glibc
+    if glibc:
+        assert (fault.why, fault.todo) == ("its wheels need a newer glibc", "")
+        return
     assert fault.why.startswith("no wheel fits CPython 3.11.2 on x86_64 with glibc 2.36; there are: cp31")
-    newer = f"take a base with glibc {glibc} or later (--base; to lock alone, --glibc {glibc} will do); or "
-    own = "let it be built from its source" if source else "build a wheel of it"
-    assert fault.todo.startswith((newer if glibc else "") + own)
+    assert fault.todo.startswith("let it be built from its source" if source else "build a wheel of it")
+
+
+def test_the_error_names_one_glibc_that_serves_all():
+    newer = [
+        Fault(requirement=f"a{it}==1", why="its wheels need a newer glibc", todo="", glibc=f"2.{it}") for it in (9, 38)
+    ]
+    said = str(UnlockableError(newer, TARGET))
+    assert re.findall(r"glibc (2\.\d+)", said.partition("do: ")[2]) == ["2.38", "2.38"]
+    assert said.count("2.9") == 0
+    assert (
+        "take a base with glibc 2.38 or later, which serves all of them (--base; to lock alone, --glibc 2.38)" in said
+    )
+    said = str(UnlockableError([*newer, Fault(requirement="b==1", why="it is lost", todo="find it")], TARGET))
+    assert "which serves the 2 that need a newer glibc (--base" in said
+    assert "; do what stands below each of them, then run again" in said
+    assert "  b==1: it is lost\n    do: find it" in said
 
 
 def test_only_wheels_for_one_other_system_are_for_another_system():

@@ -107,6 +107,10 @@ def change(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+def test_a_wheel_that_is_named_by_its_address_agrees(tmp_path):
+    assert faults(write(tmp_path / "context", replace(LOCK, direct=(LOCK.wheels[0].name,)))) == []
+
+
 def test_a_context_says_what_its_lock_and_its_dockerfile_say(folder):
     side = side_of_context(folder)
     lock = side_of_lock(LOCK, "l")

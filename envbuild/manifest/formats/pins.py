@@ -1,7 +1,7 @@
 """One requirement of a record as a distribution that was installed."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -72,7 +72,7 @@ class Pins:
     def _installed(self, requirement: Requirement, place: str, hashes: tuple[str, ...]) -> None:
         name = requirement.name
         if requirement.url:
-            return self.add(of_address(requirement.url, name=name), place)
+            return self.add(of_address(requirement.url, name=name, hashes=hashes), place)
         version = exact_version(requirement) or self.limits.get(canonicalize_name(name))
         if version is None:
             return self.faults.add(f"{place}: {name}{requirement.specifier} is no exact version", INSTALLED)
@@ -89,9 +89,11 @@ def exact_version(requirement: Requirement) -> str | None:
         return None
 
 
-def of_address(address: str, *, name: str, version: str | None = None) -> Distribution:
+def of_address(address: str, *, name: str, version: str | None = None, hashes: tuple[str, ...] = ()) -> Distribution:
     """Make the distribution that was installed from a URL; its version, where nobody says it, is in a file's name."""
     origin, filename = origin_of(address), file_name(address)
+    if origin.kind == "archive" and not origin.sha256 and len(hashes) == 1:
+        origin = replace(origin, sha256=hashes[0])
     version = version or (filename[1] if filename and canonicalize_name(name) == filename[0] else None)
     return Distribution(name=name, version=version, origin=origin)
 
@@ -117,6 +119,12 @@ def origin_of(address: str) -> Origin:
     if file_name(bare) is None and (bare.startswith("file:") or "://" not in bare):
         return Origin(kind="editable", url=url, subdirectory=subdirectory)
     return Origin(kind="archive", url=url, sha256=sha256_of(told.get("sha256")), subdirectory=subdirectory)
+
+
+def index_origin(index: str | None, hashes: tuple[str, ...] = ()) -> Origin:
+    """Say that a distribution came from an index, whose address the record may name, without its secrets."""
+    address = re.split(r"[?#]", index or "", maxsplit=1)[0]
+    return Origin(kind="index", url=clean(address, _LONGEST) or None, hashes=hashes)
 
 
 def sha256_of(text: Any) -> str | None:

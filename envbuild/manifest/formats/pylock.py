@@ -7,7 +7,7 @@ from packaging.pylock import Package, Pylock, PylockValidationError
 from envbuild.errors import ManifestError
 from envbuild.manifest.formats.found import Found
 from envbuild.manifest.formats.given import Given, exact_python, known_platform
-from envbuild.manifest.formats.pins import PLATFORM, Pins, file_name, origin_of, sha256_of
+from envbuild.manifest.formats.pins import PLATFORM, Pins, file_name, index_origin, origin_of, sha256_of
 from envbuild.manifest.formats.record import Faults, Record, clean, text_at, text_of, toml_of
 from envbuild.manifest.formats.surroundings import Surroundings
 from envbuild.manifest.model import Platform
@@ -93,7 +93,7 @@ def _origin(package: Package) -> Origin:
         archive = package.archive
         digest = sha256_of(archive.hashes.get("sha256"))
         return Origin(kind="archive", url=origin_of(archive.url or archive.path or "").url, sha256=digest)
-    return Origin(kind="index", hashes=tuple(sorted(_hashes(package))))
+    return index_origin(package.index, tuple(sorted(_hashes(package))))
 
 
 def _hashes(package: Package) -> set[str]:

@@ -17,10 +17,8 @@ _MAX_FILES = 50
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPTION = re.compile(r"(-[recif])\s*(\S.*)|(--[a-z][a-z-]*)(?:(?:\s+|\s*=\s*)(.*))?")
 _INCLUDES = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
-_INDEXES = {
-    "-i",
-    "--index-url",
-    "--pypi-url",
+_DEFAULTS = {"-i", "--index-url", "--pypi-url"}
+_INDEXES = _DEFAULTS | {
     "--extra-index-url",
     "-f",
     "--find-links",
@@ -65,6 +63,8 @@ class RequirementsFile:
     lines: list[Line] = field(default_factory=list)
     limits: dict[str, str] = field(default_factory=dict)
     """Exact versions that constraints name, by normalised name."""
+    indexes: list[str] = field(default_factory=list)
+    """The address of `--index-url`; for each other index or folder that it names an empty text."""
     notes: list[str] = field(default_factory=list)
     lacking: bool = False
     """Whether something is left out: by pip-compile, which says so, or a folder that no line names."""
@@ -141,8 +141,10 @@ class RequirementsFile:
         """Say that an index is named, by its host alone: what else its address has may be a secret."""
         host = _host(value)
         if host:
+            self.indexes.append(value if name in _DEFAULTS else "")
             self.notes.append(
-                f"{place} names the index or folder at {host} ({name}); give it to pip's or uv's settings"
+                f"{place} names the index or folder at {host} ({name}); give it to pip's or uv's settings, else all is "
+                "taken from the index that they name"
             )
 
 

@@ -1,14 +1,16 @@
 """`pip freeze`, and requirements files: what was installed, or only what was asked for."""
 
 import re
+from dataclasses import replace
 
 from envbuild.manifest.formats.found import Found
 from envbuild.manifest.formats.given import Given, exact_python, known_platform
-from envbuild.manifest.formats.pins import Pins, file_name, of_address
+from envbuild.manifest.formats.pins import Pins, file_name, index_origin, of_address
 from envbuild.manifest.formats.record import Faults, Record, clean
 from envbuild.manifest.formats.requirement_files import Line, RequirementsFile
 from envbuild.manifest.formats.surroundings import Surroundings
 from envbuild.manifest.model import Platform
+from envbuild.manifest.packages import Distribution
 
 ONLY_ASKED = "the record lists what was asked for, not everything that was installed"
 HIDDEN = "pip freeze leaves out pip, setuptools and wheel unless --all is given"
@@ -58,10 +60,17 @@ def _read(record: Record, given: Given) -> tuple[RequirementsFile, Pins]:
 def _found(file: RequirementsFile, pins: Pins, *, complete: bool, notes: tuple[str, ...]) -> Found:
     return Found(
         python=pins.surroundings.python,
-        distributions=pins.distributions,
+        distributions=tuple(_with_index(it, file.indexes) for it in pins.distributions),
         complete=complete,
         notes=(*notes, *file.notes),
     )
+
+
+def _with_index(distribution: Distribution, indexes: list[str]) -> Distribution:
+    """Say which index a distribution came from, where the file names just one that replaces the default one."""
+    if distribution.origin.kind != "index" or len(indexes) != 1 or not indexes[0]:
+        return distribution
+    return replace(distribution, origin=index_origin(indexes[0], distribution.origin.hashes))
 
 
 def _take_address(line: Line, file: RequirementsFile, pins: Pins) -> None:
@@ -72,7 +81,7 @@ def _take_address(line: Line, file: RequirementsFile, pins: Pins) -> None:
         pins.add(of_address(line.text, name=said[1], version=said[2]), line.place)
     elif egg or filename:
         name = egg[1] if egg else filename[0] if filename else ""
-        pins.add(of_address(line.text, name=name), line.place)
+        pins.add(of_address(line.text, name=name, hashes=line.hashes), line.place)
     else:
         place, file.lacking = clean(line.text), True
         file.notes.append(f"{line.place} names no distribution, and is left out: {'-e ' * line.editable}{place}")

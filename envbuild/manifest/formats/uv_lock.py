@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from envbuild.errors import ManifestError
 from envbuild.manifest.formats.found import Found
 from envbuild.manifest.formats.given import Given, exact_python, known_platform
-from envbuild.manifest.formats.pins import PLATFORM, Pins, origin_of, sha256_of
+from envbuild.manifest.formats.pins import PLATFORM, Pins, index_origin, origin_of, sha256_of
 from envbuild.manifest.formats.record import Faults, Record, clean, text_at, text_of, toml_of
 from envbuild.manifest.formats.surroundings import Surroundings
 from envbuild.manifest.model import Platform
@@ -170,7 +170,7 @@ def _origin(package: Values) -> Origin | None:
         return Origin(kind="archive", url=origin_of(url or path or "").url, sha256=digest)
     if folder:
         return Origin(kind="editable", url=origin_of(folder).url)
-    return Origin(kind="index", hashes=tuple(sorted(_hashes(package))))
+    return index_origin(text_at(source, "registry"), tuple(sorted(_hashes(package))))
 
 
 def _git(address: str) -> Origin:

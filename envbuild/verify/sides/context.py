@@ -257,7 +257,10 @@ def _pinned(context: _Context) -> dict[str, str]:
     file.read(Record(name=_REQUIREMENTS, data=context.requirements))
     take_lines(file, pins)
     faults.check()
-    return {name: _pin(it.version, it.origin.hashes) for name, (it, _) in pins.found.items()}
+    return {
+        name: _pin(it.version, it.origin.hashes or filter(None, [it.origin.sha256]))
+        for name, (it, _) in pins.found.items()
+    }
 
 
 def _pin(version: str | None, hashes: Iterable[str]) -> str:
