@@ -50,6 +50,7 @@ def run(
     base: Base = None,
     glibc: Glibc = None,
     resolver: locking.Resolver = locking.ResolverName.UV,
+    exclude_newer: locking.ExcludeNewer = None,
     require_identical: locking.RequireIdentical = False,
     build: locking.Build = False,
     find_links: locking.FindLinks = None,
@@ -76,10 +77,11 @@ def run(
     check_stdout()
     _check_requirements({"--extra": extra, "--upgrade-package": upgrade_package})
     _check_folders(out, download)
+    moment = locking.moment_of(exclude_newer)
     given, cache = Given(python=python, gpu=gpu, platform=ran_on), cache_folder()
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
-        had, stack = _decide(record, variant, cuda_source, set_, platform)
+        had, stack = _decide(record, variant, cuda_source, set_, platform, moment)
         _warn(stack, progress)
         options = Options(
             cache=cache,
@@ -156,6 +158,7 @@ def _decide(
     cuda_source: locking.CudaSourceName,
     overrides: list[str] | None,
     platform: str | None,
+    exclude_newer: str | None,
 ) -> "tuple[TrainingManifest, Stack]":
     from envbuild.files import data_folder
     from envbuild.manifest import read_manifest
@@ -173,6 +176,7 @@ def _decide(
         cuda_source=cuda_source.value,
         overrides=set_by_hand,
         machine=platform,
+        exclude_newer=exclude_newer,
     )
 
 
