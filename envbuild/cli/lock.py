@@ -141,7 +141,8 @@ def _lock(
     from envbuild.lock import lock_run, read_held, refuse_changed
 
     held = read_held(out)
-    progress.step(f"locking {len(stack.requirements)} distributions with {options.resolver}")
+    as_of = f", as of {stack.gaps.before}" if stack.gaps and stack.gaps.before else ""
+    progress.step(f"locking {len(stack.requirements)} distributions with {options.resolver}{as_of}")
     locked = lock_run(stack.requirements, target, had.distributions, options, stack.gaps)
     if held is not None:
         refuse_changed(held, locked.lock, str(out))

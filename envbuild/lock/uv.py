@@ -24,7 +24,7 @@ from envbuild.manifest.formats.pins import exact_version
 from envbuild.match.stack import Gaps
 
 _LEVELS = (17, 28, *range(31, 41))
-"""The N of the manylinux_2_N that uv has for both machines, from 0.9.17 to 0.13.8."""
+"""The N of the manylinux_2_N that uv has for both machines, from 0.10 to 0.13.8."""
 _UNSOLVED = 1
 """The exit code of uv where the index answered and nothing fits; another one means that something else failed."""
 
@@ -139,8 +139,10 @@ def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, s
     if gaps is None:
         return ["--no-deps"], {}
     never = "".join(f"{name} ; python_version < '0'\n" for name in gaps.without)
-    files = {"overrides.txt": never, "constraints.txt": "".join(f"{it}\n" for it in gaps.versions)}
-    options = ["--override", "overrides.txt", "--constraint", "constraints.txt"]
+    bounds = "".join(f"{it}\n" for it in gaps.versions)
+    lists = {"override": never, "constraint": bounds}
+    files = {f"{option}.txt": text for option, text in lists.items() if text}
+    options = [word for option, text in lists.items() if text for word in (f"--{option}", f"{option}.txt")]
     if limits.before:
         pinned = [it.name for it in question.requirements if exact_version(it)]  # they are what they are
         options += ["--exclude-newer", limits.before]
