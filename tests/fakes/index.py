@@ -104,7 +104,12 @@ class FakeIndex:
             self.files[wheel.filename] = wheel.data
             if uploaded:
                 url, hashes = f"../../files/{wheel.filename}", {"sha256": wheel.sha256}
-                entry = {"filename": wheel.filename, "url": url, "hashes": hashes, "upload-time": uploaded}
+                entry: dict[str, object] = {
+                    "filename": wheel.filename,
+                    "url": url,
+                    "hashes": hashes,
+                    "upload-time": uploaded,
+                }
                 self.dated.setdefault(project, []).append(entry)
 
     def fail(self, path: str, *faults: Fault) -> None:

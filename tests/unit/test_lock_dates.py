@@ -126,6 +126,14 @@ def test_the_next_date_that_has_wheels_is_taken_and_said(index: FakeIndex, resol
     assert "before 2023-05-30T00:00:00Z" in remark
 
 
+def test_what_has_no_wheel_at_all_is_to_be_named_and_built(index: FakeIndex):
+    source = FakeWheel(filename="sourceonly-1.0.tar.gz", data=b"")
+    index.add(make_wheel("needs", "1.0", requires=["sourceonly"]), source, uploaded=OLD)
+    with pytest.raises(LockError) as caught:
+        UvResolver().resolve(("needs==1.0",), HERE, Gaps())
+    assert "name the version of sourceonly in the record and add --build" in (caught.value.todo or "")
+
+
 @BOTH
 def test_an_index_that_knows_no_dates_is_named(index: FakeIndex, resolver: Resolver):
     index.dated.clear()
