@@ -4,8 +4,8 @@
 
 Each record of records.toml becomes a requirements.txt, is locked by `envbuild lock --exclude-newer DATE`, and compiled
 by uv for the same Python and glibc, from wheels alone. Where the two differ, uv compiles what the plan made of the
-record (the build for the CPU, wheels of CUDA, bounds that a framework needs): if that gives the lock, these changes explain
-the difference. Where uv finds nothing on that date, it gets the date that the lock moved to.
+record (the build for the CPU, wheels of CUDA, bounds that a framework needs): if that gives the lock, the difference is
+explained by these changes. Where uv finds nothing on that date, it gets the date that the lock moved to.
 `neither` is a record that uv cannot compile from wheels on any date either: what it needs was published as source only.
 
 No wheel is fetched: uv reads metadata, and envbuild metadata and RECORD by ranges. Ten minutes on two cores; needs an

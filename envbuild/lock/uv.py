@@ -149,8 +149,8 @@ def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, s
         options += [option for name in pinned for option in ("--exclude-newer-package", f"{name}=false")]
     if limits.relaxed:
         files["uv.toml"] = "".join(map(_metadata_table, limits.relaxed))
-        # Without a network uv is told to look for no settings, and has to be told of these.
-        options += ["--config-file", "uv.toml"] if question.settings.offline else []
+        # Where uv is told to look for no settings, as without a network, it has to be told of these.
+        options += ["--config-file", "uv.toml"] if "UV_NO_CONFIG" in uv_environment(question.settings) else []
     return options, files
 
 
