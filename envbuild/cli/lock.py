@@ -50,6 +50,7 @@ def run(
     base: Base = None,
     glibc: Glibc = None,
     resolver: locking.Resolver = locking.ResolverName.UV,
+    exclude_newer: locking.ExcludeNewer = None,
     require_identical: locking.RequireIdentical = False,
     build: locking.Build = False,
     find_links: locking.FindLinks = None,
@@ -76,10 +77,11 @@ def run(
     check_stdout()
     _check_requirements({"--extra": extra, "--upgrade-package": upgrade_package})
     _check_folders(out, download)
+    moment = locking.moment_of(exclude_newer)
     given, cache = Given(python=python, gpu=gpu, platform=ran_on), cache_folder()
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
-        had, stack, base_glibc = _decide(record, variant, cuda_source, set_, platform)
+        had, stack, base_glibc = _decide(record, variant, cuda_source, set_, platform, moment)
         _warn(stack, progress)
         options = Options(
             cache=cache,
@@ -152,7 +154,8 @@ def _lock(
     from envbuild.lock import lock_run, read_held, refuse_changed
 
     held = read_held(out)
-    progress.step(f"locking {len(stack.requirements)} distributions with {options.resolver}")
+    as_of = f", as of {stack.gaps.before}" if stack.gaps and stack.gaps.before else ""
+    progress.step(f"locking {len(stack.requirements)} distributions with {options.resolver}{as_of}")
     locked = lock_run(stack.requirements, target, had.distributions, options, stack.gaps)
     if held is not None:
         refuse_changed(held, locked.lock, str(out))
@@ -169,6 +172,7 @@ def _decide(
     cuda_source: locking.CudaSourceName,
     overrides: list[str] | None,
     platform: str | None,
+    exclude_newer: str | None,
 ) -> "tuple[TrainingManifest, Stack, str | None]":
     """The record, what it needs, and the glibc of the base that it would be built on, where that is known."""
     from envbuild.files import data_folder
@@ -188,6 +192,7 @@ def _decide(
         cuda_source=cuda_source.value,
         overrides=set_by_hand,
         machine=platform,
+        exclude_newer=exclude_newer,
     )
     return manifest, stack, glibc_of(stack.base, profiles)
 

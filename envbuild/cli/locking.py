@@ -1,6 +1,7 @@
 """What commands that lock share: their options, and how progress is told."""
 
 import time
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envbuild.cli.console import PLAIN_INTERVAL, Progress
+from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.lock.facts import Counted
@@ -56,7 +58,28 @@ Build = Annotated[bool, typer.Option("--build", help="Build what no index has as
 FindLinks = Annotated[
     list[Path] | None, typer.Option(help="Take wheels from this folder too; may be repeated.", metavar="DIR")
 ]
+ExcludeNewer = Annotated[
+    str | None,
+    typer.Option(
+        help="Complete an incomplete record as of this date, or none; by default the record's own.", metavar="DATE|none"
+    ),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Look for wheels in folders only, and in no index.")]
+
+
+def moment_of(date: str | None) -> str | None:
+    """What --exclude-newer says, as a moment in UTC: a date counts to its end; UsageError where it is none."""
+    if date in {None, "none"}:
+        return date
+    try:
+        moment = datetime.fromisoformat(f"{date}")
+    except ValueError as error:
+        todo = "give a date or a moment, such as 2023-04-01 or 2023-04-01T12:00:00Z, or none"
+        raise UsageError("this is no date", where=f"--exclude-newer {date}", todo=todo) from error
+    if len(f"{date}") <= len("2023-04-01"):
+        moment += timedelta(days=1)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def counter(progress: Progress) -> "Counted":

@@ -125,6 +125,7 @@ class Locks:
     """How wheels are found."""
 
     resolver: locking.Resolver = locking.ResolverName.UV
+    exclude_newer: locking.ExcludeNewer = None
     require_identical: locking.RequireIdentical = False
     build: locking.Build = False
     find_links: locking.FindLinks = None
@@ -209,6 +210,7 @@ def order_of(name: str, data: bytes, asked: Asked) -> "Order":
         load=_name(outputs.load),
         bytecode=bool(building.bytecode),
         resolver=locks.resolver.value,
+        exclude_newer=locking.moment_of(locks.exclude_newer),
         out=Path(outputs.out),
         templates=Path(building.template) if building.template else None,
         builder=building.builder.value,

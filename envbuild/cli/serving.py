@@ -160,7 +160,7 @@ def _model(target: str, asked: Asked) -> str | None:
     if kind == "manifest":
         return None
     known = {"--python": asked.known.python, "--gpu": asked.known.gpu, "--ran-on": asked.known.ran_on}
-    known["--set"] = " ".join(asked.wanted.set_ or ())
+    known |= {"--set": " ".join(asked.wanted.set_ or ()), "--exclude-newer": asked.locks.exclude_newer}
     if useless := [option for option, value in known.items() if value]:
         what = "these say what a run was, and a stamped model says it itself"
         raise UsageError(what, where=f"{in_one_line(name)}, {', '.join(useless)}", todo="leave them out")

@@ -84,7 +84,8 @@ def _resolved(
         raise UnlockableError(faults, target, where=where)
     wheels = sorted((wheel for part in parts for wheel in part.wheels), key=lambda wheel: wheel.name)
     yanked = sorted(pair for part in parts for pair in part.yanked)
-    return Lock(target=target, wheels=tuple(wheels), yanked=tuple(yanked))
+    remarks = tuple(remark for part in parts for remark in part.remarks)
+    return Lock(target=target, wheels=tuple(wheels), yanked=tuple(yanked), remarks=remarks)
 
 
 def _against(locked: Lock, doubts: Mapping[str, Fault]) -> list[Fault]:

@@ -73,6 +73,8 @@ class Lock:
     """Names of wheels that their index has withdrawn (PEP 592), with its reason, which may be empty."""
     base: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """`name`, `digest` and `mirror_of` of the base that it was made for, as far as a file says so; sorted."""
+    remarks: tuple[str, ...] = field(default=(), compare=False)
+    """What is to be said about the date of what was added to an incomplete record."""
     slim: tuple[str, ...] = field(default=(), compare=False)
     """Names of the distributions of the run that were left out of it, as only training uses them; sorted."""
     direct: tuple[str, ...] = field(default=(), compare=False)

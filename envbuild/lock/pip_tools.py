@@ -5,7 +5,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from envbuild.errors import LockError, MissingComponentError, UsageError
 from envbuild.lock.faults import Fault, UnlockableError
+from envbuild.lock.filling import Limits, UnsolvedError, fill
 from envbuild.lock.index import IndexFile
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.resolving import Question, asking, complete, failure, run_resolver
@@ -28,6 +29,10 @@ _OPTIONS = (
     "--resolver", "backtracking", "--pip-args", "--only-binary=:all: --use-feature=fast-deps",
 )  # fmt: skip
 
+_UNDATED = "does not provide upload-time metadata"
+"""What pip says of an index when it was asked for a date and the index does not say when files were uploaded."""
+_UNSOLVED = ("ResolutionImpossible", "No matching distribution found")
+"""What pip says where the index answered and nothing fits."""
 _PROGRAM = Path(__file__).with_name("pip_compile.py")
 
 Pins = Mapping[str, tuple[Version, frozenset[str]]]
@@ -52,14 +57,19 @@ class PipToolsResolver:
         """
         check_host(target)
         with asking(requirements, target, self.settings, self.cache, gaps, local=local) as question:
-            pins = parse_pins(_compile(question))
+            filled = fill(
+                question,
+                lambda limits: _compile(question, limits),
+                lambda: self.resolve(requirements, target, local=local),
+            )
+            pins = parse_pins(filled.found)
             files = in_parallel(lambda name: _file(question, name, pins), sorted(pins))
             chosen = [file for file in files if isinstance(file, IndexFile)]
             faults = [fault for fault in files if isinstance(fault, Fault)] + _excluded(question, pins)
             if faults:
                 raise UnlockableError(faults, target, where=question.settings.places)
             yanked = {str(file.name): file.yanked for file in chosen if file.yanked is not None}
-            return complete(question, chosen, [None] * len(chosen), yanked)
+            return replace(complete(question, chosen, [None] * len(chosen), yanked), remarks=filled.remarks)
 
 
 def check_host(target: Target) -> None:
@@ -95,17 +105,29 @@ def _logical_lines(text: str) -> Iterator[list[str]]:
             yield [requirement.strip(), *(f"--hash={word.strip()}" for word in hashes)]
 
 
-def _compile(question: Question) -> str:
+def _compile(question: Question, limits: Limits) -> str:
     """Run pip-tools in an empty folder, so that no project's settings are found; the requirements that it wrote."""
+    _refuse_relaxed(limits)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
         folder = Path(name)
         asked, answer = folder / "requirements.in", folder / "requirements.txt"
         asked.write_text(question.text)
         command = [sys.executable, "-P", *_program(question, folder), *_OPTIONS, "--output-file", str(answer)]
+        command += ["--uploaded-prior-to", limits.before] if limits.before else []
         done = run_resolver([*command, str(asked)], name, pip_environment(question.settings))
-        if done.returncode:
-            raise failure(question, done.stderr)
-        return answer.read_text() if answer.exists() else ""
+        if not done.returncode:
+            return answer.read_text() if answer.exists() else ""
+    if any(said in done.stderr for said in (_UNDATED, *_UNSOLVED)):
+        raise UnsolvedError(done.stderr, undated=_UNDATED in done.stderr)
+    raise failure(question, done.stderr)
+
+
+def _refuse_relaxed(limits: Limits) -> None:
+    """Refuse pins that contradict each other: pip has no way to override what a distribution requires."""
+    conflicts = [f"  {conflict}" for it in limits.relaxed for conflict in it.conflicts]
+    if conflicts:
+        what = "the record's pins contradict each other, and pip-tools cannot add what it lacks:"
+        raise LockError("\n".join([what, *conflicts]), todo="use --resolver uv, or correct the record")
 
 
 def _program(question: Question, folder: Path) -> list[str]:

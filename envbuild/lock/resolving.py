@@ -1,5 +1,6 @@
 """What all resolvers share: checked requirements, the wheel of each, and the reasons when there is none."""
 
+import re
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from envbuild.lock.web import LateClient, Web, in_parallel
 from envbuild.match.stack import Gaps
 from envbuild.oci.digest import Digest
 
+_SOURCE_ONLY = re.compile(r"Wheels are required for `([^`]+)`")
+"""What uv says of a distribution that has only a source distribution."""
 _NO_HASH = "the index gives no sha256 for its wheel"
 _ONE_PLACE = "find out which is right, and leave the index or folder that has the other out of pip's or uv's settings"
 _OTHER_INDEX = "use an index that gives hashes, or give the folder of the wheel to pip or uv as find-links"
@@ -133,6 +136,9 @@ def failure(question: Question, said: str) -> LockError:
         return UnlockableError(found, question.target, where=question.settings.places)
     what = f"the requirements cannot be locked for {describe(question.target)}: {_short(said)}"
     todo = f"correct the versions, or {'give other folders: --find-links DIR' if offline else _SETTINGS}"
+    source_only = ", ".join(dict.fromkeys(_SOURCE_ONLY.findall(said))) if question.gaps else ""
+    if source_only:
+        todo = f"name the version of {source_only} in the record and add --build; or give its wheel: --find-links DIR"
     return LockError(what, where=question.settings.places, todo=todo)
 
 

@@ -76,7 +76,7 @@ class LockedRun:
     built: tuple[tuple[str, str], ...] = ()
     """What was built, by name, and from what."""
     remarks: tuple[str, ...] = ()
-    """Which wheels were taken because they are the run's own."""
+    """Which wheels were taken because they are the run's own, and as of when what the record lacks was taken."""
     left_out: tuple[tuple[str, str], ...] = ()
     """What of the run is of no use on Linux, by name, and why."""
 
@@ -137,6 +137,7 @@ def _compared(
         conflicts=tuple(_attributed(it, distributions) for it in conflicts),
         built=tuple((source.name, str(source)) for source in found.built),
         remarks=(
+            *found.lock.remarks,
             *proven.remarks,
             *unhashed,
             *elsewhere(proven.lock, distributions, settings),

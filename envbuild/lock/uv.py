@@ -6,24 +6,30 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.pylock import Package, PackageWheel, Pylock, PylockValidationError
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError, UsageError
+from envbuild.lock.filling import Limits, Relaxed, UnsolvedError, fill
+from envbuild.lock.formats import toml_string
 from envbuild.lock.index import IndexFile, index_file
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.resolving import Question, asking, complete, failure, run_resolver
 from envbuild.lock.settings import IndexSettings, uv_environment, uv_program
 from envbuild.lock.tags import best_wheel, glibc_minor, ranked_tags
+from envbuild.manifest.formats.pins import exact_version
 from envbuild.match.stack import Gaps
 
 _LEVELS = (17, 28, *range(31, 41))
-"""The N of the manylinux_2_N that uv has for both machines, from 0.9.17 to 0.13.8."""
+"""The N of the manylinux_2_N that uv has for both machines, from 0.10 to 0.13.8."""
 _UNSOLVED = 1
 """The exit code of uv where the index answered and nothing fits; another one means that something else failed."""
+
+_UNDATED = "is missing an upload date"
+"""What uv says of a file when it was asked for a date and the index does not say the file's."""
 
 _Offer = tuple[IndexFile, int | None]
 """A wheel and its size in bytes, where the index says it."""
@@ -47,16 +53,16 @@ class UvResolver:
         """
         platforms = uv_platforms(target)
         with asking(requirements, target, self.settings, self.cache, gaps, local=local) as question:
-            done = first = _compile(question, platforms[0])
-            if done.returncode == _UNSOLVED and platforms[1:]:
-                # What uv takes for a later glibc is held to the target's below.
-                done = _compile(question, platforms[1])
-            if done.returncode:
-                raise failure(question, first.stderr)
+            filled = fill(
+                question,
+                lambda limits: _compile(question, platforms, limits),
+                lambda: self.resolve(requirements, target, local=local),
+            )
+            done = filled.found
             # What was asked for as a file is an archive there.
             offers = [_chosen(it, target) for it in _packages(done.stdout) if it.archive is None]
             files, sizes = [file for file, _ in offers], [size for _, size in offers]
-            return complete(question, files, sizes, _yanked(done.stderr))
+            return replace(complete(question, files, sizes, _yanked(done.stderr)), remarks=filled.remarks)
 
 
 def uv_platforms(target: Target) -> tuple[str, ...]:
@@ -100,10 +106,19 @@ def resolve_tree(question: Question, tree: Tree) -> dict[str, str]:
     return {canonicalize_name(name): version.split()[0] for name, _, version in found}
 
 
-def _compile(question: Question, platform: str) -> subprocess.CompletedProcess[str]:
-    """Choose a wheel for each requirement, and with gaps for what they require in turn."""
-    options, files = _filling(question)
-    return _run(question, platform, ["--format", "pylock.toml", *options], files)
+def _compile(question: Question, platforms: Sequence[str], limits: Limits) -> subprocess.CompletedProcess[str]:
+    """Choose a wheel for each requirement, and with gaps for what they require in turn; UnsolvedError, LockError."""
+    options, files = _filling(question, limits)
+    options = ["--format", "pylock.toml", *options]
+    done = first = _run(question, platforms[0], options, files)
+    if done.returncode == _UNSOLVED and platforms[1:]:
+        # What uv takes for a later glibc is held to the target's afterwards.
+        done = _run(question, platforms[1], options, files)
+    if not done.returncode:
+        return done
+    if first.returncode == _UNSOLVED:
+        raise UnsolvedError(first.stderr, undated=_UNDATED in first.stderr)
+    raise failure(question, first.stderr)
 
 
 def _run(
@@ -119,16 +134,37 @@ def _run(
         return run_resolver(command, folder, uv_environment(question.settings), question.text)
 
 
-def _filling(question: Question) -> tuple[list[str], dict[str, str]]:
-    """The options that add what is missing, and their files; as overrides the run's pins win over declarations."""
+def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, str]]:
+    """The options that add what is missing, within the limits, and their files."""
     gaps = question.gaps
     if gaps is None:
         return ["--no-deps"], {}
-    never = (f"{name} ; python_version < '0'\n" for name in gaps.without)
-    overrides = question.text + "".join(never)
-    constraints = "".join(f"{it}\n" for it in gaps.versions)
-    options = ["--override", "overrides.txt", "--constraint", "constraints.txt"]
-    return options, {"overrides.txt": overrides, "constraints.txt": constraints}
+    never = "".join(f"{name} ; python_version < '0'\n" for name in gaps.without)
+    bounds = "".join(f"{it}\n" for it in gaps.versions)
+    lists = {"override": never, "constraint": bounds}
+    files = {f"{option}.txt": text for option, text in lists.items() if text}
+    options = [word for option, text in lists.items() if text for word in (f"--{option}", f"{option}.txt")]
+    if limits.before:
+        pinned = [it.name for it in question.requirements if exact_version(it)]  # they are what they are
+        options += ["--exclude-newer", limits.before]
+        options += [option for name in pinned for option in ("--exclude-newer-package", f"{name}=false")]
+    if limits.relaxed:
+        files["uv.toml"] = "".join(map(_metadata_table, limits.relaxed))
+        # Where uv is told to look for no settings, as without a network, it has to be told of these.
+        options += ["--config-file", "uv.toml"] if "UV_NO_CONFIG" in uv_environment(question.settings) else []
+    return options, files
+
+
+def _metadata_table(it: Relaxed) -> str:
+    """What uv takes for the metadata of a distribution instead of its wheel's."""
+    lines = [
+        "[[dependency-metadata]]",
+        f"name = {toml_string(it.name)}",
+        f"version = {toml_string(it.version)}",
+        f"requires-dist = [{', '.join(map(toml_string, it.requires))}]",
+        f"provides-extra = [{', '.join(map(toml_string, it.extras))}]",
+    ]
+    return "\n".join([*lines, ""])
 
 
 def _yanked(said: str) -> dict[str, str]:

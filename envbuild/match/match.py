@@ -28,6 +28,8 @@ class Asked:
     variant: VariantChoice = "auto"
     cuda_source: CudaChoice = "auto"
     overrides: Overrides = field(default_factory=Overrides)
+    exclude_newer: str | None = None
+    """As of which moment an incomplete record is completed: `none` for no date, None for the record's own."""
 
 
 def match(
@@ -38,10 +40,12 @@ def match(
     cuda_source: CudaChoice = "auto",
     overrides: Mapping[str, str] | None = None,
     machine: str | None = None,
+    exclude_newer: str | None = None,
 ) -> Stack:
     """Decide what has to be locked for a run; MatchError lists each candidate near it and why it lost.
 
     `overrides` are values by `base`, `cuda`, `cudnn`, `driver_minimum` or `python`; `machine` replaces the run's.
+    What an incomplete record lacks is added as of `exclude_newer`, a moment or `none`; by default the record's date.
     """
     run = read_run(manifest, profiles)
     decisions = _accelerator(manifest)
@@ -51,7 +55,8 @@ def match(
             Decision(what="platform", value=f"Linux {machine_of(machine)}", reason=reason, source="--platform"),
         )
         run = _moved(run, machine_of(machine))
-    asked = Asked(variant=variant, cuda_source=cuda_source, overrides=read_overrides(overrides))
+    by_hand = read_overrides(overrides)
+    asked = Asked(variant=variant, cuda_source=cuda_source, overrides=by_hand, exclude_newer=exclude_newer)
     stack = decide(run, profiles, asked)
     return replace(stack, decisions=(*decisions, *stack.decisions))
 
@@ -93,7 +98,7 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
         *mixed_labels(pins.requirements, profiles),
         *other_cuda(run, wheel, pins.requirements, profiles),
     )
-    decisions = (*_facts(run, wheel), *_assumed(run), kind, *decide_cuda(question, plan), *driver)
+    decisions = (*_facts(run, wheel), *_assumed(run, asked), kind, *decide_cuda(question, plan), *driver)
     return Stack(
         framework=run.profile.name,
         distribution=wheel.distribution,
@@ -108,7 +113,7 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
         glibc_minimum=wheel.glibc,
         driver_minimum=next((it.value.removeprefix(">=") for it in driver if it.what == "driver"), None),
         requirements=pins.requirements,
-        gaps=_gaps(run, wheel, pins, profiles),
+        gaps=_gaps(run, wheel, pins, profiles, _before(run, asked)),
         variables=tuple(sorted([*(GPU_VARIABLES if wheel.cuda else ()), *((it.what, it.value) for it in paths)])),
         changes=pins.changes,
         decisions=loud((*decisions, *pins.decisions, *paths, base, *warnings), overrides),
@@ -150,7 +155,7 @@ def _extra(run: Run, wheel: FrameworkWheel) -> Decision:
     return Decision(what="extra", value=f"{wheel.extra}", reason=reason + notes, source=wheel.source)
 
 
-def _assumed(run: Run) -> Iterator[Decision]:
+def _assumed(run: Run, asked: Asked) -> Iterator[Decision]:
     """What the record does not say, and is taken for what it most likely was."""
     if not run.machine_said or run.system is None:
         reason = "the run's record does not say; most runs are there, and --ran-on says otherwise"
@@ -161,11 +166,31 @@ def _assumed(run: Run) -> Iterator[Decision]:
             "the run's record does not list everything that was installed; where it does, set source.complete to true "
             "in the manifest that `envbuild convert` writes"
         )
-        value = "what they require is added, in versions that the index has now"
+        value = "what they require is added, in versions that fit them"
         yield Decision(what="distributions", value=value, reason=reason, source="manifest: source.complete")
+        yield _as_of(run, asked)
 
 
-def _gaps(run: Run, wheel: FrameworkWheel, pins: Pins, profiles: Profiles) -> Gaps | None:
+def _before(run: Run, asked: Asked) -> str | None:
+    """The moment that what is added has to be older than; None where there is no such limit."""
+    if asked.exclude_newer:
+        return None if asked.exclude_newer == "none" else asked.exclude_newer
+    return None if run.complete else run.created
+
+
+def _as_of(run: Run, asked: Asked) -> Decision:
+    """As of when an incomplete record is completed, and who says so."""
+    option, before = "--exclude-newer", _before(run, asked)
+    if before is None:
+        reason = "it was asked for" if asked.exclude_newer else f"the record has no date; {option} DATE gives one"
+        return Decision(what="as of", value="now", reason=reason, source=option)
+    if asked.exclude_newer:
+        return Decision(what="as of", value=before, reason="it was asked for", source=option)
+    reason = f"the record was made then; {option} gives another date, or none"
+    return Decision(what="as of", value=before, reason=reason, source="manifest: created")
+
+
+def _gaps(run: Run, wheel: FrameworkWheel, pins: Pins, profiles: Profiles, before: str | None) -> Gaps | None:
     """What fills the gaps of a record: never what the variant excludes, and in conda's version where conda had it.
 
     A requirement with extras that the run did not have brings its own in turn, so that it is a gap as well.
@@ -177,4 +202,4 @@ def _gaps(run: Run, wheel: FrameworkWheel, pins: Pins, profiles: Profiles) -> Ga
     versions = [f"{name}=={version}" for name, version in run.conda if name not in kept]
     names = {name for name, _ in run.conda} | kept
     bounds = [it.requirement for it in hand_limits(wheel, profiles) if Requirement(it.requirement).name not in names]
-    return Gaps(without=tuple(without), versions=(*versions, *bounds))
+    return Gaps(without=tuple(without), versions=(*versions, *bounds), before=before)

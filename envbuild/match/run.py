@@ -81,6 +81,8 @@ class Run:
     """Whether there was no run, and a release is looked at as if there had been one."""
     driver: str | None = None
     """NVIDIA's driver of the run's host, where the record says it."""
+    created: str | None = None
+    """When the record was made, where it says so: `2023-04-01T12:00:00Z`."""
 
     @property
     def python_minor(self) -> str:
@@ -128,6 +130,7 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
         complete=manifest.source.complete,
         conda=_conda_versions(manifest),
         driver=accelerator.driver if accelerator else None,
+        created=None if "created" in manifest.source.unknown else manifest.created,
     )
 
 

@@ -41,6 +41,8 @@ class Gaps:
     """Normalised names that are never added, as the variant excludes them."""
     versions: tuple[str, ...] = ()
     """Bounds of what is added: `numpy==1.26.4` where the run's conda had it, `numpy<2` where the framework needs it."""
+    before: str | None = None
+    """Only what was uploaded before this moment is added: `2023-04-02T00:00:00Z`; None for any time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

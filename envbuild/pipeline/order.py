@@ -59,6 +59,8 @@ class Order:
     """Folders to take wheels from."""
     offline: bool = False
     """Whether folders are all that may be asked for wheels."""
+    exclude_newer: str | None = None
+    """As of which moment an incomplete record is completed: `none` for no date, None for the record's own."""
     cuda_source: CudaChoice = "auto"
     overrides: Mapping[str, str] = field(default_factory=dict)
     """What is set by hand against the profiles."""

@@ -38,6 +38,7 @@ def _plan(order: Order, manifest: TrainingManifest, profiles: Profiles, machine:
         cuda_source=order.cuda_source,
         overrides=order.overrides,
         machine=machine,
+        exclude_newer=order.exclude_newer,
     )
     kept = {name_of(it) for it in stack.requirements}
     faults = [

@@ -1,7 +1,8 @@
-"""A package index on a loopback port: HTML simple pages and wheel files with ranges, and the faults that real ones have."""
+"""A package index on a loopback port: simple pages in HTML, in JSON where files have a date, and wheel files with ranges, and the faults that real ones have."""
 
 import base64
 import html
+import json
 import ssl
 import threading
 import time
@@ -16,6 +17,7 @@ from packaging.utils import canonicalize_name
 from tests.fakes.wheels import FakeWheel
 
 _STALL_SECONDS = 60.0
+_JSON = "application/vnd.pypi.simple.v1+json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class FakeIndex:
 
     pages: dict[str, list[str]] = field(default_factory=dict)
     """The anchors of each project's page."""
+    dated: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+    """The files of each project that say when they were uploaded, which only JSON has (PEP 700)."""
     files: dict[str, bytes] = field(default_factory=dict)
     shown: dict[str, bytes] = field(default_factory=dict)
     """What ranges of a file are cut from, where the index lies about it."""
@@ -87,6 +91,7 @@ class FakeIndex:
         requires_python: str | None = None,
         hashed: bool = True,
         yanked: str | None = None,
+        uploaded: str | None = None,
     ) -> None:
         """Serve wheels (or sdists: any file name) under the project that their name begins with."""
         for wheel in wheels:
@@ -97,16 +102,28 @@ class FakeIndex:
             anchor = f'<a href="../../files/{wheel.filename}{fragment}"{needs}>{wheel.filename}</a>'
             self.pages.setdefault(project, []).append(anchor)
             self.files[wheel.filename] = wheel.data
+            if uploaded:
+                url, hashes = f"../../files/{wheel.filename}", {"sha256": wheel.sha256}
+                entry: dict[str, object] = {
+                    "filename": wheel.filename,
+                    "url": url,
+                    "hashes": hashes,
+                    "upload-time": uploaded,
+                }
+                self.dated.setdefault(project, []).append(entry)
 
     def fail(self, path: str, *faults: Fault) -> None:
         """Let the next answers for `path` go wrong."""
         self.faults.setdefault(path, deque()).extend(faults)
 
-    def content(self, path: str, *, part: bool = False) -> tuple[str, bytes] | None:
+    def content(self, path: str, *, part: bool = False, accept: str = "") -> tuple[str, bytes] | None:
         """The media type and bytes that lie at a path; of a file, those that a part is cut from."""
         folder, _, name = path.strip("/").partition("/")
         if folder == "files" and name in self.files:
             return "application/octet-stream", self.shown.get(name, self.files[name]) if part else self.files[name]
+        if folder == "simple" and name in self.dated and _JSON in accept:
+            page = {"meta": {"api-version": "1.1"}, "name": name, "versions": [], "files": self.dated[name]}
+            return _JSON, json.dumps(page).encode()
         if folder == "simple" and name in self.pages:
             body = "<br>\n".join(self.pages[name])
             return "text/html", f"<!DOCTYPE html><html><body>\n{body}\n</body></html>".encode()
@@ -137,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
         waiting = self.index.faults.get(path)
         fault = waiting.popleft() if waiting else Fault()
-        found = self.index.content(path, part="Range" in self.headers)
+        found = self.index.content(path, part="Range" in headers, accept=headers["Accept"] or "")
         if not self._admitted():
             self._refuse(401, (("WWW-Authenticate", 'Basic realm="index"'),))
         elif fault.status is not None:

@@ -1,0 +1,164 @@
+"""Whether incomplete records get the versions that `uv pip compile --exclude-newer` gives for the same input and date.
+
+    .venv/bin/python benchmarks/records.py [--only TEXT] [--keep DIR] [--records FILE]
+
+Each record of records.toml becomes a requirements.txt, is locked by `envbuild lock --exclude-newer DATE`, and compiled
+by uv for the same Python and glibc, from wheels alone. Where the two differ, uv compiles what the plan made of the
+record (the build for the CPU, wheels of CUDA, bounds that a framework needs): if that gives the lock, the difference is
+explained by these changes. Where uv finds nothing on that date, it gets the date that the lock moved to.
+`neither` is a record that uv cannot compile from wheels on any date either: what it needs was published as source only.
+
+No wheel is fetched: uv reads metadata, and envbuild metadata and RECORD by ranges. Ten minutes on two cores; needs an
+index that says when files were uploaded. Exit code 1 where a record cannot be locked that uv compiles, or a difference
+is not explained.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from envbuild.lock import Target
+from envbuild.lock.uv import uv_platforms
+
+HERE = Path(__file__).parent
+UV = str(Path(sys.executable).with_name("uv"))
+_GLIBC = "2.36"
+"""Of Debian 12, which most images stand on."""
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[.*\])?==(\S+)", re.MULTILINE)
+
+Versions = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Locked:
+    """What envbuild made of a record."""
+
+    versions: Versions
+    target: Target
+    stack: dict[str, Any]
+    notes: list[str]
+
+    @property
+    def before(self) -> str:
+        """The moment that the lock was completed as of."""
+        moved = [it for note in self.notes for it in re.findall(r"from those before (\S+)", note)]
+        return str(moved[0] if moved else self.stack["gaps"]["before"])
+
+
+def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def lock(record: dict[str, Any], folder: Path) -> Locked | str:
+    """Lock a record; what was said where that fails."""
+    (folder / "requirements.txt").write_text("".join(f"{it}\n" for it in record["requirements"]))
+    options = ["requirements.txt", "--python", record["python"], "--gpu", record.get("gpu", "none"), "--json"]
+    options += ["--ran-on", "linux/amd64", "--exclude-newer", str(record["date"])]
+    glibc = ["--glibc", _GLIBC]
+    planned = run([sys.executable, "-m", "envbuild", "from-manifest", *options, "--dry-run"], folder)
+    locked = run([sys.executable, "-m", "envbuild", "lock", *options, *glibc, "--out", "lock"], folder)
+    if planned.returncode or locked.returncode:
+        return (locked.stderr if locked.returncode else planned.stderr).strip()
+    result = json.loads(locked.stdout)
+    text = (folder / "lock" / "requirements.txt").read_text()
+    target = Target(**result["target"])
+    return Locked(
+        versions=versions_of(text), target=target, stack=json.loads(planned.stdout)["stack"], notes=result["notes"]
+    )
+
+
+def compile_(
+    requirements: Sequence[str], target: Target, before: str | None, folder: Path, gaps: dict[str, Any] | None = None
+) -> Versions | None:
+    """What uv gives; None where nothing fits."""
+    constraints, overrides = folder / "constraints.txt", folder / "overrides.txt"
+    constraints.write_text("".join(f"{it}\n" for it in (gaps or {}).get("versions", ())))
+    overrides.write_text("".join(f"{it} ; python_version < '0'\n" for it in (gaps or {}).get("without", ())))
+    (folder / "plain.txt").write_text("".join(f"{it}\n" for it in requirements))
+    options = ["--only-binary", ":all:", "--no-header", "--no-annotate", "--no-strip-extras", "--quiet"]
+    options += ["--python-version", target.python, "--python-platform", uv_platforms(target)[0]]
+    options += ["-c", "constraints.txt", "--override", "overrides.txt"]
+    options += ["--exclude-newer", before] if before else []
+    done = run([UV, "pip", "compile", "plain.txt", *options], folder)
+    return versions_of(done.stdout) if done.returncode == 0 else None
+
+
+def versions_of(text: str) -> Versions:
+    return {canonicalize_name(name): version for name, version in _PIN.findall(text)}
+
+
+def compare(record: dict[str, Any], locked: Locked, folder: Path) -> tuple[str, list[str]]:
+    """`same`, `explained` or `differs`, and why."""
+    asked = f"{record['date'] + timedelta(days=1)}T00:00:00Z"
+    plain = compile_(record["requirements"], locked.target, asked, folder)
+    why = []
+    if plain is None:
+        plain = compile_(record["requirements"], locked.target, locked.before, folder)
+        why.append(f"uv finds no wheels that fit on that date; both are as of {locked.before}")
+    if plain == locked.versions:
+        return "explained" if why else "same", why
+    stack = locked.stack
+    planned = compile_(stack["requirements"], locked.target, locked.before, folder, stack["gaps"])
+    kept = {canonicalize_name(re.split(r"[=\[]", it)[0]) for it in record["requirements"]}
+    why += [f"{it['before'] or '-'} -> {it['after'] or '-'}: {it['reason']}" for it in stack["changes"][:3]]
+    why += [f"and {len(stack['changes']) - 3} more changes"] * (len(stack["changes"]) > 3)
+    why += [f"bound: {it}" for it in stack["gaps"]["versions"]]
+    others = differing(plain or {}, locked.versions)
+    if planned == locked.versions:
+        return "explained", [*why, f"uv without these: {', '.join(others)}"]
+    left = differing(planned or {}, locked.versions)
+    why += [f"not explained, uv against the lock: {', '.join(left)}", f"the record names {', '.join(sorted(kept))}"]
+    return "differs", [*why, *locked.notes]
+
+
+def differing(one: Versions, other: Versions) -> list[str]:
+    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    shown = [f"{name} {one.get(name, '-')} / {other.get(name, '-')}" for name in names]
+    return shown[:12] + [f"and {len(shown) - 12} more"] * (len(shown) > 12)
+
+
+def judge(record: dict[str, Any], folder: Path) -> tuple[str, list[str], int]:
+    """The outcome, why, and how many distributions were locked."""
+    locked = lock(record, folder)
+    if isinstance(locked, Locked):
+        return *compare(record, locked, folder), len(locked.versions)
+    target = Target(python=record["python"], machine="x86_64", glibc=_GLIBC)
+    compiled = compile_(record["requirements"], target, None, folder)
+    cause = re.findall(r"error: (?s:.*)", locked)
+    return "no lock" if compiled else "neither", cause or [locked], 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare locks of incomplete records with uv's own.")
+    parser.add_argument("--only", default="", help="records one of whose requirements has this text")
+    parser.add_argument("--records", type=Path, default=HERE / "records.toml")
+    parser.add_argument("--keep", type=Path, help="keep each record with its lock in this folder")
+    options = parser.parse_args()
+    records = tomllib.loads(options.records.read_text())["record"]
+    counts = dict.fromkeys(("same", "explained", "neither", "differs", "no lock"), 0)
+    with tempfile.TemporaryDirectory(prefix="envbuild-records-") as name:
+        for record in (it for it in records if any(options.only in text for text in it["requirements"])):
+            folder = (options.keep or Path(name)).absolute() / f"{record['date']}"
+            folder.mkdir(parents=True, exist_ok=True)
+            found, why, count = judge(record, folder)
+            counts[found] += 1
+            print(f"{found:<9} {record['date']} {count:>3}  {' '.join(record['requirements'])}", flush=True)
+            for line in why:
+                print(f"{'':<11}{line}", flush=True)
+    print(", ".join(f"{count} {found}" for found, count in counts.items()))
+    sys.exit(bool(counts["differs"] + counts["no lock"]))
+
+
+if __name__ == "__main__":
+    main()
