@@ -140,6 +140,7 @@ class Known:
     python: records.Python = None
     gpu: records.Gpu = None
     ran_on: records.RanOn = None
+    framework: records.Framework = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +167,8 @@ def read(manifest: str, known: Known, progress: Progress) -> tuple[str, bytes]:
     """What a record is called, and the bytes of the manifest that it makes; ManifestError."""
     from envbuild.manifest.formats import Given
 
-    facts = Given(python=known.python, gpu=known.gpu, platform=known.ran_on)
+    framework = known.framework.value if known.framework else None
+    facts = Given(python=known.python, gpu=known.gpu, platform=known.ran_on, framework=framework)
     return records.read_record(manifest, known.kind, facts, progress)
 
 

@@ -1,6 +1,6 @@
 """A manifest against the profiles: the stack that serves the run, or every candidate and why it lost."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from packaging.requirements import Requirement
@@ -9,6 +9,7 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.match.base import decide_base
 from envbuild.match.beside import mixed_labels, other_cuda
 from envbuild.match.cuda import CudaChoice, Question, decide_cuda, plan_cuda
+from envbuild.match.dropping import dropped_from, without_dropped
 from envbuild.match.driver import decide_driver
 from envbuild.match.limits import bad_wheels, broken_limits, hand_limits, lost_label
 from envbuild.match.overrides import Overrides, loud, read_overrides
@@ -19,6 +20,7 @@ from envbuild.match.stack import Decision, Gaps, Stack
 from envbuild.match.swap import name_of
 from envbuild.match.variables import GPU_VARIABLES, decide_variables
 from envbuild.match.variant import VariantChoice, choose_wheel, decide_variant
+from envbuild.match.without import match_without_framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +40,21 @@ def match(
     cuda_source: CudaChoice = "auto",
     overrides: Mapping[str, str] | None = None,
     machine: str | None = None,
+    drop: Collection[str] = (),
 ) -> Stack:
     """Decide what has to be locked for a run; MatchError lists each candidate near it and why it lost.
 
-    `overrides` are values by `base`, `cuda`, `cudnn`, `driver_minimum` or `python`; `machine` replaces the run's.
+    `overrides` are values by `base`, `cuda`, `cudnn`, `driver_minimum` or `python`; `machine` replaces the run's;
+    `drop` names distributions of the run that are left out by hand, UsageError for one that it did not have.
     """
+    if drop:
+        kept = without_dropped(manifest, drop)
+        stack = match(kept, profiles, variant, cuda_source=cuda_source, overrides=overrides, machine=machine)
+        return dropped_from(stack, manifest, drop)
+    if manifest.framework_source and manifest.framework is None:
+        return match_without_framework(manifest, profiles, variant, read_overrides(overrides), machine)
     run = read_run(manifest, profiles)
-    decisions = _accelerator(manifest)
+    decisions = (*_used(manifest, run), *_accelerator(manifest))
     if machine and machine_of(machine) != run.machine:
         reason = f"it was asked for; the run was on {run.machine}"
         decisions += (
@@ -54,6 +64,15 @@ def match(
     asked = Asked(variant=variant, cuda_source=cuda_source, overrides=read_overrides(overrides))
     stack = decide(run, profiles, asked)
     return replace(stack, decisions=(*decisions, *stack.decisions))
+
+
+def _used(manifest: TrainingManifest, run: Run) -> tuple[Decision, ...]:
+    """Which of several frameworks the run used, and what says so."""
+    if not run.beside:
+        return ()
+    others = f"{', '.join(it.name for it in run.beside)} stays as it was installed"
+    source = manifest.framework_source or "manifest: framework, numerics, native, model"
+    return (Decision(what="used", value=run.profile.name, reason=f"the run used it; {others}", source=source),)
 
 
 def _accelerator(manifest: TrainingManifest) -> tuple[Decision, ...]:
@@ -82,7 +101,9 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
     wheel = choose_wheel(run, "gpu" if kind.value == "gpu" else "cpu")
     question = Question(run=run, wheel=wheel, asked=asked.cuda_source, overrides=overrides, profiles=profiles)
     plan = plan_cuda(question)
-    pins = decide_pins(Chosen(run=run, wheel=wheel, plan=plan, profiles=profiles))
+    # What was installed and not used stays as it was, unless an image without CUDA, or for another machine, is asked for.
+    spare = bool(run.beside) and not run.moved and asked.variant != "cpu"
+    pins = decide_pins(Chosen(run=run, wheel=wheel, plan=plan, profiles=profiles, spare=spare))
     base = decide_base(wheel, plan, run.python, overrides, profiles)
     paths = tuple(decide_variables(run, wheel, plan, pins, profiles))
     driver = decide_driver(run, wheel, plan.version, overrides, profiles) if plan.version else ()

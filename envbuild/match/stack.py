@@ -76,5 +76,7 @@ class Stack:
     """Environment variables that the image sets for this stack, sorted."""
     changes: tuple[PinChange, ...]
     decisions: tuple[Decision, ...]
+    dropped: tuple[str, ...] = ()
+    """Normalised names of distributions of the run that were left out by hand; sorted."""
     overrides: tuple[tuple[str, str], ...] = ()
     """What was set by hand against the profiles: `("cuda", "12.2")`; sorted."""
