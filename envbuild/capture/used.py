@@ -31,12 +31,12 @@ def used_framework(manifest: Facts) -> Facts | None:
     several = [item for item in frameworks if item["name"] != "keras"]
     if len(several) < 2:
         return frameworks[0] if frameworks else None
-    said = {_loaded(manifest, [item["name"] for item in several]), _writer(manifest)}
+    said = {_loaded_framework(manifest, [item["name"] for item in several]), _model_writer(manifest)}
     found = [item for item in several if item["name"] in said]
     return found[0] if len(found) == 1 else None
 
 
-def _loaded(manifest: Facts, names: list[str]) -> str | None:
+def _loaded_framework(manifest: Facts, names: list[str]) -> str | None:
     """Return the framework that the process used, of `names` in the order in which the capture ranked them.
 
     A capture ranks a framework that has computed before one that another library has imported, and equals as in
@@ -52,7 +52,7 @@ def _loaded(manifest: Facts, names: list[str]) -> str | None:
     return first if all(equals.index(name) < equals.index(first) for name in others) else None
 
 
-def _writer(manifest: Facts) -> str | None:
+def _model_writer(manifest: Facts) -> str | None:
     model = manifest.get("model") or {}
     details = model.get("details") or {}
     if model.get("format") in ("keras", "hdf5"):

@@ -47,6 +47,7 @@ def run(
     cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO,
     set_: locking.Set = None,
     platform: locking.Platform = None,
+    drop: locking.Drop = None,
     base: Base = None,
     glibc: Glibc = None,
     resolver: locking.Resolver = locking.ResolverName.UV,
@@ -61,6 +62,7 @@ def run(
     python: records.Python = None,
     gpu: records.Gpu = None,
     ran_on: records.RanOn = None,
+    framework: records.Framework = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Lock a run's environment, and say how far the wheels are the very files that the run had.
@@ -76,10 +78,11 @@ def run(
     check_stdout()
     _check_requirements({"--extra": extra, "--upgrade-package": upgrade_package})
     _check_folders(out, download)
-    given, cache = Given(python=python, gpu=gpu, platform=ran_on), cache_folder()
+    used = framework.value if framework else None
+    given, cache = Given(python=python, gpu=gpu, platform=ran_on, framework=used), cache_folder()
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
-        had, stack = _decide(record, variant, cuda_source, set_, platform)
+        had, stack = _decide(record, variant, cuda_source, set_, platform, drop)
         _warn(stack, progress)
         options = Options(
             cache=cache,
@@ -88,6 +91,8 @@ def run(
             build=build,
             upgrade=tuple(upgrade_package or ()),
             fixed=(stack.distribution,),
+            changes=stack.changes,
+            dropped=stack.dropped,
             extras=tuple(extra or ()),
             system=had.platform.system,
             say=progress.note,
@@ -156,6 +161,7 @@ def _decide(
     cuda_source: locking.CudaSourceName,
     overrides: list[str] | None,
     platform: str | None,
+    drop: list[str] | None,
 ) -> "tuple[TrainingManifest, Stack]":
     from envbuild.files import data_folder
     from envbuild.manifest import read_manifest
@@ -173,6 +179,7 @@ def _decide(
         cuda_source=cuda_source.value,
         overrides=set_by_hand,
         machine=platform,
+        drop=drop or (),
     )
 
 

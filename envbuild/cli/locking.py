@@ -56,6 +56,10 @@ Build = Annotated[bool, typer.Option("--build", help="Build what no index has as
 FindLinks = Annotated[
     list[Path] | None, typer.Option(help="Take wheels from this folder too; may be repeated.", metavar="DIR")
 ]
+Drop = Annotated[
+    list[str] | None,
+    typer.Option(help="Leave out this distribution of the run; may be repeated, and the lock records it.", metavar="NAME"),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Look for wheels in folders only, and in no index.")]
 
 

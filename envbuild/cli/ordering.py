@@ -94,6 +94,7 @@ class Wanted:
     cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO
     set_: locking.Set = None
     platform: Platforms = None
+    drop: locking.Drop = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +208,7 @@ def order_of(name: str, data: bytes, asked: Asked) -> "Order":
         cuda_source=wanted.cuda_source.value,
         overrides=pairs_of(wanted.set_ or ()),
         platforms=_platforms(wanted.platform),
+        drop=tuple(wanted.drop or ()),
         archive=outputs.archive,
         load=_name(outputs.load),
         bytecode=bool(building.bytecode),

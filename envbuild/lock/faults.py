@@ -78,7 +78,7 @@ class UnlockableError(LockError):
         many = len(self.faults)
         head = f"{many} distribution{'s'[: many != 1]} cannot be locked{f' for {describe(target)}' if target else ''}:"
         lines = [f"  {fault.requirement}: {fault.why}\n    do: {fault.todo}" for fault in self.faults]
-        todo = "do what stands below each of them, then run again; nothing was written"
+        todo = "do what stands below each of them, or leave one out by --drop NAME; then run again, nothing was written"
         super().__init__("\n".join([head, *lines]), where=where, todo=todo)
 
 

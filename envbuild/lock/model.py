@@ -75,6 +75,8 @@ class Lock:
     """`name`, `digest` and `mirror_of` of the base that it was made for, as far as a file says so; sorted."""
     slim: tuple[str, ...] = field(default=(), compare=False)
     """Names of the distributions of the run that were left out of it, as only training uses them; sorted."""
+    dropped: tuple[str, ...] = field(default=(), compare=False)
+    """Names of the distributions of the run that somebody left out by hand (`--drop`); sorted."""
 
 
 class Resolver(Protocol):

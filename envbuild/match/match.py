@@ -52,7 +52,7 @@ def match(
         stack = match(kept, profiles, variant, cuda_source=cuda_source, overrides=overrides, machine=machine)
         return dropped_from(stack, manifest, drop)
     if manifest.framework_source and manifest.framework is None:
-        return match_without_framework(manifest, profiles, variant, read_overrides(overrides), machine)
+        return match_without_framework(manifest, profiles, variant, cuda_source, read_overrides(overrides), machine)
     run = read_run(manifest, profiles)
     decisions = (*_used(manifest, run), *_accelerator(manifest))
     if machine and machine_of(machine) != run.machine:

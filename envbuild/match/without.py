@@ -6,6 +6,7 @@ from envbuild.errors import UsageError
 from envbuild.manifest.known import known_accelerator
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match.base import python_base
+from envbuild.match.cuda import CudaChoice
 from envbuild.match.overrides import Overrides, loud
 from envbuild.match.profiles import Profiles
 from envbuild.match.run import conda_versions, machine_of, pins_of, python_of
@@ -18,12 +19,18 @@ _GLIBC = "2.17"
 
 
 def match_without_framework(
-    manifest: TrainingManifest, profiles: Profiles, variant: VariantChoice, overrides: Overrides, machine: str | None
+    manifest: TrainingManifest,
+    profiles: Profiles,
+    variant: VariantChoice,
+    cuda_source: CudaChoice,
+    overrides: Overrides,
+    machine: str | None,
 ) -> Stack:
     """Keep every pin; the variant decides only whether the image asks for a GPU. UsageError for a CUDA by hand."""
-    if hand := [key for key, _ in overrides.pairs if key in {"cuda", "cudnn", "driver_minimum"}]:
+    hand = [f"--set {key}" for key, _ in overrides.pairs if key in {"cuda", "cudnn", "driver_minimum"}]
+    if hand or cuda_source != "auto":
         what = "a run without a framework gets no CUDA but that of its own wheels"
-        raise UsageError(what, where=f"--set {hand[0]}", todo="leave it out, or name the --framework")
+        raise UsageError(what, where=next(iter(hand), "--cuda-source"), todo="leave it out, or name the --framework")
     accelerator = known_accelerator(manifest)
     gpu = variant == "gpu" or (variant == "auto" and accelerator is not None and bool(accelerator.gpus))
     python = overrides.python or python_of(manifest)

@@ -37,6 +37,7 @@ def _plan(order: Order, manifest: TrainingManifest, profiles: Profiles, machine:
         cuda_source=order.cuda_source,
         overrides=order.overrides,
         machine=machine,
+        drop=order.drop,
     )
     kept = {name_of(it) for it in stack.requirements}
     faults = [

@@ -165,7 +165,7 @@ def test_what_is_not_proven_fails_on_request_and_writes_nothing(site):
     manifest["distributions"][1] |= {"content_sha256": "0" * 64}
     site.tell(manifest)
     said = site.refused("--require-identical", code=16)
-    assert "1 of 2 locked distributions are not proven to be the run's:\n  tool 1.0: different build" in said
+    assert "1 of 2 distributions are not proven to be the run's:\n  tool 1.0: different build" in said
     assert not site.out.exists()
     assert "1 of 2 identical; tool was built from source" in site.lock().stderr
 
