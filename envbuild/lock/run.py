@@ -137,8 +137,8 @@ def _absent(changes: Iterable[PinChange], left_out: Iterable[tuple[str, str]]) -
 
 def _why_dropped(name: str, conflicts: Iterable[Conflict]) -> str:
     """Name what stays and requires it."""
-    dependants = sorted({it.requirer for it in conflicts if it.name == name})
-    return f"--drop; {', '.join(dependants) or 'nothing'} that stays requires it"
+    dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
+    return f"--drop; {f'still required by {dependants}' if dependants else 'nothing that stays requires it'}"
 
 
 def _check_places(settings: IndexSettings) -> None:

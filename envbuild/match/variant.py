@@ -53,7 +53,7 @@ def _builds(run: Run) -> Iterator[tuple[Variant, str]]:
         yield "gpu", "the run used tensorflow-gpu"
     if label_cuda(run.label):
         yield "gpu", f"the run had a build for CUDA, by its label +{run.label}"
-    others = {name for profile in run.beside for name in _cuda_names(run, profile)}
+    others = set() if _has_own_cuda(run) else {name for it in run.beside for name in _cuda_names(run, it)}
     wheels = (name for name, _ in run.pins if CUDA_WHEEL.match(name) and name not in others)
     if wheel := _plugin(run) or next(wheels, None):
         yield "gpu", f"the run had CUDA from wheels, such as {wheel}"
@@ -62,6 +62,13 @@ def _builds(run: Run) -> Iterator[tuple[Variant, str]]:
 def _plugin(run: Run) -> str | None:
     names = (name for name, _ in run.pins if JAX_PLUGIN.match(name))
     return next(names, None) if run.profile.name == "jax" or not run.beside else None
+
+
+def _has_own_cuda(run: Run) -> bool:
+    """Whether the run had everything that its build of the framework requires for CUDA."""
+    names = {name for name, _ in run.pins}
+    needs = ([name_of(it) for it in wheel.cuda_requirements if ";" not in it] for wheel in own_builds(run))
+    return any(it and names.issuperset(it) for it in needs)
 
 
 def _cuda_names(run: Run, profile: FrameworkProfile) -> set[str]:
