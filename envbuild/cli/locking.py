@@ -58,7 +58,7 @@ FindLinks = Annotated[
 ]
 Drop = Annotated[
     list[str] | None,
-    typer.Option(help="Leave out this distribution of the run; may be repeated, and the lock records it.", metavar="NAME"),
+    typer.Option(help="Leave this distribution of the run out, and record it; may be repeated.", metavar="NAME"),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Look for wheels in folders only, and in no index.")]
 

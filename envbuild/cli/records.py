@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from envbuild.manifest.formats import Given, Record
     from envbuild.manifest.model import TrainingManifest
 
-_OPTIONS = {"accelerator": "--gpu", "framework": "--framework", "platform.system": "--ran-on", "platform.machine": "--ran-on"}
+_OPTIONS = {
+    "accelerator": "--gpu",
+    "framework": "--framework",
+    "platform.system": "--ran-on",
+    "platform.machine": "--ran-on",
+}
 """The option that gives a fact."""
 
 

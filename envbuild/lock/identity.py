@@ -82,8 +82,8 @@ class Proof:
         """Refuse a lock that is not proven to be the run's; VerifyError names every distribution and why."""
         others = [it for it in self.identities if it.outcome != "identical"]
         if others:
-            absent = {"replaced": " ", "left out": ": "}
-            lines = [f"  {it.name} {it.version}: {it.outcome}{absent.get(it.outcome, ': it ')}{it.why}" for it in others]
+            join = {"replaced": " ", "left out": ": "}
+            lines = [f"  {it.name} {it.version}: {it.outcome}{join.get(it.outcome, ': it ')}{it.why}" for it in others]
             many = f"{len(others)} of {len(self.identities)}"
             raise VerifyError("\n".join([f"{many} distributions are not proven to be the run's:", *lines]),
                               where="--require-identical", todo=_OWN_FILES)  # fmt: skip

@@ -9,8 +9,8 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.match.base import decide_base
 from envbuild.match.beside import mixed_labels, other_cuda
 from envbuild.match.cuda import CudaChoice, Question, decide_cuda, plan_cuda
-from envbuild.match.dropping import dropped_from, without_dropped
 from envbuild.match.driver import decide_driver
+from envbuild.match.dropping import dropped_from, without_dropped
 from envbuild.match.limits import bad_wheels, broken_limits, hand_limits, lost_label
 from envbuild.match.overrides import Overrides, loud, read_overrides
 from envbuild.match.pins import Chosen, Pins, decide_pins
@@ -101,7 +101,7 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
     wheel = choose_wheel(run, "gpu" if kind.value == "gpu" else "cpu")
     question = Question(run=run, wheel=wheel, asked=asked.cuda_source, overrides=overrides, profiles=profiles)
     plan = plan_cuda(question)
-    # What was installed and not used stays as it was, unless an image without CUDA, or for another machine, is asked for.
+    # What was installed and not used stays as it was, unless --variant cpu or another machine is asked for.
     spare = bool(run.beside) and not run.moved and asked.variant != "cpu"
     pins = decide_pins(Chosen(run=run, wheel=wheel, plan=plan, profiles=profiles, spare=spare))
     base = decide_base(wheel, plan, run.python, overrides, profiles)

@@ -80,13 +80,12 @@ def _why_not(chosen: Chosen, name: str, version: str) -> str | None:
         return foreign
     if name in run.profile.distributions:
         return _other_framework(run, wheel, name, version)
-    if chosen.spare:
-        return None
-    if chosen.plan.source == "base" and CUDA_WHEEL.match(name):
+    if not chosen.spare and chosen.plan.source == "base" and CUDA_WHEEL.match(name):
         return "CUDA comes from the base, and an image has one source of it"
-    if wheel.cuda is None and any(fnmatchcase(name, pattern) for pattern in profiles.nvidia_wheels):
+    without_cuda = wheel.cuda is None and not chosen.spare
+    if without_cuda and any(fnmatchcase(name, pattern) for pattern in profiles.nvidia_wheels):
         return "the cpu variant has no wheel of NVIDIA's"
-    if wheel.cuda is None and any(fnmatchcase(name, pattern) for pattern in profiles.cuda_only):
+    if without_cuda and any(fnmatchcase(name, pattern) for pattern in profiles.cuda_only):
         return "it serves a GPU only, which the cpu variant does without"
     return None
 

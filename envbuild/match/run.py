@@ -302,6 +302,7 @@ def _had(manifest: TrainingManifest, part: str) -> Had | None:
 
 
 def python_of(manifest: TrainingManifest) -> str:
+    """Return the run's exact Python, without a vendor's suffix; MatchError where it is not CPython."""
     python = manifest.python
     found = re.match(r"\d+\.\d+\.\d+", python.version)
     if python.implementation.lower() != "cpython" or found is None:

@@ -68,7 +68,7 @@ def missing(wanted: Side, found: Side) -> Iterator[Finding]:
     left_out = [one for one in lacking if one.name in found.slim]
     if left_out:
         yield _left_out(left_out)
-    dropped = [one for one in lacking if one.name in found.dropped]
+    dropped = [one for name, one in sorted(wanted.packages.items()) if name in found.dropped - found.packages.keys()]
     if dropped:
         yield _dropped(dropped)
     lacking = [one for one in lacking if one not in (*left_out, *dropped)]
