@@ -118,10 +118,11 @@ class Recipe:
 def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "") -> Recipe:
     """Join the decision, the files and the base; `bytecode` says by what it is compiled, if it is."""
     labels = {
-        "dev.envbuild.framework": f"{stack.distribution}=={stack.version}",
         VARIANT_LABEL: stack.variant,
         PYTHON_LABEL: lock.target.python,
     }
+    if stack.framework != "none":
+        labels["dev.envbuild.framework"] = f"{stack.distribution}=={stack.version}"
     if stack.cuda:
         labels[CUDA_LABEL] = stack.cuda
     if stack.driver_minimum:

@@ -27,6 +27,7 @@ from envbuild.capture.output import check_out, tell_disagreements, write_out
 from envbuild.capture.reading import Facts, manifest_text, present
 from envbuild.capture.redact import scrub_line
 from envbuild.capture.settings import check_lists
+from envbuild.capture.used import used_framework
 from envbuild.capture.variables import recorded_variables
 
 SCHEMA_VERSION = "1.1"
@@ -121,4 +122,9 @@ def complete(environment: Facts, contract: Facts | None, model_uri: str | None, 
     model = model_facts(model_uri) if model_uri else None
     outside = {"contract": contract, "model_uri": uri, "model": model}
     manifest: Facts = present(dict(environment, **outside, golden=golden_facts(golden)))
+    if manifest.get("frameworks"):
+        manifest["framework"] = used_framework(manifest)
+    if manifest.get("frameworks") and manifest["framework"] is None:
+        del manifest["framework"]
+        manifest["source"].setdefault("unknown", []).append("framework")
     return dict(manifest, disagreements=present(find_disagreements(manifest)))

@@ -174,7 +174,7 @@ def _matched(
         overrides=pairs_of(set_ or ()),
         machine=platform,
     )
-    progress.step(f"{stack.distribution} {stack.version} on Python {stack.python}, {stack.variant}")
+    progress.step(f"{stack.title} on Python {stack.python}, {stack.variant}")
     for it in stack.decisions:
         (progress.warn if it.warning else progress.note)(f"{it.what}: {it.value} - {it.reason} [{it.source}]")
     if packages := ", ".join(f"{it.name}={it.version}" for it in wanted_packages(found.native)):

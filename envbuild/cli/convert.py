@@ -19,6 +19,7 @@ def run(
     python: records.Python = None,
     gpu: records.Gpu = None,
     ran_on: records.RanOn = None,
+    framework: records.Framework = None,
     model: Annotated[str | None, typer.Option(help="Where the trained model lies.", metavar="URI")] = None,
     out: Annotated[
         str | None, typer.Option(help="Write the manifest here, also gs://..., not to stdout.", metavar="FILE")
@@ -34,7 +35,7 @@ def run(
     from envbuild.manifest.formats import Given
 
     _check(out)
-    given = Given(python=python, gpu=gpu, platform=ran_on, model=model)
+    given = Given(python=python, gpu=gpu, platform=ran_on, model=model, framework=framework and framework.value)
     with Progress() as progress:
         name, data = records.read_record(record, kind, given, progress)
     if out is None:

@@ -159,7 +159,7 @@ def _reporter(progress: Progress) -> "Reporter":
 
 def _tell_plan(plan: "Plan", progress: Progress) -> None:
     stack = plan.stack
-    progress.step(f"{stack.distribution} {stack.version} on Python {stack.python}, {stack.variant}")
+    progress.step(f"{stack.title} on Python {stack.python}, {stack.variant}")
     for decision in stack.decisions:
         source = _DIGEST.sub(r"sha256:\1...", decision.source)
         tell = progress.warn if decision.warning else progress.note

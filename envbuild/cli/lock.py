@@ -47,6 +47,7 @@ def run(
     cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO,
     set_: locking.Set = None,
     platform: locking.Platform = None,
+    drop: locking.Drop = None,
     base: Base = None,
     glibc: Glibc = None,
     resolver: locking.Resolver = locking.ResolverName.UV,
@@ -62,6 +63,7 @@ def run(
     python: records.Python = None,
     gpu: records.Gpu = None,
     ran_on: records.RanOn = None,
+    framework: records.Framework = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Lock a run's environment, and say how far the wheels are the very files that the run had.
@@ -78,10 +80,11 @@ def run(
     _check_requirements({"--extra": extra, "--upgrade-package": upgrade_package})
     _check_folders(out, download)
     moment = locking.moment_of(exclude_newer)
-    given, cache = Given(python=python, gpu=gpu, platform=ran_on), cache_folder()
+    used = framework.value if framework else None
+    given, cache = Given(python=python, gpu=gpu, platform=ran_on, framework=used), cache_folder()
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
-        had, stack, base_glibc = _decide(record, variant, cuda_source, set_, platform, moment)
+        had, stack, base_glibc = _decide(record, variant, cuda_source, set_, platform, moment, drop)
         _warn(stack, progress)
         options = Options(
             cache=cache,
@@ -90,6 +93,8 @@ def run(
             build=build,
             upgrade=tuple(upgrade_package or ()),
             fixed=(stack.distribution,),
+            changes=stack.changes,
+            dropped=stack.dropped,
             extras=tuple(extra or ()),
             system=had.platform.system,
             raise_glibc=base is None and glibc is None,
@@ -173,6 +178,7 @@ def _decide(
     overrides: list[str] | None,
     platform: str | None,
     exclude_newer: str | None,
+    drop: list[str] | None,
 ) -> "tuple[TrainingManifest, Stack, str | None]":
     """The record, what it needs, and the glibc of the base that it would be built on, where that is known."""
     from envbuild.files import data_folder
@@ -193,6 +199,7 @@ def _decide(
         overrides=set_by_hand,
         machine=platform,
         exclude_newer=exclude_newer,
+        drop=drop or (),
     )
     return manifest, stack, glibc_of(stack.base, profiles)
 

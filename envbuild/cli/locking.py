@@ -64,6 +64,10 @@ ExcludeNewer = Annotated[
         help="Complete an incomplete record as of this date, or none; by default the record's own.", metavar="DATE|none"
     ),
 ]
+Drop = Annotated[
+    list[str] | None,
+    typer.Option(help="Leave this distribution of the run out, and record it; may be repeated.", metavar="NAME"),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Look for wheels in folders only, and in no index.")]
 
 

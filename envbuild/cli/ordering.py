@@ -94,6 +94,7 @@ class Wanted:
     cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO
     set_: locking.Set = None
     platform: Platforms = None
+    drop: locking.Drop = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,7 @@ class Known:
     python: records.Python = None
     gpu: records.Gpu = None
     ran_on: records.RanOn = None
+    framework: records.Framework = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +169,8 @@ def read(manifest: str, known: Known, progress: Progress) -> tuple[str, bytes]:
     """What a record is called, and the bytes of the manifest that it makes; ManifestError."""
     from envbuild.manifest.formats import Given
 
-    facts = Given(python=known.python, gpu=known.gpu, platform=known.ran_on)
+    framework = known.framework.value if known.framework else None
+    facts = Given(python=known.python, gpu=known.gpu, platform=known.ran_on, framework=framework)
     return records.read_record(manifest, known.kind, facts, progress)
 
 
@@ -206,6 +209,7 @@ def order_of(name: str, data: bytes, asked: Asked) -> "Order":
         cuda_source=wanted.cuda_source.value,
         overrides=pairs_of(wanted.set_ or ()),
         platforms=_platforms(wanted.platform),
+        drop=tuple(wanted.drop or ()),
         archive=outputs.archive,
         load=_name(outputs.load),
         bytecode=bool(building.bytecode),

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from envbuild.manifest.formats import Given, Record
     from envbuild.manifest.model import TrainingManifest
 
-_OPTIONS = {"accelerator": "--gpu", "platform.system": "--ran-on", "platform.machine": "--ran-on"}
+_OPTIONS = {
+    "accelerator": "--gpu",
+    "framework": "--framework",
+    "platform.system": "--ran-on",
+    "platform.machine": "--ran-on",
+}
 """The option that gives a fact."""
 
 
@@ -33,6 +38,15 @@ class FormatName(StrEnum):
     CONDA_LIST = "conda-list"
     MLFLOW = "mlflow"
     WANDB = "wandb"
+
+
+class FrameworkName(StrEnum):
+    """What --framework takes."""
+
+    TENSORFLOW = "tensorflow"
+    TORCH = "torch"
+    JAX = "jax"
+    NONE = "none"
 
 
 Manifest = Annotated[
@@ -51,6 +65,10 @@ Gpu = Annotated[
     typer.Option(
         help='The run\'s GPU, such as "Tesla T4", or none, where the record does not say.', metavar="NAME|none"
     ),
+]
+Framework = Annotated[
+    FrameworkName | None,
+    typer.Option(help="Which framework the run used, where several are installed and the record does not say."),
 ]
 RanOn = Annotated[
     str | None,

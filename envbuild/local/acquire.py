@@ -90,6 +90,7 @@ def order_of(subject: Subject, choice: Choice, building: Building, out: Path) ->
         manifest_name=subject.name,
         variant=choice.variant,
         base=building.base or _base(subject, choice),
+        drop=_dropped(subject, choice),
         resolver="uv",
         out=out,
         push=None,
@@ -100,6 +101,13 @@ def order_of(subject: Subject, choice: Choice, building: Building, out: Path) ->
         find_links=building.find_links,
         offline=building.offline,
     )
+
+
+def _dropped(subject: Subject, choice: Choice) -> tuple[str, ...]:
+    """What was left out by hand of the nearest stamped image."""
+    nearest = choice.expected or choice.nearest
+    lock = subject.locks.get(nearest.slot) if nearest else None
+    return lock.dropped if lock else ()
 
 
 def _base(subject: Subject, choice: Choice) -> str | None:

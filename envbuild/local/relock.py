@@ -39,6 +39,8 @@ def lock_here(subject: Subject, choice: Choice, building: Building, report: Repo
         cache=building.cache,
         settings=read_settings(building.find_links, offline=building.offline),
         fixed=(stack.distribution,),
+        changes=stack.changes,
+        dropped=stack.dropped,
         say=report.note,
         counted=report.compared,
         system=plan.manifest.platform.system,

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ def pylock_text(
         f"python = {toml_string(target.python)}",
         f"machine = {toml_string(target.machine)}",
         f"glibc = {toml_string(target.glibc)}",
-        *([f"slim = [{', '.join(map(toml_string, lock.slim))}]"] if lock.slim else []),
+        *_names_line("slim", lock.slim),
+        *_names_line("dropped", lock.dropped),
         *_table("identity", {it.name: it.outcome for it in proof.identities} if proof else {}),
         *_table("built", built or {}),
         *_table("base", base or {}),
@@ -141,7 +142,8 @@ def _lock(parsed: Pylock, folder: Path | None) -> Lock:
         wheels=tuple(wheels[name] for name in sorted(wheels)),
         packages=_packages(ours),
         base=_base(ours),
-        slim=_slim(ours),
+        slim=_names(ours, "slim"),
+        dropped=_names(ours, "dropped"),
     )
 
 
@@ -151,8 +153,12 @@ def _base(ours: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((key, text) for key, text in texts if isinstance(text, str)))
 
 
-def _slim(ours: Mapping[str, Any]) -> tuple[str, ...]:
-    found = ours.get("slim")
+def _names_line(key: str, names: Sequence[str]) -> list[str]:
+    return [f"{key} = [{', '.join(map(toml_string, names))}]"] if names else []
+
+
+def _names(ours: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    found = ours.get(key)
     return tuple(sorted(it for it in found if isinstance(it, str))) if isinstance(found, list) else ()
 
 

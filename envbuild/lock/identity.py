@@ -15,28 +15,33 @@ from envbuild.lock.resolving import Question, locked_wheel
 from envbuild.lock.tags import best_wheel, parsed_wheel, ranked_tags, same_version
 from envbuild.manifest.packages import Distribution
 
-Outcome = Literal["identical", "different build", "locally modified", "unknown"]
+Outcome = Literal["identical", "different build", "locally modified", "unknown", "replaced", "left out"]
 
 _SHOWN = 3
 _OWN_FILES = (
-    "leave out --require-identical to build with these; or give the folder of the run's own wheels: --find-links DIR"
+    "leave out --require-identical to build with these; or give the folder of the run's own wheels: --find-links DIR; "
+    "what is replaced or left out follows from --variant, --platform, --upgrade-package and --drop"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """How one locked wheel compares with what the run had installed."""
+    """How a distribution of the run compares with the lock's wheel."""
 
     name: str
     version: str
+    """As the run had it."""
     outcome: Outcome
     why: str = ""
-    """`was built from source`; nothing where it is identical."""
+    """`was built from source`, `by tensorflow-cpu 2.15.1`, or the reason for which it is left out.
+
+    Nothing where it is identical.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """How the lock compares with the run, for every distribution that both have in the same version."""
+    """How the lock compares with the run, for every distribution of the run."""
 
     identities: tuple[Identity, ...]
     """Sorted by name."""
@@ -47,8 +52,11 @@ class Proof:
 
     @property
     def summary(self) -> str:
-        """`41 of 42 identical; h5py was built from source`."""
+        """`40 of 42 identical, 1 replaced: tensorflow by tensorflow-cpu 2.15.1; h5py was built from source`."""
         head = f"{len(self.those('identical'))} of {len(self.identities)} identical"
+        replaced, left_out = self.those("replaced"), self.those("left out")
+        head += f", {len(replaced)} replaced: {_listed(f'{it.name} {it.why}' for it in replaced)}" if replaced else ""
+        head += f", {len(left_out)} left out: {_listed(it.name for it in left_out)}" if left_out else ""
         told = [*self.those("different build"), *self.those("locally modified")]
         parts = [f"{it.name} {it.why}" for it in told[:_SHOWN]]
         parts += [f"{len(told) - _SHOWN} more differ"] if len(told) > _SHOWN else []
@@ -74,10 +82,20 @@ class Proof:
         """Refuse a lock that is not proven to be the run's; VerifyError names every distribution and why."""
         others = [it for it in self.identities if it.outcome != "identical"]
         if others:
-            lines = [f"  {it.name} {it.version}: {it.outcome}: it {it.why}" for it in others]
+            join = {"replaced": " ", "left out": ": "}
+            lines = [f"  {it.name} {it.version}: {it.outcome}{join.get(it.outcome, ': it ')}{it.why}" for it in others]
             many = f"{len(others)} of {len(self.identities)}"
-            raise VerifyError("\n".join([f"{many} locked distributions are not proven to be the run's:", *lines]),
+            raise VerifyError("\n".join([f"{many} distributions are not proven to be the run's:", *lines]),
                               where="--require-identical", todo=_OWN_FILES)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent:
+    """Why a distribution of the run is not in the lock."""
+
+    why: str
+    successor: str = ""
+    """The distribution that takes its place; empty where none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +108,17 @@ class Proven:
     """Which wheels were taken because the run had them, although a resolver would take another."""
 
 
-def prove(locked: Lock, distributions: Iterable[Distribution], question: Question, told: Counted) -> Proven:
+def prove(
+    locked: Lock,
+    distributions: Iterable[Distribution],
+    question: Question,
+    told: Counted,
+    absent: Mapping[str, Absent] | None = None,
+) -> Proven:
     """Compare each locked wheel with the run's; where another wheel of the release is the run's own, take that.
 
-    RECORD is read by range requests, or from the file where it is at hand.
+    RECORD is read by range requests, or from the file where it is at hand. `absent` says why a distribution of the run
+    is not in the lock, by name.
     """
     run = {str(canonicalize_name(it.name)): it for it in distributions}
     facts = question.reader.all_facts(locked.wheels, told)
@@ -107,8 +132,21 @@ def prove(locked: Lock, distributions: Iterable[Distribution], question: Questio
         if chosen is not wheel:
             remarks.append(f"{chosen.filename} is the run's own wheel; a resolver takes {wheel.filename}")
         wheels.append(chosen)
+    compared = {it.name for it in identities}
+    identities += [_absent(it, name, locked, absent or {}) for name, it in run.items() if name not in compared]
     lock = replace(locked, wheels=tuple(wheels))
-    return Proven(lock=lock, proof=Proof(identities=tuple(identities)), remarks=tuple(remarks))
+    proof = Proof(identities=tuple(sorted(identities, key=lambda it: it.name)))
+    return Proven(lock=lock, proof=proof, remarks=tuple(remarks))
+
+
+def _absent(had: Distribution, name: str, locked: Lock, absent: Mapping[str, Absent]) -> Identity:
+    """Say what became of a distribution of the run that the lock does not have in its version."""
+    known = absent.get(name, Absent(why="it is not among what was locked"))
+    successor = {name, canonicalize_name(known.successor)}
+    wheel = next((it for it in locked.wheels if it.name in successor), None)
+    outcome: Outcome = "replaced" if wheel else "left out"
+    why = f"by {wheel.name} {wheel.version}" if wheel else known.why
+    return Identity(name=name, version=had.version or "", outcome=outcome, why=why)
 
 
 def allowed_files(locked: Lock, distributions: Iterable[Distribution], question: Question) -> Lock:
@@ -147,6 +185,11 @@ def _hold(
         other = f", and {why}" if why else ""
         return _identity(wheel, "locally modified", f"was changed after installation: {count}{named}{other}"), wheel
     return _identity(wheel, outcome, why), wheel
+
+
+def _listed(texts: Iterable[str]) -> str:
+    every = list(texts)
+    return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")
 
 
 def _identity(wheel: LockedWheel, outcome: Outcome, why: str) -> Identity:

@@ -79,6 +79,8 @@ class Lock:
     """Names of the distributions of the run that were left out of it, as only training uses them; sorted."""
     direct: tuple[str, ...] = field(default=(), compare=False)
     """Names of wheels that came from an address of their own, so that no index need have them; no file says so."""
+    dropped: tuple[str, ...] = field(default=(), compare=False)
+    """Names of the distributions of the run that somebody left out by hand (`--drop`); sorted."""
 
 
 class Resolver(Protocol):

@@ -16,7 +16,7 @@ from envbuild.lock.elsewhere import why_left_out
 from envbuild.lock.facts import Counted, FactReader
 from envbuild.lock.faults import Fault, UnlockableError
 from envbuild.lock.following import Change, explain_changes, extra_pins, upgraded_pins
-from envbuild.lock.identity import Proof, allowed_files, prove
+from envbuild.lock.identity import Absent, Proof, allowed_files, prove
 from envbuild.lock.index import size_of
 from envbuild.lock.lock import kept_ones, lock
 from envbuild.lock.model import Lock, Resolver, Target
@@ -27,7 +27,7 @@ from envbuild.lock.tags import same_version
 from envbuild.lock.uv import UvResolver
 from envbuild.lock.web import LateClient, make_client
 from envbuild.manifest.packages import Distribution
-from envbuild.match.stack import Gaps
+from envbuild.match.stack import Gaps, PinChange
 from envbuild.match.swap import name_of
 from envbuild.oci.digest import Digest
 
@@ -52,6 +52,10 @@ class Options:
     """Names that an upgrade never moves: the framework's."""
     extras: tuple[str, ...] = ()
     """Requirements to add under the lock."""
+    changes: tuple[PinChange, ...] = ()
+    """How the requirements differ from the run's distributions: what was replaced, and what was left out."""
+    dropped: tuple[str, ...] = ()
+    """Normalised names of distributions of the run that are left out by hand; the lock keeps them."""
     system: str | None = None
     """The run's operating system (`platform.system()`); what is for another one than Linux alone is left out."""
     raise_glibc: bool = False
@@ -78,7 +82,7 @@ class LockedRun:
     remarks: tuple[str, ...] = ()
     """Which wheels were taken because they are the run's own, and as of when what the record lacks was taken."""
     left_out: tuple[tuple[str, str], ...] = ()
-    """What of the run is of no use on Linux, by name, and why."""
+    """What of the run was left out by hand or is of no use on Linux, by name, and why."""
 
     def notes(self) -> list[str]:
         """All of it in sentences, the comparison with the run first."""
@@ -125,12 +129,13 @@ def _compared(
             locked, changes = _upgraded(locked, distributions, resolver, options, question, direct)
         if options.extras:
             locked, added = _extended(locked, options.extras, resolver, question)
-        proven = prove(locked, distributions, question, options.counted)
+        proven = prove(locked, distributions, question, options.counted, _absent(options.changes, found.left_out))
         facts = question.reader.all_facts(proven.lock.wheels)
         conflicts = find_conflicts(proven.lock.wheels, facts, target)
     marked, unhashed = mark_direct(proven.lock, direct)
+    dropped = tuple((name, _why_dropped(name, conflicts)) for name in options.dropped)
     return LockedRun(
-        lock=marked,
+        lock=replace(marked, dropped=options.dropped),
         proof=proven.proof,
         changes=changes,
         added=added,
@@ -142,8 +147,20 @@ def _compared(
             *unhashed,
             *elsewhere(proven.lock, distributions, settings),
         ),
-        left_out=found.left_out,
+        left_out=(*dropped, *found.left_out),
     )
+
+
+def _absent(changes: Iterable[PinChange], left_out: Iterable[tuple[str, str]]) -> dict[str, Absent]:
+    """Why a distribution of the run is not in its lock, by name."""
+    changed = {it.name: Absent(why=it.reason, successor=name_of(it.after or "")) for it in changes if it.before}
+    return changed | {name: Absent(why=why) for name, why in left_out}
+
+
+def _why_dropped(name: str, conflicts: Iterable[Conflict]) -> str:
+    """Name what stays and requires it."""
+    dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
+    return f"--drop; {f'still required by {dependants}' if dependants else 'nothing that stays requires it'}"
 
 
 def _check_places(settings: IndexSettings) -> None:

@@ -258,7 +258,9 @@ class TrainingManifest:
     conda: Conda | None = None
     """The conda environment, if it was one."""
     framework: Framework | None = None
-    """The framework that the model was trained with."""
+    """The framework that the model was trained with; absent where several are installed and nothing says which."""
+    framework_source: Line | None = None
+    """`--framework` where a person said which framework the run used; with it and without `framework`, it used none."""
     frameworks: tuple[Framework, ...] = ()
     """Every framework that is installed, the one above among them."""
     accelerator: Accelerator | None = None

@@ -21,11 +21,16 @@ def decide_base(
         return Decision(what="base", value=overrides.base, reason=has + cuda, source=wheel.source)
     if plan.base:
         return _cuda_base(plan.base, python)
-    suites = [it for it in profiles.suites if Version(it.glibc) >= Version(wheel.glibc)]
+    return python_base(python, wheel.glibc, profiles)
+
+
+def python_base(python: str, glibc: str, profiles: Profiles) -> Decision:
+    """Python's own slim image of exactly this Python, on the first suite that has the glibc."""
+    suites = [it for it in profiles.suites if Version(it.glibc) >= Version(glibc)]
     suite = next((it for it in suites if had_image(it, python)), None)
     name = profiles.python_image.format(python=python, suite=(suite or profiles.suites[0]).name)
     if suite is None:
-        reason = f"no slim image of Python {python} is known on a suite with glibc {wheel.glibc}: give a base by --base"
+        reason = f"no slim image of Python {python} is known on a suite with glibc {glibc}: give a base by --base"
         return Decision(what="base", value=name, reason=reason, source="profiles/cuda.toml: suite")
     whose = "the run's Python" if python.count(".") > 1 else "the newest patch release of this Python"
     return Decision(what="base", value=name, reason=f"{whose}; {suite.reason}", source=suite.source)

@@ -1,6 +1,6 @@
 """A manifest against the profiles: the stack that serves the run, or every candidate and why it lost."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from packaging.requirements import Requirement
@@ -10,15 +10,17 @@ from envbuild.match.base import decide_base
 from envbuild.match.beside import mixed_labels, other_cuda
 from envbuild.match.cuda import CudaChoice, Question, decide_cuda, plan_cuda
 from envbuild.match.driver import decide_driver
+from envbuild.match.dropping import dropped_from, without_dropped
 from envbuild.match.limits import bad_wheels, broken_limits, hand_limits, lost_label
 from envbuild.match.overrides import Overrides, loud, read_overrides
 from envbuild.match.pins import Chosen, Pins, decide_pins
 from envbuild.match.profiles import FrameworkWheel, Profiles
-from envbuild.match.run import CPU_LABEL, Run, machine_of, read_run
+from envbuild.match.run import CPU_LABEL, Run, created_of, machine_of, read_run
 from envbuild.match.stack import Decision, Gaps, Stack
 from envbuild.match.swap import name_of
 from envbuild.match.variables import GPU_VARIABLES, decide_variables
 from envbuild.match.variant import VariantChoice, choose_wheel, decide_variant
+from envbuild.match.without import match_without_framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,24 +43,47 @@ def match(
     overrides: Mapping[str, str] | None = None,
     machine: str | None = None,
     exclude_newer: str | None = None,
+    drop: Collection[str] = (),
 ) -> Stack:
     """Decide what has to be locked for a run; MatchError lists each candidate near it and why it lost.
 
     `overrides` are values by `base`, `cuda`, `cudnn`, `driver_minimum` or `python`; `machine` replaces the run's.
     What an incomplete record lacks is added as of `exclude_newer`, a moment or `none`; by default the record's date.
+    `drop` names distributions of the run that are left out by hand, UsageError for one that it did not have.
     """
+    if drop:
+        kept = without_dropped(manifest, drop)
+        stack = match(
+            kept, profiles, variant,
+            cuda_source=cuda_source, overrides=overrides, machine=machine, exclude_newer=exclude_newer,
+        )  # fmt: skip
+        return dropped_from(stack, manifest, drop)
+    asked = Asked(
+        variant=variant, cuda_source=cuda_source, overrides=read_overrides(overrides), exclude_newer=exclude_newer
+    )
+    if manifest.framework_source and manifest.framework is None:
+        before = _before(manifest.source.complete, created_of(manifest), asked)
+        by_hand = asked.overrides
+        return match_without_framework(manifest, profiles, variant, cuda_source, by_hand, machine, before)
     run = read_run(manifest, profiles)
-    decisions = _accelerator(manifest)
+    decisions = (*_used(manifest, run), *_accelerator(manifest))
     if machine and machine_of(machine) != run.machine:
         reason = f"it was asked for; the run was on {run.machine}"
         decisions += (
             Decision(what="platform", value=f"Linux {machine_of(machine)}", reason=reason, source="--platform"),
         )
         run = _moved(run, machine_of(machine))
-    by_hand = read_overrides(overrides)
-    asked = Asked(variant=variant, cuda_source=cuda_source, overrides=by_hand, exclude_newer=exclude_newer)
     stack = decide(run, profiles, asked)
     return replace(stack, decisions=(*decisions, *stack.decisions))
+
+
+def _used(manifest: TrainingManifest, run: Run) -> tuple[Decision, ...]:
+    """Which of several frameworks the run used, and what says so."""
+    if not run.beside:
+        return ()
+    others = f"{', '.join(it.name for it in run.beside)} stays as it was installed"
+    source = manifest.framework_source or "manifest: framework, numerics, native, model"
+    return (Decision(what="used", value=run.profile.name, reason=f"the run used it; {others}", source=source),)
 
 
 def _accelerator(manifest: TrainingManifest) -> tuple[Decision, ...]:
@@ -87,7 +112,9 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
     wheel = choose_wheel(run, "gpu" if kind.value == "gpu" else "cpu")
     question = Question(run=run, wheel=wheel, asked=asked.cuda_source, overrides=overrides, profiles=profiles)
     plan = plan_cuda(question)
-    pins = decide_pins(Chosen(run=run, wheel=wheel, plan=plan, profiles=profiles))
+    # What was installed and not used stays as it was, unless --variant cpu or another machine is asked for.
+    spare = bool(run.beside) and not run.moved and asked.variant != "cpu"
+    pins = decide_pins(Chosen(run=run, wheel=wheel, plan=plan, profiles=profiles, spare=spare))
     base = decide_base(wheel, plan, run.python, overrides, profiles)
     paths = tuple(decide_variables(run, wheel, plan, pins, profiles))
     driver = decide_driver(run, wheel, plan.version, overrides, profiles) if plan.version else ()
@@ -113,7 +140,7 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
         glibc_minimum=wheel.glibc,
         driver_minimum=next((it.value.removeprefix(">=") for it in driver if it.what == "driver"), None),
         requirements=pins.requirements,
-        gaps=_gaps(run, wheel, pins, profiles, _before(run, asked)),
+        gaps=_gaps(run, wheel, pins, profiles, _before(run.complete, run.created, asked)),
         variables=tuple(sorted([*(GPU_VARIABLES if wheel.cuda else ()), *((it.what, it.value) for it in paths)])),
         changes=pins.changes,
         decisions=loud((*decisions, *pins.decisions, *paths, base, *warnings), overrides),
@@ -171,16 +198,16 @@ def _assumed(run: Run, asked: Asked) -> Iterator[Decision]:
         yield _as_of(run, asked)
 
 
-def _before(run: Run, asked: Asked) -> str | None:
+def _before(complete: bool, created: str | None, asked: Asked) -> str | None:
     """The moment that what is added has to be older than; None where there is no such limit."""
     if asked.exclude_newer:
         return None if asked.exclude_newer == "none" else asked.exclude_newer
-    return None if run.complete else run.created
+    return None if complete else created
 
 
 def _as_of(run: Run, asked: Asked) -> Decision:
     """As of when an incomplete record is completed, and who says so."""
-    option, before = "--exclude-newer", _before(run, asked)
+    option, before = "--exclude-newer", _before(run.complete, run.created, asked)
     if before is None:
         reason = "it was asked for" if asked.exclude_newer else f"the record has no date; {option} DATE gives one"
         return Decision(what="as of", value="now", reason=reason, source=option)

@@ -35,6 +35,8 @@ class Chosen:
     wheel: FrameworkWheel
     plan: CudaPlan
     profiles: Profiles
+    spare: bool = False
+    """Whether the other frameworks of the run keep their builds and their CUDA."""
 
 
 def decide_pins(chosen: Chosen) -> Pins:
@@ -78,11 +80,12 @@ def _why_not(chosen: Chosen, name: str, version: str) -> str | None:
         return foreign
     if name in run.profile.distributions:
         return _other_framework(run, wheel, name, version)
-    if chosen.plan.source == "base" and CUDA_WHEEL.match(name):
+    if not chosen.spare and chosen.plan.source == "base" and CUDA_WHEEL.match(name):
         return "CUDA comes from the base, and an image has one source of it"
-    if wheel.cuda is None and any(fnmatchcase(name, pattern) for pattern in profiles.nvidia_wheels):
+    without_cuda = wheel.cuda is None and not chosen.spare
+    if without_cuda and any(fnmatchcase(name, pattern) for pattern in profiles.nvidia_wheels):
         return "the cpu variant has no wheel of NVIDIA's"
-    if wheel.cuda is None and any(fnmatchcase(name, pattern) for pattern in profiles.cuda_only):
+    if without_cuda and any(fnmatchcase(name, pattern) for pattern in profiles.cuda_only):
         return "it serves a GPU only, which the cpu variant does without"
     return None
 
@@ -104,6 +107,8 @@ def _other_framework(run: Run, wheel: FrameworkWheel, name: str, version: str) -
 def _other_build(chosen: Chosen, name: str, version: str) -> tuple[str | None, str | None]:
     """The build of the same version that fits the variant, of projects that tell their builds by a label."""
     public, _, label = version.partition("+")
+    if chosen.spare and chosen.run.profile.name != ("jax" if name == "jaxlib" else "torch"):
+        return None, None
     if name == "jaxlib" and chosen.wheel.cuda is None and label:
         return f"jaxlib=={public}", "the build without a label is for the CPU"
     if name not in chosen.profiles.labelled:

@@ -1,16 +1,17 @@
 """The facts of a manifest that decide, and the release that it names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, canonicalize_version
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import MatchError
 from envbuild.manifest.hardware import Gpu
-from envbuild.manifest.known import known_accelerator
-from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.known import known_accelerator, known_framework
+from envbuild.manifest.model import Framework, TrainingManifest
 from envbuild.manifest.packages import Distribution
 from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, Profiles, Release
 
@@ -75,6 +76,8 @@ class Run:
     """Whether the pins are all that was installed."""
     conda: tuple[tuple[str, str], ...]
     """Normalised names and versions of the Python packages that conda installed."""
+    beside: tuple[FrameworkProfile, ...] = ()
+    """The other frameworks that were installed."""
     moved: bool = False
     """Whether the image is for another machine than the run's."""
     asked: bool = False
@@ -110,12 +113,12 @@ class Run:
 def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
     """Take what decides from a manifest; MatchError where the run had no framework or one that no profile knows."""
     profile, own, version = _framework(manifest, profiles)
-    accelerator, pins = known_accelerator(manifest), _pins(manifest)
+    accelerator, pins = known_accelerator(manifest), pins_of(manifest)
     return Run(
         profile=profile,
         release=find_release(profile, own, version),
         own=own,
-        python=_python(manifest),
+        python=python_of(manifest),
         machine=machine_of(manifest.platform.machine or _LIKELIEST),
         system=manifest.platform.system,
         machine_said=manifest.platform.machine is not None,
@@ -128,9 +131,10 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
         gpus_said=accelerator is not None,
         build=next((it.origin.build or "" for it in manifest.distributions if canonicalize_name(it.name) == own), ""),
         complete=manifest.source.complete,
-        conda=_conda_versions(manifest),
+        conda=conda_versions(manifest),
+        beside=tuple(it for it in profiles.frameworks if it is not profile and it.distributions & dict(pins).keys()),
         driver=accelerator.driver if accelerator else None,
-        created=None if "created" in manifest.source.unknown else manifest.created,
+        created=created_of(manifest),
     )
 
 
@@ -179,12 +183,9 @@ def _other(profile: FrameworkProfile, release: Release) -> str:
 
 def _framework(manifest: TrainingManifest, profiles: Profiles) -> tuple[FrameworkProfile, str, str]:
     """The profile, the normalised name of the distribution, and its version."""
-    framework = manifest.framework
+    framework = known_framework(manifest) or _only_wanted(manifest, profiles)
     if framework is None:
-        what = (
-            f"the manifest names no framework ({', '.join(it.name for it in profiles.frameworks)}); {_found(manifest)}"
-        )
-        raise MatchError(what, where="framework", todo="capture inside the environment that trained the model")
+        raise _unknown_framework(manifest, profiles)
     profile = next((it for it in profiles.frameworks if it.name == framework.name), None)
     own = canonicalize_name(framework.distribution)
     if profile is None or own not in profile.distributions | {it.name for it in profiles.foreign}:
@@ -198,7 +199,34 @@ def _framework(manifest: TrainingManifest, profiles: Profiles) -> tuple[Framewor
     return profile, own, framework.version
 
 
-def _pins(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
+def _only_wanted(manifest: TrainingManifest, profiles: Profiles) -> Framework | None:
+    """Return the framework that no other one requires, if there is just one: TensorFlow 2.12 requires JAX."""
+    installed = [it for it in manifest.frameworks if it.name != "keras"]
+    required = {name for it in installed for name in _required(it, profiles)}
+    wanted = [it for it in installed if canonicalize_name(it.distribution) not in required]
+    return wanted[0] if len(wanted) == 1 else None
+
+
+def _required(framework: Framework, profiles: Profiles) -> Iterator[str]:
+    pin = f"{canonicalize_name(framework.distribution)}=={framework.version}"
+    releases = (it for profile in profiles.frameworks for it in profile.releases)
+    for wheel in (it for release in releases for it in release.wheels if it.pin == pin):
+        yield from (canonicalize_name(Requirement(it).name) for it in wheel.limits)
+
+
+def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchError:
+    names = [it.name for it in manifest.frameworks if it.name != "keras"]
+    if names:
+        what = f"which of {', '.join(names)} the run used is not known: neither its process nor its model says it"
+        todo = f"say it: {', '.join(f'--framework {it}' for it in names)}, or --framework none"
+        return MatchError(what, where="framework", todo=f"{todo} (for from-manifest, lock and convert)")
+    known = ", ".join(it.name for it in profiles.frameworks)
+    what = f"the manifest names no framework ({known}); {_found(manifest)}"
+    todo = "capture inside the environment that trained the model; if it used no framework, say --framework none"
+    return MatchError(what, where="framework", todo=todo)
+
+
+def pins_of(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
     """Name and version of every distribution; MatchError names those whose version the record does not have."""
     lost = [f"{it.name}: {_where_from(it)}" for it in manifest.distributions if it.version is None]
     if lost:
@@ -218,7 +246,7 @@ def _where_from(distribution: Distribution) -> str:
     return {"conda": "built by conda", "index": "from an index"}.get(origin.kind, f"installed from {place}")
 
 
-def _conda_versions(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
+def conda_versions(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
     """Python packages of conda, told by their build; the names of others can be those of other projects."""
     packages = manifest.conda.packages if manifest.conda else ()
     found = {canonicalize_name(it.name): it.version for it in packages if _PYTHON_BUILD.search(it.build or "")}
@@ -267,7 +295,7 @@ def _had(manifest: TrainingManifest, part: str) -> Had | None:
     found = [it for it in components if it.name == part]
     for component in sorted(found, key=lambda it: not it.loaded):
         return Had(version=component.version, source=component.source)
-    for name, version in _pins(manifest):
+    for name, version in pins_of(manifest):
         if re.fullmatch(_PART_WHEELS[part], name):
             return Had(version=version, source=f"distribution {name}")
     for package in manifest.conda.packages if manifest.conda else ():
@@ -276,7 +304,13 @@ def _had(manifest: TrainingManifest, part: str) -> Had | None:
     return None
 
 
-def _python(manifest: TrainingManifest) -> str:
+def created_of(manifest: TrainingManifest) -> str | None:
+    """Return when the record was made; None where it does not say."""
+    return None if "created" in manifest.source.unknown else manifest.created
+
+
+def python_of(manifest: TrainingManifest) -> str:
+    """Return the run's exact Python, without a vendor's suffix; MatchError where it is not CPython."""
     python = manifest.python
     found = re.match(r"\d+\.\d+\.\d+", python.version)
     if python.implementation.lower() != "cpython" or found is None:

@@ -78,5 +78,12 @@ class Stack:
     """Environment variables that the image sets for this stack, sorted."""
     changes: tuple[PinChange, ...]
     decisions: tuple[Decision, ...]
+    dropped: tuple[str, ...] = ()
+    """Normalised names of distributions of the run that were left out by hand; sorted."""
     overrides: tuple[tuple[str, str], ...] = ()
     """What was set by hand against the profiles: `("cuda", "12.2")`; sorted."""
+
+    @property
+    def title(self) -> str:
+        """`tensorflow 2.15.1`, or `no framework`."""
+        return "no framework" if self.framework == "none" else f"{self.distribution} {self.version}"

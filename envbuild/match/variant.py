@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Literal
 
 from envbuild.errors import MatchError
-from envbuild.match.profiles import FrameworkWheel
+from envbuild.match.profiles import FrameworkProfile, FrameworkWheel
 from envbuild.match.run import CPU_LABEL, Run, label_cuda, listing, near
 from envbuild.match.stack import Decision, Variant
+from envbuild.match.swap import name_of
 
 VariantChoice = Literal["auto", "gpu", "cpu"]
 JAX_PLUGIN = re.compile(r"jax-cuda(\d+)-(plugin|pjrt)\Z")
@@ -40,7 +41,8 @@ def _evidence(run: Run) -> Iterator[tuple[Variant, str]]:
         yield "gpu", f"the run saw {len(run.gpus)} GPU(s): {names}"
     yield from _builds(run)
     if run.gpus_said:
-        yield "cpu", "the run saw no GPU and had no CUDA wheels"
+        own = f" of {run.own}" if run.beside else ""
+        yield "cpu", f"the run saw no GPU and had no CUDA wheels{own}"
     if conda := _CONDA_BUILD.search(run.build):
         yield ("gpu" if _CONDA_BUILDS[conda[1]] == "gpu" else "cpu"), f"the run had conda's build {run.build}"
 
@@ -51,12 +53,31 @@ def _builds(run: Run) -> Iterator[tuple[Variant, str]]:
         yield "gpu", "the run used tensorflow-gpu"
     if label_cuda(run.label):
         yield "gpu", f"the run had a build for CUDA, by its label +{run.label}"
-    if wheel := _plugin(run) or next((name for name, _ in run.pins if CUDA_WHEEL.match(name)), None):
+    others = set() if _has_own_cuda(run) else {name for it in run.beside for name in _cuda_names(run, it)}
+    wheels = (name for name, _ in run.pins if CUDA_WHEEL.match(name) and name not in others)
+    if wheel := _plugin(run) or next(wheels, None):
         yield "gpu", f"the run had CUDA from wheels, such as {wheel}"
 
 
 def _plugin(run: Run) -> str | None:
-    return next((name for name, _ in run.pins if JAX_PLUGIN.match(name)), None)
+    names = (name for name, _ in run.pins if JAX_PLUGIN.match(name))
+    return next(names, None) if run.profile.name == "jax" or not run.beside else None
+
+
+def _has_own_cuda(run: Run) -> bool:
+    """Whether the run had everything that its build of the framework requires for CUDA."""
+    names = {name for name, _ in run.pins}
+    needs = ([name_of(it) for it in wheel.cuda_requirements if ";" not in it] for wheel in own_builds(run))
+    return any(it and names.issuperset(it) for it in needs)
+
+
+def _cuda_names(run: Run, profile: FrameworkProfile) -> set[str]:
+    """What another framework of the run requires for CUDA in any of its releases, if the run had it with CUDA."""
+    label = (run.version_of("torch") or "").partition("+")[2]
+    plugin = any(JAX_PLUGIN.match(name) for name, _ in run.pins)
+    if not {"torch": not label.startswith(CPU_LABEL), "jax": plugin}.get(profile.name):
+        return set()
+    return {name_of(it) for release in profile.releases for wheel in release.wheels for it in wheel.cuda_requirements}
 
 
 def _undecided(run: Run) -> MatchError:

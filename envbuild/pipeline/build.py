@@ -236,6 +236,8 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
         settings=settings,
         build=order.build,
         fixed=(stack.distribution,),
+        changes=stack.changes,
+        dropped=stack.dropped,
         say=report.note,
         counted=report.compared,
         system=plan.manifest.platform.system,

@@ -66,6 +66,8 @@ class Order:
     """What is set by hand against the profiles."""
     platforms: tuple[str, ...] = ()
     """`linux/arm64`; several give an index of as many images, none the run's own."""
+    drop: tuple[str, ...] = ()
+    """Distributions of the run that are left out by hand."""
     templates: Path | None = None
     """The folder whose templates replace the built-in ones."""
     archive: Path | None = None

@@ -39,6 +39,7 @@ def _plan(order: Order, manifest: TrainingManifest, profiles: Profiles, machine:
         overrides=order.overrides,
         machine=machine,
         exclude_newer=order.exclude_newer,
+        drop=order.drop,
     )
     kept = {name_of(it) for it in stack.requirements}
     faults = [

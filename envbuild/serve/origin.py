@@ -272,7 +272,8 @@ def _training_order(start: Start, order: Order, out: Path) -> Order:
         raise UsageError(what, where=f"{start.name}, {start.words}", todo=todo)
     overrides = {key: text for key, text in start.nearest.overrides if start.image or key == _CARRIED}
     variant: Variant = "gpu" if start.variant == "gpu" else "cpu"
-    return replace(plain, variant=variant, platforms=(start.platform,), base=base, overrides=overrides)
+    drop = order.drop or start.lock.dropped
+    return replace(plain, variant=variant, platforms=(start.platform,), base=base, overrides=overrides, drop=drop)
 
 
 def _check_built(start: Start, part: Part) -> None:

@@ -58,7 +58,7 @@ def stack_finding(subject: Subject, recipe: Recipe, stack: Stack) -> Finding:
     wanted = make_recipe(stack, subject.lock_there, subject.base, recipe.bytecode).to_dict()
     found = recipe.to_dict()
     changed = [line for key in ("variables", "labels", "user") for line in _changed(key, wanted[key], found[key])]
-    same = f"{stack.distribution} {stack.version}, {stack.variant}, is what the run asks for, and so are all variables"
+    same = f"{stack.title}, {stack.variant}, is what the run asks for, and so are all variables"
     return Finding(about="stack", agrees=not changed, says="; ".join(changed) or same)
 
 

@@ -159,10 +159,14 @@ def order(env: Environment) -> list[str]:
     return [facts["name"] for facts in env.capture()["frameworks"]]
 
 
-def test_of_frameworks_that_only_lie_there_tensorflow_is_the_likeliest_and_keras_the_last(env):
-    for name in ("keras", "torch", "jax"):
-        lay(env, name, "1.0")
+def test_of_frameworks_that_only_lie_there_none_is_taken_for_the_used_one(env):
+    lay(env, "keras", "3.0")
+    lay(env, "torch", "1.0")
     assert env.capture()["framework"]["name"] == "torch"
+    lay(env, "jax", "1.0")
+    found = env.capture()
+    assert "framework" not in found
+    assert "framework" in found["source"]["unknown"]
     tensorflow(env, "tensorflow-cpu", CPU_BUILD)
     assert order(env) == ["tensorflow", "torch", "jax", "keras"]
 
@@ -187,5 +191,7 @@ def test_what_the_process_has_used_comes_before_what_another_library_imported(en
     lay(env, "torch", "1.0", __init__="__version__ = '1.0'")
     (env.site / "run.pth").write_text("import tensorflow, torch\n")
     assert order(env) == ["torch", "tensorflow"]
+    (env.folder / "model.pt").write_bytes(b"\x80\2")
+    assert env.capture("--model", str(env.folder / "model.pt"))["framework"]["name"] == "torch"
     (eager / "context.py").write_text("_context = object()")
     assert order(env) == ["tensorflow", "torch"]

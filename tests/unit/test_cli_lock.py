@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from envbuild.lock import read_pylock
 from envbuild.oci.layout import write_layout
 from tests.fakes.index import FakeIndex, closed_port, serving
 from tests.fakes.trees import BASE, image_of_trees
@@ -191,9 +192,51 @@ def test_what_is_not_proven_fails_on_request_and_writes_nothing(site):
     manifest["distributions"][1] |= {"content_sha256": "0" * 64}
     site.tell(manifest)
     said = site.refused("--require-identical", code=16)
-    assert "1 of 2 locked distributions are not proven to be the run's:\n  tool 1.0: different build" in said
+    assert "1 of 2 distributions are not proven to be the run's:\n  tool 1.0: different build" in said
     assert not site.out.exists()
     assert "1 of 2 identical; tool was built from source" in site.lock().stderr
+
+
+def test_a_wheel_that_was_replaced_is_not_identical(site):
+    manifest = manifest_of(framework={"name": "tensorflow", "distribution": "tensorflow", "version": "2.15.1"})
+    manifest["distributions"][0] |= {"name": "tensorflow"}
+    site.tell(manifest)
+    said = "1 of 2 identical, 1 replaced: tensorflow by tensorflow-cpu 2.15.1"
+    assert site.locked()["identity"]["summary"] == said
+    assert "tensorflow 2.15.1: replaced by tensorflow-cpu 2.15.1" in site.refused("--require-identical", code=16)
+
+
+def test_what_is_dropped_is_recorded_with_what_still_requires_it(site):
+    found = site.locked("--drop", "Tool")
+    assert site.pins() == ["tensorflow-cpu==2.15.1"]
+    assert found["left_out"] == {"tool": "--drop; still required by tensorflow-cpu 2.15.1"}
+    assert found["identity"]["summary"] == "1 of 2 identical, 1 left out: tool"
+    text = (site.out / "pylock.toml").read_bytes()
+    assert b'\ndropped = ["tool"]\n' in text
+    assert read_pylock(text, "pylock.toml").dropped == ("tool",)
+    assert "tool 1.0: left out: left out by --drop" in site.refused("--drop", "tool", "--require-identical", code=16)
+    assert "the run does not have absent" in site.refused("--drop", "absent", code=2)
+
+
+def test_what_cannot_be_locked_can_be_dropped(site):
+    manifest = manifest_of()
+    conda = {"name": "mkl-service", "version": "2.4.0", "origin": {"kind": "conda", "build": "py311_1"}}
+    site.tell(manifest | {"distributions": [*manifest["distributions"], conda]})
+    assert "or leave one out by --drop NAME" in site.refused()
+    assert site.locked("--drop", "mkl-service")["wheels"] == 2
+
+
+def test_which_of_two_frameworks_a_run_used_is_asked(site):
+    torch = {"name": "torch", "distribution": "torch", "version": "2.1.0"}
+    manifest = manifest_of()
+    pins = [*manifest["distributions"], {"name": "torch", "version": "2.1.0", "origin": {"kind": "index"}}]
+    site.tell(manifest | {"distributions": pins, "frameworks": [manifest["framework"], torch]})
+    said = site.refused(code=11)
+    assert "which of tensorflow, torch the run used is not known" in said
+    assert "--framework tensorflow, --framework torch, or --framework none" in said
+    assert "torch==2.1.0" in site.refused("--framework", "tensorflow"), "which the index does not have, and not +cpu"
+    assert "torch==2.1.0+cpu" not in site.refused("--framework", "none")
+    assert site.locked("--framework", "tensorflow", "--drop", "torch")["wheels"] == 2
 
 
 def test_an_upgrade_is_made_and_told(site):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.errors import ManifestError
+from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest.formats import Given, Record, convert
 from tests.unit.converting import NOW, origins, pins, read, refusal
 
@@ -244,11 +244,18 @@ def test_which_python_is_asked_for_and_must_be_exact():
 
 def test_the_frameworks_of_a_freeze_are_plain():
     manifest = read("freeze.txt", "tensorflow-cpu==2.15.1\nkeras==2.15.0\ntorch==2.3.1\n", **PYTHON)
-    assert manifest.framework == manifest.frameworks[0]
+    assert manifest.framework is None
+    assert "framework" in manifest.source.unknown, "which of them trained the model is not in the record"
     assert [(it.name, it.distribution, it.version) for it in manifest.frameworks] == [
         ("tensorflow", "tensorflow-cpu", "2.15.1"), ("torch", "torch", "2.3.1"), ("keras", "keras", "2.15.0"),
     ]  # fmt: skip
-    assert "which of tensorflow, torch trained the model is not in the record" in manifest.source.notes[-1]
+    said = read("freeze.txt", "tensorflow-cpu==2.15.1\ntorch==2.3.1\n", **PYTHON, framework="torch")
+    assert (said.framework, said.framework_source) == (said.frameworks[1], "--framework")
+    none = read("freeze.txt", "tensorflow-cpu==2.15.1\n", **PYTHON, framework="none")
+    assert (none.framework, none.framework_source) == (None, "--framework")
+    assert "framework" not in (*said.source.unknown, *none.source.unknown)
+    with pytest.raises(UsageError, match="the record does not have this framework"):
+        read("freeze.txt", "torch==2.3.1\n", **PYTHON, framework="jax")
     assert read("freeze.txt", "idna==3.20\n", **PYTHON).framework is None
 
 

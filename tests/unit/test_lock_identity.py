@@ -16,6 +16,7 @@ from envbuild.lock import confirm, fetch, lock_run, pylock_text, read_pylock
 from envbuild.lock.download import wheel_path
 from envbuild.lock.settings import uv_program
 from envbuild.manifest.packages import Distribution, Origin
+from envbuild.match import PinChange
 from envbuild.oci.digest import Digest
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel, record_line
@@ -142,7 +143,7 @@ def test_what_no_wheel_of_the_index_has_was_built_from_source(index: FakeIndex, 
     built = make_wheel("pure", "1.0", {"pure.py": "VERSION = 'mine'\n"})
     run = proven(tmp_path, installed(built), installed(OTHER))
     assert run.proof.summary == "1 of 2 identical; pure was built from source"
-    with pytest.raises(VerifyError, match="1 of 2 locked distributions are not proven") as caught:
+    with pytest.raises(VerifyError, match="1 of 2 distributions are not proven") as caught:
         run.proof.require_identical()
     assert "pure 1.0: different build: it was built from source" in str(caught.value)
     assert b'"pure" = "different build"' in pylock_text(run.lock, run.proof)
@@ -223,11 +224,37 @@ def test_an_intruder_with_a_better_tag_does_not_take_the_run_s_place(index: Fake
     assert run.lock.wheels[0].sha256.hex == PURE.sha256
 
 
-def test_distributions_of_other_versions_are_not_counted(index: FakeIndex, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "says", "fails"),
+    [
+        ((), "1 of 2 identical, 1 left out: other", "other 2.0: left out: it is not among what was locked"),
+        (
+            (PinChange(name="other", before="other==2.0", after="big==1.0", reason="for the variant"),),
+            "1 of 2 identical, 1 replaced: other by big 1.0",
+            "other 2.0: replaced by big 1.0",
+        ),
+        (
+            (PinChange(name="other", before="other==2.0", after=None, reason="for the variant"),),
+            "1 of 2 identical, 1 left out: other",
+            "other 2.0: left out: for the variant",
+        ),
+    ],
+)
+def test_what_is_replaced_or_left_out_is_not_identical(index: FakeIndex, tmp_path, changes, says, fails):
+    had = [installed(PURE), installed(OTHER)]
+    run = lock_run((pin(PURE), pin(BIG)), TARGET, had, options(tmp_path, changes=changes))
+    assert run.proof.summary == says
+    with pytest.raises(VerifyError, match="1 of 2 distributions are not proven") as caught:
+        run.proof.require_identical()
+    assert fails in caught.value.what
+    assert f'"other" = "{run.proof.identities[0].outcome}"'.encode() in pylock_text(run.lock, run.proof)
+
+
+def test_another_version_of_a_distribution_replaces_it(index: FakeIndex, tmp_path):
     run = lock_run(
         (pin(PURE), pin(OTHER)), TARGET, [installed(PURE), installed(OTHER, version="1.9")], options(tmp_path)
     )
-    assert run.proof.summary == "1 of 1 identical"
+    assert run.proof.summary == "1 of 2 identical, 1 replaced: other by other 2.0"
 
 
 def test_a_server_without_ranges_leaves_big_wheels_unknown(index: FakeIndex, tmp_path):

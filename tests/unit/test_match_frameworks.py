@@ -1,18 +1,23 @@
 """Matching: every row of every framework, on every Python, for either variant, gives a stack or a reasoned refusal."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from itertools import permutations, product
+from typing import Any, Literal
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envbuild.errors import MatchError
+from envbuild.errors import MatchError, UsageError
 from envbuild.files import data_folder
-from envbuild.manifest.hardware import Accelerator, Gpu
-from envbuild.manifest.model import Framework, Platform, Python, TrainingManifest
+from envbuild.manifest.artifact import Model
+from envbuild.manifest.formats import Given, supplement
+from envbuild.manifest.hardware import Accelerator, Gpu, Library, Native, Owner
+from envbuild.manifest.known import known_framework
+from envbuild.manifest.model import Framework, Numerics, Platform, Python, Source, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.match.match import match
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release, load_profiles
@@ -269,6 +274,174 @@ def test_a_run_with_several_frameworks_gets_what_its_own_one_needs():
     assert {"torch==2.5.1", "jax==0.4.35"} <= set(gpu.requirements)
     cpu = match(ran("tensorflow", "tensorflow", "2.18.0", *pins), PROFILES, "cpu")
     assert set(cpu.requirements) == {"tensorflow-cpu==2.18.0", "torch==2.5.1+cpu", "jax==0.4.35", "jaxlib==0.4.34"}
+
+
+# Two frameworks in one run
+
+
+def with_cuda(profile: FrameworkProfile, pin: str, *pins: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    """A build with everything that it requires for CUDA."""
+    rows = (it for release in profile.releases for it in release.wheels if it.pin == pin and it.machine == "x86_64")
+    needed = map(Requirement, next(it.cuda_requirements for it in rows if it.cuda_requirements))
+    name, _, version = pin.partition("==")
+    return ((name, version), *((it.name, next(iter(it.specifier)).version.removesuffix(".*")) for it in needed), *pins)
+
+
+BUILDS = {
+    "tensorflow": {
+        "gpu": with_cuda(TENSORFLOW, "tensorflow==2.18.0"),
+        "cpu": (("tensorflow-cpu", "2.18.0"),),
+    },
+    "torch": {
+        "gpu": with_cuda(TORCH, "torch==2.5.1", ("torchvision", "0.20.1"), ("triton", "3.1.0")),
+        "cpu": (("torch", "2.5.1+cpu"), ("torchvision", "0.20.1+cpu")),
+    },
+    "jax": {
+        "gpu": with_cuda(JAX, "jax==0.4.35", ("jaxlib", "0.4.34")),
+        "cpu": (("jax", "0.4.35"), ("jaxlib", "0.4.34")),
+    },
+}
+"""What a run has of each framework, the distribution that brings it first."""
+MODELS = {"tensorflow": "saved_model", "torch": "torchscript", "jax": "orbax"}
+
+
+def two(
+    used: str, kind: str, other: str, other_kind: str, *, listed_first: str, **facts: Any
+) -> tuple[TrainingManifest, set[str]]:
+    """A run that has both, as captures of all times list them, and its pins; `facts` say which it used."""
+    kinds = {used: kind, other: other_kind}
+    pins = list({pin[0]: pin for name, build in kinds.items() for pin in BUILDS[name][build]}.values())
+    found = {name: Framework(name=name, distribution=pin[0], version=pin[1]) for name, build in kinds.items()
+             for pin in BUILDS[name][build][:1]}  # fmt: skip
+    order = (listed_first, used if listed_first == other else other)
+    run = ran(used, *pins[0], *pins[1:], gpus=facts.pop("gpus", ()))
+    run = replace(run, framework=found[order[0]], frameworks=tuple(found[it] for it in order), **facts)
+    return run, {f"{name}=={version}" for name, version in pins}
+
+
+@pytest.mark.parametrize("used_first", [True, False], ids=["used first", "used second"])
+@pytest.mark.parametrize(("used", "other"), list(permutations(BUILDS, 2)), ids=lambda it: it)
+def test_of_two_frameworks_the_used_one_decides_and_the_other_keeps_its_build(used, other, used_first):
+    first = used if used_first else other
+    facts = (
+        {"numerics": (Numerics(framework=used),)},
+        {"model": Model(uri="gs://m/1", format=MODELS[used])},
+        {"native": Native(process="fresh", libraries=(library(used),))},
+    )
+    for kind, other_kind in product(("gpu", "cpu"), repeat=2):
+        for known in facts:
+            run, pins = two(used, kind, other, other_kind, listed_first=first, **known)
+            stack = match(run, PROFILES)
+            assert (stack.framework, stack.variant) == (used, kind)
+            assert pins - set(stack.requirements) == set(), "nothing is dropped, and no build is another"
+            assert decided(stack, "used") == used
+
+        unknown, pins = two(used, kind, other, other_kind, listed_first=first)
+        with pytest.raises(MatchError) as caught:
+            match(unknown, PROFILES)
+        assert f"--framework {used}" in caught.value.todo
+        assert f"--framework {other}" in caught.value.todo
+        said = match(supplement(unknown, Given(framework=used), "run"), PROFILES)
+        assert (said.framework, said.variant, pins - set(said.requirements)) == (used, kind, set())
+        none = match(supplement(unknown, Given(framework="none"), "run"), PROFILES)
+        assert (none.framework, none.cuda, set(none.requirements), none.changes) == ("none", None, pins, ())
+
+
+def library(framework: str) -> Library:
+    owner = {"jax": "jaxlib"}.get(framework, framework)
+    return Library(name="libx.so", path="/x/libx.so", owner=Owner(kind="wheel", name=owner))
+
+
+@pytest.mark.parametrize(
+    ("order", "loaded", "model", "used"),
+    [
+        (("torch", "tensorflow"), {"tensorflow", "torch"}, None, "torch"),  # TensorBoard's writer imports TensorFlow
+        (("tensorflow", "torch"), {"tensorflow", "torch"}, None, None),
+        (("tensorflow", "torch"), {"tensorflow", "torch"}, "torch", "torch"),
+        (("torch", "tensorflow"), {"torch"}, "saved_model", None),
+        (("tensorflow", "jax"), set(), "onnx", None),
+        (("jax", "tensorflow"), {"tensorflow", "jax"}, None, "jax"),
+    ],
+)
+def test_facts_that_differ_or_say_nothing_are_not_taken_for_an_answer(order, loaded, model, used):
+    run, _ = two(
+        order[0], "cpu", order[1], "cpu", listed_first=order[0],
+        numerics=tuple(Numerics(framework=it) for it in sorted(loaded)),
+        model=Model(uri="gs://m/1", format=model) if model else None,
+    )  # fmt: skip
+    found = known_framework(run)
+    assert (found.name if found else None) == used
+
+
+def test_keras_says_which_backend_wrote_its_model():
+    written = Model(uri="m.keras", format="keras", details=(("backend", "torch"),))
+    run, _ = two("torch", "cpu", "tensorflow", "cpu", listed_first="tensorflow", model=written)
+    assert match(run, PROFILES).framework == "torch"
+
+
+@pytest.mark.parametrize("other", ["torch", "jax"])
+def test_cuda_of_another_framework_is_no_sign_that_the_used_one_ran_on_a_gpu(other):
+    found = {name: Framework(name=name, distribution=BUILDS[name]["gpu"][0][0], version=BUILDS[name]["gpu"][0][1])
+             for name in ("tensorflow", other)}  # fmt: skip
+    run = ran("tensorflow", "tensorflow", "2.18.0", *BUILDS[other]["gpu"])
+    run = replace(run, frameworks=tuple(found.values()), numerics=(Numerics(framework="tensorflow"),))
+    stack = match(run, PROFILES)
+    assert (stack.framework, stack.variant) == ("tensorflow", "cpu")
+    assert changed(stack) == [("tensorflow==2.18.0", "tensorflow-cpu==2.18.0")], "and nothing of the other one"
+    asked = match(run, PROFILES, "cpu")
+    assert [it for it in names(asked) if is_nvidia(it)] == [], "an image without CUDA was asked for"
+    unsure = replace(run, source=Source(format="capture", unknown=("accelerator",)))
+    with pytest.raises(MatchError, match="whether the run used a GPU is not in its record"):
+        match(unsure, PROFILES)
+
+
+def test_jax_that_tensorflow_requires_is_no_second_framework():
+    run = ran("tensorflow", "tensorflow-cpu", "2.12.0", ("jax", "0.4.20"), ("jaxlib", "0.4.20"))
+    jax = Framework(name="jax", distribution="jax", version="0.4.20")
+    both = replace(run, framework=None, frameworks=(jax, *filter(None, [run.framework])))
+    assert match(both, PROFILES).framework == "tensorflow"
+
+
+def test_a_run_without_a_framework_keeps_every_pin_and_gets_no_cuda():
+    run = replace(ran("torch", "torch", "2.5.1", ("xgboost", "2.1.0")), framework=None, framework_source="--framework")
+    stack = match(run, PROFILES)
+    assert (stack.title, stack.variant, stack.variables) == ("no framework", "cpu", ())
+    assert stack.requirements == ("torch==2.5.1", "xgboost==2.1.0")
+    assert stack.base.startswith("docker.io/library/python:3.11.7-slim-")
+    assert match(run, PROFILES, "gpu").variables
+    with pytest.raises(UsageError, match="no CUDA but that of its own wheels"):
+        match(run, PROFILES, overrides={"cuda": "12.2"})
+
+
+# Left out by hand
+
+
+def test_what_is_dropped_is_left_out_and_recorded():
+    run = ran("torch", "torch", "2.5.1+cpu", ("numpy", "1.26.4"), ("mkl", "2024.0"))
+    without_version = replace(run.distributions[-1], version=None, origin=Origin(kind="conda"))
+    run = replace(run, distributions=(*run.distributions[:-1], without_version))
+    stack = match(run, PROFILES, drop=["MKL"])
+    assert (stack.requirements, stack.dropped) == (("numpy==1.26.4", "torch==2.5.1+cpu"), ("mkl",))
+    assert changed(stack) == [("mkl", None)]
+    incomplete = replace(run, source=Source(format="conda-list", complete=False), framework=run.framework)
+    gaps = match(incomplete, PROFILES, "cpu", drop=["mkl"]).gaps
+    assert gaps is not None
+    assert "mkl" in gaps.without
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("absent", "does not have absent"), ("torch", "torch is the run's framework")]
+)
+def test_what_the_run_did_not_have_or_its_framework_cannot_be_dropped(name, says):
+    with pytest.raises(UsageError, match=says) as caught:
+        match(ran("torch", "torch", "2.5.1+cpu"), PROFILES, drop=[name])
+    assert caught.value.where == f"--drop {name}"
+
+
+def test_dropping_the_other_framework_answers_which_one_was_used():
+    run, _ = two("torch", "cpu", "tensorflow", "cpu", listed_first="tensorflow")
+    stack = match(run, PROFILES, drop=["tensorflow-cpu"])
+    assert (stack.framework, stack.dropped) == ("torch", ("tensorflow-cpu",))
 
 
 @pytest.mark.parametrize(

@@ -366,6 +366,13 @@ PLANTED = (
     Planted(rule="package-missing", about="pip", found=without(IMAGE, "pip"), severity="note"),
     Planted(
         rule="package-missing",
+        about="dropped",
+        found=replace(without(IMAGE, "requests"), dropped=frozenset({"requests"})),
+        severity="warning",
+        says=("left out by --drop", "requests 2.28.1"),
+    ),
+    Planted(
+        rule="package-missing",
         about="NVIDIA's wheels",
         wanted=WITH_CUDA,
         found=replace(IMAGE, cuda=None),

@@ -16,7 +16,7 @@ from envbuild.verify.sides.side import Kind, Package, Side
 
 NAMES = ("numpy", "scipy", "pandas", "requests", "six", "pip", "nvidia-cublas-cu12", "tf-keras", "triton", "acme")
 KINDS: tuple[Kind, ...] = ("model", "image", "manifest", "lock", "context", "host")
-HOWEVER = frozenset({"name", "kind", "complete", "variant", "slim"})
+HOWEVER = frozenset({"name", "kind", "complete", "variant", "slim", "dropped"})
 """Fields that say how the others are to be read, and are no facts that a record may lack."""
 
 

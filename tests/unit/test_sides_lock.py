@@ -1,6 +1,7 @@
 """A lock as a side: its target, its files, and what names and versions tell of framework, variant and CUDA."""
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ def test_a_lock_says_its_target_and_its_files():
     assert (found.version, found.content, found.build) == ("1.26.4", None, "")
     assert found.wheels == {a_wheel("numpy", "1.26.4").sha256.hex}
     assert side.complete
+    assert told(replace(a_lock(numpy="1.26.4"), dropped=("mkl-service",)), "pylock.toml").dropped == {"mkl-service"}
 
 
 def test_a_lock_alone_says_nothing_of_hardware_names_and_data():

@@ -72,12 +72,12 @@ def manifest_of(found: Found, record: Record, *, kind: Format, given: Given, now
             file=clean(record.file) or None,
             sha256=hashlib.sha256(record.data).hexdigest(),
             complete=found.complete,
-            notes=tuple(dict.fromkeys(filter(None, map(clean, (*found.notes, *_doubt(frameworks)))))),
+            notes=tuple(dict.fromkeys(filter(None, map(clean, found.notes)))),
         ),
         python=Python(version=found.python, implementation=found.implementation),
         platform=known_platform(found.platform, given),
         distributions=found.distributions,
-        framework=frameworks[0] if frameworks else None,
+        framework=None if _several(frameworks) else next(iter(frameworks), None),
         frameworks=frameworks,
         accelerator=found.accelerator,
         cpu=found.cpu,
@@ -107,17 +107,16 @@ def _frameworks(distributions: tuple[Distribution, ...]) -> tuple[Framework, ...
     return tuple(made)
 
 
-def _doubt(frameworks: tuple[Framework, ...]) -> Iterator[str]:
-    """Say that several frameworks could have trained the model; keras is never alone."""
-    names = [it.name for it in frameworks if it.name != "keras"]
-    if len(names) > 1:
-        yield f"which of {', '.join(names)} trained the model is not in the record; it is taken for {names[0]}"
+def _several(frameworks: tuple[Framework, ...]) -> bool:
+    """Whether several frameworks could have trained the model; Keras runs on one of the others."""
+    return len([it for it in frameworks if it.name != "keras"]) > 1
 
 
 def _unknown(manifest: TrainingManifest, found: Found) -> Iterator[str]:
     """Name the facts that a capture would have."""
     facts = {
         "created": found.created,
+        "framework": manifest.framework or not manifest.frameworks,
         "platform.system": manifest.platform.system,
         "platform.machine": manifest.platform.machine,
         "platform.libc_version": manifest.platform.libc_version,

@@ -9,7 +9,7 @@ from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest.fields import PythonVersion, Rule, shown
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.known import known_accelerator
-from envbuild.manifest.model import Platform, TrainingManifest
+from envbuild.manifest.model import Framework, Platform, TrainingManifest
 
 PLATFORMS = {
     "linux/amd64": ("Linux", "x86_64"),
@@ -36,6 +36,8 @@ class Given:
     """`linux/amd64`."""
     model: str | None = None
     """Where the trained model lies."""
+    framework: str | None = None
+    """The framework that the run used: `torch`; `none` where it used none."""
 
     def __post_init__(self) -> None:
         if self.python is not None and _PYTHON.check(self.python):
@@ -98,7 +100,10 @@ def supplement(manifest: TrainingManifest, given: Given, where: str) -> Training
     told_now = {"accelerator"} if named else set()
     told_now |= {"platform.system", "platform.machine"} if given.platform else set()
     told_now |= {"model_uri"} if given.model else set()
+    told_now |= {"framework"} if given.framework else set()
     left = tuple(it for it in manifest.source.unknown if it not in told_now)
+    if given.framework:
+        manifest = replace(manifest, framework=_named(manifest, given.framework), framework_source="--framework")
     return replace(
         manifest,
         platform=known,
@@ -106,6 +111,16 @@ def supplement(manifest: TrainingManifest, given: Given, where: str) -> Training
         model_uri=manifest.model_uri or (scrub(given.model) if given.model else None),
         source=replace(manifest.source, unknown=left),
     )
+
+
+def _named(manifest: TrainingManifest, name: str) -> Framework | None:
+    """Return the installed framework of this name; UsageError where there is none."""
+    installed = {it.name: it for it in (manifest.framework, *manifest.frameworks) if it}
+    if name != "none" and name not in installed:
+        names = [it for it in installed if it != "keras"]
+        todo = f"give one of {', '.join((*names, 'none'))}"
+        raise UsageError("the record does not have this framework", where=f"--framework {name}", todo=todo)
+    return installed.get(name)
 
 
 def _names(accelerator: Accelerator) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ def framework(wanted: Side, found: Side) -> Iterator[Finding]:
     for name, build in builds(wanted).items():
         if name in there:
             yield _version(found, name, build, there[name])
-        elif found.packages is not None and found.complete:
+        elif found.packages is not None and found.complete and build.distribution not in found.dropped:
             yield _absent(found, name, build, there)
 
 

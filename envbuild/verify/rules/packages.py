@@ -68,7 +68,10 @@ def missing(wanted: Side, found: Side) -> Iterator[Finding]:
     left_out = [one for one in lacking if one.name in found.slim]
     if left_out:
         yield _left_out(left_out)
-    lacking = [one for one in lacking if one not in left_out]
+    dropped = [one for name, one in sorted(wanted.packages.items()) if name in found.dropped - found.packages.keys()]
+    if dropped:
+        yield _dropped(dropped)
+    lacking = [one for one in lacking if one not in (*left_out, *dropped)]
     of_nvidia = [one for one in lacking if is_nvidia(one.name)]
     none = of_nvidia and not any(is_nvidia(name) for name in found.packages)
     if none and not _for_cpu(found):
@@ -154,6 +157,21 @@ def _left_out(lacking: list[Package]) -> Finding:
         wanted=listing(names),
         found="",
         todo="nothing if the golden sample agrees there; else build it without --slim",
+        severity="warning",
+    )
+    return about_packages(finding, *names)
+
+
+def _dropped(lacking: list[Package]) -> Finding:
+    """What `--drop` left out, where the lock says so."""
+    names = tuple(f"{it.name} {_identity(it)}" for it in lacking)
+    finding = differs(
+        "package-missing",
+        "dropped",
+        f"left out by --drop: {listing(names)}",
+        wanted=listing(names),
+        found="",
+        todo="nothing if the model does without; else build it without --drop",
         severity="warning",
     )
     return about_packages(finding, *names)

@@ -25,6 +25,7 @@ def side_of_lock(lock: Lock, name: str, variables: Iterable[tuple[str, str]] = (
         libc_version=lock.target.glibc,
         packages={wheel.name: _package(wheel) for wheel in lock.wheels},
         slim=frozenset(lock.slim),
+        dropped=frozenset(lock.dropped),
         frameworks=built.frameworks,
         cuda=built.cuda or _inside(built),
         cudnn=built.cudnn,

@@ -54,6 +54,8 @@ class Side:
     """Whether what is not among the packages is not there."""
     slim: frozenset[str] = frozenset()
     """Names of packages that only training uses and that were left out on purpose."""
+    dropped: frozenset[str] = frozenset()
+    """Names of packages that somebody left out by hand."""
     frameworks: tuple[Framework, ...] = ()
     """Every framework with what it was built for; the one that trained, or would serve, first."""
     cuda: str | None = None
