@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from envbuild.match.facts import Limit
+
 Variant = Literal["gpu", "cpu"]
 CudaSource = Literal["wheels", "base", "none"]
 
@@ -41,6 +43,8 @@ class Gaps:
     """Normalised names that are never added, as the variant excludes them."""
     versions: tuple[str, ...] = ()
     """Bounds of what is added: `numpy==1.26.4` where the run's conda had it, `numpy<2` where the framework needs it."""
+    limits: tuple[Limit, ...] = ()
+    """What is known to fail together, and is refused, as no run is known to have had it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
