@@ -91,6 +91,7 @@ def _part_result(part: "Part") -> dict[str, Any]:
         "identity": part.proof.to_dict(),
         "overrides": dict(part.plan.stack.overrides),
         "added": list(part.added),
+        "imports": part.imports.to_dict() if part.imports else None,
     }
 
 
