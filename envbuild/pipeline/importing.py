@@ -9,9 +9,10 @@ from envbuild.lock import IndexSettings, LockedRun
 from envbuild.lock.resolving import asking
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match import Stack
+from envbuild.match.limits import broken_hand_limits
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
-from envbuild.verify.imports import Imports, Place, check_imports, check_metadata, import_names, place_for
+from envbuild.verify.imports import Imports, Place, Question, check_imports, check_metadata, import_names, place_for
 
 if TYPE_CHECKING:
     from envbuild.pipeline.job import Job
@@ -56,13 +57,22 @@ def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSet
         check_metadata(run, job.plan.manifest, job.order.cache)
         job.report.warn(f"no module was imported, only metadata was looked at: {place.why}")
         return Imports(place="metadata")
-    wheels = [wheel for wheel in run.lock.wheels if wheel.name in names]
-    with asking((), run.lock.target, settings, job.order.cache) as question:
-        files = [path for wheel in wheels for path in question.reader.files(wheel) or ()]
-    first = [module for module in import_names(files) if module == job.plan.stack.framework]
-    modules = dict.fromkeys((*first, *import_names(files)))
     versions = {wheel.name.replace("-", "_"): wheel.version for wheel in run.lock.wheels}
-    found = check_imports(place, tuple(modules), versions, gpu=job.plan.stack.variant == "gpu")
+    modules: dict[str, str] = {}
+    with asking((), run.lock.target, settings, job.order.cache) as question:
+        for wheel in run.lock.wheels:
+            if wheel.name in names:
+                modules |= dict.fromkeys(import_names(question.reader.files(wheel) or ()), wheel.version)
+    first = [job.plan.stack.framework] if job.plan.stack.framework in modules else []
+    pins = {wheel.name: wheel.version for wheel in run.lock.wheels}
+    known = broken_hand_limits(pins, job.plan.profiles.limits)
+    asked = Question(
+        modules=tuple(dict.fromkeys((*first, *sorted(modules)))),
+        versions=versions | {module: version for module, version in modules.items() if "." not in module},
+        known=tuple(f"{it.pin} needs {it.limit.requirement}, as {it.limit.reason}" for it in known if it.limit.breaks),
+        gpu=job.plan.stack.variant == "gpu",
+    )
+    found = check_imports(place, asked)
     job.report.note(f"{len(found.modules)} of {len(modules)} modules were imported: {place.name}")
     for module, why in found.untold:
         job.report.warn(f"whether {module} can be imported could not be tried: {why}")

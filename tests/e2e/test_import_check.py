@@ -10,9 +10,8 @@ import pytest
 
 from tests.environ import cleaned
 from tests.fakes.index import serving
-from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.fakes.wheels import make_wheel
 from tests.faults.site import tags_of
-from tests.unit.test_from_manifest import manifest_of
 
 pytestmark = pytest.mark.real
 
@@ -53,12 +52,13 @@ print("printed by a module")
 
 
 class Builds:
-    def __init__(self, folder: Path, cache: Path, docker_host: str, index: str) -> None:
+    """`envbuild from-manifest` of a requirements.txt, as users run it: with the check that it makes by itself."""
+
+    def __init__(self, folder: Path, cache: Path, docker_host: str, index: str, place: str = "") -> None:
+        self.place = place
         self.folder, self.cache, self.docker_host, self.index = folder, cache, docker_host, index
 
-    def run(
-        self, *arguments: str, pins: dict[str, str], path: str = "", **env: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, pins: dict[str, str], **env: str) -> subprocess.CompletedProcess[str]:
         """Build of a requirements.txt."""
         record = self.folder / "requirements.txt"
         record.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
@@ -96,9 +96,7 @@ def index():
 @pytest.fixture(params=["container engine", "bubblewrap"])
 def builds(request, tmp_path, cache, engine, index):
     host = engine.url if request.param == "container engine" else "unix:///nowhere/docker.sock"
-    made = Builds(tmp_path, cache, host, index)
-    made.place = request.param
-    return made
+    return Builds(tmp_path, cache, host, index, request.param)
 
 
 PINS = {"tensorflow-cpu": "2.15.1"}
@@ -109,7 +107,7 @@ def test_what_fails_is_refused_with_its_causes_before_anything_has_a_name(builds
     done = builds.run("--push", f"{registry.host}/{name}:v1", pins=PINS | {"numpy": "1.23.5"})
     assert done.returncode == 16, done.stderr
     assert (
-        "tensorflow -> middle 1.0 -> low 0.6.0: AttributeError: module 'numpy' has no attribute 'dtypes' (numpy 1.23.5)"
+        "tensorflow 2.15.1 -> middle 1.0 -> low 0.6.0: AttributeError: module 'numpy' has no attribute 'dtypes' (numpy 1.23.5)"
         in done.stderr
     )
     assert f"import check, {builds.place}" in done.stderr
@@ -129,3 +127,25 @@ def test_what_can_be_imported_is_in_the_report_and_tried_once(builds):
     again = builds.run(pins=PINS | {"seeing": "1.0", "numpy": "1.26.4"})
     assert "importing in the image" not in again.stderr
     assert json.loads(again.stdout)["imports"] == found
+
+
+def test_without_engine_and_bubblewrap_metadata_is_looked_at_and_one_line_says_so(tmp_path, cache, index):
+    builds = Builds(tmp_path, cache, "unix:///nowhere/docker.sock", index)
+    (tmp_path / "bin").mkdir()
+    done = builds.run(pins=PINS | {"numpy": "1.26.4"}, PATH=str(tmp_path / "bin"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["imports"] == {"place": "metadata", "modules": [], "untold": {}}
+    [line] = [it for it in done.stderr.splitlines() if "no module was imported" in it]
+    assert line.endswith(
+        "no module was imported, only metadata was looked at: no container engine answers, and bubblewrap is not installed"
+    )
+
+
+def test_an_image_that_an_engine_built_is_tried_before_it_is_pushed(tmp_path, cache, engine, index, registry):
+    builds = Builds(tmp_path, cache, engine.url, index)
+    pins = PINS | {"numpy": "1.23.5"}
+    done = builds.run("--builder", "docker", "--push", f"{registry.host}/imports/docker:v1", pins=pins)
+    assert done.returncode == 16, done.stderr
+    assert "low 0.6.0: AttributeError" in done.stderr
+    assert "pushing" not in done.stderr
+    assert not engine.client.images.list("envbuild-build")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,25 @@ class Imports:
         return asdict(self) | {"modules": list(self.modules), "untold": dict(self.untold)}
 
 
-def check_imports(place: Place, modules: Sequence[str], versions: Mapping[str, str], *, gpu: bool) -> Imports:
-    """Import modules; VerifyError with the chain of causes of each that fails.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be imported, and what is known of it."""
 
-    `versions` are those of distributions by the name of their package. In an image for a GPU, what wants the driver's
-    libraries is no fault.
-    """
+    modules: tuple[str, ...]
+    versions: Mapping[str, str]
+    """Versions of distributions by the name of their package."""
+    known: tuple[str, ...] = ()
+    """Which of the versions are known not to go together, and what to pin."""
+    gpu: bool = False
+    """Whether the image is for a GPU, so that what wants the driver's libraries is no fault."""
+
+
+def check_imports(place: Place, question: Question) -> Imports:
+    """Import modules; VerifyError with the chain of causes of each that fails."""
+    modules = question.modules
     assert place.runner, "there is a place"
     try:
-        ran = place.runner.run(_PROGRAM, {"modules.json": json.dumps(list(modules)).encode()}, seconds=_SECONDS)
+        ran = place.runner.run(_PROGRAM, {"modules.json": json.dumps(modules).encode()}, seconds=_SECONDS)
     except UsageError as unstarted:  # it is no option that is wrong
         todo = f"give another base; {NEVER}"
         raise VerifyError(unstarted.what, where=f"import check, {place.name}", todo=todo) from unstarted
@@ -60,10 +70,10 @@ def check_imports(place: Place, modules: Sequence[str], versions: Mapping[str, s
     for module, error in errors.items():
         if error is None:
             continue
-        if why := _why_untold(error, gpu=gpu):
+        if why := _why_untold(error, gpu=question.gpu):
             untold.append((module, why))
         else:
-            faults.append(_chain(error, versions))
+            faults.append(_chain(error, question.versions))
     if len(errors) < len(modules):
         begun = [it["begins"] for it in lines if "begins" in it and it["begins"] not in errors]
         module = begun[0] if begun else "the interpreter"
@@ -74,7 +84,7 @@ def check_imports(place: Place, modules: Sequence[str], versions: Mapping[str, s
     if faults:
         many = f"{len(faults)} of {len(modules)} modules fail{'s' if len(faults) == 1 else ''}"
         what = "\n  - ".join((f"the image cannot import what the run could import: {many}", *faults))
-        todo = f"pin other versions of these in the record, or say when it was made; {NEVER}"
+        todo = "; ".join((*question.known, "pin versions of these in the record that go together", NEVER))
         raise VerifyError(what, where=f"import check, {place.name}", todo=todo)
     imported = tuple(module for module, error in errors.items() if error is None)
     return Imports(place=place.name, modules=imported, untold=tuple(untold))
