@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from envbuild.waiting import raise_again
-from tests.environ import cleaned
+from tests.environ import UNTRIED, cleaned
 
 # How fast this machine is at the moment decides no test, and what a change is checked with is the same each time:
 # examples that nobody tried before are looked for by `tests/run.sh long`.
@@ -27,3 +27,5 @@ def _clean_environment(monkeypatch, tmp_path):
     for name in os.environ.keys() - cleaned(os.environ).keys():
         monkeypatch.delenv(name)
     monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path / "envbuild-cache"))
+    for name, value in UNTRIED.items():
+        monkeypatch.setenv(name, value)

@@ -27,6 +27,14 @@ class BuilderName(StrEnum):
     CLOUDBUILD = "cloudbuild"
 
 
+class ImportCheckName(StrEnum):
+    """The values of --import-check."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 Base = Annotated[
     str | None, typer.Option(help="An image reference, an OCI layout folder, or debian:SUITE.", metavar="REF")
 ]
@@ -80,6 +88,10 @@ SystemPackages = Annotated[
         help="Put in the Debian packages that the run had libraries loaded from and the base lacks.",
     ),
 ]
+ImportCheck = Annotated[
+    ImportCheckName,
+    typer.Option(help="Import in the image what the run imported, before it is pushed; auto: where nothing proves it."),
+]
 NoRemoteCache = Annotated[
     bool, typer.Option("--no-remote-cache", help="Build even if the registry has this environment.")
 ]
@@ -118,6 +130,7 @@ class Building:
     template: Template = None
     bytecode: Bytecode = None
     system_packages: SystemPackages = True
+    import_check: ImportCheck = ImportCheckName.AUTO
     no_remote_cache: NoRemoteCache = False
 
 
@@ -227,6 +240,7 @@ def order_of(name: str, data: bytes, asked: Asked) -> "Order":
         stamp=outputs.stamp,
         cache=cache_folder(),
         require_identical=locks.require_identical,
+        import_check=building.import_check.value,
         build=locks.build,
         find_links=tuple(locks.find_links or ()),
         offline=locks.offline,

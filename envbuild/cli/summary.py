@@ -92,6 +92,7 @@ def _part_result(part: "Part") -> dict[str, Any]:
         "overrides": dict(part.plan.stack.overrides),
         "added": list(part.added),
         "dropped": list(part.lock.dropped),
+        "imports": part.imports.to_dict() if part.imports else None,
     }
 
 

@@ -119,9 +119,14 @@ class FactReader:
 
     def modules(self, wheel: WheelFile) -> frozenset[str] | None:
         """What a wheel has to import, by its top-level names; None where its server sends no ranges. LockError."""
+        files = self.files(wheel)
+        return None if files is None else frozenset(filter(None, map(_top_level, files)))
+
+    def files(self, wheel: WheelFile) -> tuple[str, ...] | None:
+        """The paths in a wheel; None where its server sends no ranges. LockError when it is no wheel."""
         try:
             with _opened(wheel, self._checked_file(wheel), self._client) as archive:
-                return frozenset(filter(None, map(_top_level, archive.namelist())))
+                return tuple(archive.namelist())
         except UnreadableError:
             return None
 

@@ -92,7 +92,11 @@ class UnlockableError(LockError):
     def _todo(self) -> str:
         """One glibc for all that need a newer one, then what to do with the others."""
         older = [fault for fault in self.faults if fault.glibc]
-        each = "do what stands below each of them, or leave one out by --drop NAME" if len(older) < len(self.faults) else ""
+        each = (
+            "do what stands below each of them, or leave one out by --drop NAME"
+            if len(older) < len(self.faults)
+            else ""
+        )
         if not older:
             return f"{each}, then run again; nothing was written"
         whom = f"the {len(older)} that need a newer glibc" if each else "all of them" if len(older) > 1 else "it"

@@ -12,7 +12,10 @@ from envbuild.lock.index import local_path
 from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.resolving import parsed_requirements
 from envbuild.manifest.packages import Distribution
+from envbuild.match.limits import broken_hand_limits
 from envbuild.match.stack import Gaps
+
+_COMPLETE = "set source.complete to true in the manifest that `envbuild convert` writes of it"
 
 
 def lock(
@@ -46,7 +49,7 @@ def lock(
         elif isinstance(found, Direct) and name in names:
             fixed[name] = found
     locked = prefer(_resolved(parsed, target, resolver, gaps, doubts, fixed))
-    faults = _against(locked, doubts) + _changed(locked, kept)
+    faults = _against(locked, doubts) + _changed(locked, kept) + (_failing(locked, gaps) if gaps else [])
     if faults:
         raise UnlockableError(faults, target)
     return locked
@@ -99,6 +102,20 @@ def _changed(locked: Lock, kept: Sequence[Distribution]) -> list[Fault]:
     pairs = [(known[wheel.name], wheel) for wheel in locked.wheels if wheel.name in known]
     faults = [archive_fault(*pair) or hash_fault(*pair) for pair in pairs]
     return [fault for fault in faults if fault is not None]
+
+
+def _failing(locked: Lock, gaps: Gaps) -> list[Fault]:
+    """The distributions that are known to fail with the locked version of another."""
+    found = broken_hand_limits({wheel.name: wheel.version for wheel in locked.wheels}, gaps.limits)
+    return [
+        Fault(
+            requirement=it.pin,
+            why=f"`{it.limit.breaks}` fails with {it.other}: {it.limit.reason}",
+            todo=f"pin {it.limit.requirement} in the record; if the run really had both, {_COMPLETE}",
+        )
+        for it in found
+        if it.limit.breaks
+    ]
 
 
 def kept_ones(requirements: Sequence[Requirement], distributions: Iterable[Distribution]) -> list[Distribution]:

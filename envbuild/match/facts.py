@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from packaging.version import Version
+from packaging.requirements import Requirement
+from packaging.version import InvalidVersion, Version
 
 from envbuild.match.table import Table
 
@@ -81,12 +82,25 @@ class CudnnFloor:
 class Limit:
     """A requirement that the wheels of a range of releases should have had."""
 
-    framework: str
+    distributions: tuple[str, ...]
+    """Normalised names that have the same code: `tensorflow`, `tensorflow-cpu`."""
     first: str
     last: str
     requirement: str
     reason: str
     source: str
+    breaks: str | None = None
+    """What fails without it: `import tensorflow`; None where it is known of no version that it fails with."""
+
+    def covers(self, name: str, version: str) -> bool:
+        """Whether the limit is about this release."""
+        if name not in self.distributions or not (release := _release(version)):
+            return False
+        return Version(self.first) <= release <= Version(self.last)
+
+    def allows(self, version: str) -> bool:
+        """Whether the requirement accepts a version of what it is about; True for what is no version."""
+        return not _release(version) or Requirement(self.requirement).specifier.contains(version, prereleases=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +183,16 @@ class Generation:
     source: str
 
 
-def within(row: "CudnnFloor | Limit | Compiler", framework: str, version: str) -> bool:
+def _release(text: str) -> Version | None:
+    """The version without a local label; None for what is no version of a release."""
+    try:
+        version = Version(Version(text).public)
+    except InvalidVersion:
+        return None
+    return version if version.release else None
+
+
+def within(row: "CudnnFloor | Compiler", framework: str, version: str) -> bool:
     """Whether a row is about this release."""
     release = Version(version)
     return row.framework == framework and Version(row.first) <= release <= Version(row.last)
@@ -219,7 +242,11 @@ def read_cudnn_floor(row: Table) -> CudnnFloor:
 
 def read_limit(row: Table) -> Limit:
     """A limit."""
-    return Limit(**row.strings("framework", "first", "last", "requirement", "reason", "source"))
+    return Limit(
+        **row.strings("first", "last", "requirement", "reason", "source"),
+        distributions=row.texts("distributions"),
+        breaks=row.maybe("breaks"),
+    )
 
 
 def read_wheel_set(row: Table) -> WheelSet:

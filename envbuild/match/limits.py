@@ -1,36 +1,68 @@
 """Rules that the run's own pins break: the run is reproduced, not changed, and each one is told."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.match.cuda import applies, cudnn_floor
-from envbuild.match.facts import Limit, within
+from envbuild.match.facts import Limit
 from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.run import Run
 from envbuild.match.stack import Decision
 from envbuild.match.swap import is_version, name_of, serves
 from envbuild.match.variant import JAX_PLUGIN
 
+_REPRODUCED = "the run had another one and is reproduced"
+_REFUSED = "the record asks for another one, which locking refuses"
 _MAJOR = re.compile(r"nvidia-(cublas|cudnn|cuda-runtime)(?:-cu(\d+))?\Z")
 
 
 def broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:
-    """Each pin of the run that its framework does not allow."""
-    pins = dict(run.pins)
+    """Each pin of the run that its framework, or another of its distributions, does not allow."""
+    others = {name: version for name, version in run.pins if name not in run.profile.distributions}
+    told = set()
+    for broken in broken_hand_limits(others | {wheel.distribution: wheel.version}, profiles.limits):
+        limit, refused = broken.limit, broken.limit.breaks and not run.complete
+        said = f"{broken.pin} needs {limit.requirement}: {limit.reason}; {_REFUSED if refused else _REPRODUCED}"
+        told.add(broken.other)
+        yield _broken(broken.other, said, limit.source)
     code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), wheel)
-    known = [(text, "its wheel requires it", code.source) for text in code.limits]
-    hand = [(it.requirement, it.reason, it.source) for it in hand_limits(wheel, profiles)]
-    for text, reason, source in known + hand:
+    for text in code.limits:
         requirement = Requirement(text)
-        version = pins.get(canonicalize_name(requirement.name))
-        if version and applies(text, run.python, run.machine) and not _allows(requirement, version):
-            said = f"{wheel.pin} needs {requirement.name}{requirement.specifier}: {reason}; the run had another one"
-            pin = f"{name_of(text)}=={version}"
-            yield Decision(what="limit", value=pin, reason=f"{said} and is reproduced", source=source, warning=True)
+        version = dict(run.pins).get(canonicalize_name(requirement.name))
+        pin = f"{name_of(text)}=={version}"
+        if version and pin not in told and applies(text, run.python, run.machine) and not _allows(requirement, version):
+            said = f"{wheel.pin} needs {requirement.name}{requirement.specifier}: its wheel requires it"
+            yield _broken(pin, f"{said}; {_REPRODUCED}", code.source)
+
+
+def _broken(pin: str, reason: str, source: str) -> Decision:
+    return Decision(what="limit", value=pin, reason=reason, source=source, warning=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenLimit:
+    """Two versions that do not go together."""
+
+    pin: str
+    """What needs another version: `tensorflow==2.12.0`."""
+    other: str
+    """What it does not work with: `numpy==2.0.2`."""
+    limit: Limit
+
+
+def broken_hand_limits(pins: Mapping[str, str], limits: Iterable[Limit]) -> Iterator[BrokenLimit]:
+    """Each limit kept by hand that versions, by normalised name, break."""
+    for limit in limits:
+        other = name_of(limit.requirement)
+        for name in limit.distributions:
+            covered = other in pins and limit.covers(name, pins.get(name, ""))
+            if covered and not limit.allows(pins[other]):
+                yield BrokenLimit(pin=f"{name}=={pins[name]}", other=f"{other}=={pins[other]}", limit=limit)
 
 
 def lost_label(run: Run, wheel: FrameworkWheel) -> Iterator[Decision]:
@@ -45,9 +77,7 @@ def lost_label(run: Run, wheel: FrameworkWheel) -> Iterator[Decision]:
 
 def hand_limits(wheel: FrameworkWheel, profiles: Profiles) -> list[Limit]:
     """What the wheels of the release should have required."""
-    if not wheel.distribution.startswith("tensorflow"):
-        return []
-    return [it for it in profiles.limits if within(it, "tensorflow", wheel.version)]
+    return [it for it in profiles.limits if it.covers(wheel.distribution, wheel.version)]
 
 
 def bad_wheels(requirements: Iterable[str], wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:

@@ -3,15 +3,13 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from packaging.requirements import Requirement
-
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match.base import decide_base
 from envbuild.match.beside import mixed_labels, other_cuda
 from envbuild.match.cuda import CudaChoice, Question, decide_cuda, plan_cuda
 from envbuild.match.driver import decide_driver
 from envbuild.match.dropping import dropped_from, without_dropped
-from envbuild.match.limits import bad_wheels, broken_limits, hand_limits, lost_label
+from envbuild.match.limits import bad_wheels, broken_limits, lost_label
 from envbuild.match.overrides import Overrides, loud, read_overrides
 from envbuild.match.pins import Chosen, Pins, decide_pins
 from envbuild.match.profiles import FrameworkWheel, Profiles
@@ -140,7 +138,7 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
         glibc_minimum=wheel.glibc,
         driver_minimum=next((it.value.removeprefix(">=") for it in driver if it.what == "driver"), None),
         requirements=pins.requirements,
-        gaps=_gaps(run, wheel, pins, profiles, _before(run.complete, run.created, asked)),
+        gaps=_gaps(run, pins, profiles, _before(run.complete, run.created, asked)),
         variables=tuple(sorted([*(GPU_VARIABLES if wheel.cuda else ()), *((it.what, it.value) for it in paths)])),
         changes=pins.changes,
         decisions=loud((*decisions, *pins.decisions, *paths, base, *warnings), overrides),
@@ -217,7 +215,7 @@ def _as_of(run: Run, asked: Asked) -> Decision:
     return Decision(what="as of", value=before, reason=reason, source="manifest: created")
 
 
-def _gaps(run: Run, wheel: FrameworkWheel, pins: Pins, profiles: Profiles, before: str | None) -> Gaps | None:
+def _gaps(run: Run, pins: Pins, profiles: Profiles, before: str | None) -> Gaps | None:
     """What fills the gaps of a record: never what the variant excludes, and in conda's version where conda had it.
 
     A requirement with extras that the run did not have brings its own in turn, so that it is a gap as well.
@@ -228,5 +226,12 @@ def _gaps(run: Run, wheel: FrameworkWheel, pins: Pins, profiles: Profiles, befor
     without = sorted({it.name for it in pins.changes if it.before} - kept)
     versions = [f"{name}=={version}" for name, version in run.conda if name not in kept]
     names = {name for name, _ in run.conda} | kept
-    bounds = [it.requirement for it in hand_limits(wheel, profiles) if Requirement(it.requirement).name not in names]
-    return Gaps(without=tuple(without), versions=(*versions, *bounds), before=before)
+    exact = {name_of(it): it.partition(";")[0].partition("==")[2].strip() for it in pins.requirements if "==" in it}
+    limits = [it for it in profiles.limits if any(it.covers(*pin) for pin in exact.items())]
+    bounds = [it.requirement for it in limits if name_of(it.requirement) not in names]
+    return Gaps(
+        without=tuple(without),
+        versions=(*versions, *dict.fromkeys(bounds)),
+        limits=() if run.complete else profiles.limits,
+        before=before,
+    )

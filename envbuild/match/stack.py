@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from envbuild.match.facts import Limit
+
 Variant = Literal["gpu", "cpu"]
 CudaSource = Literal["wheels", "base", "none"]
 
@@ -43,6 +45,8 @@ class Gaps:
     """Bounds of what is added: `numpy==1.26.4` where the run's conda had it, `numpy<2` where the framework needs it."""
     before: str | None = None
     """Only what was uploaded before this moment is added: `2023-04-02T00:00:00Z`; None for any time."""
+    limits: tuple[Limit, ...] = ()
+    """What is known to fail together, and is refused, as no run is known to have had it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,9 @@ def match_without_framework(
         base=base.value,
         glibc_minimum=_GLIBC,
         requirements=tuple(f"{name}=={version}" for name, version in pins_of(manifest)),
-        gaps=None if manifest.source.complete else Gaps(versions=_conda_pins(manifest), before=before),
+        gaps=None
+        if manifest.source.complete
+        else Gaps(versions=_conda_pins(manifest), limits=profiles.limits, before=before),
         variables=GPU_VARIABLES if gpu else (),
         changes=(),
         decisions=loud(decisions, overrides),

@@ -111,6 +111,7 @@ def _part(
         pushed=made.pushed,
         tags=job.tags,
         found=made.found,
+        imports=made.imports,
         lock=run.lock,
         pylock=job.pylock(made.run),
         proof=made.run.proof,

@@ -88,10 +88,12 @@ class Cloud(ContextJob):
             reference = self._built(folder, options)
         assert reference.digest is not None
         image = self.marked(self.from_registry(reference.digest))
+        run = self.confirmed({})
         return Made(
             assembled=Assembled(image=image, overlaps=(), results={}, true={}),
             pushed=PushResult(reference=reference, uploaded=0, existing=0),
-            run=self.confirmed({}),
+            run=run,
+            imports=self.try_imports(run, image, settings),
             wheelhouse=wheelhouse,
         )
 

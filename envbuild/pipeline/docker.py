@@ -16,6 +16,7 @@ from envbuild.engine.build import Built, built, loaded_base
 from envbuild.engine.building import Transcript
 from envbuild.engine.buildkit import Client, build_remotely, can_buildkit, find_client, require_buildx
 from envbuild.engine.client import connected
+from envbuild.engine.image import find_image
 from envbuild.engine.push import push_image
 from envbuild.engine.saved import saved
 from envbuild.errors import BuildError, UsageError
@@ -27,6 +28,8 @@ from envbuild.pipeline.contextual import ContextJob
 from envbuild.pipeline.job import Made
 from envbuild.pipeline.order import Order
 from envbuild.registry import PushResult
+from envbuild.verify.golden.runners import InImage
+from envbuild.verify.imports import Place
 
 INSTEAD = "leave out --builder docker, as envbuild needs no engine to build"
 
@@ -72,6 +75,8 @@ class Docker(ContextJob):
             request = prepared.request
             image = enter(built(engine, request, self.report, buildkit=client, running=running, logins=self._logins()))
         run = self.confirmed({})
+        there = InImage(name=image.id, client=engine, image=find_image(engine, image.id, self.report))
+        imports = self.try_imports(run, None, settings, Place(name="container engine", runner=there))
         pushed = self._pushed(image) if self.target else None
         found = self.from_registry(pushed.reference.digest) if pushed else self._saved(image)  # type: ignore[arg-type]
         content = self.marked(found)
@@ -79,6 +84,7 @@ class Docker(ContextJob):
             assembled=Assembled(image=content, overlaps=(), results={}, true={}),
             pushed=pushed,
             run=run,
+            imports=imports,
             wheelhouse=prepared.wheelhouse,
             named=lambda name: image.named(name, content),
         )
@@ -122,10 +128,12 @@ class Buildx(ContextJob):
             build_remotely(client, request, name, builder, transcript, running, metadata)
             digest = _digest(metadata)
         image = self.marked(self.from_registry(digest))
+        run = self.confirmed({})
         return Made(
             assembled=Assembled(image=image, overlaps=(), results={}, true={}),
             pushed=PushResult(reference=self.target.at(digest), uploaded=0, existing=0),
-            run=self.confirmed({}),
+            run=run,
+            imports=self.try_imports(run, image, settings),
             wheelhouse=prepared.wheelhouse,
         )
 

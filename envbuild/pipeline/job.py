@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from envbuild.assemble import Assembled, Compiling, LayerCache
 from envbuild.base.system import System
 from envbuild.lock import Arrivals, IndexSettings, LockedRun, confirm, pylock_text
+from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import canonical_json
+from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.pipeline.order import Order, Plan, Reporter
 from envbuild.recipe import Base, Recipe
@@ -19,6 +20,13 @@ from envbuild.verify import prove_loading
 
 if TYPE_CHECKING:
     from envbuild.engine.load import Loaded
+    from envbuild.verify.imports import Imports, Place
+
+
+def is_proven(manifest: TrainingManifest, run: LockedRun) -> bool:
+    """Whether a complete record has every wheel of the lock, and each is the run's own file."""
+    identical = {it.name for it in run.proof.those("identical")}
+    return manifest.source.complete and identical == {wheel.name for wheel in run.lock.wheels}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +40,8 @@ class Made:
     """The lock, held against the files."""
     found: bool = False
     """Whether the image was found in the registry, and not built now."""
+    imports: "Imports | None" = None
+    """What was imported in the image; None where it was not tried."""
     wheelhouse: bool = False
     """Whether the context that it was built from has every wheel."""
     named: "Callable[[Reference], Loaded] | None" = None
@@ -96,6 +106,20 @@ class Job(ABC):
         for note in found.notes:
             self.report.note(str(note))
         cache.note(self.proof, value=True, share=False)
+
+    def try_imports(
+        self, run: LockedRun, image: Image | None, settings: IndexSettings, place: "Place | None" = None
+    ) -> "Imports | None":
+        """Import in the image what the run imported; None where that is proven or not wanted. VerifyError.
+
+        `place` is where the image can be tried, where it is there already.
+        """
+        wanted = self.order.import_check
+        if wanted == "never" or (wanted == "auto" and is_proven(self.plan.manifest, run)):
+            return None
+        from envbuild.pipeline.importing import try_imports  # noqa: PLC0415 - Docker's library is slow to import
+
+        return try_imports(self, run, image, settings, place)
 
     def confirmed(self, true: Mapping[Digest, Collection[str]]) -> LockedRun:
         """Hold what the index showed against what it then served; the proof may lose by it."""

@@ -42,7 +42,7 @@ class Making(Job):
                 "registry's cache"
             )
             return replace(self, shared=None).build(settings)
-        return self._found(image) if image else self.build(settings)
+        return self._found(image, settings) if image else self.build(settings)
 
     def _existing(self) -> Image | None:
         """The image of this very environment in the registry that is pushed to; VerifyError if it is another."""
@@ -60,13 +60,14 @@ class Making(Job):
         cache = LayerCache(self.order.cache, self.shared)
         return find_difference(image, self.recipe, self.base, cache, self.compiling)
 
-    def _found(self, image: Image) -> Made:
+    def _found(self, image: Image, settings: IndexSettings) -> Made:
         """Nothing has to be made, only tagged."""
         self.report.note(f"the registry has the environment {self.recipe.environment.short} already; nothing is built")
         run = self.confirmed({})
+        imports = self.try_imports(run, image, settings)
         assembled = Assembled(image=image, overlaps=(), results={}, true={})
         assert self.target is not None, "it was found there"
-        return Made(assembled=assembled, pushed=push(image, self.target), run=run, found=True)
+        return Made(assembled=assembled, pushed=push(image, self.target), run=run, imports=imports, found=True)
 
     def build(self, settings: IndexSettings) -> Made:
         """Make the image, and push it where that is wanted; no image is tagged before everything was checked."""
@@ -100,8 +101,9 @@ class Making(Job):
             self.prove(cache, arrivals)
             _tell(assembled, self.report)
             run = self.confirmed(assembled.true)
+            imports = self.try_imports(run, assembled.image, settings)
             pushed = self._finish(upload, assembled, cache) if upload else None
-        return Made(assembled=assembled, pushed=pushed, run=run)
+        return Made(assembled=assembled, pushed=pushed, run=run, imports=imports)
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -19,10 +19,12 @@ from envbuild.registry import PushResult
 if TYPE_CHECKING:
     from envbuild.cloudbuild import CloudBuild
     from envbuild.engine.load import Loaded
+    from envbuild.verify.imports import Imports
 
 
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 Builder = Literal["assemble", "docker", "cloudbuild"]
+ImportCheck = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ class Order:
     cache: Path
     require_identical: bool = False
     """Whether a wheel that is not proven to be the run's ends the build."""
+    import_check: ImportCheck = "auto"
+    """Whether what the run imported is imported in the image before that has a name; auto: where nothing proves it."""
     build: bool = False
     """Whether what no index has as a wheel may be built, which runs its projects' own code."""
     find_links: tuple[Path, ...] = ()
@@ -129,6 +133,8 @@ class Part:
     """`numpy==1.26.4`: what the run's record does not have and its distributions require."""
     found: bool = False
     """Whether the image was found in the registry, and not built now."""
+    imports: "Imports | None" = None
+    """What was imported in the image; None where it was not tried."""
     wheelhouse: bool = False
     """Whether the context has every wheel."""
     named: "Callable[[Reference], Loaded] | None" = None

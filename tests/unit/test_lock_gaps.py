@@ -1,6 +1,7 @@
 """Locking a record that leaves things out: they are added, and nothing of the record is moved."""
 
 import platform
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.pip_tools import PipToolsResolver
 from envbuild.lock.uv import UvResolver
 from envbuild.manifest.packages import Distribution, Origin
+from envbuild.match.facts import Limit
 from envbuild.match.stack import Gaps
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
@@ -84,3 +86,24 @@ def test_gaps_are_filled_through_lock_too():
     assert set(versions(lock(("app==1.0",), HERE, UvResolver(), [unknown], Gaps()))) == {
         "app", "gpu-part", "lib", "zope-helper",
     }  # fmt: skip
+
+
+APP_NEEDS_OLD_LIB = Limit(
+    distributions=("app", "app-cpu"),
+    first="1.0",
+    last="1.9",
+    requirement="lib<2",
+    reason="it was built for lib 1",
+    source="import of app 1.0",
+    breaks="import app",
+)
+
+
+def test_a_pair_that_is_known_to_fail_is_refused_with_both_names_and_what_to_pin():
+    gaps = Gaps(limits=(APP_NEEDS_OLD_LIB,))
+    with pytest.raises(LockError) as refused:
+        lock(("app==1.0", "lib==2.0"), HERE, UvResolver(), (), gaps)
+    assert "app==1.0: `import app` fails with lib==2.0: it was built for lib 1\n    do: pin lib<2" in refused.value.what
+    assert versions(lock(("app==1.0", "lib==1.5"), HERE, UvResolver(), (), gaps))["lib"] == "1.5"
+    warned_of = replace(APP_NEEDS_OLD_LIB, breaks=None)
+    assert versions(lock(("app==1.0", "lib==2.0"), HERE, UvResolver(), (), Gaps(limits=(warned_of,))))["lib"] == "2.0"

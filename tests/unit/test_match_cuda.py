@@ -11,6 +11,7 @@ from envbuild.files import data_folder
 from envbuild.manifest.hardware import Accelerator, Component, Gpu, Native
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Conda, CondaPackage
+from envbuild.match.limits import broken_hand_limits
 from envbuild.match.match import match
 from envbuild.match.overrides import KEYS, pairs_of
 from envbuild.match.profiles import Release, load_profiles
@@ -241,6 +242,40 @@ def test_pins_that_break_a_rule_are_reproduced_and_told():
     assert warned(by_hand) == [("limit", "numpy==2.0.2")], "its wheel allows it by mistake"
 
 
+@pytest.mark.parametrize(
+    ("run", "pin", "needs"),
+    [
+        (tensorflow("2.12.0", ("numpy", "2.1.0")), "numpy==2.1.0", "tensorflow-cpu==2.12.0 needs numpy<2"),
+        (tensorflow("2.11.1", ("protobuf", "4.25.0"), python="3.10.4"), "protobuf==4.25.0", "needs protobuf<4"),
+        (tensorflow("2.14.1", ("keras", "3.0.5")), "keras==3.0.5", "needs keras<3"),
+        (
+            tensorflow("2.15.1", ("tensorflow-hub", "0.16.1"), ("setuptools", "82.0.0")),
+            "setuptools==82.0.0",
+            "tensorflow-hub==0.16.1 needs setuptools<82",
+        ),
+        (ran("torch", "torch", "2.2.2", ("numpy", "2.0.2")), "numpy==2.0.2", "needs numpy<2"),
+        (ran("jax", "jax", "0.4.25", ("jaxlib", "0.4.25"), ("numpy", "2.0.2")), "numpy==2.0.2", "jaxlib==0.4.25 needs"),
+    ],
+)
+def test_pairs_that_fail_are_reproduced_of_a_whole_record_and_refused_of_another(run, pin, needs):
+    whole = [it.reason for it in match(run, PROFILES, "cpu").decisions if (it.what, it.value) == ("limit", pin)]
+    assert any(needs in it for it in whole)
+    assert all(it.endswith("the run had another one and is reproduced") for it in whole)
+    stack = match(replace(run, source=replace(run.source, format="requirements", complete=False)), PROFILES, "cpu")
+    [refused] = [it.reason for it in stack.decisions if it.value == pin and "locking refuses" in it.reason]
+    assert needs in refused
+    assert stack.gaps is not None
+    pins = {name: version for name, _, version in (it.partition("==") for it in stack.requirements)}
+    assert pin in {it.other for it in broken_hand_limits(pins, stack.gaps.limits) if it.limit.breaks}
+
+
+def test_what_is_known_to_go_together_is_not_told():
+    assert warned(match(tensorflow("2.15.1", ("keras", "3.0.5"), ("numpy", "1.26.4")), PROFILES, "cpu")) == [
+        ("limit", "keras==3.0.5")
+    ], "its wheel requires Keras 2, and tf.keras works all the same"
+    assert warned(match(ran("torch", "torch", "2.3.0", ("numpy", "2.0.2")), PROFILES, "cpu")) == []
+
+
 def test_wheels_of_two_cuda_in_one_environment_are_told():
     run = tensorflow(
         "2.18.0", ("nvidia-cudnn-cu12", "9.3.0.75"), ("nvidia-cudnn-cu13", "9.19.0.56"), ("torch", "2.11.0")
@@ -289,7 +324,7 @@ def test_what_is_added_to_a_record_with_gaps_keeps_the_limits_of_the_release():
     run = tensorflow("2.8.0", ("keras", "2.8.0"), python="3.9.5")
     stack = match(replace(run, source=replace(run.source, format="requirements", complete=False)), PROFILES, "cpu")
     assert stack.gaps is not None
-    assert stack.gaps.versions == ("numpy<2", "protobuf<3.20")
+    assert stack.gaps.versions == ("numpy<2", "protobuf<3.20", "protobuf<4", "setuptools<82")
 
 
 def test_an_override_is_loud_and_stays_with_the_stack():

@@ -1,4 +1,4 @@
-"""Where a sample can be run: in a container of an image, or by an interpreter of this machine."""
+"""Where a file can be run: in a container of an image, under bubblewrap, or by an interpreter of this machine."""
 
 import os
 import subprocess
@@ -17,6 +17,7 @@ from envbuild.base.process import output, running
 from envbuild.compare.images import check_name, opened
 from envbuild.engine.build import loaded_base
 from envbuild.engine.client import connected
+from envbuild.engine.confinement import WRITABLE
 from envbuild.engine.container import MAX_RESULT, run_file
 from envbuild.engine.image import LocalImage, Report, find_image
 from envbuild.errors import UsageError
@@ -98,6 +99,54 @@ def _lies_here(text: str) -> bool:
     if text.startswith((_ENGINE, _REGISTRY)):
         return False
     return text.startswith(_ARCHIVES) or exists(text.rpartition("@")[0] or text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InBubblewrap:
+    """Processes in an image that lies unpacked in a folder: without a network, and with nothing of this machine."""
+
+    name: str
+    root: Path
+    variables: Mapping[str, str]
+    """The image's own, and no others."""
+    python: str
+    """Its path in the image."""
+
+    def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
+        """Run in new namespaces; nothing but folders in memory can be written. The program's FILE is its stdout."""
+        with TemporaryDirectory(prefix="envbuild-bubblewrap-") as name:
+            folder = Path(name)
+            _lay(folder, {"program.py": program.encode(), **beside})
+            folder.chmod(0o755)
+            command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+            command += ["--clearenv"]
+            command += [word for item in self.variables.items() for word in ("--setenv", *item)]
+            command += ["--ro-bind", str(self.root), "/", "--dev", "/dev", "--proc", "/proc"]
+            command += [word for place in WRITABLE for word in ("--tmpfs", place)]
+            command += ["--ro-bind", str(folder), "/run/envbuild", "--chdir", "/"]
+            command += [self.python, "/run/envbuild/program.py", "--out", "-"]
+            heard, answer = _Heard(), bytearray()
+            with running(command, os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+                assert process.stdout, process.stderr
+                readers = (
+                    threading.Thread(target=heard.read, args=(process.stderr,), daemon=True),
+                    threading.Thread(target=_collect, args=(process.stdout, answer), daemon=True),
+                )
+                for reader in readers:
+                    reader.start()
+                try:
+                    code = process.wait(seconds)
+                except subprocess.TimeoutExpired:
+                    code = None
+                for reader in readers:
+                    reader.join(1)
+            late = code is None
+            return Ran(answer=bytes(answer), code=code if code is not None else 137, lines=heard.lines, late=late)
+
+
+def _collect(stream: IO[bytes], into: bytearray) -> None:
+    while (data := stream.read(_LONGEST)) and len(into) < MAX_RESULT:
+        into += data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,79 @@
+"""The environment is tried before its image has a name, where nothing proves that it is the run's."""
+
+from typing import TYPE_CHECKING
+
+from packaging.utils import canonicalize_name
+
+from envbuild.assemble import LayerCache
+from envbuild.lock import IndexSettings, LockedRun
+from envbuild.lock.resolving import asking
+from envbuild.manifest.model import TrainingManifest
+from envbuild.match import Stack
+from envbuild.match.limits import broken_hand_limits
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image, canonical_json
+from envbuild.verify.imports import Imports, Place, Question, check_imports, check_metadata, import_names, place_for
+
+if TYPE_CHECKING:
+    from envbuild.pipeline.job import Job
+
+
+def try_imports(
+    job: "Job", run: LockedRun, image: Image | None, settings: IndexSettings, place: Place | None
+) -> Imports:
+    """Import in the image what the run imported; VerifyError.
+
+    What this machine tried before is not tried again, unless `--import-check always` asks for it.
+    """
+    order, manifest, stack = job.order, job.plan.manifest, job.plan.stack
+    names, cache = imported_distributions(stack, manifest), LayerCache(order.cache)
+    key = Digest.of(canonical_json(["tried on this machine", str(job.recipe.environment), sorted(names)]))
+    if order.import_check == "auto" and (known := cache.noted(key, Imports.from_dict)):
+        job.report.note(f"{len(known.modules)} modules of this environment were imported here before ({known.place})")
+        return known
+    job.report.step("importing in the image what the run imported")
+    if place:
+        found = _tried(job, run, names, settings, place)
+    else:
+        assert image, "there is an image or a place that has it"
+        with place_for(image, stack.machine, job.report) as found_place:
+            found = _tried(job, run, names, settings, found_place)
+    if found.place != "metadata":
+        cache.note(key, found.to_dict(), share=False)
+    return found
+
+
+def imported_distributions(stack: Stack, manifest: TrainingManifest) -> frozenset[str]:
+    """Normalised names of what a run imported, as far as its record tells: the framework, and what was asked for.
+
+    An incomplete record has only what was asked for.
+    """
+    asked = (it.name for it in manifest.distributions if it.requested or not manifest.source.complete)
+    return frozenset(map(canonicalize_name, (stack.distribution, *asked)))
+
+
+def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
+    if place.runner is None:
+        check_metadata(run, job.plan.manifest, job.order.cache)
+        job.report.warn(f"no module was imported, only metadata was looked at: {place.why}")
+        return Imports(place="metadata")
+    versions = {wheel.name.replace("-", "_"): wheel.version for wheel in run.lock.wheels}
+    modules: dict[str, str] = {}
+    with asking((), run.lock.target, settings, job.order.cache) as question:
+        for wheel in run.lock.wheels:
+            if wheel.name in names:
+                modules |= dict.fromkeys(import_names(question.reader.files(wheel) or ()), wheel.version)
+    first = [job.plan.stack.framework] if job.plan.stack.framework in modules else []
+    pins = {wheel.name: wheel.version for wheel in run.lock.wheels}
+    known = broken_hand_limits(pins, job.plan.profiles.limits)
+    asked = Question(
+        modules=tuple(dict.fromkeys((*first, *sorted(modules)))),
+        versions=versions | {module: version for module, version in modules.items() if "." not in module},
+        known=tuple(f"{it.pin} needs {it.limit.requirement}, as {it.limit.reason}" for it in known if it.limit.breaks),
+        gpu=job.plan.stack.variant == "gpu",
+    )
+    found = check_imports(place, asked)
+    job.report.note(f"{len(found.modules)} of {len(modules)} modules were imported: {place.name}")
+    for module, why in found.untold:
+        job.report.warn(f"whether {module} can be imported could not be tried: {why}")
+    return found
