@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +22,7 @@ DEVELOP = "dev_0"
 """The build that conda gives what pip installed from a folder."""
 _INDEX, _FOLDER = Origin(kind="index"), Origin(kind="editable")
 _FILE = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)-(?P<build>[^-]+)\.(?:conda|tar\.bz2)")
+_SUBDIR = re.compile(r"^# platform: (\S+)", re.MULTILINE)
 _NOTHING_OF_PIP = "an explicit list does not have what pip installed"
 
 
@@ -33,6 +35,9 @@ def read_list(record: Record, given: Given) -> Found:
     else:
         read_line = address_of if explicit else _of_row if TABLE.search(text) else _of_export
         packages = list(_of_lines(lines_of(record, text), read_line, faults))
+        # An address has the platform too; an exported list has it in this comment alone.
+        subdir = _SUBDIR.search(text)
+        packages = [replace(it, subdir=it.subdir or clean(subdir[1])) for it in packages] if subdir else packages
     faults.check()
     by_pip = [
         (it, _INDEX if it.channel == PIP else _FOLDER) for it in packages if it.channel == PIP or it.build == DEVELOP
@@ -81,7 +86,7 @@ def _of_lines(
 def _of_row(line: str) -> CondaPackage | None:
     """Read `name version build channel`; the main channel has no name."""
     cells = [clean(it) for it in line.split()]
-    if not 3 <= len(cells) <= 4:
+    if not 3 <= len(cells) <= 4 or not re.match(r"\w", line):
         return None
     return CondaPackage(
         name=cells[0].lower(), version=cells[1], build=cells[2], channel=channel(cells[3]) if cells[3:] else None
