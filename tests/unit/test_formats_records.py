@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.utils import canonicalize_name
@@ -12,7 +13,7 @@ from envbuild.manifest.model import Format, TrainingManifest
 from tests.unit.converting import origins, pins, read, record_of, refusal
 
 RECORDS = Path(__file__).parents[1] / "data/records"
-GIVEN = {"python": "3.11.9", "platform": "linux/amd64"}
+GIVEN: dict[str, Any] = {"python": "3.11.9", "platform": "linux/amd64"}
 PIP_LIST = {it["name"]: it["version"] for it in json.loads((RECORDS / "pip-list.json").read_text())}
 BY_PIP = {"pip", "setuptools", "wheel"}
 FREEZES: dict[str, tuple[Format, bool]] = {
@@ -46,7 +47,7 @@ def normalised(manifest: TrainingManifest) -> dict[str, str | None]:
 
 
 def read_conda(name: str) -> TrainingManifest:
-    lock = {"platform": "linux/amd64"} if "lock" in name else {}
+    lock: dict[str, Any] = {"platform": "linux/amd64"} if "lock" in name else {}
     return read(name, text(name), **lock)
 
 
@@ -83,6 +84,25 @@ def test_a_list_of_pip_is_not_one_of_conda():
     assert detect(record_of("packages.json", text("pip-list.json"))) == "pip-list"
     assert detect(record_of("packages.json", text("conda-list.json"))) == "conda-list"
     assert detect(record_of("list.json", '[{"name": "idna", "version": "3.7", "channel": "pypi"}]')) == "conda-list"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("conda-list-export.txt", "conda-list"), ("conda-list-explicit.txt", "conda-list"), ("pip-list.txt", "pip-list")],
+)
+def test_what_a_list_holds_counts_more_than_its_name(name, kind):
+    assert detect(record_of("requirements.txt", text(name))) == kind
+
+
+@pytest.mark.parametrize("name", ["poetry.lock", "pdm.lock", "Pipfile.lock", "pixi.lock", "conda-lock.yml"])
+def test_a_lock_is_known_without_its_name(name):
+    kind = name.lower().replace(".yml", "").replace(".", "-")
+    assert detect(record_of("stdin", text(name))) == kind
+
+
+def test_an_exported_list_says_the_platform():
+    manifest = read_conda("conda-list-export.txt")
+    assert (manifest.platform.system, manifest.platform.machine) == ("Linux", "x86_64")
 
 
 @pytest.mark.parametrize(

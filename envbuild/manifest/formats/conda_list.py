@@ -35,9 +35,10 @@ def read_list(record: Record, given: Given) -> Found:
     else:
         read_line = address_of if explicit else _of_row if TABLE.search(text) else _of_export
         packages = list(_of_lines(lines_of(record, text), read_line, faults))
-        # An address has the platform too; an exported list has it in this comment alone.
-        subdir = _SUBDIR.search(text)
-        packages = [replace(it, subdir=it.subdir or clean(subdir[1])) for it in packages] if subdir else packages
+        # An address has the platform too; an exported list has it in this comment alone, and Python is for one.
+        said = _SUBDIR.search(text)
+        subdir = clean(said[1]) if said else None
+        packages = [replace(it, subdir=it.subdir or subdir) if it.name == "python" else it for it in packages]
     faults.check()
     by_pip = [
         (it, _INDEX if it.channel == PIP else _FOLDER) for it in packages if it.channel == PIP or it.build == DEVELOP

@@ -21,14 +21,15 @@ _INSTALLED = {"main", "dev"}
 
 
 def read_pixi_lock(record: Record, given: Given) -> Found:
-    """Read the environment `default`, or the only one; ManifestError."""
+    """Read the environment `default`, or the first; ManifestError."""
     values, faults = yaml_of(record, MAX_LOCK), Faults(record.name)
     environments = values.get("environments") if isinstance(values, dict) else None
     if not isinstance(environments, dict) or not environments:
         what = f"this pixi.lock of version {clean(text_at(values, 'version') or '')} has no environments"
         raise ManifestError(what, where=record.name, todo=_OLD_PIXI)
     name = "default" if "default" in environments else next(iter(environments))
-    others = sorted(clean(it) for it in environments if it != name)
+    others = ", ".join(sorted(clean(it) for it in environments if it != name))
+    note = f"the environment {name} is read; left out: {others}" if others else ""
     chosen = environments[name].get("packages") if isinstance(environments[name], dict) else None
     by_platform = chosen if isinstance(chosen, dict) else {}
     subdir = _subdir(by_platform, given, record.name)
@@ -36,15 +37,9 @@ def read_pixi_lock(record: Record, given: Given) -> Found:
     entries = {
         text_at(it, "conda") or text_at(it, "pypi") or text_at(it, "url"): it for it in _dicts(values.get("packages"))
     }
-    listed = [
-        (
-            text_at(it, "conda") or "",
-            text_at(it, "pypi") or "",
-            entries.get(text_at(it, "conda") or text_at(it, "pypi"), {}),
-        )
-        for it in _dicts(by_platform[subdir])
-    ]
-    return _found(listed, subdir, record, given, faults, notes=_others(name, others))
+    pairs = [(text_at(it, "conda") or "", text_at(it, "pypi") or "") for it in _dicts(by_platform[subdir])]
+    listed = [(conda, wheel, entries.get(conda or wheel, {})) for conda, wheel in pairs]
+    return _found(listed, record, given, faults, note)
 
 
 def read_conda_lock(record: Record, given: Given) -> Found:
@@ -59,29 +54,22 @@ def read_conda_lock(record: Record, given: Given) -> Found:
         for it in wanted
         if (address := text_at(it, "url") or "?")
     ]
-    left = sorted({clean(text_at(it, "name") or "") for it in items if it not in wanted})
-    notes = (f"the lock's optional packages are left out: {', '.join(left)}",) if left else ()
-    return _found(chosen, subdir, record, given, faults, notes=notes)
+    left = ", ".join(sorted({clean(text_at(it, "name") or "") for it in items if it not in wanted}))
+    note = f"the lock's optional packages are left out: {left}" if left else ""
+    return _found(chosen, record, given, faults, note)
 
 
 def _found(
-    chosen: list[tuple[str, str, dict[str, Any]]],
-    subdir: str,
-    record: Record,
-    given: Given,
-    faults: Faults,
-    notes: tuple[str, ...],
+    chosen: list[tuple[str, str, dict[str, Any]]], record: Record, given: Given, faults: Faults, note: str
 ) -> Found:
     """Make the environment of entries, each with an address of conda's or of a wheel and what the lock says of it."""
     packages: list[CondaPackage] = []
     wheels: list[tuple[Distribution, str]] = []
     projects: dict[str, str | None] = {}
-    for index, (conda, wheel, entry) in enumerate(chosen):
+    for conda, wheel, entry in chosen:
         package = address_of(conda) if conda else None
         if package:
-            # What is noarch names no platform; the first package says it for all.
-            place = subdir if index == 0 else package.subdir
-            packages.append(replace(package, subdir=place, sha256=_digest(entry)))
+            packages.append(replace(package, sha256=_digest(entry)))
             projects.update(_projects(package, entry))
         elif wheel:
             wheels.append((_distribution(wheel, entry), f"package {clean(text_at(entry, 'name') or wheel)}"))
@@ -92,7 +80,7 @@ def _found(
         python=next((it.version for it in packages if it.name == "python"), None),
         pip=(),
         wheels=tuple(wheels),
-        notes=notes,
+        notes=(note,),
         projects=projects,
     )
     return found_in(installed, record, given, faults)
@@ -130,14 +118,9 @@ def _subdir(locked: Iterable[str], given: Given, where: str) -> str:
     if len(names) == 1:
         return names[0]
     known = ", ".join(sorted({clean(it) for it in locked}))
-    what = f"the lock is for {known or 'no platform'}" + (
-        "" if names else f", not for {given.platform}" * bool(given.platform)
-    )
+    other = f", not for {given.platform}" if given.platform else ""
+    what = f"the lock is for {known or 'no platform'}{other}"
     raise ManifestError(what, where=where, todo=PLATFORM)
-
-
-def _others(name: str, others: list[str]) -> tuple[str, ...]:
-    return (f"the environment {name} is read; left out: {', '.join(others)}",) if others else ()
 
 
 def _dicts(items: Any) -> list[dict[str, Any]]:

@@ -129,7 +129,8 @@ def _is_wandb(record: Record, _text: str) -> bool:
 
 
 def _is_pixi_lock(record: Record, text: str) -> bool:
-    return record.file == "pixi.lock" or bool(re.search(r"^environments:\s*$", text, re.MULTILINE))
+    both = re.search(r"^environments:\s*$", text, re.MULTILINE) and re.search(r"^packages:\s*$", text, re.MULTILINE)
+    return record.file == "pixi.lock" or bool(both)
 
 
 def _is_conda_lock(_record: Record, text: str) -> bool:
