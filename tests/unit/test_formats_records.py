@@ -303,6 +303,8 @@ def test_a_version_that_no_index_has_is_named_as_unknown():
     manifest = read("list.txt", record)
     assert pins(manifest) == {"odd": None, "odder": None}
     assert {"distributions.odd.version", "distributions.odder.version"} <= set(manifest.source.unknown)
+    for name, version in (("odd", "HCP-1.2"), ("odder", "HCP-1.3")):
+        assert f"{name} is of version {version}, which no index could have" in manifest.source.notes
 
 
 @pytest.mark.parametrize("line", ["numpy", "numpy 1.26.4", "numpy 1 2 3 4", "-x y z"])

@@ -44,7 +44,7 @@ class Installed:
     pip: tuple[tuple[str, str], ...]
     """What pip installed: a line of a requirements file, and its place in the record."""
     wheels: tuple[tuple[Distribution, str], ...] = ()
-    """What a lock has of an index or of addresses, each with its place."""
+    """What a lock has of an index or of addresses, or a list of pip, each with its place."""
     name: str | None = None
     channels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -94,6 +94,8 @@ def _take_packages(packages: Iterable[CondaPackage], projects: Mapping[str, str 
         if project is None:
             continue
         made = distribution_of(project, package.version, _origin(package))
+        if made.version is None:
+            yield odd_version(package)
         other = taken.setdefault(canonicalize_name(project), made)
         if other.version != made.version:
             yield f"{package.name} {package.version} is left out: {other.name} {other.version} is the same project"
@@ -116,8 +118,9 @@ def _not_taken(packages: Iterable[CondaPackage], projects: Mapping[str, str | No
         if project is None and it.name != "python" and canonicalize_name(it.name) not in pins.found:
             classes.setdefault(class_of(it.name), []).append(it.name)
     for kind, names in classes.items():
-        head = f"no wheel for {kind}:"
-        yield from textwrap.wrap(", ".join(names), 300, initial_indent=f"{head} ", subsequent_indent=f"{head} ")
+        head = f"no wheel for {kind}: "
+        wrap = textwrap.TextWrapper(300, initial_indent=head, subsequent_indent=head, break_on_hyphens=False)
+        yield from wrap.wrap(", ".join(names))
 
 
 def distribution_of(name: str, version: str, origin: Origin) -> Distribution:
@@ -127,6 +130,11 @@ def distribution_of(name: str, version: str, origin: Origin) -> Distribution:
     except InvalidVersion:
         valid = None
     return Distribution(name=name, version=valid, origin=origin, installer="conda" if origin.kind == "conda" else None)
+
+
+def odd_version(package: CondaPackage) -> str:
+    """Say why a distribution of the record has no version in the manifest."""
+    return f"{clean(package.name)} is of version {clean(package.version)}, which no index could have"
 
 
 def _origin(package: CondaPackage) -> Origin:

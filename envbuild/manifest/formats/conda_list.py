@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from envbuild.manifest.formats.conda import EXPORT, Installed, channel, distribution_of, found_in
+from envbuild.manifest.formats.conda import EXPORT, Installed, channel, distribution_of, found_in, odd_version
 from envbuild.manifest.formats.found import Found
 from envbuild.manifest.formats.given import Given
 from envbuild.manifest.formats.pins import sha256_of
@@ -43,13 +43,15 @@ def read_list(record: Record, given: Given) -> Found:
     by_pip = [
         (it, _INDEX if it.channel == PIP else _FOLDER) for it in packages if it.channel == PIP or it.build == DEVELOP
     ]
+    made = [(it, distribution_of(it.name, it.version, origin)) for it, origin in by_pip]
     conda = tuple(it for it in packages if it.channel != PIP and it.build != DEVELOP)
+    odd = tuple(odd_version(it) for it, distribution in made if distribution.version is None)
     installed = Installed(
         packages=conda,
         python=next((it.version for it in conda if it.name == "python"), None),
         pip=(),
-        wheels=tuple((distribution_of(it.name, it.version, origin), f"package {it.name}") for it, origin in by_pip),
-        notes=(_NOTHING_OF_PIP,) if explicit else (),
+        wheels=tuple((distribution, f"package {it.name}") for it, distribution in made),
+        notes=(*odd, _NOTHING_OF_PIP) if explicit else odd,
     )
     return found_in(installed, record, given, faults)
 
