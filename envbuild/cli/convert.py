@@ -27,9 +27,10 @@ def run(
 ) -> None:
     """Make a manifest of another tool's record.
 
-    Reads what pip freeze, pip inspect, conda list --json and conda env export print, requirements.txt,
-    pylock.toml, uv.lock, environment.yml, MLflow model folders, and the folder `files` of a W&B run. What
-    such a record does not say is told, and stays unknown unless an option says it.
+    Reads what pip freeze, pip list, pip inspect, conda list and conda env export print, requirements.txt,
+    pylock.toml, environment.yml, the locks of uv, Poetry, PDM, Pipenv, pixi and conda-lock, MLflow model
+    folders, and the folder `files` of a W&B run. What such a record does not say is told, and stays unknown
+    unless an option says it.
     """
     from envbuild.capture.output import write_out
     from envbuild.manifest.formats import Given

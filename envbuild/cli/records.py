@@ -30,12 +30,18 @@ class FormatName(StrEnum):
     """What --from takes: the formats of `envbuild.manifest.formats`, named here so that --help needs not load them."""
 
     PIP_FREEZE = "pip-freeze"
+    PIP_LIST = "pip-list"
     PIP_INSPECT = "pip-inspect"
     REQUIREMENTS = "requirements"
     PYLOCK = "pylock"
     UV_LOCK = "uv-lock"
+    POETRY_LOCK = "poetry-lock"
+    PDM_LOCK = "pdm-lock"
+    PIPFILE_LOCK = "pipfile-lock"
     CONDA_ENVIRONMENT = "conda-environment"
     CONDA_LIST = "conda-list"
+    PIXI_LOCK = "pixi-lock"
+    CONDA_LOCK = "conda-lock"
     MLFLOW = "mlflow"
     WANDB = "wandb"
 

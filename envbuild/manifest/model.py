@@ -31,12 +31,18 @@ SCHEMA_VERSION = "1.1"
 Format = Literal[
     "capture",
     "pip-freeze",
+    "pip-list",
     "pip-inspect",
     "requirements",
     "pylock",
     "uv-lock",
+    "poetry-lock",
+    "pdm-lock",
+    "pipfile-lock",
     "conda-environment",
     "conda-list",
+    "pixi-lock",
+    "conda-lock",
     "mlflow",
     "wandb",
 ]

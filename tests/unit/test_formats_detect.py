@@ -15,6 +15,7 @@ from envbuild.manifest.formats import FORMATS, Given, convert, detect, main_file
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.known import known_accelerator
 from envbuild.manifest.model import Format, Platform, TrainingManifest
+from tests.fuzz.seeds import SEEDS
 from tests.unit.converting import NOW, read, record_of, refusal
 from tests.unit.test_formats_conda import EXPLICIT, EXPORT, LIST
 from tests.unit.test_formats_locks import PYLOCK, UV_LOCK
@@ -23,12 +24,18 @@ from tests.unit.test_formats_text import FREEZE, REQUIREMENTS
 
 SAMPLES: dict[Format, str] = {
     "pip-freeze": FREEZE,
+    "pip-list": SEEDS["pip-list"][0].decode(),
     "pip-inspect": json.dumps(INSPECT),
     "requirements": REQUIREMENTS,
     "pylock": PYLOCK,
     "uv-lock": UV_LOCK,
+    "poetry-lock": SEEDS["poetry-lock"][0].decode(),
+    "pdm-lock": SEEDS["pdm-lock"][0].decode(),
+    "pipfile-lock": SEEDS["pipfile-lock"][0].decode(),
     "conda-environment": EXPORT,
     "conda-list": json.dumps(LIST, indent=2),
+    "pixi-lock": SEEDS["pixi-lock"][0].decode(),
+    "conda-lock": SEEDS["conda-lock"][0].decode(),
     "mlflow": MLMODEL,
     "wandb": wandb(),
 }

@@ -1,35 +1,57 @@
-"""`conda list --json` and `conda list --explicit`."""
+"""What `conda list` prints: as a table, and with --json, --explicit and --export."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from envbuild.manifest.formats.conda import EXPORT, Installed, channel, found_in
+from envbuild.manifest.formats.conda import EXPORT, Installed, channel, distribution_of, found_in, odd_version
 from envbuild.manifest.formats.found import Found
 from envbuild.manifest.formats.given import Given
 from envbuild.manifest.formats.pins import sha256_of
 from envbuild.manifest.formats.record import Faults, Record, clean, json_of, lines_of, quoted, text_at, text_of
-from envbuild.manifest.packages import CondaPackage
+from envbuild.manifest.packages import CondaPackage, Origin
 
+EXPLICIT = re.compile(r"^@EXPLICIT\s*$", re.MULTILINE)
+TABLE = re.compile(r"^#?[ \t]*Name[ \t]+Version[ \t]+Build\b", re.MULTILINE)
 PIP = "pypi"
 """The channel that conda gives what pip installed."""
+HEAD = re.compile(r"[#@─]|Name\s+Version\s+Build|List of packages in environment:")
+DEVELOP = "dev_0"
+"""The build that conda gives what pip installed from a folder."""
+_INDEX, _FOLDER = Origin(kind="index"), Origin(kind="editable")
 _FILE = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)-(?P<build>[^-]+)\.(?:conda|tar\.bz2)")
+_SUBDIR = re.compile(r"^# platform: (\S+)", re.MULTILINE)
 _NOTHING_OF_PIP = "an explicit list does not have what pip installed"
 
 
 def read_list(record: Record, given: Given) -> Found:
     """Read every package, and apart from them what pip installed; ManifestError."""
     text, faults = text_of(record), Faults(record.name)
-    explicit = not text.lstrip().startswith("[")
-    packages = list(_of_lines(lines_of(record, text), faults) if explicit else _of_json(json_of(record, text), faults))
+    explicit = bool(EXPLICIT.search(text))
+    if text.lstrip().startswith("["):
+        packages = list(_of_json(json_of(record, text), faults))
+    else:
+        read_line = address_of if explicit else _of_row if TABLE.search(text) else _of_export
+        packages = list(_of_lines(lines_of(record, text), read_line, faults))
+        # An address has the platform too; an exported list has it in this comment alone, and Python is for one.
+        said = _SUBDIR.search(text)
+        subdir = clean(said[1]) if said else None
+        packages = [replace(it, subdir=it.subdir or subdir) if it.name == "python" else it for it in packages]
     faults.check()
-    conda = tuple(it for it in packages if it.channel != PIP)
+    by_pip = [
+        (it, _INDEX if it.channel == PIP else _FOLDER) for it in packages if it.channel == PIP or it.build == DEVELOP
+    ]
+    made = [(it, distribution_of(it.name, it.version, origin)) for it, origin in by_pip]
+    conda = tuple(it for it in packages if it.channel != PIP and it.build != DEVELOP)
+    odd = tuple(odd_version(it) for it, distribution in made if distribution.version is None)
     installed = Installed(
         packages=conda,
         python=next((it.version for it in conda if it.name == "python"), None),
-        pip=tuple((f"{it.name}=={it.version}", f"package {it.name}") for it in packages if it.channel == PIP),
-        notes=(_NOTHING_OF_PIP,) if explicit else (),
+        pip=(),
+        wheels=tuple((distribution, f"package {it.name}") for it, distribution in made),
+        notes=(*odd, _NOTHING_OF_PIP) if explicit else odd,
     )
     return found_in(installed, record, given, faults)
 
@@ -51,19 +73,39 @@ def _of_json(items: Any, faults: Faults) -> Iterator[CondaPackage]:
         )
 
 
-def _of_lines(lines: list[str], faults: Faults) -> Iterator[CondaPackage]:
-    """Read addresses, each with a digest behind # or none."""
+def _of_lines(
+    lines: list[str], read_line: Callable[[str], CondaPackage | None], faults: Faults
+) -> Iterator[CondaPackage]:
+    """Read lines, without comments and the head of a table."""
     for number, line in enumerate(map(str.strip, lines), 1):
-        if line and not line.startswith(("#", "@")):
-            made = _of_address(line)
-            if made:
-                yield made
+        if line and not HEAD.match(line):
+            package = read_line(line)
+            if package:
+                yield package
             else:
-                what = f"line {number}: this is no address of a package: {quoted(line)}"
-                faults.add(what, "correct or remove it")
+                faults.add(f"line {number}: this is no package of conda: {quoted(line)}", "correct or remove it")
 
 
-def _of_address(line: str) -> CondaPackage | None:
+def _of_row(line: str) -> CondaPackage | None:
+    """Read `name version build channel`; the main channel has no name."""
+    cells = [clean(it) for it in line.split()]
+    if not 3 <= len(cells) <= 4 or not re.match(r"\w", line):
+        return None
+    return CondaPackage(
+        name=cells[0].lower(), version=cells[1], build=cells[2], channel=channel(cells[3]) if cells[3:] else None
+    )
+
+
+def _of_export(line: str) -> CondaPackage | None:
+    """Read `name=version=build`; the build of what pip installed is `pypi_0`."""
+    name, *rest = (clean(it) for it in line.split("="))
+    if len(rest) != 2 or not all(rest):
+        return None
+    return CondaPackage(name=name.lower(), version=rest[0], build=rest[1], channel=PIP if rest[1] == "pypi_0" else None)
+
+
+def address_of(line: str) -> CondaPackage | None:
+    """Read the address of a package, with a digest behind # or none."""
     bare, _, digest = line.partition("#")
     place = clean(bare, 4000)
     try:

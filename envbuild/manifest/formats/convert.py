@@ -12,12 +12,18 @@ from envbuild.manifest.reader import read_manifest
 
 _READERS: dict[Format, tuple[str, str]] = {
     "pip-freeze": ("requirements", "read_freeze"),
+    "pip-list": ("pip_list", "read_pip_list"),
     "pip-inspect": ("pip_inspect", "read_inspect"),
     "requirements": ("requirements", "read_requirements"),
     "pylock": ("pylock", "read_pylock"),
     "uv-lock": ("uv_lock", "read_uv_lock"),
+    "poetry-lock": ("project_locks", "read_poetry_lock"),
+    "pdm-lock": ("project_locks", "read_pdm_lock"),
+    "pipfile-lock": ("project_locks", "read_pipfile_lock"),
     "conda-environment": ("conda_environment", "read_environment"),
     "conda-list": ("conda_list", "read_list"),
+    "pixi-lock": ("conda_locks", "read_pixi_lock"),
+    "conda-lock": ("conda_locks", "read_conda_lock"),
     "mlflow": ("mlflow", "read_mlflow"),
     "wandb": ("wandb", "read_wandb"),
 }

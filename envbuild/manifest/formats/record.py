@@ -21,6 +21,8 @@ MAX_TOML = 16 * 2**20
 """Characters; the largest uv.lock that is known has about 5 MB."""
 MAX_YAML = 2**19
 """Bytes; what conda exports has about 20 kB, and reading YAML is slow."""
+MAX_LOCK = 4 * 2**20
+"""Bytes of a lock in YAML; those for three platforms have 1 to 2 MB, and are read in as many seconds."""
 MAX_FAULTS = 20
 """As many faults are told at once."""
 _NO_RECORD = "give the record that the tool wrote, not a model or an archive"

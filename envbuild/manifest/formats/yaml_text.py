@@ -8,10 +8,10 @@ from envbuild.errors import ManifestError
 from envbuild.manifest.formats.record import MAX_YAML, Record, check_size, short, text_of
 
 
-def yaml_of(record: Record) -> Any:
+def yaml_of(record: Record, limit: int = MAX_YAML) -> Any:
     """Read YAML as texts, lists and objects, since 3.10 is a version and no number; no aliases; ManifestError."""
     text = text_of(record)
-    check_size(record, len(record.data), MAX_YAML)
+    check_size(record, len(record.data), limit)
     try:
         return yaml.load(text, Loader=_Texts)  # noqa: S506 - the loader makes texts, lists and dicts only
     except (yaml.YAMLError, ValueError, RecursionError) as error:
