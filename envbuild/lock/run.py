@@ -113,7 +113,7 @@ def lock_run(
         facts = question.reader.all_facts(proven.lock.wheels)
         conflicts = find_conflicts(proven.lock.wheels, facts, target)
     return LockedRun(
-        lock=proven.lock,
+        lock=replace(proven.lock, owners=_owners(proven.lock, distributions)),
         proof=proven.proof,
         changes=changes,
         added=added,
@@ -174,6 +174,14 @@ def refuse_changed(before: Lock, after: Lock, where: str) -> None:
         raise LockError(
             "\n".join(["files are not what they were when they were locked:", *lines]), where=where, todo=todo
         )
+
+
+def _owners(locked: Lock, distributions: Iterable[Distribution]) -> tuple[tuple[str, str], ...]:
+    """Whose file the run had where one locked distribution's was overwritten by another's."""
+    names = {wheel.name for wheel in locked.wheels}
+    pairs = (pair for it in distributions if canonicalize_name(it.name) in names for pair in it.overwritten)
+    found = {path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}
+    return tuple(sorted(found.items()))
 
 
 def _attributed(conflict: Conflict, distributions: Iterable[Distribution]) -> Conflict:

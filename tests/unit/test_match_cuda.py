@@ -245,7 +245,17 @@ def test_wheels_of_two_cuda_in_one_environment_are_told():
     run = tensorflow(
         "2.18.0", ("nvidia-cudnn-cu12", "9.3.0.75"), ("nvidia-cudnn-cu13", "9.19.0.56"), ("torch", "2.11.0")
     )
-    assert ("cuda twice", "nvidia-cudnn-cu12, nvidia-cudnn-cu13") in warned(match(run, PROFILES))
+    names = "nvidia-cudnn-cu12, nvidia-cudnn-cu13"
+    assert {("cuda twice", names), ("cudnn twice", names)} <= set(warned(match(run, PROFILES)))
+
+
+def test_nccl_of_two_cuda_is_told_at_plan():
+    pins = [("nvidia-nccl-cu11", "2.14.3"), ("nvidia-nccl-cu12", "2.20.5"), ("xgboost", "2.1.1")]
+    stack = match(ran("torch", "torch", "2.0.0", *pins), PROFILES, "gpu")
+    assert ("nccl twice", "nvidia-nccl-cu11, nvidia-nccl-cu12") in warned(stack)
+    assert "nvidia/nccl/lib/libnccl.so.2" in said(stack, "nccl twice").reason
+    one = match(ran("torch", "torch", "2.0.0", *pins[:1]), PROFILES, "gpu")
+    assert not [it for it in warned(one) if it[0] == "nccl twice"]
 
 
 def test_plug_ins_of_two_cuda_in_one_run_are_told_with_the_higher_driver():
