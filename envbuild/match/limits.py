@@ -73,7 +73,7 @@ def bad_wheels(requirements: Iterable[str], wheel: FrameworkWheel, profiles: Pro
 
 
 def _shared_library(pins: Iterable[str]) -> Iterator[Decision]:
-    """cuDNN or NCCL for two CUDAs, whose wheels install the same file."""
+    """Warn of cuDNN or NCCL for two CUDAs, whose wheels install the same file."""
     for library, file in _SHARED.items():
         names = sorted(it for it in pins if re.fullmatch(rf"nvidia-{library}-cu\d+", it))
         if len(names) > 1:
