@@ -19,6 +19,9 @@ def decide_base(
         return Decision(what="base", value=overrides.base, reason=has + cuda, source=wheel.source)
     if plan.base:
         return _cuda_base(plan.base, python)
+    if plan.source == "base":
+        reason = f"no image with CUDA {plan.version} and Python is known; name one by --set base=IMAGE"
+        return Decision(what="base", value="", reason=reason, source="profiles/cuda.toml: base", warning=True)
     suites = [it for it in profiles.suites if Version(it.glibc) >= Version(wheel.glibc)]
     suite = next((it for it in suites if had_image(it, python)), None)
     name = profiles.python_image.format(python=python, suite=(suite or profiles.suites[0]).name)
