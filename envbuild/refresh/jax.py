@@ -26,7 +26,7 @@ _KERNELS = re.compile(r"jax_cuda\d+_plugin/_prng\.so")
 """The smallest library of a plug-in with code for GPUs; all are built for the same ones."""
 _KERNELS_LIMIT = 64 << 20
 _FATBIN = struct.Struct("<IHHQ")
-_FATBIN_MAGIC, _PTX = 0xBA55ED50, 1
+_FATBIN_MAGIC, _FATBIN_VERSION, _PTX = 0xBA55ED50, 1, 1
 _CODE = struct.Struct("<HHIQ12xI")
 """Of each piece of code in a fat binary its kind, a number, the sizes of its header and its content; what it is for."""
 
@@ -222,7 +222,9 @@ def _codes(data: bytes, at: int) -> Iterator[tuple[int, int]]:
     """Kind and architecture of every piece of code in the fat binary that begins here."""
     if at + _FATBIN.size > len(data):
         return
-    _, _, head, size = _FATBIN.unpack_from(data, at)
+    _, version, head, size = _FATBIN.unpack_from(data, at)
+    if (version, head) != (_FATBIN_VERSION, _FATBIN.size):
+        return  # the same four bytes in something else
     at, end = at + head, min(at + head + size, len(data))
     while at + _CODE.size <= end:
         kind, _, head, size, number = _CODE.unpack_from(data, at)
