@@ -1,5 +1,6 @@
 """Recipe: everything that decides the image's bytes, and nothing else."""
 
+import posixpath
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,8 +8,9 @@ from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
+from envbuild.splice.install import Scheme
 
-LAYER_FORMAT = 10
+LAYER_FORMAT = 11
 """Raised whenever the same recipe would give other bytes."""
 PYTHON_LABEL = "dev.envbuild.python"
 VARIANT_LABEL = "dev.envbuild.variant"
@@ -72,6 +74,8 @@ class Recipe:
     """By what, and in which format, sources are compiled; empty for an image without bytecode."""
     packages: tuple[SystemPackage, ...] = ()
     """Debian packages that lie between the base and the wheels."""
+    owners: tuple[tuple[str, str], ...] = ()
+    """Of paths that several wheels install, as RECORD writes them, whose file it has to be; sorted."""
     layer_format: int = LAYER_FORMAT
     prefix: str = PREFIX
     user: str = USER
@@ -80,6 +84,12 @@ class Recipe:
     def environment(self) -> Digest:
         """The environment id: equal exactly when the images are equal."""
         return Digest.of(canonical_json(self.to_dict()))
+
+    @property
+    def owned(self) -> dict[str, str]:
+        """Whose file it has to be, by paths below the prefix."""
+        site = Scheme(prefix=self.prefix, python_minor=self.target.python_minor).site_packages
+        return {posixpath.normpath(f"{site}/{path}"): name for path, name in self.owners}
 
     @property
     def pyvenv(self) -> tuple[str, ...]:
@@ -101,6 +111,7 @@ class Recipe:
             named
             | compiled
             | ({"packages": packed} if packed else {})
+            | ({"owners": dict(self.owners)} if self.owners else {})
             | {
                 "layer_format": self.layer_format,
                 "base": str(self.base_digest),
@@ -135,6 +146,7 @@ def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "") -> Rec
         target=lock.target,
         wheels=lock.wheels,
         packages=lock.packages,
+        owners=lock.owners,
         variables=stack.variables,
         labels=tuple(sorted(labels.items())),
         bytecode=bytecode,

@@ -13,6 +13,7 @@ from envbuild.assemble.cache import Decode, LayerCache
 from envbuild.assemble.config import CHECK_LINE, annotations, checkup_files, config_bytes, environment_files
 from envbuild.assemble.debian import SystemLayer, packages_key, packages_line
 from envbuild.assemble.expectation import Slot, find_problem
+from envbuild.assemble.install_order import install_order
 from envbuild.assemble.making import Begun, LayerOrder, Made, Maker
 from envbuild.assemble.overlap import Overlap, find_overlaps
 from envbuild.assemble.plan import LayerPlan, check_depth, plan_layers
@@ -199,10 +200,17 @@ def shared_paths(
         if new := {wheel: opened.fingerprint(wheel) for wheel in plan.wheels if wheel not in prints}:
             prints |= new
             cache.note(plan.paths, {str(wheel.sha256): to_text(prints[wheel]) for wheel in plan.wheels})
-    found = find_overlaps({wheel: opened[wheel].files for wheel in suspects(prints)})
+    files = {wheel: opened[wheel].files for wheel in suspects(prints)}
+    found = find_overlaps(files, recipe.owned, lambda: _order(recipe, opened))
     ours = all(cache.noted(plan.paths, _prints_of(plan)) is not None for plan in plans)
     cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in found], keep=ours)
     return found
+
+
+def _order(recipe: Recipe, opened: OpenWheels) -> list[str]:
+    """The order of installation by the pip that is among the wheels; every wheel is read for its METADATA."""
+    pip = next((wheel.version for wheel in recipe.wheels if wheel.name == "pip"), None)
+    return install_order({wheel.name: opened.requires(wheel) for wheel in recipe.wheels}, recipe.target, pip)
 
 
 def _find_false_overlap(recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache, opened: OpenWheels) -> str:
@@ -258,9 +266,8 @@ def _overlaps_of(recipe: Recipe) -> Decode[list[Overlap]]:
 
 def _wheels_key(recipe: Recipe) -> Digest:
     wheels = [[wheel.filename, str(wheel.sha256)] for wheel in recipe.wheels]
-    return Digest.of(
-        canonical_json(["overlaps of", recipe.layer_format, recipe.prefix, recipe.target.python_minor, wheels])
-    )
+    value = ["overlaps of", recipe.layer_format, recipe.prefix, recipe.target.python_minor, wheels]
+    return Digest.of(canonical_json([*value, *recipe.owners]))
 
 
 def _overlap_key(recipe: Recipe, overlaps: Sequence[Overlap]) -> Digest:

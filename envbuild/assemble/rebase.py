@@ -240,6 +240,7 @@ def derive_recipe(image: Image, old: Base, lock: Lock) -> Recipe:
         target=lock.target,
         wheels=lock.wheels,
         packages=lock.packages,
+        owners=lock.owners,
         variables=tuple((name, text) for name, text in own.items() if name not in ("PATH", "VIRTUAL_ENV")),
         labels=tuple(sorted(_own_labels(image, old).items())),
         user=str(_config_of(image).get("User", "")),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from envbuild.errors import BuildError
+from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe
@@ -71,6 +72,12 @@ class OpenWheels:
         """What the wheel puts where."""
         known = self._prints.get(wheel.sha256)
         return fingerprint(self[wheel].files) if known is None else known
+
+    def requires(self, wheel: LockedWheel) -> tuple[str, ...]:
+        """Requires-Dist of the wheel's METADATA."""
+        archive = self[wheel].archive
+        members = (it for it in archive.members if it.name.endswith(".dist-info/METADATA") and it.name.count("/") == 1)
+        return requirements_of(archive.read(next(members)).decode("utf-8", "replace"))
 
     def true(self) -> dict[Digest, frozenset[str]]:
         """The members of each wheel that were read and found to be what its RECORD says."""

@@ -15,6 +15,7 @@ from envbuild.capture.conda import conda_owners
 from envbuild.capture.distributions import identity, metadata_paths
 from envbuild.capture.listed import Listed, listed_files
 from envbuild.capture.reading import Facts
+from envbuild.capture.redact import scrub_line
 from envbuild.capture.sites import Land, listed_names
 
 SECONDS = 1.5
@@ -24,6 +25,7 @@ HOUR = 3600 * 10**9
 FEW = 64
 """Files, of which nothing tells what time is the usual one."""
 ADDED = re.compile(r"^\.\./|\.dist-info/")
+MOST_OVERWRITTEN = 1000
 HASHES = ("sha256", "sha384", "sha512")
 SLICES = 64
 THREADS = 8
@@ -42,16 +44,18 @@ class Doubt(NamedTuple):
 class Check:
     """How the files of one distribution compare with its list."""
 
-    def __init__(self, folder: str, package: Facts | None) -> None:
-        self.site = os.path.dirname(folder)
+    def __init__(self, name: str, folder: str, package: Facts | None) -> None:
+        self.name, self.site = name, os.path.dirname(folder)
         self.written = _time_of(package["record"] if package else os.path.join(folder, "RECORD"))
         self.of_conda = package is not None
         self.missing: list[str] = []
         self.modified: list[str] = []
+        self.overwritten: dict[str, str] = {}
+        self.confirmed: set[str] = set()
         self.doubts: list[Doubt] = []
         self.files = self.unchecked = 0
 
-    def hold(self, rows: Iterable[Listed], deadline: float) -> set[str]:
+    def hold(self, rows: Iterable[Listed], shared: Shared, deadline: float) -> set[str]:
         """Compare kind and size of files; return which entries of the site folder they lie in."""
         entries = set()
         for row in rows:
@@ -59,6 +63,7 @@ class Check:
             # RECORD itself has no digest, and bytecode is made again where it is needed.
             if row.digest.partition("=")[0] in HASHES and not row.name.endswith(".pyc"):
                 self.files += 1
+                shared.add(self, row)
                 if time.monotonic() <= deadline:
                     self._compare(row)
                 else:
@@ -84,13 +89,12 @@ class Check:
             else:
                 self.modified.append(row.name)
 
-    def doubtful(self, deep: bool) -> list[Doubt]:
-        """Return the files to hash, and keep none: most are many and need it not."""
-        doubts, self.doubts = self.doubts, []
-        return doubts if deep else self._suspicious(doubts)
+    def doubtful(self, shared: Shared, deep: bool) -> list[Doubt]:
+        """Return the files to hash."""
+        return self.doubts if deep else self._suspicious(self.doubts, shared)
 
-    def _suspicious(self, doubts: list[Doubt]) -> list[Doubt]:
-        """List the files that changed after the list was written, or at quite another time than the rest.
+    def _suspicious(self, doubts: list[Doubt], shared: Shared) -> list[Doubt]:
+        """List the files that others list too, that changed after the list was written, or long before or after most.
 
         What was edited in the cache that an installer links to is older than the list. conda keeps the times of
         building, which can be years apart.
@@ -100,18 +104,59 @@ class Check:
         usual, far = times[len(times) // 2], math.inf if self.of_conda else HOUR
         if times[-1] - times[0] > far and len(times) <= FEW:
             return doubts
-        return [doubt for doubt in doubts if doubt.changed > self.written or abs(doubt.changed - usual) > far]
+        return [
+            doubt
+            for doubt in doubts
+            if doubt.changed > self.written
+            or abs(doubt.changed - usual) > far
+            or (self.site, doubt.name) in shared.claims
+        ]
 
     def settle(self, doubt: Doubt, differs: bool | None) -> None:
         if differs is None:
             self.unchecked += 1
         elif differs:
             self.modified.append(doubt.name)
+        else:
+            self.confirmed.add(doubt.name)
+
+    def yield_to(self, name: str, owner: Check) -> None:
+        """Note that a file which is not this distribution's is another one's."""
+        if name in self.modified:
+            self.modified.remove(name)
+            self.overwritten[name] = owner.name
 
     def facts(self) -> Facts:
         changed = {"modified": self.modified, "missing": self.missing}
         facts: Facts = {key: listed_names(names) for key, names in changed.items() if names}
-        return dict(facts, changed_files=len(self.modified) + len(self.missing)) if facts else {}
+        if facts:
+            facts["changed_files"] = len(self.modified) + len(self.missing)
+        if self.overwritten:
+            named = sorted((scrub_line(name), owner) for name, owner in self.overwritten.items())
+            facts["overwritten"] = dict(named[:MOST_OVERWRITTEN])
+        return facts
+
+
+class Shared:
+    """Files that several distributions list, each with another digest."""
+
+    def __init__(self) -> None:
+        self.first: dict[tuple[str, str], tuple[Check, str]] = {}
+        self.claims: dict[tuple[str, str], list[Check]] = {}
+
+    def add(self, check: Check, row: Listed) -> None:
+        key = (check.site, row.name)
+        other, digest = self.first.setdefault(key, (check, row.digest))
+        if digest != row.digest or key in self.claims:
+            self.claims.setdefault(key, [other]).append(check)
+
+    def settle(self) -> None:
+        """Give each file to the distribution whose digest it has."""
+        for (_, name), checks in self.claims.items():
+            owner = next((check for check in checks if name in check.confirmed), None)
+            for check in checks:
+                if owner is not None:
+                    check.yield_to(name, owner)
 
 
 def _time_of(path: str) -> int:
@@ -129,14 +174,14 @@ def installation_facts(distributions: dict[str, Facts], deep: bool, seconds: flo
     deadline = math.inf if deep else time.monotonic() + seconds
     conda, land = conda_owners(), Land()
     checks: list[Check] = []
-    doubts: list[Doubt] = []
+    shared = Shared()
     for folder, facts in distributions.items():
         package = conda.get(os.path.realpath(folder))
-        rows, check = listed_files(folder, package), Check(folder, package)
-        land.claim(check.site, facts["name"], check.hold(rows, deadline) if rows is not None else None)
-        doubts += check.doubtful(deep)
+        rows, check = listed_files(folder, package), Check(facts["name"], folder, package)
+        land.claim(check.site, check.name, check.hold(rows, shared, deadline) if rows is not None else None)
         checks.append(check)
-    _settle(doubts, deadline)
+    _settle([doubt for check in checks for doubt in check.doubtful(shared, deep)], deadline)
+    shared.settle()
     for facts, check in zip(distributions.values(), checks):  # noqa: B905 - 3.10's
         facts.update(check.facts())
     unreadable = _claim_others(land, distributions, conda)

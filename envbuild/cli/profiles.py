@@ -150,13 +150,19 @@ def _shown(shown: "Shown") -> dict[str, Any]:
 
     stack = {key: value for key, value in asdict(shown.stack).items() if key not in {"changes", "gaps"}}
     pairs = {key: dict(stack[key]) for key in ("variables", "overrides")}
-    wheel = {"keras": shown.wheel.keras, "compute_capabilities": list(shown.wheel.compute_capabilities)}
+    stack["base"] = shown.stack.base or None
+    wheel = {
+        "built_cuda": shown.wheel.cuda,
+        "keras": shown.wheel.keras,
+        "compute_capabilities": list(shown.wheel.compute_capabilities),
+    }
     return stack | pairs | wheel | {"limits": list(shown.limits), "notes": list(shown.notes)}
 
 
 def _print_shown(shown: "Shown") -> None:
     for it in shown.stack.decisions:
-        typer.echo(f"{it.what}: {it.value}\n  {'warning: ' if it.warning else ''}{it.reason}\n  [{it.source}]")
+        value, warning = it.value or "none is known", "warning: " if it.warning else ""
+        typer.echo(f"{it.what}: {value}\n  {warning}{it.reason}\n  [{it.source}]")
     typer.echo("requirements:")
     for requirement in shown.stack.requirements:
         typer.echo(f"  {requirement}")

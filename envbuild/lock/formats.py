@@ -70,6 +70,7 @@ def pylock_text(
         *_table("identity", {it.name: it.outcome for it in proof.identities} if proof else {}),
         *_table("built", built or {}),
         *_table("base", base or {}),
+        *_table("owners", dict(lock.owners)),
         *(line for it in lock.packages for line in _system_lines(it)),
     ]
     return ("\n".join(lines) + "\n").encode()
@@ -141,14 +142,15 @@ def _lock(parsed: Pylock, folder: Path | None) -> Lock:
         target=target,
         wheels=tuple(wheels[name] for name in sorted(wheels)),
         packages=_packages(ours),
-        base=_base(ours),
+        owners=_texts(ours, "owners"),
+        base=_texts(ours, "base"),
         slim=_names(ours, "slim"),
         dropped=_names(ours, "dropped"),
     )
 
 
-def _base(ours: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    found = ours.get("base")
+def _texts(ours: Mapping[str, Any], key: str) -> tuple[tuple[str, str], ...]:
+    found = ours.get(key)
     texts = found.items() if isinstance(found, dict) else ()
     return tuple(sorted((key, text) for key, text in texts if isinstance(text, str)))
 

@@ -69,6 +69,8 @@ class Lock:
     """Sorted by name; one wheel a name."""
     packages: tuple[SystemPackage, ...] = ()
     """Sorted by name; one a name."""
+    owners: tuple[tuple[str, str], ...] = ()
+    """Of paths that several distributions of the run installed, as RECORD writes them, whose file it had; sorted."""
     yanked: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Names of wheels that their index has withdrawn (PEP 592), with its reason, which may be empty."""
     base: tuple[tuple[str, str], ...] = field(default=(), compare=False)

@@ -135,7 +135,7 @@ def _compared(
     marked, unhashed = mark_direct(proven.lock, direct)
     dropped = tuple((name, _why_dropped(name, conflicts)) for name in options.dropped)
     return LockedRun(
-        lock=replace(marked, dropped=options.dropped),
+        lock=replace(marked, owners=_owners(proven.lock, distributions), dropped=options.dropped),
         proof=proven.proof,
         changes=changes,
         added=added,
@@ -213,6 +213,14 @@ def refuse_changed(before: Lock, after: Lock, where: str) -> None:
         raise LockError(
             "\n".join(["files are not what they were when they were locked:", *lines]), where=where, todo=todo
         )
+
+
+def _owners(locked: Lock, distributions: Iterable[Distribution]) -> tuple[tuple[str, str], ...]:
+    """Whose file the run had where one locked distribution's was overwritten by another's."""
+    names = {wheel.name for wheel in locked.wheels}
+    pairs = (pair for it in distributions if canonicalize_name(it.name) in names for pair in it.overwritten)
+    found = {path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}
+    return tuple(sorted(found.items()))
 
 
 def _attributed(conflict: Conflict, distributions: Iterable[Distribution]) -> Conflict:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.manifest.fields import Address, AnyText, Line, Name, Sha256, Version
+from envbuild.manifest.fields import Address, AnyText, Line, Name, Pairs, Sha256, Version
 
 OriginKind = Literal["index", "vcs", "archive", "editable", "conda", "unknown"]
 """`editable` is any folder of sources (PEP 610 dir_info), installed in place or copied: no index has it either way.
@@ -77,6 +77,11 @@ class Distribution:
     """Files of RECORD, or conda-meta, that are not there, at most 50; bytecode does not count."""
     changed_files: int = 0
     """How many files are modified or missing."""
+    overwritten: Pairs = ()
+    """Files that are another distribution's, which was installed over this one, with its name; at most 1,000.
+
+    They are what that one's RECORD says, and do not count as modified.
+    """
     shadowed: tuple[Line, ...] = ()
     """Versions of the same distribution later on sys.path, which imports do not see.
 

@@ -21,6 +21,9 @@ def decide_base(
         return Decision(what="base", value=overrides.base, reason=has + cuda, source=wheel.source)
     if plan.base:
         return _cuda_base(plan.base, python)
+    if plan.source == "base":
+        reason = f"no image with CUDA {plan.version} and Python is known; name one by --set base=IMAGE"
+        return Decision(what="base", value="", reason=reason, source="profiles/cuda.toml: base", warning=True)
     return python_base(python, wheel.glibc, profiles)
 
 

@@ -74,7 +74,8 @@ def plan_cuda(question: Question) -> CudaPlan:
         asked = "base"
     if found and asked != "base":
         return _from_set(question, found)
-    if asked != "wheels" and (base or overrides.base):
+    unknown = question.run.asked and not overrides.cuda
+    if asked != "wheels" and (base or overrides.base or unknown):
         return _from_base(question, base)
     raise _refusal(question, asked)
 
@@ -120,6 +121,8 @@ def decide_cuda(question: Question, plan: CudaPlan) -> tuple[Decision, ...]:
     toolkit = [it for it in plan.requirements if is_toolkit(name_of(it))]
     open_ = [it for it in toolkit if "==" not in it and not run.version_of(name_of(it))]
     newest = "; its wheels are not pinned, so the newest of the index is installed" if open_ else ""
+    wanted = _cudnn_requirement(plan.requirements)
+    ranged = wanted if wanted and "." not in f"{plan.cudnn}" else None
     return (
         Decision(
             what="cuda",
@@ -130,7 +133,10 @@ def decide_cuda(question: Question, plan: CudaPlan) -> tuple[Decision, ...]:
         Decision(
             what="cudnn",
             value=plan.cudnn or "as its build brings it",
-            reason=least + ("; the base has another one" if tag_differs else "") + _differs(run.cudnn, plan.cudnn),
+            reason=(f"the newest that {ranged} allows is installed; " if ranged else "")
+            + least
+            + ("; the base has another one" if tag_differs else "")
+            + _differs(run.cudnn, plan.cudnn),
             source=floor.source if floor else wheel.source,
             warning=tag_differs,
         ),
@@ -189,12 +195,18 @@ def _own(question: Question) -> CudaPlan:
 
 
 def _cudnn(question: Question, requirements: tuple[str, ...]) -> str | None:
-    """The version that the run had as a wheel, else the one that is pinned, else the lowest that serves."""
-    names = [it for it in requirements if it.startswith("nvidia-cudnn-cu")]
-    had = question.run.version_of(Requirement(names[0]).name) if names and not question.overrides.cudnn else None
-    pinned = next((it.version for text in names for it in Requirement(text).specifier if it.operator == "=="), None)
-    wheel = question.wheel
-    return had or (pinned.removesuffix(".*") if pinned else wheel.cudnn_built or wheel.cudnn)
+    """The version that the run had as a wheel, else the one that is pinned, else the major version of a range."""
+    wheel, run = question.wheel, question.run
+    wanted = _cudnn_requirement(requirements)
+    name = wanted.name if wanted else f"nvidia-cudnn-cu{f'{wheel.cuda}'.partition('.')[0]}"
+    had = run.version_of(name) if not question.overrides.cudnn else None
+    pinned = next((it.version for it in wanted.specifier if it.operator == "=="), None) if wanted else None
+    known = wheel.cudnn_built or wheel.cudnn
+    return had or (pinned.removesuffix(".*") if pinned else known.partition(".")[0] if wanted and known else known)
+
+
+def _cudnn_requirement(requirements: tuple[str, ...]) -> Requirement | None:
+    return next((Requirement(it) for it in requirements if it.startswith("nvidia-cudnn-cu")), None)
 
 
 def _set(question: Question) -> WheelSet | None:
@@ -274,7 +286,7 @@ def _from_base(question: Question, base: CudaBase | None) -> CudaPlan:
         cudnn=(base.cudnn if base and not overrides.base else said[1] if said else None) or wheel.cudnn,
         base=base,
         reason=reason,
-        origin=base.source if base else "--set base",
+        origin=base.source if base else "--set base" if overrides.base else wheel.source,
     )
 
 

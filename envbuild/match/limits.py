@@ -18,6 +18,8 @@ from envbuild.match.variant import JAX_PLUGIN
 
 _REPRODUCED = "the run had another one and is reproduced"
 _REFUSED = "the record asks for another one, which locking refuses"
+_SHARED = {"cudnn": "nvidia/cudnn/lib/libcudnn.so.N", "nccl": "nvidia/nccl/lib/libnccl.so.2"}
+"""Files that the wheels of all CUDAs install to the same path."""
 _MAJOR = re.compile(r"nvidia-(cublas|cudnn|cuda-runtime)(?:-cu(\d+))?\Z")
 
 
@@ -90,16 +92,27 @@ def bad_wheels(requirements: Iterable[str], wheel: FrameworkWheel, profiles: Pro
         reason = f"{wheel.pin} takes {floor.version} or a later one of the same major version; the run had another one"
         pin = f"nvidia-cudnn-cu{own}=={cudnn}"
         yield Decision(what="limit", value=pin, reason=f"{reason} and is reproduced", source=floor.source, warning=True)
+    yield from _shared_library(pins)
     if len(majors) > 1:
-        reason = (
-            "wheels of two major versions of CUDA are in one environment; those of cuDNN write the same file, "
-            "nvidia/cudnn/lib/libcudnn.so.N, and the later one in the lock wins"
-        )
+        reason = "wheels of two major versions of CUDA are in one environment"
         drivers = [it.minimum for it in profiles.drivers if it.cuda == max(majors, key=int)]
         reason += "".join(f"; the higher one takes driver {it} or later" for it in drivers)
         value = ", ".join(majors[it] for it in sorted(majors))
-        source = "files of nvidia-cudnn-cu12 and nvidia-cudnn-cu13 on the package index"
+        source = "manifest: distributions"
         yield Decision(what="cuda twice", value=value, reason=reason, source=source, warning=True)
+
+
+def _shared_library(pins: Iterable[str]) -> Iterator[Decision]:
+    """Warn of cuDNN or NCCL for two CUDAs, whose wheels install the same file."""
+    for library, file in _SHARED.items():
+        names = sorted(it for it in pins if re.fullmatch(rf"nvidia-{library}-cu\d+", it))
+        if len(names) > 1:
+            reason = (
+                f"they all install {file}; the image has the one that the run had, where its record says so "
+                f"(distributions: overwritten), else the one that pip installs last"
+            )
+            source = f"files of {' and '.join(names)} on the package index"
+            yield Decision(what=f"{library} twice", value=", ".join(names), reason=reason, source=source, warning=True)
 
 
 def _major(name: str) -> str | None:

@@ -1,5 +1,6 @@
 """A manifest against the profiles: the stack that serves the run, or every candidate and why it lost."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -176,7 +177,7 @@ def _extra(run: Run, wheel: FrameworkWheel) -> Decision:
     reason = "the run's own plug-in" if had else "the run had no plug-in that says another one"
     if run.asked:
         reason = "it was asked for" if had else "none was asked for, and this one runs on the oldest drivers"
-    notes = "".join(f"; {it}" for it in run.release.notes)
+    notes = "".join(f"; {it}" for it in run.release.notes if re.match(r"cuda\d+:", it))
     return Decision(what="extra", value=f"{wheel.extra}", reason=reason + notes, source=wheel.source)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -73,6 +73,8 @@ class FrameworkWheel:
     """The requirement that a wheel without the code brings it by: `tensorflow-cpu-aws==2.15.1`, `jaxlib==0.4.36`."""
     parts: tuple[str, ...] = ()
     """The other wheels that the row was read from: file name and digest."""
+    others: tuple[str, ...] = ()
+    """The wheels for the other Pythons, which nothing was read from: file name and digest."""
 
     @property
     def pin(self) -> str:
@@ -83,6 +85,15 @@ class FrameworkWheel:
     def source(self) -> str:
         """The row's origin, for people."""
         return f"{self.wheel} ({self.sha256})"
+
+    def cited_for(self, python: str) -> "FrameworkWheel":
+        """The row with the wheel for this minor version of Python as its source, where it has one of its own."""
+        tag = f"-cp{python.replace('.', '')}-"
+        for text in self.others:
+            name, _, digest = text.removesuffix(")").partition(" (")
+            if tag in name:
+                return replace(self, wheel=name, sha256=Digest.parse(digest))
+        return self
 
     @property
     def jaxlib(self) -> str | None:
@@ -112,6 +123,8 @@ class Release:
 
     version: Version
     wheels: tuple[FrameworkWheel, ...]
+    extras: tuple[str, ...] = ()
+    """All that its metadata names, normalised; known of JAX only."""
     notes: tuple[str, ...] = ()
     """What it offers and cannot keep: extras whose distributions are not on the index."""
 
@@ -203,7 +216,8 @@ def _release(table: Table) -> Release:
     except InvalidVersion:
         raise table.wrong("version", "a version as PEP 440 has it") from None
     wheels = table.each("wheel", lambda row: _wheel(row, text))
-    return Release(version=version, wheels=wheels, notes=table.texts("notes", optional=True))
+    extras, notes = (table.texts(key, optional=True) for key in ("extras", "notes"))
+    return Release(version=version, wheels=wheels, extras=extras, notes=notes)
 
 
 def _wheel(row: Table, version: str) -> FrameworkWheel:
@@ -223,4 +237,5 @@ def _wheel(row: Table, version: str) -> FrameworkWheel:
         keras_inside=row.maybe("keras_inside"),
         stands_for=row.maybe("stands_for"),
         parts=row.texts("parts", optional=True),
+        others=row.texts("others", optional=True),
     )

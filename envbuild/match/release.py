@@ -14,10 +14,10 @@ from envbuild.match.limits import hand_limits
 from envbuild.match.match import Asked, decide
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Profiles, Release
 from envbuild.match.run import Run, find_release, machine_of
-from envbuild.match.stack import Decision, Stack
+from envbuild.match.stack import Decision, Stack, Variant
 from envbuild.match.variant import choose_wheel, own_builds
 
-_EXTRA = re.compile(r"cuda\d+")
+_EXTRA = re.compile(r"cuda\d+(?=-pip\Z|\Z)")
 _VALUES = {"framework", "python", "variant", "cuda", "cudnn", "cuda source", "driver", "base", "glibc", "platform"}
 """Decisions that are values of their own, no remarks."""
 
@@ -53,11 +53,12 @@ def show_release(
         raise UsageError(f"{python!r} is no version of Python", where="--python", todo="give it as 3.11 or 3.11.7")
     named = _named(gpus)
     run = _run(text, profiles, machine_of(machine), named)
-    kind = _variant(asked, run, without=bool(gpus) and not named)
-    asked = replace(asked, variant="gpu" if kind.value == "gpu" else "cpu")
+    without = bool(gpus) and not named
+    variant: Variant = "gpu" if _variant(asked, run, without=without).value == "gpu" else "cpu"
     chosen = python or asked.overrides.python
-    stack = _first(run, profiles, asked, [chosen] if chosen else _pythons(run))
-    wheel = choose_wheel(replace(run, python=stack.python), stack.variant)
+    stack = _first(run, profiles, replace(asked, variant=variant), [chosen] if chosen else _pythons(run))
+    run = replace(run, python=stack.python)
+    wheel, kind = choose_wheel(run, stack.variant), _variant(asked, run, without=without)
     decisions = tuple(kind if it.what == "variant" else it for it in stack.decisions)
     if not chosen:
         decisions = tuple(_newest(it) if it.what == "python" else it for it in decisions)
@@ -116,7 +117,8 @@ def _run(text: str, profiles: Profiles, machine: str, gpus: tuple[str, ...]) -> 
     name, extras, version = _parsed(text)
     profile = _profile(name, profiles)
     release = find_release(profile, name, version)
-    plugins = [f"jax-{it}-plugin" for it in sorted(extras) if profile.name == "jax" and _EXTRA.fullmatch(it)]
+    cuda = _cuda_extras(release, extras, machine) if profile.name == "jax" else []
+    plugins = [f"jax-{it}-plugin" for it in cuda]
     return Run(
         profile=profile,
         release=release,
@@ -137,6 +139,21 @@ def _run(text: str, profiles: Profiles, machine: str, gpus: tuple[str, ...]) -> 
         conda=(),
         asked=True,
     )
+
+
+def _cuda_extras(release: Release, extras: set[str], machine: str) -> list[str]:
+    """`cuda12` for each extra of JAX that brings it; MatchError for one that is unknown or cannot be had."""
+    found = []
+    for extra in sorted(str(canonicalize_name(it)) for it in extras):
+        lost = next((it for it in release.notes if it.startswith(f"{extra}:") and machine in it), None)
+        if extra not in release.extras or lost:
+            unknown = f"jax {release.version} has no extra {extra}; it has {', '.join(release.extras)}"
+            had = ", ".join(sorted({f"{it.extra}" for it in release.wheels if it.extra and it.machine == machine}))
+            todo = f"leave it out, or ask for {had}" if had else "leave it out; no extra brings CUDA here"
+            what = f"jax[{extra}]=={release.version} cannot be had: {lost}" if lost else unknown
+            raise MatchError(what, where="RELEASE", todo=todo)
+        found += [match[0] for match in [_EXTRA.match(extra)] if match]
+    return found
 
 
 def _parsed(text: str) -> tuple[str, set[str], str]:
@@ -174,5 +191,7 @@ def _first(run: Run, profiles: Profiles, asked: Asked, pythons: list[str]) -> St
 def _notes(stack: Stack, release: Release) -> tuple[str, ...]:
     """Warnings first, then whatever is set or left out, then what the release offers and cannot keep."""
     remarks = sorted(stack.decisions, key=lambda it: not it.warning)
-    told = [f"{it.what} {it.value}: {it.reason}" for it in remarks if it.warning or it.what not in _VALUES]
+    told = [
+        f"{f'{it.what} {it.value}'.rstrip()}: {it.reason}" for it in remarks if it.warning or it.what not in _VALUES
+    ]
     return (*told, *(it for it in release.notes if not any(it in line for line in told)))

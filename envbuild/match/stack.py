@@ -66,10 +66,10 @@ class Stack:
     cuda: str | None
     """CUDA of the image, as exactly as it is known: `11.8`, `12.5.1`."""
     cudnn: str | None
-    """cuDNN of the image, as exactly as it is known: `8.9.4.25`; the major version alone where a base brings it."""
+    """cuDNN of the image, as exactly as it is known: `8.9.4.25`; else its major version: of a base, or of a range."""
     cuda_source: CudaSource
     base: str
-    """The base that the profile names; an option may replace it."""
+    """The base that the profile names; an option may replace it. Empty where none is known, without a run."""
     glibc_minimum: str
     """Lowest glibc that the framework's wheel accepts: `2.17`."""
     driver_minimum: str | None = None

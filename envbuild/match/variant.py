@@ -92,7 +92,7 @@ def choose_wheel(run: Run, variant: Variant) -> FrameworkWheel:
     faults = [(wheel, _faults(run, wheel, variant)) for wheel in candidates(run)]
     fitting = [wheel for wheel, found in faults if not found]
     if fitting:
-        return min(fitting, key=lambda it: _rank(run, it))
+        return min(fitting, key=lambda it: _rank(run, it)).cited_for(run.python_minor)
     lost = [f"{_name(it)} for {it.machine}: {'; '.join(found)}" for it, found in faults]
     notes = run.release.notes if variant == "gpu" else ()
     what = listing(
@@ -131,7 +131,8 @@ def own_builds(run: Run) -> tuple[FrameworkWheel, ...]:
 
     After tensorflow-gpu ended, its version can only have meant the build for CUDA that tensorflow became.
     """
-    here = [it for it in candidates(run) if it.machine == run.machine and it.version == run.labelled]
+    found = [it for it in candidates(run) if it.machine == run.machine and it.version == run.labelled]
+    here = [it.cited_for(run.python_minor) for it in found]
     own = tuple(it for it in here if it.distribution == run.own)
     ended = run.own == "tensorflow-gpu" and not own
     return tuple(it for it in here if it.distribution == "tensorflow") if ended else own
@@ -153,18 +154,22 @@ def _plugin_rank(run: Run, wheel: FrameworkWheel) -> tuple[int, int]:
 
 
 def _faults(run: Run, wheel: FrameworkWheel, variant: Variant) -> tuple[str, ...]:
-    code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), wheel)
-    pythons = f"has wheels for Python {', '.join(code.pythons)}, not for {run.python_minor}"
+    code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), _stub(run, wheel))
+    lacking = next((it for it in (wheel, code) if run.python_minor not in it.pythons), None)
+    pythons = f"has wheels for Python {', '.join(lacking.pythons if lacking else ())}, not for {run.python_minor}"
     build = "is a CUDA build" if wheel.cuda else "is a CPU build"
     checks = (
         (wheel.machine == run.machine, f"the machine is {run.machine}"),
         ((wheel.cuda is not None) == (variant == "gpu"), build),
-        (
-            {run.python_minor} <= set(wheel.pythons) & set(code.pythons),
-            f"{code.pin} {pythons}" if code != wheel else pythons,
-        ),
+        (lacking is None, pythons if lacking in (None, wheel) else f"{code.pin} {pythons}"),
     )
     return tuple(fault for passed, fault in checks if not passed)
+
+
+def _stub(run: Run, wheel: FrameworkWheel) -> FrameworkWheel:
+    """The run's own distribution, which stays beside the wheel with its code where it is only a name for that."""
+    own = (it for it in run.release.wheels if (it.distribution, it.machine) == (run.own, wheel.machine))
+    return next((it for it in own if it.stands_for == wheel.pin), wheel)
 
 
 def _name(wheel: FrameworkWheel) -> str:

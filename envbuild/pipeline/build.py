@@ -248,6 +248,9 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
     report.note(f"{len(run.lock.wheels)} wheels, {size / 1e6:.1f} MB")
     for note in run.notes():
         report.note(note)
+    for wheel in run.lock.wheels:
+        if wheel.name.startswith("nvidia-cudnn-"):
+            report.note(f"cuDNN {wheel.version}, by {wheel.name}")
     if added := _added(stack, run.lock):
         those = f"{len(added)} of {len(run.lock.wheels)} wheels are"
         report.warn(f"{those} not in the run's record, and need not be what the run had: {', '.join(added)}")

@@ -36,6 +36,12 @@ class ContextJob(Job):
     @contextmanager
     def prepared(self, settings: IndexSettings, base: str, *, secrets: bool) -> Iterator[Prepared]:
         """Stage the context, with the wheels if need be, and the secrets; all of it is gone when the block ends."""
+        if self.recipe.owners:
+            names = ", ".join(sorted({name for _, name in self.recipe.owners}))
+            self.report.warn(
+                f"files that the run had from {names} can be another package's in this image: pip installs all "
+                "packages in its own order; build with --builder assemble to get the run's files"
+            )
         wheelhouse = self.fetched_wheels(settings, secrets=secrets)
         context = Context(recipe=self.recipe, lock=self.run.lock, pylock=self.pylock(self.run), wheelhouse=wheelhouse)
         contents = {} if wheelhouse else index_secrets(settings, self.recipe.wheels)

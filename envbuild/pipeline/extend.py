@@ -126,7 +126,10 @@ def _tell(child: Assembled, report: Reporter) -> None:
     for line in child.remarks:
         report.warn(line)
     for overlap in child.overlaps:
-        report.warn(f"{overlap.path} is in {', '.join(overlap.losers)} and in {overlap.winner.name}, which wins")
+        others, name = ", ".join(overlap.losers), overlap.winner.name
+        report.warn(
+            f"{overlap.path} is in {others} and in {name}: the image has that of {name}, which pip installs last"
+        )
 
 
 def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | None:

@@ -1,6 +1,6 @@
 """From the recipe to the image: wheels arrive, layers are made, and layers are sent, all at the same time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -99,7 +99,7 @@ class Making(Job):
                 self._begun(upload),
             )
             self.prove(cache, arrivals)
-            _tell(assembled, self.report)
+            _tell(assembled, self.report, self.recipe.owned)
             run = self.confirmed(assembled.true)
             imports = self.try_imports(run, assembled.image, settings)
             pushed = self._finish(upload, assembled, cache) if upload else None
@@ -167,7 +167,7 @@ def _ignore(_: Layer) -> None:
     """Send nothing."""
 
 
-def _tell(assembled: Assembled, report: Reporter) -> None:
+def _tell(assembled: Assembled, report: Reporter, owned: Mapping[str, str]) -> None:
     """Say what of the image nobody asked for and somebody may want to know."""
     if tally := assembled.bytecode:
         report.note(f"{tally.compiled} modules have bytecode; {tally.refused} do not compile")
@@ -176,9 +176,8 @@ def _tell(assembled: Assembled, report: Reporter) -> None:
     for line in assembled.remarks:
         report.warn(line)
     for overlap in assembled.overlaps[:10]:
-        losers = ", ".join(overlap.losers)
-        report.warn(
-            f"{overlap.path} is in {losers} and in {overlap.winner.name}, which comes later in the lock and wins"
-        )
+        why = "as in the run" if overlap.path in owned else "which pip installs last"
+        others, name = ", ".join(overlap.losers), overlap.winner.name
+        report.warn(f"{overlap.path} is in {others} and in {name}: the image has that of {name}, {why}")
     if len(assembled.overlaps) > 10:
         report.warn(f"{len(assembled.overlaps) - 10} more paths are in several packages")

@@ -38,8 +38,9 @@ def _of_release(name: str, kept: Release, read: Release) -> Iterator[str]:
             yield f"{what}: has a row, and the index has no such wheel"
         else:
             yield from _of_row(what, before[key], after[key])
-    if kept.notes != read.notes:
-        yield f"{name}: notes: {_change(kept.notes, read.notes, 'the index')}"
+    for field in ("extras", "notes"):
+        if getattr(kept, field) != getattr(read, field):
+            yield f"{name}: {field}: {_change(getattr(kept, field), getattr(read, field), 'the index')}"
 
 
 def _of_row(what: str, kept: FrameworkWheel, read: FrameworkWheel) -> Iterator[str]:

@@ -1,8 +1,10 @@
 """JAX's releases: a wheel for every platform, and beside it the jaxlib and the CUDA plug-ins that belong to it."""
 
 import re
+import struct
 import zipfile
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -20,6 +22,13 @@ OLDEST = "0.4.20"
 _PART = re.compile(r"jaxlib|jax-cuda\d+-(plugin|pjrt)")
 _EXTRA = re.compile(r"cuda(\d+)(-pip)?")
 _PLUGIN = re.compile(r"jax_plugins/xla_cuda\d+/__init__\.py")
+_KERNELS = re.compile(r"jax_cuda\d+_plugin/_prng\.so")
+"""The smallest library of a plug-in with code for GPUs; all are built for the same ones."""
+_KERNELS_LIMIT = 64 << 20
+_FATBIN = struct.Struct("<IHHQ")
+_FATBIN_MAGIC, _FATBIN_VERSION, _PTX = 0xBA55ED50, 1, 1
+_CODE = struct.Struct("<HHIQ12xI")
+"""Of each piece of code in a fat binary its kind, a number, the sizes of its header and its content; what it is for."""
 
 
 def read_jax(index: Index, report: Report) -> FrameworkProfile:
@@ -42,6 +51,8 @@ class _Wheel:
     metadata: Metadata
     opened: tuple[tuple[str, tuple[str, ...]], ...]
     """Folder below `nvidia` and names of the libraries in it that a plug-in opens."""
+    capabilities: tuple[str, ...]
+    """What the kernels of a plug-in were compiled for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +62,7 @@ class _Stack:
     parts: tuple[Row, ...]
     needs: tuple[Need, ...]
     opened: tuple[tuple[str, tuple[str, ...]], ...]
+    capabilities: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,9 @@ class _Shelf:
         """Read one wheel."""
         if file.url not in self.wheels:
             with remote_wheel(self.index, file) as archive:
-                self.wheels[file.url] = _Wheel(metadata=read_metadata(archive), opened=_opened(archive))
+                self.wheels[file.url] = _Wheel(
+                    metadata=read_metadata(archive), opened=_opened(archive), capabilities=_capabilities(archive)
+                )
         return self.wheels[file.url]
 
 
@@ -87,10 +101,23 @@ def _read_release(shelf: _Shelf, version: Version, file: IndexFile) -> Release:
             found = _first_row(shelf, file, machine, number, named if number else ["cpu"])
             if isinstance(found, FrameworkWheel):
                 wheels.append(found)
-            else:
+            elif not number:
                 missing[found].append(machine)
+        for extra in sorted(it for it in extras if it.startswith("cuda")):
+            if note := _why_not(shelf, file, machine, extra):
+                missing[note].append(machine)
     notes = (f"{text} for {' and '.join(machines)}" for text, machines in missing.items())
-    return Release(version=version, wheels=tuple(wheels), notes=tuple(notes))
+    return Release(version=version, wheels=tuple(wheels), extras=tuple(sorted(extras)), notes=tuple(notes))
+
+
+def _why_not(shelf: _Shelf, file: IndexFile, machine: str, extra: str) -> str:
+    """Why an extra brings no CUDA; empty where it does."""
+    try:
+        _, stack = _installable(shelf, file, machine, extra)
+    except _Missing as missing:
+        return f"{extra}: the index has no {missing}"
+    brings = any(it.is_nvidia for it in stack.needs)
+    return "" if brings else f"{extra}: it brings no library of CUDA; the base has to have them,"
 
 
 def _first_row(shelf: _Shelf, file: IndexFile, machine: str, number: str, extras: list[str]) -> FrameworkWheel | str:
@@ -106,11 +133,8 @@ def _first_row(shelf: _Shelf, file: IndexFile, machine: str, number: str, extras
 
 def _read_row(shelf: _Shelf, file: IndexFile, machine: str, extra: str, number: str) -> FrameworkWheel:
     metadata = shelf.wheel(file).metadata
-    pythons = _pythons(shelf, metadata, machine, extra)
-    stack = _resolve(shelf, metadata, machine, pythons, extra)
+    pythons, stack = _installable(shelf, file, machine, extra)
     pins = {it.newest.distribution: f"{it.newest.distribution}=={it.newest.version}" for it in stack.parts}
-    if "jaxlib" not in pins:
-        raise _Missing("jaxlib for any Python that it allows")
     jaxlib = pins.pop("jaxlib")
     nvidia = [it.text for it in stack.needs if it.is_nvidia]
     name, version, _, _ = parse_wheel_filename(file.name)
@@ -123,6 +147,7 @@ def _read_row(shelf: _Shelf, file: IndexFile, machine: str, extra: str, number: 
         extra=extra if number else None,
         cuda=number or None,
         cudnn=cudnn(stack.needs),
+        compute_capabilities=stack.capabilities,
         libraries=_libraries(stack.opened, number),
         cuda_requirements=tuple(sorted((*pins.values(), *nvidia))),
         limits=limits(metadata.needs(machine, pythons, extra)),
@@ -131,6 +156,16 @@ def _read_row(shelf: _Shelf, file: IndexFile, machine: str, extra: str, number: 
         sha256=file.sha256,
         parts=tuple(f"{it.newest.file.name} ({it.newest.file.sha256})" for it in stack.parts),
     )
+
+
+def _installable(shelf: _Shelf, file: IndexFile, machine: str, extra: str) -> tuple[tuple[str, ...], _Stack]:
+    """The Pythons that an extra can be installed for, and what it brings."""
+    metadata = shelf.wheel(file).metadata
+    pythons = _pythons(shelf, metadata, machine, extra)
+    stack = _resolve(shelf, metadata, machine, pythons, extra)
+    if all(it.newest.distribution != "jaxlib" for it in stack.parts):
+        raise _Missing("jaxlib for any Python that it allows")
+    return pythons, stack
 
 
 def _pythons(shelf: _Shelf, metadata: Metadata, machine: str, extra: str) -> tuple[str, ...]:
@@ -144,7 +179,7 @@ def _pythons(shelf: _Shelf, metadata: Metadata, machine: str, extra: str) -> tup
 def _resolve(shelf: _Shelf, metadata: Metadata, machine: str, pythons: tuple[str, ...], extra: str) -> _Stack:
     """Take the newest of every part that is allowed, as pip does, and then what the parts require."""
     needs = metadata.needs(machine, pythons, extra)
-    parts, rest, opened = [], list(needs), []
+    parts, rest, opened, capabilities = [], list(needs), [], list[str]()
     for name in dict.fromkeys(it.name for it in needs if _PART.fullmatch(it.name)):
         wanted = [it for it in needs if it.name == name]
         row = next((it for it in reversed(shelf.rows(name, machine)) if _allowed(it, wanted)), None)
@@ -156,7 +191,8 @@ def _resolve(shelf: _Shelf, metadata: Metadata, machine: str, pythons: tuple[str
         parts += [row, *inner.parts]
         rest += inner.needs
         opened += [*wheel.opened, *inner.opened]
-    return _Stack(parts=tuple(parts), needs=tuple(rest), opened=tuple(opened))
+        capabilities += [*wheel.capabilities, *inner.capabilities]
+    return _Stack(parts=tuple(parts), needs=tuple(rest), opened=tuple(opened), capabilities=tuple(capabilities))
 
 
 def _allowed(row: Row, wanted: list[Need]) -> bool:
@@ -168,6 +204,32 @@ def _opened(archive: zipfile.ZipFile) -> tuple[tuple[str, tuple[str, ...]], ...]
     name = next((it for it in archive.namelist() if _PLUGIN.fullmatch(it)), None)
     found = (it for it in (calls(archive, name, "_load") if name else ()) if len(it) == 2)
     return tuple((str(folder), tuple(map(str, names))) for folder, names in found if isinstance(names, list))
+
+
+def _capabilities(archive: zipfile.ZipFile) -> tuple[str, ...]:
+    """What a plug-in's kernels were compiled for, by the headers of their fat binaries: `compute_90` has PTX too."""
+    name = next((it for it in archive.namelist() if _KERNELS.fullmatch(it)), None)
+    if name is None or archive.getinfo(name).file_size > _KERNELS_LIMIT:
+        return ()
+    data, found = archive.read(name), set[tuple[int, int]]()
+    for match in re.finditer(re.escape(_FATBIN_MAGIC.to_bytes(4, "little")), data):
+        found |= set(_codes(data, match.start()))
+    numbers = sorted({number for _, number in found})
+    return tuple(f"{'compute' if (_PTX, it) in found else 'sm'}_{it}" for it in numbers)
+
+
+def _codes(data: bytes, at: int) -> Iterator[tuple[int, int]]:
+    """Kind and architecture of every piece of code in the fat binary that begins here."""
+    if at + _FATBIN.size > len(data):
+        return
+    _, version, head, size = _FATBIN.unpack_from(data, at)
+    if (version, head) != (_FATBIN_VERSION, _FATBIN.size):
+        return  # the same four bytes in something else
+    at, end = at + head, min(at + head + size, len(data))
+    while at + _CODE.size <= end:
+        kind, _, head, size, number = _CODE.unpack_from(data, at)
+        yield kind, number
+        at += max(head + size, _CODE.size)
 
 
 def _libraries(opened: tuple[tuple[str, tuple[str, ...]], ...], number: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """A wheel on the index as an archive of which only what is looked at is fetched."""
 
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from envbuild.lock.settings import bare_url
 from envbuild.refresh.index import Index, IndexFile
 
 _MEMBER_LIMIT = 4 << 20
+_PIECE, _LONGEST = 1 << 20, 1 << 10
 
 
 @contextmanager
@@ -37,3 +39,14 @@ def member(archive: zipfile.ZipFile, name: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise zipfile.BadZipFile(f"{name} is not UTF-8") from error
+
+
+def search(archive: zipfile.ZipFile, name: str, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+    """Find a short text in a large member; no more of it is fetched than that takes."""
+    kept = b""
+    with archive.open(name) as file:
+        while piece := file.read(_PIECE):
+            if found := pattern.search(kept + piece):
+                return found
+            kept = piece[-_LONGEST:]
+    return None

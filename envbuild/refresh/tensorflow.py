@@ -12,7 +12,7 @@ from envbuild.refresh.index import Index
 from envbuild.refresh.literals import assigned, constants
 from envbuild.refresh.metadata import Need, limits, read_metadata
 from envbuild.refresh.remote import member, remote_wheel
-from envbuild.refresh.wheels import Report, Row, dotted, read_rows
+from envbuild.refresh.wheels import Report, Row, dotted, other_files, read_rows
 
 DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-cpu-aws")
 """In the order they are written; the last one holds the code of `tensorflow` on aarch64 up to 2.15."""
@@ -68,6 +68,7 @@ def _read_row(index: Index, row: Row) -> FrameworkWheel:
         stands_for=None if build is not None else _stands_for(newest.file.name, needs),
         wheel=newest.file.name,
         sha256=newest.file.sha256,
+        others=other_files(row),
     )
 
 

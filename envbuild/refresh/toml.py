@@ -21,7 +21,9 @@ def to_toml(profile: FrameworkProfile) -> str:
 
 
 def _release(release: Release) -> str:
-    head = f"\n[[release]]\nversion = {_text(str(release.version))}\n" + _lines((("notes", release.notes),))
+    head = f"\n[[release]]\nversion = {_text(str(release.version))}\n" + _lines(
+        (("extras", release.extras), ("notes", release.notes))
+    )
     return head + "".join(_wheel(wheel) for wheel in release.wheels)
 
 
@@ -45,6 +47,7 @@ def _wheel(wheel: FrameworkWheel) -> str:
             ("wheel", wheel.wheel),
             ("sha256", wheel.sha256.hex),
             ("parts", wheel.parts),
+            ("others", wheel.others),
         )
     )
 

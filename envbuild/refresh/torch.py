@@ -1,16 +1,20 @@
 """PyTorch's releases, as their wheels on the index say."""
 
+import re
 import zipfile
 
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel
 from envbuild.refresh.index import Index
 from envbuild.refresh.literals import constants
 from envbuild.refresh.metadata import cudnn, limits, read_metadata
-from envbuild.refresh.remote import remote_wheel
-from envbuild.refresh.wheels import Report, Row, dotted, read_rows
+from envbuild.refresh.remote import remote_wheel, search
+from envbuild.refresh.wheels import Report, Row, dotted, other_files, read_rows
 
 OLDEST = "1.13"
 _VERSION = "torch/version.py"
+_PYTHON_LIBRARY = "torch/lib/libtorch_python.so"
+_ARCHITECTURES = re.compile(rb"((?:(?:sm|compute)_\d+[af]? )+(?:sm|compute)_\d+[af]?)\0")
+"""The text that `torch.cuda.get_arch_list()` splits."""
 
 
 def read_torch(index: Index, report: Report) -> FrameworkProfile:
@@ -23,6 +27,7 @@ def _read_row(index: Index, row: Row) -> FrameworkWheel:
     with remote_wheel(index, newest.file) as archive:
         needs = read_metadata(archive).needs(newest.machine, row.pythons)
         cuda = _cuda(archive)
+        capabilities = _capabilities(archive) if cuda else ()
     required = tuple(it for it in needs if it.is_nvidia) if cuda else ()
     return FrameworkWheel(
         distribution=newest.distribution,
@@ -32,10 +37,12 @@ def _read_row(index: Index, row: Row) -> FrameworkWheel:
         glibc=dotted(row.glibc),
         cuda=cuda,
         cudnn=cudnn(required),
+        compute_capabilities=capabilities,
         cuda_requirements=tuple(it.text for it in required),
         limits=limits(needs),
         wheel=newest.file.name,
         sha256=newest.file.sha256,
+        others=other_files(row),
     )
 
 
@@ -46,3 +53,9 @@ def _cuda(archive: zipfile.ZipFile) -> str | None:
     if not isinstance(cuda, str | None):
         raise zipfile.BadZipFile(f"{_VERSION} does not say which CUDA it was built with")
     return cuda
+
+
+def _capabilities(archive: zipfile.ZipFile) -> tuple[str, ...]:
+    """What it was compiled for; empty where the library does not say. Code of `sm_90a` runs on no other GPU."""
+    found = search(archive, _PYTHON_LIBRARY, _ARCHITECTURES) if _PYTHON_LIBRARY in archive.namelist() else None
+    return tuple(it for it in found[1].decode().split() if it[-1].isdigit()) if found else ()

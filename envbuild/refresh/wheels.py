@@ -119,6 +119,12 @@ def counted(found: Iterable[T], total: int, report: Report) -> Iterator[T]:
         yield one
 
 
+def other_files(row: Row) -> tuple[str, ...]:
+    """The wheels of a row's other Pythons, in rising order: file name and digest."""
+    latest = {it.python: it.file for it in row.wheels}
+    return tuple(f"{file.name} ({file.sha256})" for file in latest.values() if file != row.newest.file)
+
+
 def dotted(glibc: tuple[int, int]) -> str:
     """`2.17`."""
     return "{}.{}".format(*glibc)

@@ -1,5 +1,6 @@
 """Small wheels of TensorFlow, PyTorch and JAX: only the files that tell what a build is, in the forms of all times."""
 
+import struct
 from collections.abc import Iterable, Mapping
 
 from tests.fakes.wheels import FakeWheel, make_wheel
@@ -83,9 +84,13 @@ def torch(
     abi: str | None = None,
     platform: str = X86,
     requires: Iterable[str] = (),
+    library: bytes | None = None,
 ) -> FakeWheel:
-    """A wheel of PyTorch whose version.py says this."""
-    files = {"torch/version.py": f"from typing import Optional\n__version__ = '{version}'\n{says}\nhip = None\n"}
+    """A wheel of PyTorch whose version.py says this; `library` is its libtorch_python.so."""
+    files: dict[str, str | bytes] = {
+        "torch/version.py": f"from typing import Optional\n__version__ = '{version}'\n{says}\nhip = None\n"
+    }
+    files |= {"torch/lib/libtorch_python.so": library} if library else {}
     return make_wheel("torch", version, files, tags=(f"{python}-{abi or python}-{platform}",), requires=requires)
 
 
@@ -104,8 +109,18 @@ def jaxlib(version: str, *, python: str = "cp311", platform: str = X86) -> FakeW
     return make_wheel("jaxlib", version, tags=(f"{python}-{python}-{platform}",), requires=("numpy>=1.22",))
 
 
-def jax_plugin(version: str, number: int, *, python: str = "cp311", platform: str = X86) -> FakeWheel:
-    """A wheel of jax-cuda12-plugin or the like."""
+def fat_binary(*codes: tuple[int, int]) -> bytes:
+    """Code for GPUs by kind (1 is PTX, 2 machine code) and architecture, as `nvcc` puts it into a library."""
+    parts = b"".join(
+        struct.pack("<HHIQ12xI32x", kind, 0, 64, 8, number) + b"\x50\xed\x55\xba" * 2 for kind, number in codes
+    )
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(parts)) + parts
+
+
+def jax_plugin(
+    version: str, number: int, *, python: str = "cp311", platform: str = X86, kernels: bytes | None = None
+) -> FakeWheel:
+    """A wheel of jax-cuda12-plugin or the like; `kernels` is a library with code for GPUs."""
     suffix = "-cu12" if number == 12 else ""
     requires = (
         f"jax-cuda{number}-pjrt =={version}",
@@ -113,7 +128,9 @@ def jax_plugin(version: str, number: int, *, python: str = "cp311", platform: st
         f"nvidia-cudnn-cu{number}<10.0,>=9.8; extra == 'with_cuda'",
         f"nvidia-nccl-cu{number}>=2.18.1; extra == 'with_cuda'",
     )
-    return make_wheel(f"jax-cuda{number}-plugin", version, tags=(f"{python}-{python}-{platform}",), requires=requires)
+    files = {f"jax_cuda{number}_plugin/_prng.so": kernels} if kernels else None
+    tags = (f"{python}-{python}-{platform}",)
+    return make_wheel(f"jax-cuda{number}-plugin", version, files, tags=tags, requires=requires)
 
 
 PLUGIN_CODE = """

@@ -79,7 +79,11 @@ class Image:
         self.bytecode = Bytecode(
             recipe=self.recipe,
             identity="own",
-            overlaps=find_overlaps({wheel: self.opened[wheel].files for wheel in self.recipe.wheels}),
+            overlaps=find_overlaps(
+                {wheel: self.opened[wheel].files for wheel in self.recipe.wheels},
+                {},
+                lambda: [wheel.name for wheel in self.recipe.wheels],
+            ),
             find=find,
             cache=LayerCache(folder / "cache"),
             store=Store(folder / "cache"),

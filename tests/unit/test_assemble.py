@@ -404,16 +404,6 @@ def members(blob: bytes) -> list[bytes]:
     return found
 
 
-def test_where_two_wheels_have_one_path_the_later_wins_and_it_is_said(tmp_path):
-    early = make_wheel("aaa", "1", {"shared.py": "from = 'aaa'\n", "aaa.bin": os.urandom(5 << 20)})
-    late = make_wheel("bbb", "1", {"shared.py": "from = 'bbb'\n"})
-    result = built(tmp_path, early, late)
-    assert tree(result.image)[f"{SITE}/shared.py"][1] == b"from = 'bbb'\n"
-    assert [(overlap.path, overlap.winner.name, overlap.losers) for overlap in result.overlaps] == [
-        ("lib/python3.11/site-packages/shared.py", "bbb", ("aaa",))
-    ]
-
-
 def test_equal_files_of_two_wheels_are_no_overlap(tmp_path):
     wheels = [make_wheel(name, "1", {"space/__init__.py": "", f"space/{name}.py": ""}) for name in ("one", "two")]
     assert built(tmp_path, *wheels).overlaps == ()

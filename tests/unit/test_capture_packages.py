@@ -157,6 +157,31 @@ def test_only_the_deep_way_sees_an_edit_that_kept_size_and_time(env):
     assert env.capture("--deep")["installation"]["method"] == "sha256"
 
 
+@pytest.mark.parametrize("options", [(), ("--deep",)], ids=["quick", "deep"])
+@pytest.mark.parametrize("text", ["two\n", "later\n"], ids=["same size", "another size"])
+def test_a_file_that_another_distribution_overwrote_is_that_one_s_and_not_modified(env, text, options):
+    install(env, "one", {"cv2/so": "one\n", "cv2/same": "", "cv2/edited": "1\n", "one.py": "1\n", "gone.py": ""})
+    install(env, "two", {"cv2/so": text, "cv2/same": "", "cv2/edited": "2\n", "two.py": "1\n"})
+    age(env)
+    (env.site / "cv2/edited").write_text("3\n")
+    found = {it["name"]: it for it in env.capture(*options)["distributions"]}
+    assert found["one"]["overwritten"] == {"cv2/so": "two"}
+    assert (found["one"]["modified"], found["two"]["modified"]) == (["cv2/edited"], ["cv2/edited"])
+    assert found["one"]["changed_files"] == 1
+    assert "overwritten" not in found["two"]
+
+
+def test_of_three_distributions_with_one_path_two_may_have_the_file(env):
+    for name, text in (("one", "1\n"), ("two", "2\n"), ("three", "2\n")):
+        install(env, name, {"shared.py": text})
+    found = {it["name"]: it.get("overwritten") for it in env.capture()["distributions"]}
+    assert (found["one"], found["two"], found["three"]) in (
+        ({"shared.py": "two"}, None, None),
+        ({"shared.py": "three"}, None, None),
+    )
+    assert [installed(env, name) for name in ("one", "two", "three")] == [{}, {}, {}]
+
+
 @pytest.mark.parametrize("count", [2, 5, 200])
 def test_what_was_edited_in_the_cache_of_an_installer_is_seen(env, count):
     # uv links what it unpacked before: an edit in another environment is older than the RECORD of this one

@@ -287,8 +287,15 @@ def test_show_prints_reasons_sources_and_requirements(profiles):
         (("torch==2.1.0+cu118",), {"variant": "gpu", "version": "2.1.0+cu118", "cuda": "11.8"}),
         (("tensorflow==2.16.1", "--platform", "linux/arm64"), {"variant": "cpu", "machine": "aarch64"}),
         (("tensorflow==2.13.1", "--platform", "linux/arm64"), {"requirements": ["tensorflow==2.13.1", "tensorflow-cpu-aws==2.13.1"]}),
-        (("jax==0.8.0",), {"cuda": "12", "cudnn": "9.8"}),
-        (("jax[cuda13]==0.8.0",), {"cuda": "13", "cudnn": "9.12.0.46"}),
+        (("jax==0.8.0",), {"cuda": "12", "built_cuda": "12", "cudnn": "9"}),
+        (("jax[cuda13]==0.8.0",), {"cuda": "13", "cudnn": "9", "compute_capabilities": ["sm_75", "sm_80", "sm_90", "sm_100", "compute_120"]}),
+        (("jax[cuda12_pip]==0.4.36",), {"cuda": "12", "variant": "gpu"}),
+        (("tensorflow==2.11.1",), {"cuda": "11.8", "built_cuda": "11.2"}),
+        (("tensorflow-gpu==1.15.0",), {"base": None, "cuda": "10.0", "built_cuda": "10.0", "cudnn": "7", "cuda_source": "base"}),
+        (("tensorflow==2.4.0",), {"base": None, "cuda": "11.0", "driver_minimum": "450.80.02"}),
+        (("tensorflow-gpu==1.15.0", "--set", "base=oci:mine"), {"base": "oci:mine", "cuda": "10.0"}),
+        (("torch==2.5.1",), {"compute_capabilities": ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]}),
+        (("tensorflow-cpu-aws==2.11.1", "--platform", "linux/arm64"), {"python": "3.7"}),
         (("tensorflow==2.8.0", "--cuda-source", "base", "--python", "3.8"), {"cuda_source": "base", "cudnn": "8.1.1.33"}),
         (("tensorflow==2.16.1", "--set", "cuda=12.2", "--set", "cudnn=8.9.7.29"), {"overrides": {"cuda": "12.2", "cudnn": "8.9.7.29"}}),
     ],
@@ -307,9 +314,10 @@ def test_show_answers_for_every_framework_platform_source_and_override(profiles,
         (("tensorflow==1.15.2",), "variant", "cpu", "tensorflow-gpu==1.15.2 is one, by --variant gpu"),
         (("tensorflow==2.15.1", "--gpu", "none"), "variant", "cpu", "there is no GPU"),
         (("tensorflow==2.15.1", "--gpu", "foo"), "gpu", "foo", "nothing is checked for it"),
-        (("torch==2.11.0", "--gpu", "V100"), "gpu", "V100", "CUDA 13 has no support"),
+        (("torch==2.11.0", "--gpu", "V100"), "gpu", "V100", "cannot use a GPU of 7.0"),
         (("tensorflow==2.15.1",), "python", "3.11", "the newest that there is a stack for"),
         (("tensorflow==2.15.1", "--python", "3.11"), "python", "3.11", "what was asked for"),
+        (("tensorflow==2.20.0",), "cudnn", "9", "the newest that nvidia-cudnn-cu12<10.0,>=9.3.0.75 allows is installed"),
         (("jax==0.8.0",), "extra", "cuda12", "none was asked for"),
         (("jax[cuda13]==0.8.0",), "extra", "cuda13", "it was asked for"),
     ],
@@ -321,6 +329,23 @@ def test_show_says_why_in_words_of_what_was_asked(profiles, arguments, what, val
     assert reason in found["reason"]
     assert found["warning"] == (what == "gpu")
     assert " run" not in found["reason"].replace("runs on", "").replace("to run on", "")
+
+
+@pytest.mark.parametrize(
+    ("release", "python", "wheel"),
+    [
+        ("tensorflow==2.15.1", "3.9", "tensorflow-2.15.1-cp39-cp39-"),
+        ("tensorflow==2.15.1", "3.11.7", "tensorflow-2.15.1-cp311-cp311-"),
+        ("tensorflow-gpu==1.15.0", "3.6", "tensorflow_gpu-1.15.0-cp36-cp36m-"),
+        ("torch==2.0.0", "3.8", "torch-2.0.0-cp38-cp38-"),
+        ("torch==2.1.0+cu118", "3.10", "torch-2.1.0-cp310-cp310-"),
+    ],
+)
+def test_the_cited_wheel_is_the_one_for_the_python(profiles, release, python, wheel):
+    shown = json.loads(profiles("show", release, "--python", python, "--json").stdout)
+    cited = {it["what"]: it["source"] for it in shown["decisions"] if ".whl (sha256:" in it["source"]}
+    assert {"framework", "python", "glibc", "variant", "cuda"} <= cited.keys()
+    assert [it for it in cited.values() if not it.startswith(wheel)] == []
 
 
 @pytest.mark.parametrize(
@@ -352,6 +377,25 @@ def test_show_says_why_in_words_of_what_was_asked(profiles, arguments, what, val
         (("tensorflow==2.15.1", "--gpu", "none", "--gpu", "T4"), 2, ["--gpu takes the name of a GPU"]),
         (("tensorflow==2.15.1", "--set", "base=bad ref"), 2, ["base names no image"]),
         (("tensorflow==2.15.1", "--profiles", "/nonexistent"), 11, ["/nonexistent/cuda.toml", "by --profiles"]),
+        (("jax[cuda13]==0.7.0",), 11, ["cannot be had: cuda13: the index has no jax-cuda13-plugin", "ask for cuda12"]),
+        (("jax[cuda13]==0.7.1",), 11, ["cannot be had: cuda13: the index has no jax-cuda13-plugin", "ask for cuda12"]),
+        (("jax[cuda12_local]==0.8.0",), 11, ["cuda12-local: it brings no library of CUDA", "ask for cuda12, cuda13"]),
+        (("jax[cuda12_pip]==0.4.23",), 11, ["the index has no jaxlib==0.4.23+cuda12.cudnn89", "ask for cuda12"]),
+        (
+            ("jax[cuda14]==0.8.0",),
+            11,
+            ["jax 0.8.0 has no extra cuda14; it has ci, cpu, cuda", "ask for cuda12, cuda13"],
+        ),
+        (
+            ("tensorflow==2.11.1", "--platform", "linux/arm64"),
+            11,
+            ["tensorflow-cpu-aws==2.11.1 has wheels for Python 3.7, not for 3.10"],
+        ),
+        (
+            ("tensorflow==2.11.1", "--platform", "linux/arm64", "--python", "3.7"),
+            11,
+            ["tensorflow-cpu-aws==2.11.1 for aarch64: tensorflow==2.11.1 has wheels for Python 3.8, 3.9, 3.10"],
+        ),
         (("jax==0.4.20", "--variant", "gpu"), 11, ["cuda12-pip: the index has no jaxlib==0.4.20+cuda12.cudnn89"]),
     ],
 )

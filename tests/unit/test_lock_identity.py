@@ -58,6 +58,14 @@ def outcome(run, name: str) -> tuple[str, str]:
     return found.outcome, found.why
 
 
+@pytest.mark.usefixtures("index")
+def test_the_lock_says_whose_a_file_of_two_distributions_was_and_calls_both_identical(tmp_path):
+    overwritten = (("gone.py", "absent"), ("shared.py", "Other"))
+    run = proven(tmp_path, installed(PURE, overwritten=overwritten), installed(OTHER))
+    assert run.lock.owners == (("shared.py", "other"),)
+    assert run.proof.summary == "2 of 2 identical"
+
+
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_what_an_installer_records_gives_what_the_wheel_says(tmp_path: Path, installer):
     (tmp_path / MANY.filename).write_bytes(MANY.data)

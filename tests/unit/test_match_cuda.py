@@ -189,12 +189,14 @@ def test_a_gpu_older_than_the_build_is_told():
     [
         ("tensorflow", "2.17.1", B200, "570.26", "the first CUDA for GPUs of 10.0 is 12.8: the libraries of CUDA 12.3"),
         ("tensorflow", "2.18.0", Gpu(name="NVIDIA GeForce RTX 5090"), "570.26", "GPUs of 12.0 is 12.8"),
-        ("torch", "2.5.1", B200, "570.26", "the libraries of CUDA 12.4"),
+        ("torch", "2.5.1", B200, "570.26", "sm_90, so it cannot use a GPU of 10.0"),
         ("torch", "2.8.0", B200, "570.26", None),
         ("jax", "0.8.0", B200, "570.26", None),
+        ("jax", "0.4.35", B200, "570.26", None),
+        ("jax", "0.4.35", Gpu(name="Tesla K80"), "525.60.13", "sm_80, compute_90, so it cannot use a GPU of 3.7"),
         ("torch", "2.11.0", B200, "580.65.06", None),
-        ("torch", "2.11.0", Gpu(name="Tesla V100-SXM2-16GB"), "580.65.06", "CUDA 13 has no support for GPUs of 7.0"),
-        ("torch", "2.11.0", Gpu(name="Tesla K80"), "580.65.06", "CUDA 13 has no support for GPUs of 3.7"),
+        ("torch", "2.11.0", Gpu(name="Tesla V100-SXM2-16GB"), "580.65.06", "sm_120, so it cannot use a GPU of 7.0"),
+        ("torch", "2.11.0", Gpu(name="Tesla K80"), "580.65.06", "sm_120, so it cannot use a GPU of 3.7"),
         ("torch", "2.11.0", T4, "580.65.06", None),
         ("torch", "2.5.1", Gpu(name="Tesla V100-SXM2-16GB"), "525.60.13", None),
     ],
@@ -280,7 +282,17 @@ def test_wheels_of_two_cuda_in_one_environment_are_told():
     run = tensorflow(
         "2.18.0", ("nvidia-cudnn-cu12", "9.3.0.75"), ("nvidia-cudnn-cu13", "9.19.0.56"), ("torch", "2.11.0")
     )
-    assert ("cuda twice", "nvidia-cudnn-cu12, nvidia-cudnn-cu13") in warned(match(run, PROFILES))
+    names = "nvidia-cudnn-cu12, nvidia-cudnn-cu13"
+    assert {("cuda twice", names), ("cudnn twice", names)} <= set(warned(match(run, PROFILES)))
+
+
+def test_nccl_of_two_cuda_is_told_at_plan():
+    pins = [("nvidia-nccl-cu11", "2.14.3"), ("nvidia-nccl-cu12", "2.20.5"), ("xgboost", "2.1.1")]
+    stack = match(ran("torch", "torch", "2.0.0", *pins), PROFILES, "gpu")
+    assert ("nccl twice", "nvidia-nccl-cu11, nvidia-nccl-cu12") in warned(stack)
+    assert "nvidia/nccl/lib/libnccl.so.2" in said(stack, "nccl twice").reason
+    one = match(ran("torch", "torch", "2.0.0", *pins[:1]), PROFILES, "gpu")
+    assert not [it for it in warned(one) if it[0] == "nccl twice"]
 
 
 def test_plug_ins_of_two_cuda_in_one_run_are_told_with_the_higher_driver():

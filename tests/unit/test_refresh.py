@@ -63,6 +63,8 @@ def test_rows_say_what_the_wheels_say(served):
     written = tomllib.loads(refresh(served))
     assert [it["version"] for it in written["release"]] == ["2.8.0", "2.15.0.post1", "2.15.1"]
     gpu, empty, cpu = written["release"][2]["wheel"]
+    older = wheel("2.15.1", python="cp310")
+    assert gpu.pop("others") == [f"{older.filename} (sha256:{older.sha256})"]
     source = wheel("2.15.1", python="cp311")
     assert gpu == {
         "distribution": "tensorflow",

@@ -9,7 +9,7 @@ from envbuild.lock.settings import IndexSettings
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
 from envbuild.refresh import READERS
 from envbuild.refresh.index import Index
-from tests.fakes.frameworks import ARM, jax, jax_pjrt, jax_plugin, jaxlib, torch
+from tests.fakes.frameworks import ARM, fat_binary, jax, jax_pjrt, jax_plugin, jaxlib, torch
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel
 
@@ -88,6 +88,45 @@ def test_a_torch_without_its_version_is_named():
         releases("torch", make_wheel("torch", "2.6.0", tags=("cp311-cp311-manylinux_2_17_x86_64",)))
 
 
+@pytest.mark.parametrize(
+    ("library", "capabilities"),
+    [
+        (b"\x7fELF\0sm_50 sm_80 sm_90a compute_90\0", ("sm_50", "sm_80", "compute_90")),
+        (b"ipc_hsm_70 sm_120\0", ("sm_70", "sm_120")),
+        (bytes((1 << 20) - 8) + b"sm_70 sm_120\0", ("sm_70", "sm_120")),
+        (b"sm_70 sm_120, sm_70\0 of sm_50\0", ()),
+        (None, ()),
+    ],
+)
+def test_torch_was_compiled_for_what_its_python_library_says(library, capabilities):
+    assert only("torch", torch("2.6.0", library=library)).compute_capabilities == capabilities
+    assert only("torch", torch("2.6.0", "cuda = None", library=library)).compute_capabilities == ()
+
+
+def test_jax_was_compiled_for_what_the_fat_binaries_of_its_plugin_have():
+    wheels = [it for it in modern() if "plugin-0.7.2" not in it.filename.replace("_", "-")]
+    kernels = b"\x7fELF" + fat_binary((2, 80), (1, 90), (2, 90)) + b"\x50\xed\x55\xba" + fat_binary((2, 75))
+    plugins = [
+        jax_plugin("0.7.2", number, kernels=kernels if number == 12 else b"\x50\xed\x55\xba") for number in (12, 13)
+    ]
+    (release,) = releases("jax", *wheels, *plugins)
+    assert {it.extra: it.compute_capabilities for it in release.wheels} == {
+        None: (),
+        "cuda12": ("sm_75", "sm_80", "compute_90"),
+        "cuda13": (),
+    }
+
+
+def test_the_wheels_of_other_pythons_are_kept_to_be_cited():
+    wheels = [torch("2.6.0", python=python) for python in ("cp39", "cp310", "cp311")]
+    row = only("torch", *wheels)
+    assert row.others == tuple(f"{it.filename} (sha256:{it.sha256})" for it in wheels[:2])
+    assert [row.cited_for(it).wheel for it in ("3.9", "3.10", "3.11", "3.12")] == [
+        wheels[0].filename, wheels[1].filename, wheels[2].filename, wheels[2].filename,
+    ]  # fmt: skip
+    assert row.cited_for("3.9").sha256.hex == wheels[0].sha256
+
+
 def test_torch_begins_with_1_13_and_jax_with_0_4_20():
     found = releases("torch", torch("1.12.1"), torch("1.13.0"), torch("2.16.0rc1"))
     assert [str(it.version) for it in found] == ["1.13.0"]
@@ -148,7 +187,9 @@ def test_jax_has_a_row_without_cuda_and_one_for_each_cuda_of_the_newest_parts_al
 
 def test_what_a_release_offers_and_the_index_does_not_have_is_noted():
     (release,) = releases("jax", *modern())
+    assert release.extras == ("cpu", "cuda12", "cuda12-local", "cuda13")
     assert release.notes == (
+        "cuda12-local: it brings no library of CUDA; the base has to have them, for x86_64 and aarch64",
         "cuda12: the index has no jaxlib<=0.8.0,>=0.7.1 for aarch64",
         "cuda13: the index has no jax-cuda13-plugin[with_cuda]<=0.8.0,>=0.7.1 for aarch64",
     )
@@ -205,9 +246,11 @@ def test_extras_that_need_builds_with_a_local_label_are_noted_and_others_are_row
     )
     assert release.notes == (
         "cuda11-pip: the index has no jaxlib==0.4.23+cuda11.cudnn86 for x86_64",
+        "cuda12-pip: the index has no jaxlib==0.4.23+cuda12.cudnn89 for x86_64",
         "cpu: the index has no jaxlib for any Python that it allows for aarch64",
         "cuda11-pip: the index has no jaxlib for any Python that it allows for aarch64",
         "cuda12: the index has no jaxlib for any Python that it allows for aarch64",
+        "cuda12-pip: the index has no jaxlib for any Python that it allows for aarch64",
     )
 
 

@@ -1,0 +1,120 @@
+"""Files that several wheels install to one path: the image has the run's, else the one that pip leaves."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from envbuild.assemble import LayerCache, WheelFiles, assemble
+from envbuild.assemble.install_order import install_order
+from envbuild.lock import Lock, pylock_text, read_pylock
+from envbuild.oci.digest import Digest
+from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.unit.test_assemble import SITE, TARGET, base, locked, recipe, tree
+
+OPENCV = tuple(f"opencv-{name}" for name in ("python", "python-headless", "contrib-python", "contrib-python-headless"))
+CASES = {
+    "opencv": ({it: ["numpy"] for it in OPENCV} | {"numpy": []}, OPENCV),
+    "nccl": ({"nvidia-nccl-cu11": [], "nvidia-nccl-cu12": []}, ("nvidia-nccl-cu11", "nvidia-nccl-cu12")),
+    "cudnn": (
+        {"nvidia-cudnn-cu12": ["nvidia-cublas-cu12"], "nvidia-cudnn-cu13": ["nvidia-cublas"]}
+        | {"nvidia-cublas-cu12": [], "nvidia-cublas": ["nvidia-cuda-nvrtc"], "nvidia-cuda-nvrtc": []},
+        ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
+    ),
+    "one requires the other": ({"zzz": [], "aaa": [], "mmm": ["zzz", "aaa"]}, ("zzz", "aaa", "mmm")),
+    "a cycle and what requires it": (
+        {"one": ["two"], "two": ["one", "leaf"], "user": ["one"], "leaf": []},
+        ("one", "leaf", "user", "two"),
+    ),
+    "an extra": (
+        {"aaa": ["mid[more]"], "mid": ["leaf; extra == 'more'"], "leaf": [], "zzz": ["leaf"]},
+        ("aaa", "mid", "zzz"),
+    ),
+    "a marker that does not hold": ({"aaa": [], "zzz": ["aaa; python_version < '3'"]}, ("aaa", "zzz")),
+}
+
+
+def wheels_of(requires: dict[str, list[str]], sharing: tuple[str, ...]) -> list[FakeWheel]:
+    """Wheels of which some have the file shared/owner.txt, with their own names in it."""
+    return [
+        make_wheel(name, "1", {"shared/owner.txt": name} if name in sharing else None, requires=needs)
+        for name, needs in requires.items()
+    ]
+
+
+def written(folder: Path, wheels: list[FakeWheel]) -> dict[Digest, Path]:
+    for wheel in wheels:
+        (folder / wheel.filename).write_bytes(wheel.data)
+    return {Digest.of(wheel.data): folder / wheel.filename for wheel in wheels}
+
+
+def assembled(folder: Path, wheels: list[FakeWheel], **changes):
+    paths = written(folder, wheels)
+    return assemble(
+        recipe(*wheels, **changes), base(), WheelFiles(paths), LayerCache(folder / "cache"), lambda *_: None
+    )
+
+
+def owner(folder: Path, wheels: list[FakeWheel], **changes) -> str:
+    return tree(assembled(folder, wheels, **changes).image)[f"{SITE}/shared/owner.txt"][1].decode()
+
+
+@pytest.mark.parametrize(("requires", "sharing"), CASES.values(), ids=CASES.keys())
+def test_without_evidence_the_image_has_the_file_that_pip_leaves(tmp_path, requires, sharing):
+    wheels = wheels_of(requires, sharing)
+    written(tmp_path, wheels)
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--find-links", tmp_path, "--no-compile"]
+    command += ["--ignore-installed", "--prefix", tmp_path / "pip"]
+    subprocess.run([*command, *sorted(requires)], check=True)
+    [left] = (tmp_path / "pip").rglob("owner.txt")
+    assert owner(tmp_path, wheels) == left.read_text()
+
+
+def test_the_pip_that_is_locked_decides(tmp_path):
+    """Up to 20.2 it installed by name after dependencies; until 21.3 what many layers lie above came first."""
+    requires: dict[str, list[str]] = {"aaa": [], "bbb": [], "old": ["aaa"]}
+    orders = {pip: install_order(requires, TARGET, pip) for pip in ("20.2.4", "20.3", "22.0", None)}
+    assert orders == {
+        "20.2.4": ["aaa", "bbb", "old"],
+        "20.3": ["aaa", "old", "bbb"],
+        "22.0": ["bbb", "aaa", "old"],
+        None: ["bbb", "aaa", "old"],
+    }
+    wheels = [*wheels_of({"aaa": [], "bbb": []}, ("aaa", "bbb")), make_wheel("pip", "20.2.4", {"pip.py": ""})]
+    assert owner(tmp_path, wheels) == "bbb"
+
+
+def test_the_file_of_the_run_is_the_image_s(tmp_path):
+    wheels = wheels_of({it: [] for it in OPENCV}, OPENCV)
+    owners = (("shared/owner.txt", "opencv-python-headless"),)
+    [overlap] = assembled(tmp_path, wheels, owners=owners).overlaps
+    assert overlap.winner.name == "opencv-python-headless"
+    assert set(overlap.losers) == {*OPENCV} - {"opencv-python-headless"}
+    assert owner(tmp_path, wheels, owners=owners) == "opencv-python-headless"
+    assert owner(tmp_path, wheels) == "opencv-contrib-python"
+
+
+def test_scripts_are_told_by_their_paths_in_record(tmp_path):
+    wheels = [make_wheel(name, "1", scripts={"tool": f"#!/bin/sh\n# {name}\n"}) for name in ("aaa", "zzz")]
+    found = tree(assembled(tmp_path, wheels, owners=(("../../../bin/tool", "zzz"),)).image)
+    assert b"zzz" in found["opt/env/bin/tool"][1]
+
+
+def test_whose_file_it_is_is_part_of_the_environment_and_of_the_lock():
+    wheels = wheels_of({"aaa": [], "zzz": []}, ("aaa", "zzz"))
+    plain, told = recipe(*wheels), recipe(*wheels, owners=(("shared/owner.txt", "zzz"),))
+    assert plain.environment != told.environment
+    files = tuple(replace(locked(it), url=f"https://example.com/{it.filename}") for it in wheels)
+    lock = Lock(target=TARGET, wheels=files, owners=told.owners)
+    assert read_pylock(pylock_text(lock), "pylock.toml").owners == told.owners
+
+
+def test_layers_of_wheels_are_the_same_whoever_has_the_shared_file(tmp_path):
+    wheels = wheels_of({"aaa": [], "zzz": []}, ("aaa", "zzz"))
+    one = assembled(tmp_path, wheels).image
+    other = assembled(tmp_path, wheels, owners=(("shared/owner.txt", "zzz"),)).image
+    assert len({it.diff_id for it in one.layers} & {it.diff_id for it in other.layers}) == len(one.layers) - 1
+    assert json.loads(one.config) != json.loads(other.config)
