@@ -77,13 +77,12 @@ def moment_of(date: str | None) -> str | None:
         return date
     try:
         moment = datetime.fromisoformat(f"{date}")
-    except ValueError as error:
+        moment += timedelta(days=len(f"{date}") <= len("2023-04-01"))
+        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         todo = "give a date or a moment, such as 2023-04-01 or 2023-04-01T12:00:00Z, or none"
         raise UsageError("this is no date", where=f"--exclude-newer {date}", todo=todo) from error
-    if len(f"{date}") <= len("2023-04-01"):
-        moment += timedelta(days=1)
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def counter(progress: Progress) -> "Counted":

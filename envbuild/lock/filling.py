@@ -17,8 +17,8 @@ from envbuild.manifest.formats.pins import exact_version
 
 T = TypeVar("T")
 
-_LATER = (0, 90, 180, 360, 720, 1440)
-"""Days after the record's date that are tried in turn, where the releases of its own day do not fit together."""
+_INTERVAL = timedelta(days=30)
+"""How far apart the later dates are that may be taken, where the releases of the record's own do not fit together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +78,12 @@ def fill(question: Question, resolve: Callable[[Limits], T], pinned: Callable[[]
     now = "what the record lacks is taken from all releases that the index has now"
     if first.undated:
         return Filled(newest, (f"the package index does not say when files were uploaded; {now}",))
-    for moment in _later(before, own_day=bool(relaxed)):
-        try:
-            found = resolve(Limits(before=moment, relaxed=relaxed))
-        except UnsolvedError:
-            continue
-        taken = f"what the record lacks is taken from those before {moment}"
-        return Filled(found, (f"no wheels uploaded before {before} fit together; {taken}",) * (moment != before))
-    return Filled(newest, (f"no wheels uploaded before {before} fit together; {now}",))
+    if relaxed:
+        with suppress(UnsolvedError):
+            return Filled(resolve(Limits(before=before, relaxed=relaxed)))
+    moment, found = _earliest(before, lambda moment: resolve(Limits(before=moment, relaxed=relaxed)), newest)
+    taken = f"what the record lacks is taken from those before {moment}" if moment else now
+    return Filled(found, (f"no wheels uploaded before {before} fit together; {taken}",))
 
 
 def _newest(
@@ -103,10 +101,18 @@ def _newest(
     return resolve(Limits(relaxed=relaxed)), relaxed
 
 
-def _later(before: str, *, own_day: bool) -> Iterator[str]:
-    start, now = datetime.fromisoformat(before), datetime.now(UTC)
-    moments = (start + timedelta(days=days) for days in (_LATER if own_day else _LATER[1:]))
-    yield from (moment.strftime("%Y-%m-%dT%H:%M:%SZ") for moment in moments if moment < now)
+def _earliest(before: str, resolve: Callable[[str], T], newest: T) -> tuple[str | None, T]:
+    """Find the first of the moments at intervals after `before` that has a solution; None where only now has one."""
+    start = datetime.fromisoformat(before)
+    low, high, moment, found = 0, max((datetime.now(UTC) - start) // _INTERVAL, 0) + 1, None, newest
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = (start + middle * _INTERVAL).strftime("%Y-%m-%dT%H:%M:%SZ")
+        try:
+            moment, found, high = tried, resolve(tried), middle
+        except UnsolvedError:
+            low = middle
+    return moment, found
 
 
 def _contradicted(question: Question, pins: Lock) -> Iterator[Relaxed]:
