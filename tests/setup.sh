@@ -12,7 +12,7 @@ RUN_PARTS="git=git mmdebstrap=mmdebstrap
 TEST_PARTS="dockerd=docker.io iptables=iptables ip=iproute2 setpriv=util-linux docker-registry=docker-registry
   faketime=faketime openssl=openssl gcc=gcc /usr/include/features.h=libc6-dev skopeo=skopeo umoci=umoci podman=podman buildah=buildah /etc/containers/policy.json=golang-github-containers-common
   qemu-aarch64-static=qemu-user-static arch-test=arch-test
-  chromium=chromium chromedriver=chromium-driver wrk=wrk"
+  bwrap=bubblewrap chromium=chromium chromedriver=chromium-driver wrk=wrk"
 
 fail() {
   echo "tests/setup.sh: $*" >&2

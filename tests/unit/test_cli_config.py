@@ -14,12 +14,19 @@ import typer.main
 from envbuild.cli import commands
 from envbuild.cli.configured import OWN_VARIABLES, commands_of, options_of
 from envbuild.settings import SHARED, Option
+from tests.environ import UNTRIED
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "config.md"
 START = "## Every key and variable\n\n"
 NOT_OURS = {"ENVBUILD_NOTHING", "ENVBUILD_SECRET_", "ENVBUILD_MODEL_FOLDER"}
 """What a file of VS Code looks up to find nothing, what a build of Cloud Build calls its secrets, and a server's."""
+
+
+@pytest.fixture(autouse=True)
+def _no_value_of_the_tests(monkeypatch):
+    for name in UNTRIED:
+        monkeypatch.delenv(name)
 
 
 def group() -> Any:

@@ -740,6 +740,22 @@ def test_what_is_the_run_s_own_is_told_and_can_be_required(site):
     assert '"tool" = "identical"' in (site.folder / "out/context/pylock.toml").read_text()
 
 
+def test_a_proven_image_is_not_tried_and_another_is_or_a_line_says_that_it_was_not(site):
+    """There is neither an engine nor bubblewrap."""
+    nowhere = {"DOCKER_HOST": "unix:///nowhere.sock", "PATH": "/nowhere", "ENVBUILD_FROM_MANIFEST_IMPORT_CHECK": "auto"}
+    with_records(site, content_of(TENSORFLOW), content_of(TOOL))
+    proven = site.build("--out", "out", "--json", **nowhere)
+    assert json.loads(proven.stdout)["imports"] is None
+    assert "import" not in proven.stderr
+    always = site.build("--out", "out", "--json", "--import-check", "always", **nowhere)
+    assert json.loads(always.stdout)["imports"] == {"place": "metadata", "modules": [], "untold": {}}
+    with_records(site, content_of(TENSORFLOW), content_of(TENSORFLOW))
+    unproven = site.build("--out", "out", "--json", **nowhere)
+    assert json.loads(unproven.stdout)["imports"]["place"] == "metadata"
+    assert "no module was imported, only metadata was looked at: no container engine answers" in unproven.stderr
+    assert (json.loads(unproven.stdout)["digest"], unproven.returncode) == (json.loads(proven.stdout)["digest"], 0)
+
+
 def test_another_build_than_the_run_s_ends_with_16_where_identity_is_required(site):
     with_records(site, content_of(TENSORFLOW), content_of(TENSORFLOW))
     assert "1 of 2 identical; tool " in site.build("--out", "told").stderr
