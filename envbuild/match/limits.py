@@ -30,8 +30,9 @@ def broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Iterat
     for broken in broken_hand_limits(others | {wheel.distribution: wheel.version}, profiles.limits):
         limit, refused = broken.limit, broken.limit.breaks and not run.complete
         said = f"{broken.pin} needs {limit.requirement}: {limit.reason}; {_REFUSED if refused else _REPRODUCED}"
-        told.add(broken.other)
-        yield _broken(broken.other, said, limit.source)
+        if limit.breaks:
+            told.add(broken.other)
+        yield _broken(broken.other, said, limit.source, warning=limit.breaks is not None)
     code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), wheel)
     for text in code.limits:
         requirement = Requirement(text)
@@ -42,8 +43,8 @@ def broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Iterat
             yield _broken(pin, f"{said}; {_REPRODUCED}", code.source)
 
 
-def _broken(pin: str, reason: str, source: str) -> Decision:
-    return Decision(what="limit", value=pin, reason=reason, source=source, warning=True)
+def _broken(pin: str, reason: str, source: str, *, warning: bool = True) -> Decision:
+    return Decision(what="limit", value=pin, reason=reason, source=source, warning=warning)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -233,6 +233,6 @@ def _gaps(run: Run, pins: Pins, profiles: Profiles, before: str | None) -> Gaps 
     return Gaps(
         without=tuple(without),
         versions=(*versions, *dict.fromkeys(bounds)),
-        limits=() if run.complete else profiles.limits,
+        limits=() if run.complete else tuple(it for it in profiles.limits if it.breaks),
         before=before,
     )

@@ -275,6 +275,8 @@ def test_what_is_known_to_go_together_is_not_told():
     assert warned(match(tensorflow("2.15.1", ("keras", "3.0.5"), ("numpy", "1.26.4")), PROFILES, "cpu")) == [
         ("limit", "keras==3.0.5")
     ], "its wheel requires Keras 2, and tf.keras works all the same"
+    usual = tensorflow("2.20.0", ("setuptools", "84.2.1"), python="3.12.4")
+    assert warned(match(usual, PROFILES, "cpu")) == [], "training works, and TensorBoard alone does not start"
     assert warned(match(ran("torch", "torch", "2.3.0", ("numpy", "2.0.2")), PROFILES, "cpu")) == []
 
 
