@@ -90,6 +90,9 @@ def compile_(
     options += ["--python-version", target.python, "--python-platform", uv_platforms(target)[0]]
     options += ["-c", "constraints.txt", "--override", "overrides.txt"]
     options += ["--exclude-newer", before] if before else []
+    # What the plan adds, as wheels of CUDA, may be younger than the record.
+    pinned = list(versions_of("\n".join(requirements))) if gaps else []
+    options += [option for name in pinned for option in ("--exclude-newer-package", f"{name}=false")]
     done = run([UV, "pip", "compile", "plain.txt", *options], folder)
     return versions_of(done.stdout) if done.returncode == 0 else None
 
