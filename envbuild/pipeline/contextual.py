@@ -39,8 +39,8 @@ class ContextJob(Job):
         if self.recipe.owners:
             names = ", ".join(sorted({name for _, name in self.recipe.owners}))
             self.report.warn(
-                f"files that the run had from {names} can be another package's in this image: pip installs all packages "
-                "in its own order; build with --builder assemble to get the run's files"
+                f"files that the run had from {names} can be another package's in this image, as pip installs all "
+                "packages in its own order; build with --builder assemble to get the run's files"
             )
         wheelhouse = self.fetched_wheels(settings, secrets=secrets)
         context = Context(recipe=self.recipe, lock=self.run.lock, pylock=self.pylock(self.run), wheelhouse=wheelhouse)
