@@ -61,7 +61,9 @@ def match_without_framework(
         requirements=tuple(f"{name}=={version}" for name, version in pins_of(manifest)),
         gaps=None
         if manifest.source.complete
-        else Gaps(versions=_conda_pins(manifest), limits=profiles.limits, before=before),
+        else Gaps(
+            versions=_conda_pins(manifest), limits=tuple(it for it in profiles.limits if it.breaks), before=before
+        ),
         variables=GPU_VARIABLES if gpu else (),
         changes=(),
         decisions=loud(decisions, overrides),

@@ -39,7 +39,7 @@ class ContextJob(Job):
         if self.recipe.owners:
             names = ", ".join(sorted({name for _, name in self.recipe.owners}))
             self.report.warn(
-                f"files that the run had from {names} can be another package's in this image: pip installs all "
+                f"files that the run had from {names} can be another package's in this image, as pip installs all "
                 "packages in its own order; build with --builder assemble to get the run's files"
             )
         wheelhouse = self.fetched_wheels(settings, secrets=secrets)
