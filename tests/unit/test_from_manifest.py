@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from envbuild.lock import read_pylock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import MANIFEST, canonical_json
 from envbuild.oci.index import image_index
@@ -906,6 +907,19 @@ def test_what_is_set_by_hand_is_loud_and_goes_into_the_stamp(site):
     assert record["images"][0]["overrides"] == result["overrides"] == {"base": str(site.folder / "base")}
     assert record["images"][0]["identity"] == "0 of 2 identical; 2 cannot be compared"
     assert site.build("--set", "nothing=1").returncode == 2
+
+
+def test_what_is_dropped_goes_into_the_stamp_and_a_run_without_framework_is_built(site):
+    done = site.build("--framework", "none", "--drop", "tool", "--out", "out", "--stamp", "model", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "no framework on Python 3.11" in done.stderr
+    assert "tool is left out: --drop" in done.stderr
+    result = json.loads(done.stdout)
+    assert result["dropped"] == ["tool"]
+    [image] = json.loads((site.folder / "model" / result["stamped"]).read_bytes())["images"]
+    assert "1 left out: tool" in image["identity"]
+    locks = [path.read_bytes() for path in (site.folder / "model").rglob("*.toml")]
+    assert [read_pylock(it, "lock").dropped for it in locks] == [("tool",)]
 
 
 def test_an_image_whose_loader_would_not_find_cuda_is_not_made(site, index):
