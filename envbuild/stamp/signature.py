@@ -6,22 +6,19 @@ signature is still to come. How a key signs and checks is not known here: see `e
 
 import os.path
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from envbuild.errors import StampError, UsageError
 from envbuild.oci.digest import Digest
-from envbuild.stamp.objects import Model
-from envbuild.stamp.record import RECORD_LIMIT, Stamp, is_record_name, read_record, record_digest, signature_name
+from envbuild.stamp.objects import Model, read_records
+from envbuild.stamp.record import Stamp, is_record_name, record_digest, signature_name
 from envbuild.stamp.store import Unreachable
 from envbuild.stamp.uri import parse_model_uri
 from envbuild.trust import Claim, Voucher
 
 SIGNATURE_LIMIT = 1024 * 1024
 """Bytes of a signature that is read."""
-_READERS = 8
-"""Records that are read at the same time; Google's client keeps ten connections."""
 
 
 class Keys(Protocol):
@@ -101,22 +98,11 @@ def signed_records(
     them: a file that is too large or damaged, a folder, a link out of the model's folder.
     """
     names = [it for it in model.store.records() if is_record_name(it)]
-    with ThreadPoolExecutor(_READERS) as pool:
-        found = list(zip(names, pool.map(lambda it: _read(model, it), names), strict=True))
-    records = [(name, it) for name, it in found if it and it.counter > above and _is_of(model, it)]
+    found = read_records(model.store, names)
+    records = [(name, it) for name, it in found if it.counter > above and _is_of(model, it)]
     for name, stamp in sorted(records, key=lambda it: (it[1].counter, it[0] == preferred), reverse=True):
         if not unproven(model, name, stamp, keys):
             yield name, stamp
-
-
-def _read(model: Model, name: str) -> Stamp | None:
-    """Read a record; None where that is not possible, now or later."""
-    try:
-        return read_record(name, model.store.read(name, limit=RECORD_LIMIT) or b"")
-    except Unreachable:  # it may be the newest record
-        raise
-    except StampError:
-        return None
 
 
 def unproven(model: Model, name: str, stamp: Stamp, keys: Keys) -> str:

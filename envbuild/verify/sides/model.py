@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envbuild.capture.model.facts import model_facts
-from envbuild.errors import LockError, ManifestError, StampError
+from envbuild.errors import LockError, ManifestError
 from envbuild.lock import Lock, read_pylock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Model, ModelFile
@@ -24,8 +24,8 @@ from envbuild.stamp import (
     parse_model_uri,
     read_history,
 )
-from envbuild.stamp.objects import found
-from envbuild.stamp.record import FOLDER, RECORD_LIMIT, read_record
+from envbuild.stamp.objects import found, read_records
+from envbuild.stamp.record import is_record_name
 from envbuild.stamp.store import Store
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.modelfiles import Changes, being, compared, doubt, has_digest, listed, told
@@ -121,17 +121,9 @@ def side_of_model(it: StampedModel) -> Side:
 def _left(uri: str) -> Stamp | None:
     """The newest record in a model's folder that was written for a file of its anchor's name."""
     with found(uri) as model:
-        names = [it for it in model.store.names(deep=True) if it.startswith(f"{FOLDER}/record-")]
-        records = [it for name in names if (it := _record(model.store, name)) and it.anchor.name == model.anchor]
+        names = filter(is_record_name, model.store.records())
+        records = [it for _, it in read_records(model.store, names) if it.anchor.name == model.anchor]
     return max(records, key=lambda it: it.created, default=None)
-
-
-def _record(store: Store, name: str) -> Stamp | None:
-    try:
-        data = store.read(name, limit=RECORD_LIMIT)
-        return read_record(name, data) if data is not None else None
-    except StampError:  # damaged, or of a newer envbuild: it says nothing
-        return None
 
 
 def artifact_findings(it: StampedModel) -> Iterator[Finding]:
