@@ -51,6 +51,8 @@ class Order:
     push: Reference | None
     stamp: str | None
     cache: Path
+    stamp_anyway: bool = False
+    """Whether a model whose files are not those that the manifest lists is stamped all the same."""
     require_identical: bool = False
     """Whether a wheel that is not proven to be the run's ends the build."""
     build: bool = False

@@ -24,6 +24,7 @@ from envbuild.stamp.record import (
     MAX_METADATA,
     RECORD_LIMIT,
     Anchor,
+    Content,
     Stamp,
     StampedImage,
     StampEntry,
@@ -124,6 +125,7 @@ class _Inputs:
     now: str
     by: str | None
     signer: Signer | None
+    content: Content | None
 
 
 def stamp(
@@ -135,10 +137,12 @@ def stamp(
     now: datetime,
     early: Seen | None = None,
     signer: Signer | None = None,
+    content: Content | None = None,
 ) -> StampResult:
     """Write an image on a model, next to the images of other roles, variants and platforms.
 
-    With `signer` the record is signed; images of a record that its key did not sign are left out.
+    `content` are the model's files as they were compared with its run. With `signer` the record is signed; images of a
+    record that its key did not sign are left out.
 
     An image that the model had in the same place is replaced, and stays in the record before. StampConflict when
     somebody else wrote another image there at the same time, or replaced the model, also since `check_stampable` gave
@@ -146,7 +150,17 @@ def stamp(
     """
     with found(model_uri) as model:
         by = stamper(google=model.uri.startswith("gs://"))
-        return write_stamp(model, entry, manifest=manifest, lock=lock, now=now, by=by, early=early, signer=signer)
+        return write_stamp(
+            model,
+            entry,
+            manifest=manifest,
+            lock=lock,
+            now=now,
+            by=by,
+            early=early,
+            signer=signer,
+            content=content,
+        )
 
 
 def check_stampable(model_uri: str) -> Seen:
@@ -179,10 +193,11 @@ def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and it
     early: Seen | None = None,
     pause: Callable[[int], None] = some_time,
     signer: Signer | None = None,
+    content: Content | None = None,
 ) -> StampResult:
     """Do what `stamp` says on a model that was found; `pause(tried)` waits between tries."""
     image = stamped(entry, manifest, lock)
-    inputs = _Inputs(image=image, manifest=manifest, lock=lock, now=rfc3339(now), by=by, signer=signer)
+    inputs = _Inputs(image=image, manifest=manifest, lock=lock, now=rfc3339(now), by=by, signer=signer, content=content)
     first = early or look(model, signer)
     seen = _joined(model, inputs, first) if early else first
     for tried in range(TRIES):
@@ -249,7 +264,7 @@ def _done(inputs: _Inputs, seen: Seen, tried: int) -> StampResult | None:
     """Return the stamp that is there if it says it all: ours of a try whose reply was lost, or an equal one."""
     if seen.stamp is None or seen.name is None or merged(seen.images, inputs.image) != seen.images:
         return None
-    if seen.base is None or seen.base[0] != seen.name:
+    if seen.base is None or seen.base[0] != seen.name or inputs.content not in (None, seen.stamp.content):
         return None
     if not pointer(seen.stamp, seen.name).items() <= dict(seen.state.metadata).items():
         return None
@@ -270,6 +285,7 @@ def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str,
         by=inputs.by,
         previous=seen.base[0] if seen.base else None,
         counter=(seen.base[1].counter if seen.base else 0) + 1,
+        content=inputs.content,
         schema_version=later_schema(seen.base[1].schema_version if seen.base and seen.kept else None),
     )
     data = record_bytes(record)
