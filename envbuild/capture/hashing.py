@@ -10,14 +10,14 @@ from typing import BinaryIO, Dict, Optional, Tuple
 
 SETTLED = 1.0
 """Seconds without a change after which a file's times tell one content from the next, on any file system."""
-_known: Dict[Tuple[int, ...], str] = {}
+_HASHED: Dict[Tuple[int, ...], str] = {}
 
 
 def file_sha256(file: BinaryIO, end: float = math.inf) -> Optional[str]:
     """Hash an open file from its start; None if it takes until `end` of the monotonic clock. OSError."""
-    key = _identity(file)
-    if key in _known:
-        return _known[key]
+    key = _state_of_file(file)
+    if key in _HASHED:
+        return _HASHED[key]
     began, digest = time.time(), hashlib.sha256()
     while time.monotonic() < end:
         data = file.read(1 << 20)
@@ -26,11 +26,11 @@ def file_sha256(file: BinaryIO, end: float = math.inf) -> Optional[str]:
         digest.update(data)
     else:
         return None
-    if _identity(file) == key and max(key[-2:]) < (began - SETTLED) * 1e9:
-        _known[key] = digest.hexdigest()
+    if _state_of_file(file) == key and max(key[-2:]) < (began - SETTLED) * 1e9:
+        _HASHED[key] = digest.hexdigest()
     return digest.hexdigest()
 
 
-def _identity(file: BinaryIO) -> Tuple[int, ...]:
+def _state_of_file(file: BinaryIO) -> Tuple[int, ...]:
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
