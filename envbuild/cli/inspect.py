@@ -104,6 +104,8 @@ def _record(record: "Recorded", before: "tuple[Recorded, ...]", *, whole: bool) 
     by = f", by {record.stamp.by}" if record.stamp.by else ""
     counter = f", record {record.stamp.counter}" if record.stamp.counter else ""
     yield f"  {record.name}: {record.stamp.created}, envbuild {record.stamp.envbuild}{by}{counter}"
+    if record.stamp.content and record.stamp.content.forced:
+        yield f"    --stamp-anyway: {record.stamp.content.forced}"
     if whole and not (before and before[0].stamp is None):
         yield from _changes(before[0].stamp if before else None, record.stamp)
 

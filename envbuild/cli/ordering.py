@@ -81,6 +81,10 @@ CaBundle = Annotated[
 StampOn = Annotated[
     str | None, typer.Option(help="Write the digest on this model: gs://..., or a folder.", metavar="MODEL_URI")
 ]
+StampAnyway = Annotated[
+    bool,
+    typer.Option("--stamp-anyway", help="Stamp a model though its files are not those of the manifest, and record it."),
+]
 SystemPackages = Annotated[
     bool,
     typer.Option(
@@ -119,6 +123,7 @@ class Outputs:
     archive: Archive = None
     load: Load = None
     stamp: StampOn = None
+    stamp_anyway: StampAnyway = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +179,10 @@ class Asked:
 def ordered(manifest: str, asked: Asked, progress: Progress) -> "Order":
     """Read the manifest and make the order; UsageError for what cannot be meant, ManifestError."""
     check_asked(asked)
+    if asked.outputs.stamp_anyway and asked.outputs.stamp is None:
+        raise UsageError(
+            "no model is stamped", where="--stamp-anyway", todo="give --stamp MODEL_URI too, or leave it out"
+        )
     name, data = read(manifest, asked.known, progress)
     return order_of(name, data, asked)
 
@@ -238,6 +247,7 @@ def order_of(name: str, data: bytes, asked: Asked) -> "Order":
         push=_repository(outputs),
         create_repository=outputs.create_repository,
         stamp=outputs.stamp,
+        stamp_anyway=outputs.stamp_anyway,
         cache=cache_folder(),
         require_identical=locks.require_identical,
         import_check=building.import_check.value,

@@ -30,7 +30,7 @@ from envbuild.pipeline.job import Job
 from envbuild.pipeline.making import Making
 from envbuild.pipeline.order import PLATFORMS, Order, Outcome, Part, Plan, Reporter
 from envbuild.pipeline.outputs import write_outputs
-from envbuild.pipeline.stamping import report_stamps, signer_for
+from envbuild.pipeline.stamping import report_stamps, signer_for, stamp_content
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry import (
     PushResult,
@@ -41,6 +41,7 @@ from envbuild.registry import (
     push_index,
 )
 from envbuild.registry.tags import check_tag, stamped_tag, tag_stamped
+from envbuild.stamp import Content as Files
 from envbuild.stamp import Seen, Signer, StampEntry, StampResult, check_stampable, stamp
 
 _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
@@ -51,6 +52,8 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     for plan in plans if order.bytecode else ():
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
     early = check_stampable(order.stamp, signer_for(order)) if order.stamp else None
+    if order.stamp:
+        stamp_content(order, plans[0].manifest, report=report)
     settled = check_destinations(order, report)
     if order.attestations.key:
         # A key vouches for what was made here, and not for what others say that they made.
@@ -269,8 +272,8 @@ def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, repor
     """Write each platform's image on the model that was there at first; the last record names them all."""
     for part in parts:
         _tag_stamped(part, report)
-    signer = signer_for(order)
-    results = [_stamp_part(model, order, part, now, early, signer) for part in parts]
+    signer, content = signer_for(order), stamp_content(order, parts[0].plan.manifest)
+    results = [_stamp_part(model, order, part, now, early, signer, content) for part in parts]
     report_stamps(results, report, signed=signer is not None)
     return results[-1].record
 
@@ -288,7 +291,9 @@ def _tag_stamped(part: Part, report: Reporter) -> None:
         )
 
 
-def _stamp_part(model: str, order: Order, part: Part, now: datetime, early: Seen, signer: Signer | None) -> StampResult:
+def _stamp_part(
+    model: str, order: Order, part: Part, now: datetime, early: Seen, signer: Signer | None, files: Files | None
+) -> StampResult:
     entry = StampEntry(
         role="train",
         variant=part.plan.stack.variant,
@@ -301,7 +306,8 @@ def _stamp_part(model: str, order: Order, part: Part, now: datetime, early: Seen
         tag=order.push.tag if order.push else None,
     )
     lock = part.pylock
-    return stamp(model, entry, manifest=order.manifest, lock=lock, now=now, early=early, signer=signer)
+    given = order.manifest
+    return stamp(model, entry, manifest=given, lock=lock, now=now, early=early, signer=signer, content=files)
 
 
 def _keep_small(cache: Path, report: Reporter) -> None:

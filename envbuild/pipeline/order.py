@@ -53,6 +53,8 @@ class Order:
     push: Reference | None
     stamp: str | None
     cache: Path
+    stamp_anyway: bool = False
+    """Whether a model whose files are not those that the manifest lists is stamped all the same."""
     require_identical: bool = False
     """Whether a wheel that is not proven to be the run's ends the build."""
     import_check: ImportCheck = "auto"

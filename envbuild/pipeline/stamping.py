@@ -1,9 +1,52 @@
-"""What stamps of training and serving images share: the key that signs records, and what people are told."""
+"""What stamps of training and serving images share: the model's files, the key that signs, what people are told."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from envbuild.errors import StampError
+from envbuild.manifest.model import TrainingManifest
 from envbuild.pipeline.order import Order, Reporter
-from envbuild.stamp import Signer, StampResult
+from envbuild.stamp import Content, Signer, StampResult, parse_model_uri
+from envbuild.verify.sides.content import content_of, mismatch, recorded
+from envbuild.verify.sides.model import files_now, folder_of
+
+_TODO = (
+    "give the model that this run saved, or the manifest of the run that saved this one; --stamp-anyway stamps it all "
+    "the same, and the record says so"
+)
+
+
+def stamp_content(
+    order: Order, manifest: TrainingManifest, carried: Content | None = None, report: Reporter | None = None
+) -> Content | None:
+    """Read the files of the model that is to be stamped; StampError where they are not those that the manifest lists.
+
+    `carried` is what a stamp that is continued says of them: what was forced there need not be forced again.
+    """
+    uri = order.stamp
+    assert uri is not None, "the caller looked"
+    saved = recorded(manifest.model, None, uri)
+    place = uri if parse_model_uri(uri).folder else folder_of(uri, manifest)
+    now = files_now(place, saved, patient=True)
+    if now is None or not now.files:
+        problem = f"its files cannot be read: {now.unread if now else 'the answer makes no sense'}" if saved else ""
+    else:
+        problem = mismatch(saved, now, order.manifest) if saved else ""
+    if saved is None and report:
+        report.note(f"{order.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
+    content = content_of(now) if now else None
+    if not problem:
+        return content
+    then = recorded(None, carried, uri)
+    if carried and carried.forced and then and now and not mismatch(then, now, order.manifest):
+        return replace(content_of(now), forced=carried.forced)
+    if not order.stamp_anyway:
+        where = saved.uri if saved else "elsewhere"
+        what = f"the model is not the one that {order.manifest_name} records, which was saved to {where}: {problem}"
+        raise StampError(what, where=uri, todo=_TODO)
+    if report:
+        report.warn(f"stamping {uri} although it is not the model that {order.manifest_name} records: {problem}")
+    return replace(content, forced=problem) if content else Content(files=(), file_count=None, forced=problem)
 
 
 def signer_for(order: Order, trusted: Sequence[str] = ()) -> Signer | None:

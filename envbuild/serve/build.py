@@ -14,10 +14,10 @@ from envbuild.lock import Lock, Options, read_settings
 from envbuild.lock.extras import lock_above, useless
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
-from envbuild.pipeline import Order, Reporter
+from envbuild.pipeline import Order, Reporter, make_plans
 from envbuild.pipeline.build import check_destinations
 from envbuild.pipeline.extend import compiling_for, extended
-from envbuild.pipeline.stamping import signer_for
+from envbuild.pipeline.stamping import signer_for, stamp_content
 from envbuild.registry import PushResult, SharedCache, pull, push
 from envbuild.serve.application import application_of
 from envbuild.serve.attesting import publish_served
@@ -32,7 +32,7 @@ from envbuild.serve.outputs import place
 from envbuild.serve.servers import server_parts
 from envbuild.serve.slim import proof_of
 from envbuild.serve.slim_parent import find_slimmed, slim_parent
-from envbuild.serve.stamping import stamp_served
+from envbuild.serve.stamping import carried, stamp_served
 from envbuild.stamp import check_stampable
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
@@ -56,8 +56,12 @@ def serve(order: ServeOrder, report: Reporter, now: datetime) -> Served:
     if order.order.attestations.key:
         # A key vouches for what was made here, and not for what others say that they made.
         order = replace(order, order=replace(order.order, remote_cache=False))
+    if early and order.model is None:  # of a manifest, the training image is built next
+        stamp_content(order.order, make_plans(order.order)[0].manifest, report=report)
     origin = find_origin(order, report, now)
     order = replace(order, order=replace(order.order, manifest=origin.manifest_bytes))
+    if early and order.model:
+        stamp_content(order.order, origin.manifest, carried(origin), report)
     make = _beside if order.server in OWN_RUNTIME else _built
     served = make(order, origin, report)
     publish_served(order, served, report, now)

@@ -7,11 +7,11 @@ from envbuild.errors import RegistryError
 from envbuild.lock import pylock_text
 from envbuild.oci.reference import Reference
 from envbuild.pipeline import Reporter
-from envbuild.pipeline.stamping import report_stamps, signer_for
+from envbuild.pipeline.stamping import report_stamps, signer_for, stamp_content
 from envbuild.registry.tags import stamped_tag, tag_stamped
 from envbuild.serve.compatible import RELATION
-from envbuild.serve.model import Served, ServeOrder
-from envbuild.stamp import Seen, StampEntry, stamp
+from envbuild.serve.model import Origin, Served, ServeOrder
+from envbuild.stamp import Content, Seen, StampEntry, stamp
 
 
 def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, report: Reporter) -> str:
@@ -22,16 +22,27 @@ def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, 
     model, origin = order.order.stamp, served.origin
     assert model is not None, "the caller looked"
     manifest, signer = origin.manifest_bytes, signer_for(order.order, order.training_keys)
+    files = stamp_content(order.order, origin.manifest, carried(origin))
     results = []
     if origin.pylock:
         _tag(origin.reference, report)
         entry = _of_training(served)
-        results.append(stamp(model, entry, manifest=manifest, lock=origin.pylock, now=now, early=early, signer=signer))
+        lock = origin.pylock
+        results.append(
+            stamp(model, entry, manifest=manifest, lock=lock, now=now, early=early, signer=signer, content=files)
+        )
     _tag(served.pushed.reference if served.pushed else None, report)
     lock, entry = joined_lock(served), _of_serving(order, served)
-    results.append(stamp(model, entry, manifest=manifest, lock=lock, now=now, early=early, signer=signer))
+    results.append(
+        stamp(model, entry, manifest=manifest, lock=lock, now=now, early=early, signer=signer, content=files)
+    )
     report_stamps(results, report, signed=signer is not None)
     return results[-1].record
+
+
+def carried(origin: Origin) -> Content | None:
+    """What the stamp that is continued says of the model's files."""
+    return origin.stamped.stamp.content if origin.stamped and origin.stamped.stamp else None
 
 
 def joined_lock(served: Served) -> bytes:

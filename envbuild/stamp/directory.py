@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from envbuild.capture.hashing import file_sha256
 from envbuild.errors import EnvbuildError, StampError
 from envbuild.files import target_outside, write_whole
-from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.stamp.record import FOLDER, RECORD_PREFIX
 from envbuild.stamp.store import MOST_NAMES, SAVED_MODEL, Changed, State
@@ -175,7 +175,7 @@ def _generation(path: Path) -> str | None:
         if not stat.S_ISREG(path.stat().st_mode):
             return None
         with _regular(path, os.O_RDONLY, StampError) as file:
-            return str(Digest.of_file(file)[0])
+            return f"sha256:{file_sha256(file)}"
     except (FileNotFoundError, NotADirectoryError):
         return None
 

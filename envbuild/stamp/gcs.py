@@ -72,9 +72,11 @@ class GcsStore:
             found = self.client.list_blobs(
                 bucket_of(self.client, self.bucket), prefix=prefix, delimiter=delimiter, **_patience()
             )
+            # What a console shows as an empty folder is an object too, and no file.
+            files = (blob for blob in found if not blob.name.endswith("/"))
             return {
                 blob.name.removeprefix(prefix): (blob.metadata or {}).get("envbuild-record") or ""
-                for blob in itertools.islice(found, MOST_NAMES)
+                for blob in itertools.islice(files, MOST_NAMES)
             }
 
     def records(self) -> list[str]:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from envbuild.errors import VerifyError
-from envbuild.stamp.objects import Model, found
+from envbuild.stamp.objects import Model, found, read_records
 from envbuild.stamp.record import Stamp, StampedImage, is_record_name, signature_name
-from envbuild.stamp.signature import Proof, prove, read_or_skip, unproven
+from envbuild.stamp.signature import Proof, prove, unproven
 from envbuild.stamp.stamping import Recorded, look, previous
 from envbuild.stamp.store import State
 
@@ -63,8 +63,8 @@ def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = No
 
 def _left(model: Model, state: State) -> Stamp | None:
     """Find the newest record that was written for another content of the anchor, whatever the folder was called."""
-    read = (read_or_skip(model, name) for name in model.store.records() if is_record_name(name))
-    records = [it for it in read if it and it.anchor.name == model.anchor and it.anchor.generation != state.generation]
+    read = read_records(model.store, filter(is_record_name, model.store.records()))
+    records = [it for _, it in read if it.anchor.name == model.anchor and it.anchor.generation != state.generation]
     return max(records, key=lambda it: it.created, default=None)
 
 

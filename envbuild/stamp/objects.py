@@ -1,18 +1,23 @@
 """Objects by their URI: a model's folder and anchor, and inputs such as a manifest."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, StampError
 from envbuild.stamp.directory import DirectoryStore, read_file
-from envbuild.stamp.record import FOLDER
-from envbuild.stamp.store import SAVED_MODEL, Store, choose_anchor
+from envbuild.stamp.record import FOLDER, RECORD_LIMIT, Stamp, is_record_name, read_record
+from envbuild.stamp.store import SAVED_MODEL, Store, Unreachable, choose_anchor, is_model_file, order
 from envbuild.stamp.uri import LONGEST_NAME, ModelUri, encodable, parse_model_uri
 
 _LONGEST_OWN = len(f"/{FOLDER}/record-{64 * '0'}.json")
 """Bytes that the longest name of what a stamp writes adds to that of the folder."""
+
+
+_READERS = 8
+"""Records that are read at the same time; Google's client keeps ten connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +52,49 @@ def found(model_uri: str) -> Iterator[Model]:
 
 
 def _anchor(store: Store) -> str | None:
-    """Choose what carries the pointer, or has it already; what a folder below is stamped with by itself is not ours."""
+    """Choose what carries the pointer: what carried it before, by its name, so that no other file moves a stamp.
+
+    What a folder below is stamped with by itself is not ours.
+    """
+    if store.state(SAVED_MODEL):
+        return SAVED_MODEL
+    if before := _anchor_before(store):
+        return before
     near = store.names(deep=False)
-    chosen = choose_anchor(near, [name for name, record in near.items() if record])
-    if chosen == SAVED_MODEL or (chosen is not None and near[chosen]):
-        return chosen
-    deep = store.names(deep=True)
-    pointing = [name for name, record in deep.items() if record in deep]
-    return choose_anchor(deep, pointing) if chosen is None or pointing else chosen
+    pointing = [name for name, record in near.items() if record]
+    return choose_anchor(near, pointing) or choose_anchor(store.names(deep=True))
+
+
+def _anchor_before(store: Store) -> str | None:
+    """The anchor that a record names and that still is there: one that has its pointer, else the newest record's."""
+    names = {name for name in store.records() if is_record_name(name)}
+    records = [it for _, it in read_records(store, names) if is_model_file(it.anchor.name)]
+    states = {name: store.state(name) for name in {it.anchor.name for it in records}}
+    there = {name: state for name, state in states.items() if state}
+    if bearers := [name for name, state in there.items() if state.metadata.get("envbuild-record") in names]:
+        return min(bearers, key=order)
+    newest = max(records, key=lambda it: (it.anchor.name in there, it.created, it.counter), default=None)
+    return newest.anchor.name if newest and newest.anchor.name in there else None
+
+
+def read_records(store: Store, names: Iterable[str]) -> list[tuple[str, Stamp]]:
+    """Read records by their names. Those that nobody can use are skipped: too large, damaged, a link out of the folder.
+
+    Unreachable where one may be readable, and the place that it lies in does not answer.
+    """
+    with ThreadPoolExecutor(_READERS) as pool:
+        each = sorted(names)
+        found = zip(each, pool.map(lambda name: _read(store, name), each), strict=True)
+        return [(name, stamp) for name, stamp in found if stamp]
+
+
+def _read(store: Store, name: str) -> Stamp | None:
+    try:
+        return read_record(name, store.read(name, limit=RECORD_LIMIT) or b"")
+    except Unreachable:  # it may be the newest record
+        raise
+    except StampError:
+        return None
 
 
 def _check_name(uri: ModelUri, folder: str, anchor: str) -> None:

@@ -6,7 +6,7 @@ The record is the truth and travels with the model's folder; the pointer is what
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.reference import Reference
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 """Written by this release; a newer minor version is read, a newer major one is refused."""
 
 FOLDER = "envbuild"
@@ -25,8 +25,8 @@ RECORD_PREFIX = f"{FOLDER}/record-"
 MAX_METADATA = 8 * 1024
 """Bytes of all custom metadata of one object, keys and values together (Cloud Storage, "Quotas and limits")."""
 
-RECORD_LIMIT = 4 * 1024 * 1024
-"""Bytes of a record that is read."""
+RECORD_LIMIT = 16 * 1024 * 1024
+"""Bytes of a record that is read: room for the longest names of 10,000 files."""
 
 USUAL_PLATFORM = "linux/amd64"
 """The one platform that a pointer's key does not name."""
@@ -112,6 +112,33 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StampedFile:
+    """One file of a model at the moment when it was stamped."""
+
+    path: str
+    """Inside the model's folder; of a single file, its name."""
+    size: int
+    sha256: str | None = None
+    """Of a file of the stamping machine."""
+    crc32c: str | None = None
+    """In base64, of an object in Cloud Storage."""
+    generation: int | None = None
+    """Of an object in Cloud Storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a model consisted of at the moment when it was stamped."""
+
+    files: tuple[StampedFile, ...]
+    """Sorted by path, at most 10,000."""
+    file_count: int | None
+    """How many files it had; None where nobody could count them."""
+    forced: str = ""
+    """Why they are not what the manifest records, where it was stamped in spite of that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
     """One record: everything known of a model's images, from the moment it was written."""
 
@@ -136,6 +163,8 @@ class Stamp:
     """The name of the record that this one continues; of a signed one the key's newest."""
     counter: int = 0
     """1, 2, 3 ... for each model; 0 of a record from before there was one."""
+    content: Content | None = None
+    """The model's files; None of a record from before they were recorded."""
     schema_version: str = SCHEMA_VERSION
     """Newer than this release's where an image was carried over from such a record, with all that it says of it."""
 
@@ -191,7 +220,7 @@ def rfc3339(moment: datetime) -> str:
 
 def record_bytes(record: Stamp) -> bytes:
     """Serialise a record; equal records give equal bytes."""
-    value = {
+    value: dict[str, Any] = {
         "schema_version": record.schema_version,
         "model": record.model,
         "anchor": {"name": record.anchor.name, "generation": record.anchor.generation},
@@ -205,7 +234,13 @@ def record_bytes(record: Stamp) -> bytes:
     }
     # Records from before these keys read back as the bytes that they were.
     value |= {"by": record.by} if record.by is not None else {}
-    return canonical_json(value | ({"counter": record.counter} if record.counter else {}))
+    value |= {"counter": record.counter} if record.counter else {}
+    return canonical_json(value | ({"content": _content_dict(record.content)} if record.content else {}))
+
+
+def _content_dict(content: Content) -> dict[str, Any]:
+    files = [{key: value for key, value in asdict(it).items() if value is not None} for it in content.files]
+    return {"files": files, "file_count": content.file_count, "forced": content.forced}
 
 
 def record_name(data: bytes) -> str:
@@ -328,8 +363,31 @@ def _stamp(value: Mapping[str, Any]) -> Stamp:
         envbuild=str(value["envbuild"]),
         counter=_counter(value.get("counter", 0)),
         by=_optional_text(value.get("by")),
+        content=None if value.get("content") is None else _content(value["content"]),
         previous=None if value["previous"] is None else _RECORD_NAME.fullmatch(value["previous"])[0],  # type: ignore[index]
     )
+
+
+def _content(value: Mapping[str, Any]) -> Content:
+    files = tuple(
+        StampedFile(
+            path=_one_line(it["path"]),
+            size=_counter(it["size"]),
+            sha256=None if it.get("sha256") is None else Digest(it["sha256"]).hex,
+            crc32c=None if it.get("crc32c") is None else _one_line(it["crc32c"]),
+            generation=None if it.get("generation") is None else _counter(it["generation"]),
+        )
+        for it in value["files"]
+    )
+    count = value.get("file_count")
+    forced = _one_line(value.get("forced", ""))
+    return Content(files=files, file_count=None if count is None else _counter(count), forced=forced)
+
+
+def _one_line(value: Any) -> str:
+    if not isinstance(value, str) or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
+        raise ValueError(value)
+    return value
 
 
 def _counter(value: Any) -> int:

@@ -6,22 +6,19 @@ signature is still to come. How a key signs and checks is not known here: see `e
 
 import os.path
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from envbuild.errors import StampError, UsageError
 from envbuild.oci.digest import Digest
-from envbuild.stamp.objects import Model
-from envbuild.stamp.record import RECORD_LIMIT, Stamp, is_record_name, read_record, record_digest, signature_name
+from envbuild.stamp.objects import Model, read_records
+from envbuild.stamp.record import Stamp, is_record_name, record_digest, signature_name
 from envbuild.stamp.store import Unreachable
 from envbuild.stamp.uri import parse_model_uri
 from envbuild.trust import Claim, Voucher
 
 SIGNATURE_LIMIT = 1024 * 1024
 """Bytes of a signature that is read."""
-_READERS = 8
-"""Records that are read at the same time; Google's client keeps ten connections."""
 
 
 class Keys(Protocol):
@@ -90,7 +87,7 @@ def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof)
             f"{number}, and --minimum-record asks for {proof.minimum} or later; an older stamp was put back: find out "
             "who did that, and stamp the model again with --sign KEY"
         )
-    records = read_records(model)
+    records = records_of(model)
     for other, it in records.items():
         if other == name or it.counter < stamp.counter or unproven(model, other, it, proof.keys):
             continue
@@ -103,16 +100,14 @@ def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof)
     return find_fork(model, records, proof.keys)
 
 
-def read_records(model: Model, preferred: str | None = None) -> dict[str, Stamp]:
+def records_of(model: Model, preferred: str | None = None) -> dict[str, Stamp]:
     """Read the records for this model by name, the highest counter first; of several with one counter the `preferred`.
 
     Records that cannot be read are skipped, as nobody can use them: a file that is too large or damaged, a folder, a
     link out of the model's folder.
     """
     names = [it for it in model.store.records() if is_record_name(it)]
-    with ThreadPoolExecutor(_READERS) as pool:
-        read = list(zip(names, pool.map(lambda it: read_or_skip(model, it), names), strict=True))
-    records = [(name, it) for name, it in read if it and _is_of(model, it)]
+    records = [(name, it) for name, it in read_records(model.store, names) if _is_of(model, it)]
     return dict(sorted(records, key=lambda it: (it[1].counter, it[0] == preferred), reverse=True))
 
 
@@ -165,16 +160,6 @@ def _forked(name: str, stamp: Stamp, rival: str, other: Stamp) -> str:
         "two stamps were written at the same time: find out which one belongs to the model, and move the other away, "
         f"with its signature ({signature_name(name)} or {signature_name(rival)}) and all records that continue it"
     )
-
-
-def read_or_skip(model: Model, name: str) -> Stamp | None:
-    """Read a record; None where that is not possible, now or later."""
-    try:
-        return read_record(name, model.store.read(name, limit=RECORD_LIMIT) or b"")
-    except Unreachable:  # it may be the newest record
-        raise
-    except StampError:
-        return None
 
 
 def unproven(model: Model, name: str, stamp: Stamp, keys: Keys) -> str:

@@ -24,6 +24,7 @@ from envbuild.stamp.record import (
     MAX_METADATA,
     RECORD_LIMIT,
     Anchor,
+    Content,
     Stamp,
     StampedImage,
     StampEntry,
@@ -43,7 +44,7 @@ from envbuild.stamp.record import (
     signature_name,
     stamped,
 )
-from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, newest_signed, read_records
+from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, newest_signed, records_of
 from envbuild.stamp.store import Changed, State, Unsure
 from envbuild.stamp.who import stamper
 
@@ -126,6 +127,7 @@ class _Inputs:
     now: str
     by: str | None
     signer: Signer | None
+    content: Content | None
 
 
 def stamp(
@@ -137,10 +139,12 @@ def stamp(
     now: datetime,
     early: Seen | None = None,
     signer: Signer | None = None,
+    content: Content | None = None,
 ) -> StampResult:
     """Write an image on a model, next to the images of other roles, variants and platforms.
 
-    With `signer` the record is signed; images of a record that its key did not sign are left out.
+    `content` are the model's files as they were compared with its run. With `signer` the record is signed; images of a
+    record that its key did not sign are left out.
 
     An image that the model had in the same place is replaced, and stays in the record before. StampConflict when
     somebody else wrote another image there at the same time, or replaced the model, also since `check_stampable` gave
@@ -148,7 +152,17 @@ def stamp(
     """
     with found(model_uri) as model:
         by = stamper(google=model.uri.startswith("gs://"))
-        return write_stamp(model, entry, manifest=manifest, lock=lock, now=now, by=by, early=early, signer=signer)
+        return write_stamp(
+            model,
+            entry,
+            manifest=manifest,
+            lock=lock,
+            now=now,
+            by=by,
+            early=early,
+            signer=signer,
+            content=content,
+        )
 
 
 def check_stampable(model_uri: str, signer: Signer | None = None) -> Seen:
@@ -185,10 +199,11 @@ def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and it
     early: Seen | None = None,
     pause: Callable[[int], None] = some_time,
     signer: Signer | None = None,
+    content: Content | None = None,
 ) -> StampResult:
     """Do what `stamp` says on a model that was found; `pause(tried)` waits between tries."""
     image = stamped(entry, manifest, lock)
-    inputs = _Inputs(image=image, manifest=manifest, lock=lock, now=rfc3339(now), by=by, signer=signer)
+    inputs = _Inputs(image=image, manifest=manifest, lock=lock, now=rfc3339(now), by=by, signer=signer, content=content)
     first = early or look(model, signer)
     seen = _joined(model, inputs, first) if early else first
     reason = ""
@@ -273,7 +288,7 @@ def _done(inputs: _Inputs, seen: Seen, tried: int) -> StampResult | None:
     """Return the stamp that is there if it says it all: ours of a try whose reply was lost, or an equal one."""
     if seen.stamp is None or seen.name is None or merged(seen.images, inputs.image) != seen.images:
         return None
-    if seen.base is None or seen.base[0] != seen.name:
+    if seen.base is None or seen.base[0] != seen.name or inputs.content not in (None, seen.stamp.content):
         return None
     if not pointer(seen.stamp, seen.name).items() <= dict(seen.state.metadata).items():
         return None
@@ -294,6 +309,7 @@ def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str,
         by=inputs.by,
         previous=seen.base[0] if seen.base else None,
         counter=(seen.base[1].counter if seen.base else 0) + 1,
+        content=inputs.content,
         schema_version=later_schema(seen.base[1].schema_version if seen.base and seen.kept else None),
     )
     data = record_bytes(record)
@@ -306,7 +322,7 @@ def look(model: Model, signer: Signer | None = None) -> Seen:
     if state is None:
         raise StampConflict("the model was removed while it was looked at", where=model.uri, todo=_REPLACED)
     name = pointed(state.metadata, model.uri)
-    records = read_records(model, name) if signer else {}
+    records = records_of(model, name) if signer else {}
     base = newest_signed(model, records, signer) if signer else None
     if name is None:
         return Seen(state=state, record=None, base=base, records=records)

@@ -7,8 +7,11 @@ from typing import Protocol
 from envbuild.errors import StampError
 from envbuild.stamp.record import FOLDER
 
-MODEL_SUFFIXES = (".keras", ".h5", ".pt", ".onnx")
-"""Files that are a whole model."""
+MODEL_SUFFIXES = (
+    *(".keras", ".h5", ".hdf5", ".pt", ".pth", ".pt2", ".ckpt", ".onnx", ".safetensors", ".bin"),
+    *(".pkl", ".pickle", ".joblib", ".tflite", ".gguf", ".msgpack", ".npz", ".ubj"),
+)
+"""Files that hold a model."""
 
 SAVED_MODEL = "saved_model.pb"
 
@@ -100,17 +103,23 @@ def choose_anchor(names: Iterable[str], pointing: Collection[str] = ()) -> str |
     """Choose the object that carries the pointer; None when there is no object.
 
     `saved_model.pb` in the folder itself; else one that bears a pointer, so that a file more moves no stamp; else the
-    only `*.keras`, `*.h5`, `*.pt` or `*.onnx` there; else the first. First is the folder before those below it,
-    `saved_model.pb` before other names, then by name.
+    only one there with a suffix of MODEL_SUFFIXES; else the first by `order`.
     """
-    own = [name for name in names if not name.startswith(f"{FOLDER}/") and not name.endswith("/")]
+    own = [name for name in names if is_model_file(name)]
     whole = [name for name in own if "/" not in name and name.endswith(MODEL_SUFFIXES)]
     if SAVED_MODEL in own:
         return SAVED_MODEL
     if bearers := [name for name in own if name in pointing]:
-        return min(bearers, key=_order)
-    return whole[0] if len(whole) == 1 else min(own, key=_order, default=None)
+        return min(bearers, key=order)
+    return whole[0] if len(whole) == 1 else min(own, key=order, default=None)
 
 
-def _order(name: str) -> tuple[int, bool, str]:
+def is_model_file(name: str) -> bool:
+    """Whether a name in the model's folder can be that of one of its files: not the stamp's, nor a folder's."""
+    parts = name.split("/")
+    return parts[0] not in ("", FOLDER) and parts[-1] != "" and ".." not in parts
+
+
+def order(name: str) -> tuple[int, bool, str]:
+    """Sort key: the folder before those below it, `saved_model.pb` before other names, then by name."""
     return name.count("/"), name.rpartition("/")[2] != SAVED_MODEL, name

@@ -324,7 +324,7 @@ ANYWHERE: dict[str, tuple[Attack, str]] = {
     ),
     "a huge signature": (lambda it: it.put(signature_name(it.newest), b"x" * (2 << 20)), "has more than 1048576 bytes"),
     "a deeply nested signature": (lambda it: it.put(signature_name(it.newest), b"[" * 500_000), "it is no bundle"),
-    "a huge record": (lambda it: it.pointing(b"x" * (5 << 20), it.private), "has more than 4194304 bytes"),
+    "a huge record": (lambda it: it.pointing(b"x" * (17 << 20), it.private), "has more than 16777216 bytes"),
     "a deeply nested record": (lambda it: it.pointing(deep(it), it.private), "this is not a record of a stamp"),
     "counter raised": (lambda it: it.forge(counter=99), "the stamp is not signed"),
     "counter negative": (lambda it: it.forge(it.private, counter=-1), "this is not a record of a stamp"),
@@ -421,7 +421,7 @@ def test_a_newer_record_cannot_be_hidden_among_many_files(tmp_path, request, cap
 
 
 JUNK: dict[str, Callable[[Path], object]] = {
-    "large": lambda path: path.write_bytes(b"x" * (5 << 20)),
+    "large": lambda path: path.write_bytes(b"x" * (17 << 20)),
     "folder": lambda path: path.mkdir(),
     "pipe": os.mkfifo,
     "link": lambda path: path.symlink_to("/etc/hostname"),
@@ -454,7 +454,7 @@ def test_the_next_signed_stamp_mends_a_signature_that_cannot_be_read(tmp_path, c
 
 def test_a_large_record_in_a_bucket_stops_no_signed_stamp_and_silence_does(tmp_path, gcs, capsys, monkeypatch):  # noqa: F811
     site = Site(InBucket(gcs), tmp_path)
-    site.put(f"envbuild/record-{'f' * 64}.json", b"x" * (5 << 20))
+    site.put(f"envbuild/record-{'f' * 64}.json", b"x" * (17 << 20))
     assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
     capsys.readouterr()
     site.point(site.records[1])

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from envbuild.cli.commands import run
-from envbuild.stamp import read_history, stamp
+from envbuild.stamp import Content, StampedFile, read_history, stamp
 from envbuild.stamp.record import read_record, record_bytes, record_name
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, model, write  # noqa: F401 - fixtures
 
@@ -45,8 +45,14 @@ def test_every_record_that_is_written_is_valid(model, monkeypatch):  # noqa: F81
 
 def test_the_schema_knows_every_key_that_is_written(tmp_path):
     model = InFolder(tmp_path)  # noqa: F811
-    write(model.uri, entry(tag="v1", relation="verified-compatible"))
+    file = StampedFile(path="w", size=1, sha256="a" * 64, crc32c="AAAAAA==", generation=1)
+    content = Content(files=(file,), file_count=1, forced="w is new")
+    item = entry(tag="v1", relation="verified-compatible")
+    stamp(model.uri, item, manifest=b"{}", lock=b"lock", now=NOW, content=content)
     (record,) = records(model.uri)
+    VALIDATOR.validate(record)
+    assert record["content"].keys() == SCHEMA["properties"]["content"]["properties"].keys()
+    assert record["content"]["files"][0].keys() == SCHEMA["$defs"]["file"]["properties"].keys()
     assert record.keys() == SCHEMA["properties"].keys()
     assert record["anchor"].keys() == SCHEMA["properties"]["anchor"]["properties"].keys()
     assert record["images"][0].keys() == SCHEMA["$defs"]["image"]["properties"].keys()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import time
@@ -11,6 +10,7 @@ from typing import Iterator, List, Mapping, Optional
 from urllib.parse import unquote, urlsplit
 
 from envbuild.capture.gcs import CloudStorage, Unread, split_uri
+from envbuild.capture.hashing import file_sha256
 from envbuild.capture.model.source import Source
 from envbuild.capture.reading import Facts
 
@@ -249,14 +249,8 @@ def _open_regular(path: str) -> int:
 
 def _sha256(path: str, end: float) -> Optional[str]:
     """Hash a file; None if it cannot be read, or not before `end`."""
-    digest = hashlib.sha256()
     try:
         with os.fdopen(_open_regular(path), "rb", buffering=0) as file:
-            while time.monotonic() < end:
-                data = file.read(1 << 20)
-                if not data:
-                    return digest.hexdigest()
-                digest.update(data)
+            return file_sha256(file, end)
     except (OSError, Unread):
         return None
-    return None

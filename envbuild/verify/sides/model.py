@@ -29,6 +29,7 @@ from envbuild.stamp.store import Store
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.modelfiles import Changes, being, compared, doubt, has_digest, listed, told
 from envbuild.verify.rules.saying import counted
+from envbuild.verify.sides.content import recorded
 from envbuild.verify.sides.manifest import side_of_manifest
 from envbuild.verify.sides.side import Side
 
@@ -50,6 +51,8 @@ class StampedModel:
     """Of each stamped image, by the copy beside the record."""
     model: Model | None
     """Its files now; None where nobody looked."""
+    recorded: Model | None = None
+    """The files that it has to have, by its run and by its stamp; None where neither lists any."""
     faults: Mapping[str, str] = field(default_factory=dict)
     """What is wrong with a copy, by its name in the model's folder."""
 
@@ -70,18 +73,21 @@ def read_model(uri: str, proof: Proof | None = None) -> StampedModel:
     if stamp:
         with found(uri) as place:
             copies.read(place.store, stamp)
-        uri = _folder(uri, copies.manifest) if place.is_file else uri
+        uri = folder_of(uri, copies.manifest) if place.is_file else uri
+    saved = copies.manifest.model if copies.manifest else None
+    before = recorded(saved, stamp.content if stamp else None, uri)
     return StampedModel(
         uri=uri,
         history=history,
         manifest=copies.manifest,
         locks=copies.locks,
-        model=_files_of(uri, copies.manifest, patient=proof is not None),
+        model=files_now(uri, before, patient=proof is not None),
+        recorded=before,
         faults=copies.faults,
     )
 
 
-def _folder(uri: str, manifest: TrainingManifest | None) -> str:
+def folder_of(uri: str, manifest: TrainingManifest | None) -> str:
     """The folder of a model that was given by one of its files; the file where it is all of the model."""
     folder, _, name = uri.rpartition("/")
     saved = [it.path for it in manifest.model.files] if manifest and manifest.model else []
@@ -89,21 +95,19 @@ def _folder(uri: str, manifest: TrainingManifest | None) -> str:
     return (folder or ".") if name in saved and len(saved) > 1 and not at_root else uri
 
 
-def files_now(uri: str, recorded: Mapping[str, int] | None = None, seconds: float = 0) -> Model | None:
-    """What a model's files say now; what could not be read of them is in `unread`."""
-    parser = Parser()
-    model = parser.read(Model, model_facts(uri, recorded, seconds))
-    return None if parser.faults else model
-
-
 _SLOWEST_HASHING = 20_000_000
 """Bytes a second that even a slow disk gives."""
 
 
-def _files_of(uri: str, manifest: TrainingManifest | None, *, patient: bool) -> Model | None:
-    """A model's files, those that its run saved before any other; a signed manifest says how long hashing may take."""
-    recorded = {it.path: it.size for it in manifest.model.files} if manifest and manifest.model else {}
-    return files_now(uri, recorded, sum(recorded.values()) / _SLOWEST_HASHING if patient else 0)
+def files_now(uri: str, before: Model | None = None, *, patient: bool = False) -> Model | None:
+    """What a model's files say now, those that are recorded first; what could not be read of them is in `unread`.
+
+    `patient` where the record is trusted to say how much there is to hash.
+    """
+    sizes = {it.path: it.size for it in before.files} if before else {}
+    parser = Parser()
+    model = parser.read(Model, model_facts(uri, sizes, sum(sizes.values()) / _SLOWEST_HASHING if patient else 0))
+    return None if parser.faults else model
 
 
 def side_of_model(it: StampedModel) -> Side:
@@ -118,9 +122,11 @@ def artifact_findings(it: StampedModel) -> Iterator[Finding]:
     """Whether the model is the one that was stamped, has its copies, and still is what the run saved."""
     yield _stamp_finding(it)
     yield from _copy_findings(it)
-    before = it.manifest.model if it.manifest else None
-    if before and before.files:
-        yield from _file_findings(before, it)
+    if it.recorded:
+        yield from _file_findings(it.recorded, it)
+    if it.stamp and it.stamp.content and it.stamp.content.forced:
+        says = f"it was stamped although its files are not those of the run: {it.stamp.content.forced}"
+        yield replace(_fault("files", says, why=_OTHERS, todo=_COPY), severity="warning")
 
 
 def train_image(stamp: Stamp) -> StampedImage | None:
@@ -188,7 +194,7 @@ def _stamp_finding(it: StampedModel) -> Finding:
 
 def _not_looked_at(it: StampedModel) -> str:
     """The stamp hangs on one file; of the others only the run's record tells what they were."""
-    if it.manifest and it.manifest.model and it.manifest.model.files:
+    if it.recorded:
         return ""
     if it.model and it.stamp and [file.path for file in it.model.files] == [it.stamp.anchor.name]:
         return ""
@@ -227,8 +233,11 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
         *_differing(seen.changed, "not what the run saved", seen),
         *_differing(seen.missing, gone, seen),
         *_differing(closed, "not to be read", seen),
-        *(replace(found, todo=_HASH) for found in _differing(unhashed, _UNHASHED, seen) if it.history.proven),
     ]
+    if it.history.proven:
+        rewritten = tuple(path for path in same if _is_rewritten(seen.old[path], seen.new[path]))
+        faults += _differing(rewritten, "written anew since it was stamped", seen)
+        faults += (replace(found, todo=_HASH) for found in _differing(unhashed, _UNHASHED, seen))
     yield from faults
     if seen.common and not faults:
         files = "model's file is" if len(seen.common) == 1 else f"model's {len(seen.common)} files are"
@@ -247,6 +256,11 @@ def _differing(paths: tuple[str, ...], how: str, seen: Changes) -> Iterator[Find
     if paths:
         wanted, now = (listed([told(path, files.get(path)) for path in paths]) for files in (seen.old, seen.new))
         yield _fault("files", being(paths, how), wanted=wanted, found=now, why=_OTHERS, todo=_COPY)
+
+
+def _is_rewritten(before: ModelFile, now: ModelFile) -> bool:
+    """Whether an object has another generation: other content can be made for a CRC32C, and not for a generation."""
+    return None not in (before.generation, now.generation) and before.generation != now.generation
 
 
 def _is_closed(uri: str, file: ModelFile) -> bool:
