@@ -1,6 +1,6 @@
 """Whether incomplete records get the versions that `uv pip compile --exclude-newer` gives for the same input and date.
 
-    .venv/bin/python benchmarks/records.py [--only TEXT] [--keep DIR] [--records FILE]
+    .venv/bin/python benchmarks/records.py [--only TEXT] [--keep DIR] [--records FILE] [--build]
 
 Each record of records.toml becomes a requirements.txt, is locked by `envbuild lock --exclude-newer DATE`, and compiled
 by uv for the same Python and glibc, from wheels alone. Where the two differ, uv compiles what the plan made of the
@@ -11,11 +11,16 @@ explained by these changes. Where uv finds nothing on that date, it gets the dat
 No wheel is fetched: uv reads metadata, and envbuild metadata and RECORD by ranges. Ten minutes on two cores; needs an
 index that says when files were uploaded. Exit code 1 where a record cannot be locked that uv compiles, or a difference
 is not explained.
+
+With `--build` an image is built of each record instead, without a GPU, and what the record names is imported in it. The
+base is the Debian release that has the record's Python, else the next one that has wheels for the pins: the Python is
+then not the record's. Wheels are fetched: 20 GB and an hour on two cores. Exit code 1 where an image does not import.
 """
 
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -142,25 +147,55 @@ def judge(record: dict[str, Any], folder: Path) -> tuple[str, list[str], int]:
     return "no lock" if compiled else "neither", cause or [locked], 0
 
 
+_DEBIAN = {
+    "3.9": ("debian:bullseye", "3.9.2"),
+    "3.11": ("debian:bookworm", "3.11.2"),
+    "3.13": ("debian:trixie", "3.13.5"),
+}
+"""Bases that envbuild makes itself from Debian's packages, and their Python, by its minor version."""
+
+
+def build(record: dict[str, Any], folder: Path) -> tuple[str, list[str], int]:
+    """Whether the image of a record imports what the record names; why not, and how many modules were imported."""
+    (folder / "requirements.txt").write_text("".join(f"{it}\n" for it in record["requirements"]))
+    minor = record["python"].rpartition(".")[0]
+    later = [it for it in _DEBIAN if int(it[2:]) >= int(minor[2:])]
+    said = ["no Debian release has a Python that is as new"]
+    for base, python in (_DEBIAN[it] for it in later):
+        options = ["requirements.txt", "--from", "requirements", "--python", python, "--gpu", "none", "--base", base]
+        options += ["--ran-on", "linux/amd64", "--exclude-newer", str(record["date"]), "--import-check", "always"]
+        done = run([sys.executable, "-m", "envbuild", "from-manifest", *options, "--out", "image", "--json"], folder)
+        shutil.rmtree(folder / "image", ignore_errors=True)
+        if done.returncode == 0:
+            imports = json.loads(done.stdout)["imports"]
+            return "imports", [f"on {base} with Python {python}: {imports}"], len(imports["modules"])
+        cause = [f"on {base}:", *re.findall(r"error: (?s:.*)", done.stderr)]
+        if "the image cannot import" in done.stderr:
+            return "fails", cause, 0
+        said = cause if said[0].startswith("no Debian") else said
+    return "no lock", said, 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare locks of incomplete records with uv's own.")
     parser.add_argument("--only", default="", help="records one of whose requirements has this text")
     parser.add_argument("--records", type=Path, default=HERE / "records.toml")
     parser.add_argument("--keep", type=Path, help="keep each record with its lock in this folder")
+    parser.add_argument("--build", action="store_true", help="build images, and import in them what the records name")
     options = parser.parse_args()
     records = tomllib.loads(options.records.read_text())["record"]
-    counts = dict.fromkeys(("same", "explained", "neither", "differs", "no lock"), 0)
+    counts = dict.fromkeys(("same", "explained", "neither", "differs", "no lock", "imports", "fails"), 0)
     with tempfile.TemporaryDirectory(prefix="envbuild-records-") as name:
         for record in (it for it in records if any(options.only in text for text in it["requirements"])):
             folder = (options.keep or Path(name)).absolute() / f"{record['date']}"
             folder.mkdir(parents=True, exist_ok=True)
-            found, why, count = judge(record, folder)
+            found, why, count = (build if options.build else judge)(record, folder)
             counts[found] += 1
             print(f"{found:<9} {record['date']} {count:>3}  {' '.join(record['requirements'])}", flush=True)
             for line in why:
                 print(f"{'':<11}{line}", flush=True)
     print(", ".join(f"{count} {found}" for found, count in counts.items()))
-    sys.exit(bool(counts["differs"] + counts["no lock"]))
+    sys.exit(bool(counts["differs"] + counts["no lock"] + counts["fails"]))
 
 
 if __name__ == "__main__":
