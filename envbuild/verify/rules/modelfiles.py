@@ -1,5 +1,6 @@
 """The model's own files on two sides: the ones that the run saved, and those that lie there now."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -39,9 +40,13 @@ class Changes:
 def compared(before: Model, now: Model, *, by_name: bool) -> Changes:
     """Hold one list of files against another one; a single file may have another name.
 
+    Of files that are listed under one name, as their own is not shown, nobody can tell which is which: they differ.
+
     `by_name`: each file of `before` was looked up, so that what `now` does not list is missing.
     """
     old, new = ({file.path: file for file in model.files} for model in (before, now))
+    counts = (Counter(file.path for file in model.files) for model in (before, now))
+    twice = {path for count in counts for path, times in count.items() if times > 1}
     alone = _is_one_file(before), _is_one_file(now)
     if all(alone):
         new = dict(zip(old, new.values(), strict=True))
@@ -53,7 +58,7 @@ def compared(before: Model, now: Model, *, by_name: bool) -> Changes:
         old=old,
         new=new,
         common=tuple(common),
-        changed=tuple(path for path in common if not _same(old[path], new[path])),
+        changed=tuple(path for path in common if path in twice or not _same(old[path], new[path])),
         missing=tuple(sorted(old.keys() - new.keys())) if gone or not common else (),
         extra=tuple(sorted(new.keys() - old.keys())) if added or not common else (),
     )
