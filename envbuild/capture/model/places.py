@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Iterator, List, Mapping, Optional
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from envbuild.capture.gcs import CloudStorage, Unread, split_uri
 from envbuild.capture.hashing import file_sha256
@@ -26,6 +27,7 @@ LOOKUPS = 8
 """Objects are looked up at once."""
 LOOKING_UP = 60.0
 """Seconds for all of them."""
+URI_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 STAMP_FOLDER = "envbuild/"
 """What a stamp writes beside a model is no part of it."""
 NO_FILE, NO_OBJECT = "there is no such file or folder", "there is no such object or folder in Cloud Storage"
@@ -169,12 +171,13 @@ def place_of(uri: str, recorded: Optional[Mapping[str, int]] = None, seconds: fl
     """Find the files of a model; Unread where there are none to be had."""
     if uri.startswith("gs://"):
         return BucketPlace(uri, recorded)
-    path = uri
-    if "://" in uri:
-        parts = urlsplit(uri)
-        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+    path, scheme = uri, URI_SCHEME.match(uri)
+    if scheme:
+        # `?` and `#` are characters of the path, as they are where the stamp is looked for (envbuild.stamp.uri).
+        host, slash, path = uri[scheme.end() :].partition("/")
+        if scheme.group(1).lower() != "file" or host not in ("", "localhost"):
             raise Unread("only paths, file:// and gs:// are read")
-        path = unquote(parts.path)
+        path = unquote(slash + path)
     if "\0" in path or not os.path.lexists(path):
         raise Unread(NO_FILE)
     return LocalPlace(path, recorded, seconds)

@@ -52,7 +52,7 @@ def compared(before: Model, now: Model, *, by_name: bool) -> Changes:
         new = dict(zip(old, new.values(), strict=True))
     common = sorted(old.keys() & new.keys())
     alike = alone[0] == alone[1]
-    gone = alike and (by_name or _is_listed(now))
+    gone = by_name or (alike and _is_listed(now))
     added = alike and _is_listed(before) and before.unread in (None, now.unread) and _is_listed(now)
     return Changes(
         old=old,
@@ -74,11 +74,12 @@ def model_files(wanted: Side, found: Side) -> Iterator[Finding]:
         other.format or one.format
     ):
         return
+    alike = _is_one_file(one) == _is_one_file(other)  # else nobody looked for the files beside the one that was given
     if wanted.kind == "model" and found.kind == "manifest":  # the files that are there now stand first
-        it = compared(other, one, by_name=True)
+        it = compared(other, one, by_name=alike)
         it = replace(it, old=it.new, new=it.old, missing=it.extra, extra=it.missing)
     else:
-        it = compared(one, other, by_name=found.kind == "model")
+        it = compared(one, other, by_name=alike and found.kind == "model")
     paths = (*it.changed, *it.missing, *it.extra)
     if paths:
         said = ((it.changed, "not the same"), (it.missing, "not there"), (it.extra, "there besides"))
