@@ -83,6 +83,8 @@ class LocalPlace(Place):
 
     def __init__(self, path: str, recorded: Optional[Mapping[str, int]] = None, seconds: float = 0) -> None:
         super().__init__(recorded)
+        self.walked = 0
+        """Folders, by each way that links make to them."""
         self.folder, name = (path, "") if os.path.isdir(path) else os.path.split(path)
         self._take(_walk(self, "", frozenset()) if not name else _file_facts(self, name))
         if not self.files and not self.faults:
@@ -204,6 +206,12 @@ def local_source(path: str, name: str) -> Source:
 def _walk(place: LocalPlace, below: str, above: frozenset[tuple[int, int]]) -> Iterator[Facts]:
     """Yield the files below a folder; links are followed, but none to a folder around it."""
     folder = os.path.join(place.folder, below)
+    place.walked += 1
+    if place.walked > MOST_COUNTED:
+        if place.whole:
+            place.whole = False
+            place.faults.append("it has more than %d folders, or links make as many ways to them" % MOST_COUNTED)
+        return
     try:
         status = os.stat(folder)
         names = sorted(os.listdir(folder))
