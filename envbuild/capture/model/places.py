@@ -96,6 +96,14 @@ class LocalPlace(Place):
         """Open one of its files; Unread."""
         return local_source(self._full(path), path)
 
+    def counts_folder(self) -> bool:
+        """Count a folder that is to be read; False where there were too many, which is said once."""
+        self.walked += 1
+        if self.walked == MOST_COUNTED + 1:
+            self.whole = False
+            self.faults.append("it has more than %d folders, or links make as many ways to them" % MOST_COUNTED)
+        return self.walked <= MOST_COUNTED
+
     def _full(self, path: str) -> str:
         return os.path.join(self.folder, path)
 
@@ -206,11 +214,7 @@ def local_source(path: str, name: str) -> Source:
 def _walk(place: LocalPlace, below: str, above: frozenset[tuple[int, int]]) -> Iterator[Facts]:
     """Yield the files below a folder; links are followed, but none to a folder around it."""
     folder = os.path.join(place.folder, below)
-    place.walked += 1
-    if place.walked > MOST_COUNTED:
-        if place.whole:
-            place.whole = False
-            place.faults.append("it has more than %d folders, or links make as many ways to them" % MOST_COUNTED)
+    if not place.counts_folder():
         return
     try:
         status = os.stat(folder)
