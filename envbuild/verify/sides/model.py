@@ -259,7 +259,8 @@ def _proof_faults(it: StampedModel, same: list[str], seen: Changes) -> Iterator[
         count = max((one.file_count or 0 for one in lists), default=0)
         of = f"of the model's {count} files" if count else "files of the model"
         says = f"the record lists {len(seen.old)} {of}, and the others were not compared"
-        yield _fault("files", says, why=_OTHERS, todo=_FEWER)
+        wanted, now = f"{count or 'all'} files", f"{len(seen.old)} in the record"
+        yield _fault("files", says, wanted=wanted, found=now, why=_OTHERS, todo=_FEWER)
 
 
 _OTHERS = "The model that would be served is not, byte for byte, the one that the run was recorded with."
