@@ -170,7 +170,17 @@ def scrub(text: str) -> str:
 
 def scrub_line(text: str) -> str:
     """Scrub a text to one line, control characters spelt out, that may also be recorded as an address."""
-    return WITH_PASSWORD.sub(r"\1", CONTROL.sub(lambda match: ascii(match.group())[1:-1], scrub(text)))
+    return WITH_PASSWORD.sub(r"\1", _spelt_out(scrub(text)))
+
+
+def scrub_file_name(name: str) -> str:
+    """Scrub the name of a file; one that loses a secret bears a mark, so it is never the name of another file."""
+    scrubbed = scrub_line(name)
+    return scrubbed if scrubbed == _spelt_out(name) or REDACTED in scrubbed else scrubbed + REDACTED
+
+
+def _spelt_out(text: str) -> str:
+    return CONTROL.sub(lambda match: ascii(match.group())[1:-1], text)
 
 
 def scrub_command(words: Sequence[str]) -> list[str]:

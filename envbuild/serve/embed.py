@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from envbuild.assemble.content import Content
-from envbuild.capture.redact import scrub_line
+from envbuild.capture.redact import scrub_file_name
 from envbuild.errors import StampError, UsageError, VerifyError
 from envbuild.files import open_inside
 from envbuild.manifest.artifact import Model, ModelFile
@@ -88,7 +88,7 @@ def _check_files(recorded: Model | None, model: HeldModel, found: Mapping[str, S
         return
     seen = compared(recorded, _as_model(model, found), by_name=True)
     if len(seen.new) < len(found):
-        todo = "give the model's files names without control characters"
+        todo = "give the model's files names without control characters, users and passwords"
         raise VerifyError("two of the model's files have one name in a manifest", where=model.uri, todo=todo)
     missing, extra = sorted(seen.old.keys() - seen.new.keys()), sorted(seen.new.keys() - seen.old.keys())
     whole = recorded.file_count == len(recorded.files)
@@ -109,7 +109,7 @@ def _check_files(recorded: Model | None, model: HeldModel, found: Mapping[str, S
 def _as_model(model: HeldModel, found: Mapping[str, Sums]) -> Model:
     """The files as a manifest lists them, which spells out what no line can hold."""
     files = tuple(
-        ModelFile(path=scrub_line(path), size=it.size, sha256=it.sha256.hex, crc32c=it.crc32c)
+        ModelFile(path=scrub_file_name(path), size=it.size, sha256=it.sha256.hex, crc32c=it.crc32c)
         for path, it in found.items()
     )
     return Model(uri=model.uri, files=files, file_count=len(files))

@@ -27,7 +27,7 @@ def paths(facts: dict) -> list[str]:
         ("file://elsewhere/model", "only paths, file:// and gs:// are read"),
         ("gs://", "it names no bucket"),
         ("a\0b", "there is no such file or folder"),
-        ("file://[", "it is no path"),
+        ("file://[", "only paths"),
         ("", "there is no such file or folder"),
         ("/dev/zero", "zero is no regular file"),
     ],

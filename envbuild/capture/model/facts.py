@@ -18,7 +18,7 @@ from envbuild.capture.model.tensorflow import (
     read_saved_text,
 )
 from envbuild.capture.reading import Facts, present
-from envbuild.capture.redact import scrub_line
+from envbuild.capture.redact import scrub_file_name, scrub_line
 
 Reader = Callable[[Facts, Place, str], None]
 READERS: List[Tuple[str, Reader]] = [
@@ -71,7 +71,7 @@ def facts_of_place(uri: str, place: Place) -> Facts:
 
 def _describe(facts: Facts, place: Place) -> None:
     files = sorted(place.files[:MOST_FILES], key=lambda file: str(file["path"]))
-    facts["files"] = [dict(file, path=scrub_line(file["path"])) for file in files]
+    facts["files"] = [dict(file, path=scrub_file_name(file["path"])) for file in files]
     if place.whole:
         facts["file_count"] = len(place.files)
         facts["size"] = sum(file["size"] for file in place.files)

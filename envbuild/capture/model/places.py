@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Iterator, List, Mapping, Optional
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from envbuild.capture.gcs import CloudStorage, Unread, split_uri
 from envbuild.capture.hashing import file_sha256
@@ -26,6 +27,7 @@ LOOKUPS = 8
 """Objects are looked up at once."""
 LOOKING_UP = 60.0
 """Seconds for all of them."""
+URI_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 STAMP_FOLDER = "envbuild/"
 """What a stamp writes beside a model is no part of it."""
 NO_FILE, NO_OBJECT = "there is no such file or folder", "there is no such object or folder in Cloud Storage"
@@ -81,6 +83,8 @@ class LocalPlace(Place):
 
     def __init__(self, path: str, recorded: Optional[Mapping[str, int]] = None, seconds: float = 0) -> None:
         super().__init__(recorded)
+        self.walked = 0
+        """Folders, by each way that links make to them."""
         self.folder, name = (path, "") if os.path.isdir(path) else os.path.split(path)
         self._take(_walk(self, "", frozenset()) if not name else _file_facts(self, name))
         if not self.files and not self.faults:
@@ -91,6 +95,14 @@ class LocalPlace(Place):
     def open(self, path: str) -> Source:
         """Open one of its files; Unread."""
         return local_source(self._full(path), path)
+
+    def counts_folder(self) -> bool:
+        """Count a folder that is to be read; False where there were too many, which is said once."""
+        self.walked += 1
+        if self.walked == MOST_COUNTED + 1:
+            self.whole = False
+            self.faults.append("it has more than %d folders, or links make as many ways to them" % MOST_COUNTED)
+        return self.walked <= MOST_COUNTED
 
     def _full(self, path: str) -> str:
         return os.path.join(self.folder, path)
@@ -169,12 +181,13 @@ def place_of(uri: str, recorded: Optional[Mapping[str, int]] = None, seconds: fl
     """Find the files of a model; Unread where there are none to be had."""
     if uri.startswith("gs://"):
         return BucketPlace(uri, recorded)
-    path = uri
-    if "://" in uri:
-        parts = urlsplit(uri)
-        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+    path, scheme = uri, URI_SCHEME.match(uri)
+    if scheme:
+        # `?` and `#` are characters of the path, as they are where the stamp is looked for (envbuild.stamp.uri).
+        host, slash, path = uri[scheme.end() :].partition("/")
+        if scheme.group(1).lower() != "file" or host not in ("", "localhost"):
             raise Unread("only paths, file:// and gs:// are read")
-        path = unquote(parts.path)
+        path = unquote(slash + path)
     if "\0" in path or not os.path.lexists(path):
         raise Unread(NO_FILE)
     return LocalPlace(path, recorded, seconds)
@@ -201,6 +214,8 @@ def local_source(path: str, name: str) -> Source:
 def _walk(place: LocalPlace, below: str, above: frozenset[tuple[int, int]]) -> Iterator[Facts]:
     """Yield the files below a folder; links are followed, but none to a folder around it."""
     folder = os.path.join(place.folder, below)
+    if not place.counts_folder():
+        return
     try:
         status = os.stat(folder)
         names = sorted(os.listdir(folder))

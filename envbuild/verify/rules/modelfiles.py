@@ -1,5 +1,6 @@
 """The model's own files on two sides: the ones that the run saved, and those that lie there now."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -39,21 +40,25 @@ class Changes:
 def compared(before: Model, now: Model, *, by_name: bool) -> Changes:
     """Hold one list of files against another one; a single file may have another name.
 
+    Of files that are listed under one name, as their own is not shown, nobody can tell which is which: they differ.
+
     `by_name`: each file of `before` was looked up, so that what `now` does not list is missing.
     """
     old, new = ({file.path: file for file in model.files} for model in (before, now))
+    counts = (Counter(file.path for file in model.files) for model in (before, now))
+    twice = {path for count in counts for path, times in count.items() if times > 1}
     alone = _is_one_file(before), _is_one_file(now)
     if all(alone):
         new = dict(zip(old, new.values(), strict=True))
     common = sorted(old.keys() & new.keys())
     alike = alone[0] == alone[1]
-    gone = alike and (by_name or _is_listed(now))
+    gone = by_name or (alike and _is_listed(now))
     added = alike and _is_listed(before) and before.unread in (None, now.unread) and _is_listed(now)
     return Changes(
         old=old,
         new=new,
         common=tuple(common),
-        changed=tuple(path for path in common if not _same(old[path], new[path])),
+        changed=tuple(path for path in common if path in twice or not _same(old[path], new[path])),
         missing=tuple(sorted(old.keys() - new.keys())) if gone or not common else (),
         extra=tuple(sorted(new.keys() - old.keys())) if added or not common else (),
     )
@@ -69,11 +74,12 @@ def model_files(wanted: Side, found: Side) -> Iterator[Finding]:
         other.format or one.format
     ):
         return
+    alike = _is_one_file(one) == _is_one_file(other)  # else nobody looked for the files beside the one that was given
     if wanted.kind == "model" and found.kind == "manifest":  # the files that are there now stand first
-        it = compared(other, one, by_name=True)
+        it = compared(other, one, by_name=alike)
         it = replace(it, old=it.new, new=it.old, missing=it.extra, extra=it.missing)
     else:
-        it = compared(one, other, by_name=found.kind == "model")
+        it = compared(one, other, by_name=alike and found.kind == "model")
     paths = (*it.changed, *it.missing, *it.extra)
     if paths:
         said = ((it.changed, "not the same"), (it.missing, "not there"), (it.extra, "there besides"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from envbuild.capture.redact import scrub_line
+from envbuild.capture.redact import scrub_file_name, scrub_line
 from envbuild.compare.layers import Tree, place_of
 from envbuild.manifest.artifact import Model, ModelFile
 
@@ -73,4 +73,4 @@ def _files(tree: Tree, place: Place) -> Iterator[ModelFile]:
     for path in sorted(tree):
         inner = path[len(place.path) + 1 :] or posixpath.basename(path)
         if place.has(path) and tree[path].text and not inner.startswith(_STAMP):
-            yield ModelFile(path=scrub_line(inner), **json.loads(tree[path].text))
+            yield ModelFile(path=scrub_file_name(inner), **json.loads(tree[path].text))

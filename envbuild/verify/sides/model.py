@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envbuild.capture.model.facts import model_facts
+from envbuild.capture.model.places import MOST_FILES
 from envbuild.errors import LockError, ManifestError
+from envbuild.files import target_outside
 from envbuild.lock import Lock, read_pylock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Model, ModelFile
@@ -27,7 +29,7 @@ from envbuild.stamp import (
 from envbuild.stamp.objects import found
 from envbuild.stamp.store import Store
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules.modelfiles import Changes, being, compared, doubt, has_digest, listed, told
+from envbuild.verify.rules.modelfiles import Changes, being, compared, digests, doubt, has_digest, listed, told
 from envbuild.verify.rules.saying import counted
 from envbuild.verify.sides.content import recorded
 from envbuild.verify.sides.manifest import side_of_manifest
@@ -225,9 +227,6 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
     seen = compared(before, now, by_name=True)
     same = [path for path in seen.common if path not in seen.changed]
     closed = tuple(path for path in same if _is_closed(it.uri, seen.new[path]))
-    unhashed = tuple(
-        path for path in same if path not in closed and has_digest(seen.old[path]) and not has_digest(seen.new[path])
-    )
     gone = f"missing, or cannot be seen: {now.unread}" if now.unread not in (None, before.unread) else "missing"
     faults = [
         *_differing(seen.changed, "not what the run saved", seen),
@@ -235,9 +234,7 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
         *_differing(closed, "not to be read", seen),
     ]
     if it.history.proven:
-        rewritten = tuple(path for path in same if _is_rewritten(seen.old[path], seen.new[path]))
-        faults += _differing(rewritten, "written anew since it was stamped", seen)
-        faults += (replace(found, todo=_HASH) for found in _differing(unhashed, _UNHASHED, seen))
+        faults += _proof_faults(it, [path for path in same if path not in closed], seen)
     yield from faults
     if seen.common and not faults:
         files = "model's file is" if len(seen.common) == 1 else f"model's {len(seen.common)} files are"
@@ -246,16 +243,39 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
     yield from (replace(one, severity="note") for one in _differing(seen.extra, "new since the run", seen))
 
 
+def _proof_faults(it: StampedModel, same: list[str], seen: Changes) -> Iterator[Finding]:
+    """What is no agreement under a key: the content of each file that the run saved has to be compared."""
+    rewritten = tuple(path for path in same if _is_rewritten(seen.old[path], seen.new[path]))
+    yield from _differing(rewritten, "written anew since it was stamped", seen)
+    outside = tuple(path for path in same if _is_outside(it.uri, seen.new[path]))
+    yield from _differing(outside, "reached by a link out of the model's folder", seen, todo=_COPY_LINKS)
+    by_size = [path for path in same if not digests(seen.old[path], seen.new[path])]
+    unhashed = tuple(path for path in by_size if has_digest(seen.old[path]) and not has_digest(seen.new[path]))
+    yield from _differing(unhashed, _UNHASHED, seen, todo=_HASH)
+    unknown = tuple(path for path in by_size if path not in unhashed)
+    yield from _differing(unknown, "compared by size only", seen, todo=_STAMP_CHECKSUMS)
+    lists = [one for one in (it.manifest and it.manifest.model, it.stamp and it.stamp.content) if one and one.files]
+    if all(one.file_count != len(one.files) for one in lists):
+        count = max((one.file_count or 0 for one in lists), default=0)
+        of = f"of the model's {count} files" if count else "files of the model"
+        says = f"the record lists {len(seen.old)} {of}, and the others were not compared"
+        wanted, now = f"{count or 'all'} files", f"{len(seen.old)} in the record"
+        yield _fault("files", says, wanted=wanted, found=now, why=_OTHERS, todo=_FEWER)
+
+
 _OTHERS = "The model that would be served is not, byte for byte, the one that the run was recorded with."
 _UNHASHED = "of the same size, and could not be hashed in time"
+_STAMP_CHECKSUMS = f"{_STAMP_AGAIN} --sign KEY, which records its checksums"
+_COPY_LINKS = "copy the model with its files in place of the links, and stamp that: cp -rL MODEL COPY"
+_FEWER = f"if the model has more than {MOST_FILES} files, pack them into fewer; then {_STAMP_AGAIN} --sign KEY"
 _HASH = "run the command again on a machine that reads the model faster"
 _COPY = "find out who wrote it; copy the model again from the run, or train and stamp anew"
 
 
-def _differing(paths: tuple[str, ...], how: str, seen: Changes) -> Iterator[Finding]:
+def _differing(paths: tuple[str, ...], how: str, seen: Changes, todo: str = _COPY) -> Iterator[Finding]:
     if paths:
         wanted, now = (listed([told(path, files.get(path)) for path in paths]) for files in (seen.old, seen.new))
-        yield _fault("files", being(paths, how), wanted=wanted, found=now, why=_OTHERS, todo=_COPY)
+        yield _fault("files", being(paths, how), wanted=wanted, found=now, why=_OTHERS, todo=todo)
 
 
 def _is_rewritten(before: ModelFile, now: ModelFile) -> bool:
@@ -267,8 +287,18 @@ def _is_closed(uri: str, file: ModelFile) -> bool:
     """Whether a local file has no digest because it may not be opened; reading a large one may just take too long."""
     if file.sha256 or uri.startswith("gs://"):
         return False
+    return not os.access(_folder_on_disk(uri) / file.path, os.R_OK)
+
+
+def _is_outside(uri: str, file: ModelFile) -> bool:
+    """Whether a link takes a local file out of the model's folder."""
+    folder = None if uri.startswith("gs://") else _folder_on_disk(uri)
+    return folder is not None and bool(target_outside(folder, folder / file.path))
+
+
+def _folder_on_disk(uri: str) -> Path:
     place = Path(parse_model_uri(uri).path)
-    return not os.access(place / file.path if place.is_dir() else place, os.R_OK)
+    return place if place.is_dir() else place.parent
 
 
 def _fault(about: str, says: str, **values: str) -> Finding:
