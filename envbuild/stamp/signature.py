@@ -66,7 +66,7 @@ def prove(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof) 
 
 def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof) -> str:
     """Why a stamp is not proven, and what to do; empty if it is."""
-    if not _is_of(model, stamp):
+    if not _is_of(model, stamp) or stamp.anchor.name != model.anchor:
         return (
             f"the stamp was written for {stamp.model} ({stamp.anchor.name}), and not for this model; stamp this model "
             "with --sign, or mount or link a folder that was copied at the path that it was stamped at"
@@ -165,7 +165,7 @@ def _forked(name: str, stamp: Stamp, rival: str, other: Stamp) -> str:
 def unproven(model: Model, name: str, stamp: Stamp, keys: Keys) -> str:
     """Why none of the keys vouches for a record of this model; empty if one does."""
     if not _is_of(model, stamp):
-        return f"the record was written for {stamp.model} ({stamp.anchor.name}), and not for this model"
+        return f"the record was written for {stamp.model}, and not for this model"
     try:
         return _unsigned(model, name, keys)
     except Unreachable:
@@ -183,7 +183,10 @@ def _unsigned(model: Model, name: str, keys: Keys) -> str:
 
 
 def _is_of(model: Model, stamp: Stamp) -> bool:
-    """Whether a record was written for the model at this place, given by its folder or by its file."""
+    """Whether a record was written for the model at this place, given by its folder or by its file.
+
+    Its anchor may be another: a file that comes or goes beside the model must not begin another history.
+    """
     own = parse_model_uri(model.uri)
     try:
         said = parse_model_uri(stamp.model)
@@ -192,4 +195,4 @@ def _is_of(model: Model, stamp: Stamp) -> bool:
     folder = own.parent if model.is_file else own.path
     plain = os.path.normpath if own.bucket is None else str  # an object's name may have any dots and slashes
     places = (plain(folder), plain(os.path.join(folder, model.anchor)))  # noqa: PTH118 - names of objects too
-    return stamp.anchor.name == model.anchor and said.bucket == own.bucket and plain(said.path) in places
+    return said.bucket == own.bucket and plain(said.path) in places

@@ -113,11 +113,6 @@ class Seen:
         """What this very content was stamped with."""
         return self.stamp.images if self.stamp and self.current else ()
 
-    @property
-    def kept(self) -> tuple[StampedImage, ...]:
-        """The images that the next record takes over."""
-        return self.base[1].images if self.base and self.base[1].anchor.generation == self.state.generation else ()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inputs:
@@ -297,10 +292,12 @@ def _done(inputs: _Inputs, seen: Seen, tried: int) -> StampResult | None:
 
 def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str, bytes]:
     image = inputs.image
+    anchor = Anchor(name=model.anchor, generation=seen.state.generation)
+    kept = seen.base[1].images if seen.base and seen.base[1].anchor == anchor else ()
     record = Stamp(
         model=model.uri,
-        anchor=Anchor(name=model.anchor, generation=seen.state.generation),
-        images=merged(seen.kept, image),
+        anchor=anchor,
+        images=merged(kept, image),
         environment=image.environment,
         manifest_sha256=image.manifest_sha256,
         lock_sha256=image.lock_sha256,
@@ -310,7 +307,7 @@ def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str,
         previous=seen.base[0] if seen.base else None,
         counter=(seen.base[1].counter if seen.base else 0) + 1,
         content=inputs.content,
-        schema_version=later_schema(seen.base[1].schema_version if seen.base and seen.kept else None),
+        schema_version=later_schema(seen.base[1].schema_version if seen.base and kept else None),
     )
     data = record_bytes(record)
     return record, record_name(data), data

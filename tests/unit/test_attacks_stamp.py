@@ -876,3 +876,38 @@ def test_the_signature_is_one_that_others_can_check(tmp_path):
     said = json.loads(base64.b64decode(envelope["payload"]))
     assert (envelope["payloadType"], said["predicateType"]) == (IN_TOTO, RECORD)
     assert said["subject"] == [{"name": "_", "digest": {"sha256": Digest.of(site.get(site.newest)).hex}}]
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_another_anchor_does_not_begin_another_history(tmp_path, request, capsys, place):
+    """An empty saved_model.pb lies beside model.keras while training stamps, and is removed afterwards."""
+    model = InFolder(tmp_path) if place == "folder" else InBucket(request.getfixturevalue("gcs"))
+    site = Site(model, tmp_path)
+    for name in [*site.records, *map(signature_name, site.records), *([PUT] if place == "folder" else [])]:
+        site.remove(name)
+    site.put("model.keras", b"weights")
+    site.remove("saved_model.pb")
+    site.stamped(entry())
+    site.stamped(V1)
+    site.put("saved_model.pb", b"")
+    new = [site.stamped(entry(content=b"new")), site.stamped(V2)]
+    key, other = ["--signed", str(site.public)], entry("serve", "gpu", content=b"more")
+    assert run(["inspect", site.uri, *key, "--minimum-record", "4"]) == 0
+    assert [it.stamp.counter for it in read_history(site.uri).records if it.stamp] == [4, 3, 2, 1]
+    assert [it[:2] for it in slots(site.uri)] == [("serve", "cpu"), ("train", "cpu")]
+    capsys.readouterr()
+    site.remove("saved_model.pb")
+    assert "record 2 of the model, and record 4 is signed too" in refused(site, capsys)
+    for record in new[1:]:
+        site.remove(record)
+    assert "record 2 of the model, and record 3 is signed too" in refused(site, capsys, "--minimum-record", "2")
+    site.stamped(other)
+    assert run(["inspect", site.uri, *key, "--minimum-record", "4"]) == 0
+
+
+def test_an_object_of_the_folders_name_does_not_begin_another_history(tmp_path, gcs):  # noqa: F811
+    site = Site(InBucket(gcs), tmp_path)
+    gcs.put("models", "runs/1", b"")
+    with pytest.raises(StampError, match="an object has the name of this folder"):
+        site.stamped(entry(content=b"new"))
+    assert run(["inspect", f"{site.uri}/", "--signed", str(site.public)]) == 0
