@@ -123,6 +123,7 @@ class _Inputs:
     by: str | None
     signer: Signer | None
     content: Content | None
+    built_on: StampedImage | None
 
 
 def stamp(
@@ -135,10 +136,12 @@ def stamp(
     early: Seen | None = None,
     signer: Signer | None = None,
     content: Content | None = None,
+    built_on: StampedImage | None = None,
 ) -> StampResult:
     """Write an image on a model, next to the images of other roles, variants and platforms.
 
-    `content` are the model's files as they were compared with its run. With `signer` the record is signed; images of a
+    `content` are the model's files as they were compared with its run. `built_on` is the stamped training image that a
+    serving image was built on: StampConflict when another has taken its place since. With `signer` the record is signed; images of a
     record that its key did not sign are left out.
 
     An image that the model had in the same place is replaced, and stays in the record before. StampConflict when
@@ -157,6 +160,7 @@ def stamp(
             early=early,
             signer=signer,
             content=content,
+            built_on=built_on,
         )
 
 
@@ -195,10 +199,20 @@ def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and it
     pause: Callable[[int], None] = some_time,
     signer: Signer | None = None,
     content: Content | None = None,
+    built_on: StampedImage | None = None,
 ) -> StampResult:
     """Do what `stamp` says on a model that was found; `pause(tried)` waits between tries."""
     image = stamped(entry, manifest, lock)
-    inputs = _Inputs(image=image, manifest=manifest, lock=lock, now=rfc3339(now), by=by, signer=signer, content=content)
+    inputs = _Inputs(
+        image=image,
+        manifest=manifest,
+        lock=lock,
+        now=rfc3339(now),
+        by=by,
+        signer=signer,
+        content=content,
+        built_on=built_on,
+    )
     first = early or look(model, signer)
     seen = _joined(model, inputs, first) if early else first
     reason = ""
@@ -223,6 +237,7 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
     """Write everything once, on top of what was seen; Changed when it was not like that any more."""
     if (done := _done(inputs, seen, tried)) is not None:
         return done
+    _check_built_on(model, inputs, seen)
     record, name, data = _next_record(model, inputs, seen)
     if inputs.signer:
         _check_minimum(model, inputs.signer, seen)
@@ -249,6 +264,18 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
         reason_dropped=why,
         unsigned_now=unsigned,
     )
+
+
+def _check_built_on(model: Model, inputs: _Inputs, seen: Seen) -> None:
+    """StampConflict where the record that the next one continues has another training image than ours was built on."""
+    before, base = inputs.built_on, seen.base[1] if seen.base else None
+    if before is None:
+        return
+    now = (base.image(("train", *inputs.image.slot[1:])) or base.image(before.slot)) if base else None
+    if now is None or (now.digest, now.manifest_sha256) != (before.digest, before.manifest_sha256):
+        number = f" (record {base.counter})" if base else ""
+        what = f"training stamped a new environment{number} while the serving image was built"
+        raise StampConflict(what, where=model.uri, todo="run the command again: it builds on the new environment")
 
 
 def _check_minimum(model: Model, signer: Signer, seen: Seen) -> None:

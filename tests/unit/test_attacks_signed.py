@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import envbuild.serve.build
 from envbuild.attest import Wanted, sign
 from envbuild.attest.records import record_signer
 from envbuild.oci.digest import Digest
@@ -277,3 +278,24 @@ def test_a_configuration_takes_no_key_from_a_policy_and_leaves_no_check_out(plac
 
     monkeypatch.setenv("ENVBUILD_DEPLOY_CHECK_SIGNED", "")
     refused(place.site("deploy-check", ".", good), "ENVBUILD_DEPLOY_CHECK_SIGNED is empty", 2)
+
+
+def test_what_serves_an_environment_that_training_replaced_meanwhile_is_not_stamped(place, monkeypatch):
+    """Or record 2 is hidden while serving reads the stamp, and put back when its image is pushed."""
+    app = place.site.folder / "app"
+    app.mkdir()
+    (app / "main.py").write_text("")
+    words = ("from-manifest", "model", "--role", "serve", "--gate", "off", "--app", "app", "--cmd", "python /app/main.py")
+    words = (*words, "--no-bytecode", "--push", f"{place.site.host}/serve:1", "--sign", place.private)
+    usual = push
+
+    def late(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(envbuild.serve.build, "push", usual)
+        place.stamped(place.serving("train:2"), "train")
+        return usual(*given, **more)
+
+    monkeypatch.setattr(envbuild.serve.build, "push", late)
+    refused(place.site(*words), "training stamped a new environment (record 2) while the serving image was built", 15)
+    found = read_stamp(str(place.model))
+    assert found
+    assert (found.counter, [it.role for it in found.images]) == (2, ["train"])
