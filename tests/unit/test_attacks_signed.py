@@ -299,3 +299,24 @@ def test_what_serves_an_environment_that_training_replaced_meanwhile_is_not_stam
     found = read_stamp(str(place.model))
     assert found
     assert (found.counter, [it.role for it in found.images]) == (2, ["train"])
+
+
+def test_files_of_another_tool_do_not_make_a_manifest_of_a_stamped_model(place):
+    """Else --sign would sign an image of the pins that somebody put into the model's folder."""
+    pins = {"MLmodel": "flavors: {}\n", "requirements.txt": "tool==2.0\n", "python_env.yaml": "python: 3.11.7\n"}
+    serve = ("from-manifest", "model", "--role", "serve", "--server", "fastapi", "--dry-run")
+    sign = ("--sign", place.private, "--push", f"{place.site.host}/serve:1")
+    with place.attacked():
+        for name, text in {**pins, "oci-layout": "{}", "Dockerfile": "", "pylock.toml": ""}.items():
+            (place.model / name).write_text(text)
+        refused(place.site(*serve, *sign, "--minimum-record", "9"), "--minimum-record asks for 9 or later")
+        assert place.check(place.site.train).returncode == 0
+        done = place.site("from-manifest", "model", "--dry-run")  # as before, for training
+        assert "model/MLmodel is read as mlflow" in done.stderr
+        shutil.rmtree(place.model / "envbuild")
+        says = "a model is checked, and this is of the kind image, as oci-layout in it says"
+        refused(place.check(place.site.train), says, 2)
+        refused(place.site(*serve), "an image is nothing that could be served: it has oci-layout", 2)
+        (place.model / "oci-layout").unlink()
+        (place.model / "Dockerfile").unlink()
+        refused(place.site(*serve, *sign, "--minimum-record", "1"), "what is given is read as a manifest", 2)
