@@ -102,7 +102,7 @@ def _is_stamped(path: Path) -> bool:
 
 def marks_of(path: Path) -> tuple[str, ...]:
     """The files that make a folder something else than a model; empty where there are none."""
-    return next((marks for marks in _MARKS if all((path / name).is_file() for name in marks)), ())
+    return next((marks for marks in _MARKS if all(os.path.isfile(path / name) for name in marks)), ())  # noqa: PTH113 - raises nothing
 
 
 def _without_lock(path: Path) -> bool:

@@ -45,7 +45,7 @@ from envbuild.stamp.record import (
     stamped,
 )
 from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, newest_signed, records_of
-from envbuild.stamp.store import Changed, State, Unsure
+from envbuild.stamp.store import Changed, State, Unreachable, Unsure
 from envbuild.stamp.who import stamper
 
 TRIES = 16
@@ -236,6 +236,8 @@ def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and it
 def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResult:
     """Write everything once, on top of what was seen; Changed when it was not like that any more."""
     if (done := _done(inputs, seen, tried)) is not None:
+        _create(model, manifest_name(inputs.image), inputs.manifest)
+        _create(model, lock_name(inputs.image), inputs.lock)
         return done
     _check_built_on(model, inputs, seen)
     record, name, data = _next_record(model, inputs, seen)
@@ -247,9 +249,9 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
     gone = dropped(seen.state.metadata, values)
     kept = {key: value for key, value in seen.state.metadata.items() if key not in gone}
     _check_size({**kept, **values}, model.uri)
-    model.store.create(manifest_name(inputs.image), inputs.manifest)
-    model.store.create(lock_name(inputs.image), inputs.lock)
-    model.store.create(name, data)
+    _create(model, manifest_name(inputs.image), inputs.manifest)
+    _create(model, lock_name(inputs.image), inputs.lock)
+    _create(model, name, data)
     if inputs.signer:
         _sign(model, name, inputs.signer)
     unsigned = not inputs.signer and seen.name is not None and _has_signature(model, seen.name)
@@ -264,6 +266,21 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
         reason_dropped=why,
         unsigned_now=unsigned,
     )
+
+
+def _create(model: Model, name: str, data: bytes) -> None:
+    """Write an object that is named by its content; StampError where something else lies in its place."""
+    if model.store.create(name, data):
+        return
+    try:
+        there = model.store.read(name, limit=len(data))
+    except Unreachable:
+        raise
+    except StampError:  # too large, or no file
+        there = None
+    if there != data:
+        todo = f"remove {name} and stamp again"
+        raise StampError(f"{name} has other content than its name says", where=model.uri, todo=todo)
 
 
 def _check_built_on(model: Model, inputs: _Inputs, seen: Seen) -> None:

@@ -28,7 +28,7 @@ from envbuild.stamp import Proof, check_stampable, read_history, read_stamp, sta
 from envbuild.stamp import gcs as stamp_gcs
 from envbuild.stamp.directory import DirectoryStore
 from envbuild.stamp.objects import found
-from envbuild.stamp.record import read_record, record_bytes, record_name, signature_name
+from envbuild.stamp.record import lock_name, manifest_name, read_record, record_bytes, record_name, signature_name
 from envbuild.stamp.stamping import write_stamp
 from tests.unit.attesting import key_pair
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write  # noqa: F401 - fixtures
@@ -890,6 +890,9 @@ def test_another_anchor_does_not_begin_another_history(tmp_path, request, capsys
     site.stamped(entry())
     site.stamped(V1)
     site.put("saved_model.pb", b"")
+    says = "saved_model.pb bears no stamp; the records in envbuild/, the newest of 2026-"
+    assert says in (said := refused(site, capsys))
+    assert "are for model.keras, so no key can have signed it" in said
     new = [site.stamped(entry(content=b"new")), site.stamped(V2)]
     key, other = ["--signed", str(site.public)], entry("serve", "gpu", content=b"more")
     assert run(["inspect", site.uri, *key, "--minimum-record", "4"]) == 0
@@ -911,3 +914,33 @@ def test_an_object_of_the_folders_name_does_not_begin_another_history(tmp_path, 
     with pytest.raises(StampError, match="an object has the name of this folder"):
         site.stamped(entry(content=b"new"))
     assert run(["inspect", f"{site.uri}/", "--signed", str(site.public)]) == 0
+
+
+@pytest.mark.parametrize("copy", ["manifest", "lock", "record"])
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_what_lies_in_the_place_of_a_copy_is_named_and_the_pointer_stays(tmp_path, request, place, copy):
+    model = InFolder(tmp_path) if place == "folder" else InBucket(request.getfixturevalue("gcs"))
+    site = Site(model, tmp_path)
+    image = read_history(site.uri).records[0].stamp.images[0]
+    name = {"manifest": manifest_name(image), "lock": lock_name(image), "record": site.newest}[copy]
+    kept = site.get(name)
+    for junk in (b"[]", b"x" * 1000):
+        site.put(name, junk)
+        if copy == "record":
+            site.point(site.records[1])
+        for item in (V2,) if copy == "record" else (V2, entry(content=b"new")):
+            with pytest.raises(StampError, match=re.escape(f"{name} has other content")) as error:
+                site.stamped(item)
+            assert error.value.todo == f"remove {name} and stamp again"
+    site.remove(name)
+    assert site.stamped(V2) == site.newest
+    assert site.get(name) == kept
+
+
+def test_a_record_that_an_access_list_hides_is_not_skipped_as_if_it_was_removed(tmp_path, gcs, capsys):  # noqa: F811
+    site = Site(InBucket(gcs), tmp_path)
+    site.point(site.records[1])
+    gcs.fail("get", name=site.newest, status=403, times=99, message="x does not have storage.objects.get access to it.")
+    assert "permission storage.objects.get is missing" in refused(site, capsys)
+    with pytest.raises(StampError, match="permission storage.objects.get is missing"):
+        site.stamped(entry(content=b"new"))
