@@ -105,15 +105,17 @@ def check_training(serving: Serving, asked: Asked) -> None:
         "--slim": serving.slim,
         "--gate": serving.gate is not GateName.AUTO,
         "--no-stamp": serving.no_stamp,
-        "--signed": serving.signed,
         "--parent-key": serving.parent_key is not None,
     }
     if useless := [name for name, value in given.items() if value]:
         what, todo = "these are for an image that serves", "give --role serve too, or leave them out"
         raise UsageError(what, where=f"--role train, {', '.join(useless)}", todo=todo)
-    if serving.minimum_record is not None and None in (asked.attesting.sign, asked.outputs.stamp):
+    of_record = {"--minimum-record": serving.minimum_record, "--signed": serving.signed}
+    if None in (asked.attesting.sign, asked.outputs.stamp) and any(it is not None for it in of_record.values()):
+        given_too = ", ".join(name for name, value in of_record.items() if value is not None)
         todo = "give --stamp MODEL and --sign KEY too, or leave it out"
-        raise UsageError("only a signed record's number counts", where="--minimum-record", todo=todo)
+        raise UsageError("training reads signed records only to continue them", where=given_too, todo=todo)
+    check_key(serving.signed)
 
 
 def served_order(target: str, serving: Serving, asked: Asked, progress: Progress) -> "ServeOrder":

@@ -58,7 +58,9 @@ def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = No
     with found(model_uri) as model:
         seen = look(model)
         if seen.record is None:
-            empty = History(model=model.uri, current=True, records=(), left=_left(model, seen.state), anchor=model.anchor)
+            empty = History(
+                model=model.uri, current=True, records=(), left=_left(model, seen.state), anchor=model.anchor
+            )
             if proof:
                 todo = "stamp it with its run: envbuild from-manifest MANIFEST --push REPO --sign KEY --stamp MODEL"
                 raise VerifyError(f"{empty.unstamped}, so no key can have signed it", where=model.uri, todo=todo)

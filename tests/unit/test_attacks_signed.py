@@ -285,7 +285,18 @@ def test_what_serves_an_environment_that_training_replaced_meanwhile_is_not_stam
     app = place.site.folder / "app"
     app.mkdir()
     (app / "main.py").write_text("")
-    words = ("from-manifest", "model", "--role", "serve", "--gate", "off", "--app", "app", "--cmd", "python /app/main.py")
+    words = (
+        "from-manifest",
+        "model",
+        "--role",
+        "serve",
+        "--gate",
+        "off",
+        "--app",
+        "app",
+        "--cmd",
+        "python /app/main.py",
+    )
     words = (*words, "--no-bytecode", "--push", f"{place.site.host}/serve:1", "--sign", place.private)
     usual = push
 

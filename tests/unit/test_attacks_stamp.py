@@ -22,7 +22,7 @@ from envbuild.attest.keys import signer_of
 from envbuild.attest.records import RECORD, record_keys, record_signer
 from envbuild.attest.statement import IN_TOTO, PROVENANCE, SIGNED, statement
 from envbuild.cli.commands import run
-from envbuild.errors import StampConflict, StampError
+from envbuild.errors import StampConflict, StampError, VerifyError
 from envbuild.oci.digest import Digest
 from envbuild.stamp import Proof, check_stampable, read_history, read_stamp, stamp
 from envbuild.stamp import gcs as stamp_gcs
@@ -639,10 +639,10 @@ def test_two_histories_that_one_key_signed_are_refused_where_stamps_are_read_and
     assert f"{site.newest}, is not continued by record {4 - count}, {line[0]}" in said
     assert "move the other away" in said
     signer = record_signer(str(site.private))
-    with pytest.raises(StampError, match="the key signed two histories"):
+    with pytest.raises(StampError, match="the model has two signed histories"):
         check_stampable(site.uri, signer)
     item = entry(content=b"next")
-    with found(site.uri) as model_found, pytest.raises(StampError, match="the key signed two histories"):
+    with found(site.uri) as model_found, pytest.raises(StampError, match="the model has two signed histories"):
         write_stamp(model_found, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer, pause=lambda _: None)
     for name in kept:
         site.remove(name)
@@ -650,19 +650,44 @@ def test_two_histories_that_one_key_signed_are_refused_where_stamps_are_read_and
     assert run(["inspect", site.uri, "--signed", str(site.public), "--minimum-record", "5"]) == 0
 
 
-def test_keys_that_do_not_see_each_others_records_have_histories_of_their_own(tmp_path, capsys):
-    """Serving signs on top of training's record, and training does not know serving's key."""
+def test_keys_that_name_each_other_have_one_history(tmp_path, capsys):
+    """A key is replaced, or training and serving have keys of their own."""
     site = Site(InFolder(tmp_path), tmp_path)
-    _, public = key_pair(tmp_path, "serving")
-    signer = record_signer(str(tmp_path / "serving.pem"), [str(site.public)])
-    for number in range(2):
-        now = NOW + timedelta(hours=number)
-        serve = entry("serve", content=b"serve %d" % number)
+    private, public = key_pair(tmp_path, "new")
+    keys = {
+        site.private: record_signer(str(site.private), [str(public)]),
+        private: record_signer(str(private), [str(site.public)]),
+    }
+    both = Proof(keys=record_keys([str(public), str(site.public)]))
+    for number, key in enumerate((private, site.private, private, private)):
+        item = entry(content=b"%d" % number)
+        check_stampable(site.uri, keys[key])
+        site.records.append(stamp(site.uri, item, manifest=b"{}", lock=b"lock", now=NOW, signer=keys[key]).record)
+        assert read_history(site.uri, proof=replace(both, minimum=4 + number)).proven
+        assert run(["inspect", site.uri, "--signed", str(public if key == private else site.public)]) == 0
+    for older in site.records[:-1]:
+        site.point(older)
+        with pytest.raises(VerifyError, match="and record [4-7] is signed too"):
+            read_history(site.uri, proof=both)
+
+
+def test_of_keys_that_do_not_name_each_other_no_older_record_passes(tmp_path):
+    """Serving continues training's records, and training begins anew, as it does not know serving's key."""
+    site = Site(InFolder(tmp_path), tmp_path)
+    private, public = key_pair(tmp_path, "serving")
+    signer = record_signer(str(private), [str(site.public)])
+    serve = [
+        stamp(site.uri, entry("serve", content=it), manifest=b"{}", lock=b"lock", now=NOW, signer=signer).record
+        for it in (b"serve 1", b"serve 2")
+    ]
+    site.stamped(entry(content=b"new"))
+    both = Proof(keys=record_keys([str(public), str(site.public)]))
+    for record in (serve[1], serve[0]):
+        site.point(record)
+        with pytest.raises(VerifyError, match="two signed histories|is signed too"):
+            read_history(site.uri, proof=both)
+    with pytest.raises(StampError, match="written without --signed for the other's key"):
         check_stampable(site.uri, signer)
-        stamp(site.uri, serve, manifest=b"{}", lock=b"lock", now=now, signer=signer)
-        assert run(["inspect", site.uri, "--signed", str(public)]) == 0
-        site.stamped(entry(content=b"train %d" % number), now=now)
-        assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
 
 
 @pytest.mark.parametrize("there", [True, False])
