@@ -331,3 +331,15 @@ def test_files_of_another_tool_do_not_make_a_manifest_of_a_stamped_model(place):
         (place.model / "oci-layout").unlink()
         (place.model / "Dockerfile").unlink()
         refused(place.site(*serve, *sign, "--minimum-record", "1"), "what is given is read as a manifest", 2)
+
+
+def test_a_key_is_replaced_with_numbers_that_go_on(place):
+    old, (private, public) = place.site.train, key_pair(place.site.folder, "new")
+    train = ("from-manifest", "manifest.json", "--base", f"{place.site.host}/up/base:1", "--stamp", "model")
+    train = (*train, "--push", f"{place.site.host}/env", "--out", "new", "--sign", private)
+    done = place.site(*train, "--signed", place.public, "--minimum-record", "1")
+    assert done.returncode == 0, done.stderr
+    assert "record 2 of the model, signed" in done.stderr
+    policy = place.site.folder / "policy.toml"
+    policy.write_text(f'[signed]\nkeys = ["{public}", "{place.public}"]\n')
+    assert place.check(old, "--policy", policy, "--minimum-record", "2").returncode == 0
