@@ -97,7 +97,7 @@ def _is_stamped(path: Path) -> bool:
     from envbuild.stamp.record import FOLDER, is_record_name
 
     own = path / FOLDER
-    return own.is_dir() and any(is_record_name(f"{FOLDER}/{name}") for name in os.listdir(own))
+    return own.is_dir() and any(is_record_name(f"{FOLDER}/{it.name}") for it in own.iterdir())
 
 
 def marks_of(path: Path) -> tuple[str, ...]:

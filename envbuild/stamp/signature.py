@@ -153,8 +153,9 @@ def _forked(name: str, stamp: Stamp, rival: str, other: Stamp) -> str:
     return (
         f"the model has two signed histories: record {stamp.counter}, {name}, is not continued by record "
         f"{other.counter}, {rival}; if a stamp is being written now, run this again; else a record was put back, two "
-        "stamps were written at the same time, or one was written without --signed for the other's key: find out which one belongs to the model, and move the other away, "
-        f"with its signature ({signature_name(name)} or {signature_name(rival)}) and all records that continue it"
+        "stamps were written at the same time, or one was written without --signed for the other's key: find out which "
+        "one belongs to the model, and move the other away, with its signature "
+        f"({signature_name(name)} or {signature_name(rival)}) and all records that continue it"
     )
 
 

@@ -126,7 +126,7 @@ class _Inputs:
     built_on: StampedImage | None
 
 
-def stamp(
+def stamp(  # noqa: PLR0913 - a record says as much
     model_uri: str,
     entry: StampEntry,
     *,
@@ -141,8 +141,8 @@ def stamp(
     """Write an image on a model, next to the images of other roles, variants and platforms.
 
     `content` are the model's files as they were compared with its run. `built_on` is the stamped training image that a
-    serving image was built on: StampConflict when another has taken its place since. With `signer` the record is signed; images of a
-    record that its key did not sign are left out.
+    serving image was built on: StampConflict when another has taken its place since.
+    With `signer` the record is signed; images of a record that its keys did not sign are left out.
 
     An image that the model had in the same place is replaced, and stays in the record before. StampConflict when
     somebody else wrote another image there at the same time, or replaced the model, also since `check_stampable` gave

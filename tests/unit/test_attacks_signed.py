@@ -297,7 +297,7 @@ def test_what_serves_an_environment_that_training_replaced_meanwhile_is_not_stam
         "--cmd",
         "python /app/main.py",
     )
-    words = (*words, "--no-bytecode", "--push", f"{place.site.host}/serve:1", "--sign", place.private)
+    more = ("--no-bytecode", "--push", f"{place.site.host}/serve:1", "--sign", place.private)
     usual = push
 
     def late(*given: Any, **more: Any) -> Any:
@@ -306,7 +306,9 @@ def test_what_serves_an_environment_that_training_replaced_meanwhile_is_not_stam
         return usual(*given, **more)
 
     monkeypatch.setattr(envbuild.serve.build, "push", late)
-    refused(place.site(*words), "training stamped a new environment (record 2) while the serving image was built", 15)
+    refused(
+        place.site(*words, *more), "training stamped a new environment (record 2) while the serving image was built", 15
+    )
     found = read_stamp(str(place.model))
     assert found
     assert (found.counter, [it.role for it in found.images]) == (2, ["train"])
@@ -336,8 +338,8 @@ def test_files_of_another_tool_do_not_make_a_manifest_of_a_stamped_model(place):
 def test_a_key_is_replaced_with_numbers_that_go_on(place):
     old, (private, public) = place.site.train, key_pair(place.site.folder, "new")
     train = ("from-manifest", "manifest.json", "--base", f"{place.site.host}/up/base:1", "--stamp", "model")
-    train = (*train, "--push", f"{place.site.host}/env", "--out", "new", "--sign", private)
-    done = place.site(*train, "--signed", place.public, "--minimum-record", "1")
+    more = ("--push", f"{place.site.host}/env", "--out", "new", "--sign", private)
+    done = place.site(*train, *more, "--signed", place.public, "--minimum-record", "1")
     assert done.returncode == 0, done.stderr
     assert "record 2 of the model, signed" in done.stderr
     policy = place.site.folder / "policy.toml"
