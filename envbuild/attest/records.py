@@ -21,10 +21,6 @@ class RecordKeys:
 
     keys: tuple[SSlibKey | Identity, ...]
 
-    def each(self) -> "tuple[RecordKeys, ...]":
-        """Each key by itself."""
-        return tuple(RecordKeys(keys=(it,)) for it in self.keys)
-
     def fault(self, bundle: bytes, record: Digest) -> str:
         """What is wrong with a signature of a record; empty if one of the keys signed this record."""
         says = "there is no key"

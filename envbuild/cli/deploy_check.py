@@ -11,7 +11,7 @@ from envbuild.cli.console import Progress
 from envbuild.cli.ordering import check_given
 from envbuild.cli.printed import check_stdout
 from envbuild.cli.references import AsJson, Platform, machine_of
-from envbuild.cli.targets import in_one_line, kind_of
+from envbuild.cli.targets import in_one_line, kind_of, marks_of
 from envbuild.cli.vouching import MinimumRecord, Signed, proof_of, required_keys
 from envbuild.errors import UsageError, VerifyError
 
@@ -84,7 +84,11 @@ def _reference(model: str, image: str) -> "Reference":
     from envbuild.oci.reference import Reference
 
     check_given({"MODEL": model, "IMAGE": image})
-    kind, _ = kind_of(model)
+    kind, name = kind_of(model)
+    if kind != "model" and (marks := marks_of(Path(name))):
+        what = f"a model is checked, and this is of the kind {kind}, as {' and '.join(marks)} in it says"
+        todo = f"remove what is no part of the model, or give it as model:{in_one_line(name)}"
+        raise UsageError(what, where=f"MODEL {in_one_line(model)}", todo=todo)
     if kind == "image":
         todo = "give the stamped model first: its folder, one of its files, or gs://BUCKET/FOLDER"
         what = "no file or folder of this name lies here, and an image is no model"

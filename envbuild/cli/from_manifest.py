@@ -87,7 +87,11 @@ def run(
             _serve(served_order(manifest, serving, asked, progress), progress, dry_run=dry_run, as_json=as_json)
             return
         check_training(serving, asked)
-        order = replace(ordered(manifest, asked, progress), minimum_record=serving.minimum_record or 0)
+        order = replace(
+            ordered(manifest, asked, progress),
+            minimum_record=serving.minimum_record or 0,
+            continued=(serving.signed,) if serving.signed is not None else (),
+        )
         _carry_out(order, progress, dry_run=dry_run, as_json=as_json)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from envbuild.cli.console import Progress
 from envbuild.cli.ordering import Asked, check_asked, check_given, order_of, read
-from envbuild.cli.targets import IMAGES, in_one_line, kind_of
+from envbuild.cli.targets import IMAGES, in_one_line, kind_of, marks_of
 from envbuild.cli.vouching import MinimumRecord, Signed, check_key
 from envbuild.errors import UsageError
 
@@ -105,15 +105,17 @@ def check_training(serving: Serving, asked: Asked) -> None:
         "--slim": serving.slim,
         "--gate": serving.gate is not GateName.AUTO,
         "--no-stamp": serving.no_stamp,
-        "--signed": serving.signed,
         "--parent-key": serving.parent_key is not None,
     }
     if useless := [name for name, value in given.items() if value]:
         what, todo = "these are for an image that serves", "give --role serve too, or leave them out"
         raise UsageError(what, where=f"--role train, {', '.join(useless)}", todo=todo)
-    if serving.minimum_record is not None and None in (asked.attesting.sign, asked.outputs.stamp):
+    of_record = {"--minimum-record": serving.minimum_record, "--signed": serving.signed}
+    if None in (asked.attesting.sign, asked.outputs.stamp) and any(it is not None for it in of_record.values()):
+        given_too = ", ".join(name for name, value in of_record.items() if value is not None)
         todo = "give --stamp MODEL and --sign KEY too, or leave it out"
-        raise UsageError("only a signed record's number counts", where="--minimum-record", todo=todo)
+        raise UsageError("training reads signed records only to continue them", where=given_too, todo=todo)
+    check_key(serving.signed)
 
 
 def served_order(target: str, serving: Serving, asked: Asked, progress: Progress) -> "ServeOrder":
@@ -172,7 +174,8 @@ def _unserved(kind: str, name: str) -> str:
 
     if kind == "image" and not name.startswith(IMAGES) and not exists(name):
         return "nothing lies there, and an image in a registry is nothing that could be served"
-    return f"{'an' if kind == 'image' else 'a'} {kind} is nothing that could be served"
+    marks = " and ".join(marks_of(Path(name)))
+    return f"{'an' if kind == 'image' else 'a'} {kind} is nothing that could be served{marks and f': it has {marks}'}"
 
 
 def _plain(target: str) -> str:
@@ -202,9 +205,15 @@ def _check_signed(model: str | None, serving: Serving, asked: Asked) -> None:
         what, todo = "--signed is about the stamp of a model, and a manifest is given", "give the stamped model"
         raise UsageError(what, where="--signed", todo=todo)
     check_key(serving.signed)
-    if serving.minimum_record is not None and serving.signed is None and asked.attesting.sign is None:
+    if serving.minimum_record is None:
+        return
+    if serving.signed is None and asked.attesting.sign is None:
         todo = "give --signed KEY too, or leave it out"
         raise UsageError("only a signed record's number counts", where="--minimum-record", todo=todo)
+    if model is None and asked.outputs.stamp is None:
+        what = "--minimum-record is about the stamp of a model, and what is given is read as a manifest"
+        todo = "give the stamped model, as model:FOLDER where its folder has other files, or leave it out"
+        raise UsageError(what, where="--minimum-record", todo=todo)
 
 
 def _check_parent_key(model: str | None, key: str | None) -> None:

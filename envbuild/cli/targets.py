@@ -17,6 +17,13 @@ FORMS: Final = (
 IMAGES: Final = ("docker://", "oci:", "docker-daemon:", "docker-archive:", "oci-archive:")
 """How images are written that are no plain references."""
 _MODELS: Final = (".keras", ".h5", ".hdf5", ".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".pb")
+_MARKS: "Final[dict[tuple[str, ...], Kind]]" = {
+    ("oci-layout",): "image",  # first, as `from-manifest --out` writes image and context into one folder
+    ("Dockerfile", "pylock.toml"): "context",
+    ("MLmodel",): "manifest",
+    ("wandb-metadata.json",): "manifest",
+}
+"""Files by which a folder is told."""
 _RECORDS: Final = (".json", ".txt", ".yml", ".yaml", ".in")
 
 
@@ -74,16 +81,28 @@ def in_one_line(text: str) -> str:
 
 
 def _folder(path: Path) -> "Kind":
-    """An OCI layout first, as `from-manifest --out` writes image and context into one folder."""
-    if (path / "oci-layout").is_file():
-        return "image"
-    if (path / "Dockerfile").is_file() and (path / "pylock.toml").is_file():
-        return "context"
+    """A stamped model first, as who may write to its folder must not decide that it is none."""
+    if _is_stamped(path):
+        return "model"
+    if marks := marks_of(path):
+        return _MARKS[marks]
     if _without_lock(path):
         todo = "give the folder context/ that `envbuild from-manifest --out` wrote, whole; a model is model:FOLDER"
         what = "this is a build context without its lock: a Dockerfile, no pylock.toml, and nothing of a model"
         raise UsageError(what, where=f"TARGET {in_one_line(str(path))}", todo=todo)
-    return "manifest" if (path / "MLmodel").is_file() or (path / "wandb-metadata.json").is_file() else "model"
+    return "model"
+
+
+def _is_stamped(path: Path) -> bool:
+    from envbuild.stamp.record import FOLDER, is_record_name
+
+    own = path / FOLDER
+    return own.is_dir() and any(is_record_name(f"{FOLDER}/{it.name}") for it in own.iterdir())
+
+
+def marks_of(path: Path) -> tuple[str, ...]:
+    """The files that make a folder something else than a model; empty where there are none."""
+    return next((marks for marks in _MARKS if all(os.path.isfile(path / name) for name in marks)), ())  # noqa: PTH113 - raises nothing
 
 
 def _without_lock(path: Path) -> bool:

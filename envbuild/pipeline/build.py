@@ -51,7 +51,7 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     """Carry the plans out: lock, make and push (or write) the image; the stamp comes last, or not at all."""
     for plan in plans if order.bytecode else ():
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
-    early = check_stampable(order.stamp, signer_for(order)) if order.stamp else None
+    early = check_stampable(order.stamp, signer_for(order, order.continued)) if order.stamp else None
     if order.stamp:
         stamp_content(order, plans[0].manifest, report=report)
     settled = check_destinations(order, report)
@@ -272,7 +272,7 @@ def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, repor
     """Write each platform's image on the model that was there at first; the last record names them all."""
     for part in parts:
         _tag_stamped(part, report)
-    signer, content = signer_for(order), stamp_content(order, parts[0].plan.manifest)
+    signer, content = signer_for(order, order.continued), stamp_content(order, parts[0].plan.manifest)
     results = [_stamp_part(model, order, part, now, early, signer, content) for part in parts]
     report_stamps(results, report, signed=signer is not None)
     return results[-1].record

@@ -100,6 +100,8 @@ class Order:
     """What is said of each image that is pushed, and what signs it."""
     minimum_record: int = 0
     """The lowest number of a signed record that is accepted and continued."""
+    continued: tuple[str, ...] = ()
+    """Public keys whose records training continues besides those of the key that signs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

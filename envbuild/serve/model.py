@@ -16,6 +16,7 @@ from envbuild.registry import PushResult
 from envbuild.verify.findings import Finding
 
 if TYPE_CHECKING:
+    from envbuild.stamp import StampedImage
     from envbuild.verify.sides.model import StampedModel
 
 ServerName = Literal["fastapi", "tf-serving", "triton"]
@@ -103,6 +104,8 @@ class Origin:
     identity: str | None = None
     stamped: "StampedModel | None" = None
     """The model and its stamp; None where only a manifest was given."""
+    built_on: "StampedImage | None" = None
+    """The stamped training image that this one is, or whose lock it was made from; None of a manifest."""
     pylock: bytes = b""
     """The lock as it is stamped, where the training image was made of a manifest now; else empty."""
 

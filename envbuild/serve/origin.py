@@ -95,6 +95,7 @@ def find_origin(order: ServeOrder, report: Reporter, now: datetime) -> Origin:
         overrides=image.overrides,
         identity=image.identity,
         stamped=start.stamped,
+        built_on=start.nearest,
     )
 
 
@@ -246,6 +247,7 @@ def _built(start: Start, order: Order, report: Reporter, now: datetime) -> Origi
         overrides=part.plan.stack.overrides,
         identity=part.proof.summary,
         stamped=start.stamped,
+        built_on=start.nearest,
         pylock=part.pylock if start.stamped is None else b"",
     )
 

@@ -23,7 +23,7 @@ def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, 
     assert model is not None, "the caller looked"
     manifest, signer = origin.manifest_bytes, signer_for(order.order, order.training_keys)
     files = stamp_content(order.order, origin.manifest, carried(origin))
-    results = []
+    results, built_on = [], origin.built_on
     if origin.pylock:
         _tag(origin.reference, report)
         entry = _of_training(served)
@@ -31,10 +31,21 @@ def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, 
         results.append(
             stamp(model, entry, manifest=manifest, lock=lock, now=now, early=early, signer=signer, content=files)
         )
+        built_on = results[-1].stamp.image(entry.slot)
     _tag(served.pushed.reference if served.pushed else None, report)
     lock, entry = joined_lock(served), _of_serving(order, served)
     results.append(
-        stamp(model, entry, manifest=manifest, lock=lock, now=now, early=early, signer=signer, content=files)
+        stamp(
+            model,
+            entry,
+            manifest=manifest,
+            lock=lock,
+            now=now,
+            early=early,
+            signer=signer,
+            content=files,
+            built_on=built_on,
+        )
     )
     report_stamps(results, report, signed=signer is not None)
     return results[-1].record

@@ -68,12 +68,14 @@ class DirectoryStore:
         """A file's content; None when there is no such file."""
         return read_file(self._path(name), limit=limit)
 
-    def create(self, name: str, data: bytes) -> None:
-        """Write a file that is named by its content, whole or not at all."""
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file that is named by its content, whole or not at all; False where one is there already."""
         path = self._path(name)
         with told(path):
-            if not path.exists():
-                write_whole(path, data)
+            if path.exists():
+                return False
+            write_whole(path, data)
+        return True
 
     def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
         """Set or remove keys of the file's metadata if the file and its metadata still are as in `state`."""

@@ -108,19 +108,22 @@ class GcsStore:
         try:
             return read_object(self.client, self.bucket, self._full(name), limit=limit)
         except StampError as error:
-            if error.__cause__ is None or isinstance(error.__cause__, ClientError):
+            cause = error.__cause__  # an access list may hide the newest record
+            if cause is None or (isinstance(cause, ClientError) and not isinstance(cause, Forbidden)):
                 raise
             raise Unreachable(error.what, where=error.where, todo=error.todo) from error.__cause__
 
-    def create(self, name: str, data: bytes) -> None:
-        """Write an object that is named by its content, if it is not there already."""
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object that is named by its content; False where one is there already."""
         try:
             with self._told(name, "storage.objects.create"), suppress(PreconditionFailed):
                 self._upload(name, data, generation=0)
+                return True
         except StampError as error:
             # Who may create but not overwrite can be told 403 about an object that is there.
             if not isinstance(error.__cause__, Forbidden) or self.state(name) is None:
                 raise
+        return False
 
     def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
         """Set or remove keys of the object's metadata; Changed also when the reply to a first, good try was lost."""

@@ -22,7 +22,9 @@ class History:
     proven: Stamp | None = None
     """The newest record's stamp where a key was asked for, and signed it."""
     left: Stamp | None = None
-    """Where there is no record, the newest one that was written for another content of the same file."""
+    """Where there is no record, the newest one that was written for another content of the file, or another file."""
+    anchor: str = ""
+    """The file that would bear the stamp."""
     signature: bool = False
     """Whether a signature of the newest record lies beside it, whoever signed; only where that was asked for."""
 
@@ -32,11 +34,18 @@ class History:
         return True if self.proven else None if self.signature else False
 
     @property
+    def displaced(self) -> bool:
+        """Whether the records that are there were written for another file of the model."""
+        return self.left is not None and self.left.anchor.name != self.anchor
+
+    @property
     def unstamped(self) -> str:
         """Why there is no record, as a sentence."""
         if self.left is None:
             return "the model bears no stamp"
         name, when = self.left.anchor.name, self.left.created
+        if self.displaced:
+            return f"{self.anchor} bears no stamp; the records in envbuild/, the newest of {when}, are for {name}"
         return f"the model was replaced or copied after it was stamped at {when}: {name} is another file"
 
 
@@ -49,7 +58,9 @@ def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = No
     with found(model_uri) as model:
         seen = look(model)
         if seen.record is None:
-            empty = History(model=model.uri, current=True, records=(), left=_left(model, seen.state))
+            empty = History(
+                model=model.uri, current=True, records=(), left=_left(model, seen.state), anchor=model.anchor
+            )
             if proof:
                 todo = "stamp it with its run: envbuild from-manifest MANIFEST --push REPO --sign KEY --stamp MODEL"
                 raise VerifyError(f"{empty.unstamped}, so no key can have signed it", where=model.uri, todo=todo)
@@ -62,10 +73,17 @@ def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = No
 
 
 def _left(model: Model, state: State) -> Stamp | None:
-    """Find the newest record that was written for another content of the anchor, whatever the folder was called."""
+    """Find the newest record for another content of the anchor, whatever the folder was called; else for another file.
+
+    The other files beside a model that is one file are no business of it.
+    """
     read = read_records(model.store, filter(is_record_name, model.store.records()))
-    records = [it for _, it in read if it.anchor.name == model.anchor and it.anchor.generation != state.generation]
-    return max(records, key=lambda it: it.created, default=None)
+    records = [
+        it
+        for _, it in read
+        if (it.anchor.generation != state.generation if it.anchor.name == model.anchor else not model.is_file)
+    ]
+    return max(records, key=lambda it: (it.anchor.name == model.anchor, it.created), default=None)
 
 
 def _before(model: Model, newest: Recorded, proof: Proof | None) -> Iterator[Recorded]:

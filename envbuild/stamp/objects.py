@@ -40,6 +40,10 @@ def found(model_uri: str) -> Iterator[Model]:
         own, parent = _stores(uri, stack)
         if not uri.folder and parent.state(uri.name) is not None:
             _check_name(uri, uri.parent, uri.name)
+            if any(map(is_record_name, own.records())):
+                what = "an object has the name of this folder, which has the stamp of a model"
+                todo = f"remove the object, or give the folder as {uri}/"
+                raise StampError(what, where=str(uri), todo=todo)
             yield Model(uri=str(uri), store=parent, anchor=uri.name, is_file=True)
             return
         _check_name(uri, uri.path, "")

@@ -5,7 +5,7 @@ signature is still to come. How a key signs and checks is not known here: see `e
 """
 
 import os.path
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,10 +26,6 @@ class Keys(Protocol):
 
     def fault(self, bundle: bytes, record: Digest) -> str:
         """What is wrong with a signature of a record; empty if one of the keys signed this record."""
-        ...
-
-    def each(self) -> "Iterable[Keys]":
-        """Each key by itself."""
         ...
 
 
@@ -66,7 +62,7 @@ def prove(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof) 
 
 def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof) -> str:
     """Why a stamp is not proven, and what to do; empty if it is."""
-    if not _is_of(model, stamp):
+    if not _is_of(model, stamp) or stamp.anchor.name != model.anchor:
         return (
             f"the stamp was written for {stamp.model} ({stamp.anchor.name}), and not for this model; stamp this model "
             "with --sign, or mount or link a folder that was copied at the path that it was stamped at"
@@ -117,24 +113,24 @@ def newest_signed(model: Model, records: Mapping[str, Stamp], keys: Keys) -> tup
 
 
 def find_fork(model: Model, records: Mapping[str, Stamp], keys: Keys, pending: Stamp | None = None) -> str:
-    """Say which signed record is not in the history of its key's newest one; empty if each key has one history.
+    """Say which signed record is not in the history of the newest one; empty if there is one history.
 
-    A key continues its newest record, so it signs two that continue the same one only if a record was hidden from it,
-    or if somebody else stamped at the same time. In the second case the same stamp is written again, on top of the
-    other's: `pending` is that one if it is still to be written. Keys do not see each other's records.
+    A signer continues the newest record of the keys that it was given, so that two that continue the same one come
+    only of a record that was hidden from it, of a key that it was not given, or of somebody else who stamped at the
+    same time. In the last case the same stamp is written again, on top of the other's: `pending` is that one if it is
+    still to be written.
     """
-    for key in keys.each():
-        newest = newest_signed(model, records, key)
-        line = _line(records, newest[0]) if newest else []
-        written = [*(records[it] for it in line if it in records), *([pending] if pending else [])]
-        for name, stamp in records.items():
-            if name in line or unproven(model, name, stamp, key):
-                continue
-            common = next((it for it in _line(records, name) if it in line), line[-1])
-            rival = line[max(line.index(common) - 1, 0)]
-            again = any(_repeats(it, stamp, records.get(stamp.previous or "")) for it in written)
-            if not again and rival in records and not unproven(model, rival, records[rival], key):
-                return _forked(name, stamp, rival, records[rival])
+    newest = newest_signed(model, records, keys)
+    line = _line(records, newest[0]) if newest else []
+    written = [*(records[it] for it in line if it in records), *([pending] if pending else [])]
+    for name, stamp in records.items():
+        if name in line or unproven(model, name, stamp, keys):
+            continue
+        common = next((it for it in _line(records, name) if it in line), line[-1])
+        rival = line[max(line.index(common) - 1, 0)]
+        again = any(_repeats(it, stamp, records.get(stamp.previous or "")) for it in written)
+        if not again and rival in records and not unproven(model, rival, records[rival], keys):
+            return _forked(name, stamp, rival, records[rival])
     return ""
 
 
@@ -155,17 +151,18 @@ def _repeats(later: Stamp, stamp: Stamp, before: Stamp | None) -> bool:
 
 def _forked(name: str, stamp: Stamp, rival: str, other: Stamp) -> str:
     return (
-        f"the key signed two histories of the model: record {stamp.counter}, {name}, is not continued by record "
-        f"{other.counter}, {rival}; if a stamp is being written now, run this again; else a record was put back, or "
-        "two stamps were written at the same time: find out which one belongs to the model, and move the other away, "
-        f"with its signature ({signature_name(name)} or {signature_name(rival)}) and all records that continue it"
+        f"the model has two signed histories: record {stamp.counter}, {name}, is not continued by record "
+        f"{other.counter}, {rival}; if a stamp is being written now, run this again; else a record was put back, two "
+        "stamps were written at the same time, or one was written without --signed for the other's key: find out which "
+        "one belongs to the model, and move the other away, with its signature "
+        f"({signature_name(name)} or {signature_name(rival)}) and all records that continue it"
     )
 
 
 def unproven(model: Model, name: str, stamp: Stamp, keys: Keys) -> str:
     """Why none of the keys vouches for a record of this model; empty if one does."""
     if not _is_of(model, stamp):
-        return f"the record was written for {stamp.model} ({stamp.anchor.name}), and not for this model"
+        return f"the record was written for {stamp.model}, and not for this model"
     try:
         return _unsigned(model, name, keys)
     except Unreachable:
@@ -183,7 +180,10 @@ def _unsigned(model: Model, name: str, keys: Keys) -> str:
 
 
 def _is_of(model: Model, stamp: Stamp) -> bool:
-    """Whether a record was written for the model at this place, given by its folder or by its file."""
+    """Whether a record was written for the model at this place, given by its folder or by its file.
+
+    Its anchor may be another: a file that comes or goes beside the model must not begin another history.
+    """
     own = parse_model_uri(model.uri)
     try:
         said = parse_model_uri(stamp.model)
@@ -192,4 +192,4 @@ def _is_of(model: Model, stamp: Stamp) -> bool:
     folder = own.parent if model.is_file else own.path
     plain = os.path.normpath if own.bucket is None else str  # an object's name may have any dots and slashes
     places = (plain(folder), plain(os.path.join(folder, model.anchor)))  # noqa: PTH118 - names of objects too
-    return stamp.anchor.name == model.anchor and said.bucket == own.bucket and plain(said.path) in places
+    return said.bucket == own.bucket and plain(said.path) in places

@@ -45,7 +45,7 @@ from envbuild.stamp.record import (
     stamped,
 )
 from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, newest_signed, records_of
-from envbuild.stamp.store import Changed, State, Unsure
+from envbuild.stamp.store import Changed, State, Unreachable, Unsure
 from envbuild.stamp.who import stamper
 
 TRIES = 16
@@ -113,11 +113,6 @@ class Seen:
         """What this very content was stamped with."""
         return self.stamp.images if self.stamp and self.current else ()
 
-    @property
-    def kept(self) -> tuple[StampedImage, ...]:
-        """The images that the next record takes over."""
-        return self.base[1].images if self.base and self.base[1].anchor.generation == self.state.generation else ()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inputs:
@@ -128,9 +123,10 @@ class _Inputs:
     by: str | None
     signer: Signer | None
     content: Content | None
+    built_on: StampedImage | None
 
 
-def stamp(
+def stamp(  # noqa: PLR0913 - a record says as much
     model_uri: str,
     entry: StampEntry,
     *,
@@ -140,11 +136,13 @@ def stamp(
     early: Seen | None = None,
     signer: Signer | None = None,
     content: Content | None = None,
+    built_on: StampedImage | None = None,
 ) -> StampResult:
     """Write an image on a model, next to the images of other roles, variants and platforms.
 
-    `content` are the model's files as they were compared with its run. With `signer` the record is signed; images of a
-    record that its key did not sign are left out.
+    `content` are the model's files as they were compared with its run. `built_on` is the stamped training image that a
+    serving image was built on: StampConflict when another has taken its place since.
+    With `signer` the record is signed; images of a record that its keys did not sign are left out.
 
     An image that the model had in the same place is replaced, and stays in the record before. StampConflict when
     somebody else wrote another image there at the same time, or replaced the model, also since `check_stampable` gave
@@ -162,6 +160,7 @@ def stamp(
             early=early,
             signer=signer,
             content=content,
+            built_on=built_on,
         )
 
 
@@ -200,10 +199,20 @@ def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and it
     pause: Callable[[int], None] = some_time,
     signer: Signer | None = None,
     content: Content | None = None,
+    built_on: StampedImage | None = None,
 ) -> StampResult:
     """Do what `stamp` says on a model that was found; `pause(tried)` waits between tries."""
     image = stamped(entry, manifest, lock)
-    inputs = _Inputs(image=image, manifest=manifest, lock=lock, now=rfc3339(now), by=by, signer=signer, content=content)
+    inputs = _Inputs(
+        image=image,
+        manifest=manifest,
+        lock=lock,
+        now=rfc3339(now),
+        by=by,
+        signer=signer,
+        content=content,
+        built_on=built_on,
+    )
     first = early or look(model, signer)
     seen = _joined(model, inputs, first) if early else first
     reason = ""
@@ -227,7 +236,10 @@ def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and it
 def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResult:
     """Write everything once, on top of what was seen; Changed when it was not like that any more."""
     if (done := _done(inputs, seen, tried)) is not None:
+        _create(model, manifest_name(inputs.image), inputs.manifest)
+        _create(model, lock_name(inputs.image), inputs.lock)
         return done
+    _check_built_on(model, inputs, seen)
     record, name, data = _next_record(model, inputs, seen)
     if inputs.signer:
         _check_minimum(model, inputs.signer, seen)
@@ -237,9 +249,9 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
     gone = dropped(seen.state.metadata, values)
     kept = {key: value for key, value in seen.state.metadata.items() if key not in gone}
     _check_size({**kept, **values}, model.uri)
-    model.store.create(manifest_name(inputs.image), inputs.manifest)
-    model.store.create(lock_name(inputs.image), inputs.lock)
-    model.store.create(name, data)
+    _create(model, manifest_name(inputs.image), inputs.manifest)
+    _create(model, lock_name(inputs.image), inputs.lock)
+    _create(model, name, data)
     if inputs.signer:
         _sign(model, name, inputs.signer)
     unsigned = not inputs.signer and seen.name is not None and _has_signature(model, seen.name)
@@ -254,6 +266,33 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
         reason_dropped=why,
         unsigned_now=unsigned,
     )
+
+
+def _create(model: Model, name: str, data: bytes) -> None:
+    """Write an object that is named by its content; StampError where something else lies in its place."""
+    if model.store.create(name, data):
+        return
+    try:
+        there = model.store.read(name, limit=len(data))
+    except Unreachable:
+        raise
+    except StampError:  # too large, or no file
+        there = None
+    if there != data:
+        todo = f"remove {name} and stamp again"
+        raise StampError(f"{name} has other content than its name says", where=model.uri, todo=todo)
+
+
+def _check_built_on(model: Model, inputs: _Inputs, seen: Seen) -> None:
+    """StampConflict where the record that the next one continues has another training image than ours was built on."""
+    before, base = inputs.built_on, seen.base[1] if seen.base else None
+    if before is None:
+        return
+    now = (base.image(("train", *inputs.image.slot[1:])) or base.image(before.slot)) if base else None
+    if now is None or (now.digest, now.manifest_sha256) != (before.digest, before.manifest_sha256):
+        number = f" (record {base.counter})" if base else ""
+        what = f"training stamped a new environment{number} while the serving image was built"
+        raise StampConflict(what, where=model.uri, todo="run the command again: it builds on the new environment")
 
 
 def _check_minimum(model: Model, signer: Signer, seen: Seen) -> None:
@@ -297,10 +336,12 @@ def _done(inputs: _Inputs, seen: Seen, tried: int) -> StampResult | None:
 
 def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str, bytes]:
     image = inputs.image
+    anchor = Anchor(name=model.anchor, generation=seen.state.generation)
+    kept = seen.base[1].images if seen.base and seen.base[1].anchor == anchor else ()
     record = Stamp(
         model=model.uri,
-        anchor=Anchor(name=model.anchor, generation=seen.state.generation),
-        images=merged(seen.kept, image),
+        anchor=anchor,
+        images=merged(kept, image),
         environment=image.environment,
         manifest_sha256=image.manifest_sha256,
         lock_sha256=image.lock_sha256,
@@ -310,7 +351,7 @@ def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str,
         previous=seen.base[0] if seen.base else None,
         counter=(seen.base[1].counter if seen.base else 0) + 1,
         content=inputs.content,
-        schema_version=later_schema(seen.base[1].schema_version if seen.base and seen.kept else None),
+        schema_version=later_schema(seen.base[1].schema_version if seen.base and kept else None),
     )
     data = record_bytes(record)
     return record, record_name(data), data

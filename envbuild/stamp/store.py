@@ -78,8 +78,8 @@ class Store(Protocol):
         """
         ...
 
-    def create(self, name: str, data: bytes) -> None:
-        """Write an object that is named by its content; one that is there already is left alone."""
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object that is named by its content; False where one is there already, which is left alone."""
         ...
 
     def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:

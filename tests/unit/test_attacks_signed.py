@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import envbuild.serve.build
 from envbuild.attest import Wanted, sign
 from envbuild.attest.records import record_signer
 from envbuild.oci.digest import Digest
@@ -277,3 +278,70 @@ def test_a_configuration_takes_no_key_from_a_policy_and_leaves_no_check_out(plac
 
     monkeypatch.setenv("ENVBUILD_DEPLOY_CHECK_SIGNED", "")
     refused(place.site("deploy-check", ".", good), "ENVBUILD_DEPLOY_CHECK_SIGNED is empty", 2)
+
+
+def test_what_serves_an_environment_that_training_replaced_meanwhile_is_not_stamped(place, monkeypatch):
+    """Or record 2 is hidden while serving reads the stamp, and put back when its image is pushed."""
+    app = place.site.folder / "app"
+    app.mkdir()
+    (app / "main.py").write_text("")
+    words = (
+        "from-manifest",
+        "model",
+        "--role",
+        "serve",
+        "--gate",
+        "off",
+        "--app",
+        "app",
+        "--cmd",
+        "python /app/main.py",
+    )
+    more = ("--no-bytecode", "--push", f"{place.site.host}/serve:1", "--sign", place.private)
+    usual = push
+
+    def late(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(envbuild.serve.build, "push", usual)
+        place.stamped(place.serving("train:2"), "train")
+        return usual(*given, **more)
+
+    monkeypatch.setattr(envbuild.serve.build, "push", late)
+    refused(
+        place.site(*words, *more), "training stamped a new environment (record 2) while the serving image was built", 15
+    )
+    found = read_stamp(str(place.model))
+    assert found
+    assert (found.counter, [it.role for it in found.images]) == (2, ["train"])
+
+
+def test_files_of_another_tool_do_not_make_a_manifest_of_a_stamped_model(place):
+    """Else --sign would sign an image of the pins that somebody put into the model's folder."""
+    pins = {"MLmodel": "flavors: {}\n", "requirements.txt": "tool==2.0\n", "python_env.yaml": "python: 3.11.7\n"}
+    serve = ("from-manifest", "model", "--role", "serve", "--server", "fastapi", "--dry-run")
+    sign = ("--sign", place.private, "--push", f"{place.site.host}/serve:1")
+    with place.attacked():
+        for name, text in {**pins, "oci-layout": "{}", "Dockerfile": "", "pylock.toml": ""}.items():
+            (place.model / name).write_text(text)
+        refused(place.site(*serve, *sign, "--minimum-record", "9"), "--minimum-record asks for 9 or later")
+        assert place.check(place.site.train).returncode == 0
+        done = place.site("from-manifest", "model", "--dry-run")  # as before, for training
+        assert "model/MLmodel is read as mlflow" in done.stderr
+        shutil.rmtree(place.model / "envbuild")
+        says = "a model is checked, and this is of the kind image, as oci-layout in it says"
+        refused(place.check(place.site.train), says, 2)
+        refused(place.site(*serve), "an image is nothing that could be served: it has oci-layout", 2)
+        (place.model / "oci-layout").unlink()
+        (place.model / "Dockerfile").unlink()
+        refused(place.site(*serve, *sign, "--minimum-record", "1"), "what is given is read as a manifest", 2)
+
+
+def test_a_key_is_replaced_with_numbers_that_go_on(place):
+    old, (private, public) = place.site.train, key_pair(place.site.folder, "new")
+    train = ("from-manifest", "manifest.json", "--base", f"{place.site.host}/up/base:1", "--stamp", "model")
+    more = ("--push", f"{place.site.host}/env", "--out", "new", "--sign", private)
+    done = place.site(*train, *more, "--signed", place.public, "--minimum-record", "1")
+    assert done.returncode == 0, done.stderr
+    assert "record 2 of the model, signed" in done.stderr
+    policy = place.site.folder / "policy.toml"
+    policy.write_text(f'[signed]\nkeys = ["{public}", "{place.public}"]\n')
+    assert place.check(old, "--policy", policy, "--minimum-record", "2").returncode == 0

@@ -22,13 +22,13 @@ from envbuild.attest.keys import signer_of
 from envbuild.attest.records import RECORD, record_keys, record_signer
 from envbuild.attest.statement import IN_TOTO, PROVENANCE, SIGNED, statement
 from envbuild.cli.commands import run
-from envbuild.errors import StampConflict, StampError
+from envbuild.errors import StampConflict, StampError, VerifyError
 from envbuild.oci.digest import Digest
 from envbuild.stamp import Proof, check_stampable, read_history, read_stamp, stamp
 from envbuild.stamp import gcs as stamp_gcs
 from envbuild.stamp.directory import DirectoryStore
 from envbuild.stamp.objects import found
-from envbuild.stamp.record import read_record, record_bytes, record_name, signature_name
+from envbuild.stamp.record import lock_name, manifest_name, read_record, record_bytes, record_name, signature_name
 from envbuild.stamp.stamping import write_stamp
 from tests.unit.attesting import key_pair
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write  # noqa: F401 - fixtures
@@ -639,10 +639,10 @@ def test_two_histories_that_one_key_signed_are_refused_where_stamps_are_read_and
     assert f"{site.newest}, is not continued by record {4 - count}, {line[0]}" in said
     assert "move the other away" in said
     signer = record_signer(str(site.private))
-    with pytest.raises(StampError, match="the key signed two histories"):
+    with pytest.raises(StampError, match="the model has two signed histories"):
         check_stampable(site.uri, signer)
     item = entry(content=b"next")
-    with found(site.uri) as model_found, pytest.raises(StampError, match="the key signed two histories"):
+    with found(site.uri) as model_found, pytest.raises(StampError, match="the model has two signed histories"):
         write_stamp(model_found, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer, pause=lambda _: None)
     for name in kept:
         site.remove(name)
@@ -650,19 +650,44 @@ def test_two_histories_that_one_key_signed_are_refused_where_stamps_are_read_and
     assert run(["inspect", site.uri, "--signed", str(site.public), "--minimum-record", "5"]) == 0
 
 
-def test_keys_that_do_not_see_each_others_records_have_histories_of_their_own(tmp_path, capsys):
-    """Serving signs on top of training's record, and training does not know serving's key."""
+def test_keys_that_name_each_other_have_one_history(tmp_path, capsys):
+    """A key is replaced, or training and serving have keys of their own."""
     site = Site(InFolder(tmp_path), tmp_path)
-    _, public = key_pair(tmp_path, "serving")
-    signer = record_signer(str(tmp_path / "serving.pem"), [str(site.public)])
-    for number in range(2):
-        now = NOW + timedelta(hours=number)
-        serve = entry("serve", content=b"serve %d" % number)
+    private, public = key_pair(tmp_path, "new")
+    keys = {
+        site.private: record_signer(str(site.private), [str(public)]),
+        private: record_signer(str(private), [str(site.public)]),
+    }
+    both = Proof(keys=record_keys([str(public), str(site.public)]))
+    for number, key in enumerate((private, site.private, private, private)):
+        item = entry(content=b"%d" % number)
+        check_stampable(site.uri, keys[key])
+        site.records.append(stamp(site.uri, item, manifest=b"{}", lock=b"lock", now=NOW, signer=keys[key]).record)
+        assert read_history(site.uri, proof=replace(both, minimum=4 + number)).proven
+        assert run(["inspect", site.uri, "--signed", str(public if key == private else site.public)]) == 0
+    for older in site.records[:-1]:
+        site.point(older)
+        with pytest.raises(VerifyError, match=r"and record [4-7] is signed too"):
+            read_history(site.uri, proof=both)
+
+
+def test_of_keys_that_do_not_name_each_other_no_older_record_passes(tmp_path):
+    """Serving continues training's records, and training begins anew, as it does not know serving's key."""
+    site = Site(InFolder(tmp_path), tmp_path)
+    private, public = key_pair(tmp_path, "serving")
+    signer = record_signer(str(private), [str(site.public)])
+    serve = [
+        stamp(site.uri, entry("serve", content=it), manifest=b"{}", lock=b"lock", now=NOW, signer=signer).record
+        for it in (b"serve 1", b"serve 2")
+    ]
+    site.stamped(entry(content=b"new"))
+    both = Proof(keys=record_keys([str(public), str(site.public)]))
+    for record in (serve[1], serve[0]):
+        site.point(record)
+        with pytest.raises(VerifyError, match=r"two signed histories|is signed too"):
+            read_history(site.uri, proof=both)
+    with pytest.raises(StampError, match="written without --signed for the other's key"):
         check_stampable(site.uri, signer)
-        stamp(site.uri, serve, manifest=b"{}", lock=b"lock", now=now, signer=signer)
-        assert run(["inspect", site.uri, "--signed", str(public)]) == 0
-        site.stamped(entry(content=b"train %d" % number), now=now)
-        assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -876,3 +901,73 @@ def test_the_signature_is_one_that_others_can_check(tmp_path):
     said = json.loads(base64.b64decode(envelope["payload"]))
     assert (envelope["payloadType"], said["predicateType"]) == (IN_TOTO, RECORD)
     assert said["subject"] == [{"name": "_", "digest": {"sha256": Digest.of(site.get(site.newest)).hex}}]
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_another_anchor_does_not_begin_another_history(tmp_path, request, capsys, place):
+    """An empty saved_model.pb lies beside model.keras while training stamps, and is removed afterwards."""
+    model = InFolder(tmp_path) if place == "folder" else InBucket(request.getfixturevalue("gcs"))
+    site = Site(model, tmp_path)
+    for name in [*site.records, *map(signature_name, site.records), *([PUT] if place == "folder" else [])]:
+        site.remove(name)
+    site.put("model.keras", b"weights")
+    site.remove("saved_model.pb")
+    site.stamped(entry())
+    site.stamped(V1)
+    site.put("saved_model.pb", b"")
+    says = "saved_model.pb bears no stamp; the records in envbuild/, the newest of 2026-"
+    assert says in (said := refused(site, capsys))
+    assert "are for model.keras, so no key can have signed it" in said
+    new = [site.stamped(entry(content=b"new")), site.stamped(V2)]
+    key, other = ["--signed", str(site.public)], entry("serve", "gpu", content=b"more")
+    assert run(["inspect", site.uri, *key, "--minimum-record", "4"]) == 0
+    assert [it.stamp.counter for it in read_history(site.uri).records if it.stamp] == [4, 3, 2, 1]
+    assert [it[:2] for it in slots(site.uri)] == [("serve", "cpu"), ("train", "cpu")]
+    capsys.readouterr()
+    site.remove("saved_model.pb")
+    assert "record 2 of the model, and record 4 is signed too" in refused(site, capsys)
+    for record in new[1:]:
+        site.remove(record)
+    assert "record 2 of the model, and record 3 is signed too" in refused(site, capsys, "--minimum-record", "2")
+    site.stamped(other)
+    assert run(["inspect", site.uri, *key, "--minimum-record", "4"]) == 0
+
+
+def test_an_object_of_the_folders_name_does_not_begin_another_history(tmp_path, gcs):  # noqa: F811
+    site = Site(InBucket(gcs), tmp_path)
+    gcs.put("models", "runs/1", b"")
+    with pytest.raises(StampError, match="an object has the name of this folder"):
+        site.stamped(entry(content=b"new"))
+    assert run(["inspect", f"{site.uri}/", "--signed", str(site.public)]) == 0
+
+
+@pytest.mark.parametrize("copy", ["manifest", "lock", "record"])
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_what_lies_in_the_place_of_a_copy_is_named_and_the_pointer_stays(tmp_path, request, place, copy):
+    model = InFolder(tmp_path) if place == "folder" else InBucket(request.getfixturevalue("gcs"))
+    site = Site(model, tmp_path)
+    newest = read_stamp(site.uri)
+    assert newest
+    image = newest.images[0]
+    name = {"manifest": manifest_name(image), "lock": lock_name(image), "record": site.newest}[copy]
+    kept = site.get(name)
+    for junk in (b"[]", b"x" * 1000):
+        site.put(name, junk)
+        if copy == "record":
+            site.point(site.records[1])
+        for item in (V2,) if copy == "record" else (V2, entry(content=b"new")):
+            with pytest.raises(StampError, match=re.escape(f"{name} has other content")) as error:
+                site.stamped(item)
+            assert error.value.todo == f"remove {name} and stamp again"
+    site.remove(name)
+    assert site.stamped(V2) == site.newest
+    assert site.get(name) == kept
+
+
+def test_a_record_that_an_access_list_hides_is_not_skipped_as_if_it_was_removed(tmp_path, gcs, capsys):  # noqa: F811
+    site = Site(InBucket(gcs), tmp_path)
+    site.point(site.records[1])
+    gcs.fail("get", name=site.newest, status=403, times=99, message="x does not have storage.objects.get access to it.")
+    assert "permission storage.objects.get is missing" in refused(site, capsys)
+    with pytest.raises(StampError, match=r"permission storage\.objects\.get is missing"):
+        site.stamped(entry(content=b"new"))

@@ -93,7 +93,7 @@ def test_a_model_that_is_not_there_is_called_so(site):
             "no\nmodel",
             "nothing lies there, and an image in a registry is nothing that could be served\n  where: no\\nmodel",
         ),
-        ("layout", "error: an image is nothing that could be served\n  where: layout"),
+        ("layout", "error: an image is nothing that could be served: it has oci-layout\n  where: layout"),
         ("oci:layout", "error: an image is nothing that could be served\n  where: oci:layout"),
     ):
         done = site("from-manifest", name, *SERVE, *APP)

@@ -122,11 +122,10 @@ class Lazy(Careless):
     """Writes no record but the first."""
 
     def create(self, name, data):
-        if len(self.store.names(deep=True)) < 3:
-            self.store.create(name, data)
+        return len(self.store.names(deep=True)) >= 3 or self.store.create(name, data)
 
 
-QUICK, SILENT = without_waits(range(1000, 1100)), without_answers(range(1000, 2000))
+QUICK, SILENT = without_waits(range(1000, 1100)), without_answers(range(3100, 3200))
 
 
 def look_for(store, seeds):

@@ -14,8 +14,8 @@ _OR_MANIFEST = "or give the run's manifest instead of the model"
 def current_stamp(it: StampedModel) -> Stamp:
     """The newest stamp; StampError without one, or where the model was replaced since: it would be another model's."""
     before = it.stamp or it.history.left
-    if before is None:
-        what = "the model bears no stamp, so that nothing says which environment made it"
+    if before is None or it.history.displaced:
+        what = f"{it.history.unstamped}, so that nothing says which environment made it"
         raise StampError(what, where=it.uri, todo=f"{_ANEW}; {_OR_MANIFEST}")
     if it.stamp is None or not it.history.current:
         what = f"the model was replaced after it was stamped at {before.created}: what it names made another model"
