@@ -50,8 +50,9 @@ class CloudStorage:
     Unread where there is no client library, and where credentials or an answer are not to be had.
     """
 
-    def __init__(self, patience: float = PATIENCE) -> None:
-        self.patience, self.end = patience, time.monotonic() + patience
+    def __init__(self, patience: Optional[float] = None) -> None:
+        self.patience = PATIENCE if patience is None else patience
+        self.end = time.monotonic() + self.patience
         self.client, self.retry = _within(CONNECTING, _connected)
 
     def objects(self, uri: str) -> Iterator[Facts]:
