@@ -27,6 +27,7 @@ from envbuild.oci.layout import write_layout
 from envbuild.splice.layer import LayerResult
 from envbuild.trust import Voucher
 from tests.damage import DEEP, IMPOSSIBLE, Commands, Ran, damages, fresh_copy
+from tests.environ import UNTRIED
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import GLIBC, image_of_layers, layer_of_tree
@@ -52,7 +53,7 @@ class Machine:
         shutil.rmtree(folder / "base")
         below = {"usr/lib/x86_64-linux-gnu/libc.so.6": GLIBC, "usr/local/bin/python3": f"-> python{MINOR}"}
         write_layout(image_of_layers(layer_of_tree(below), layer_of_tree(own_files())), folder / "base", name="base")
-        self.env = {"UV_DEFAULT_INDEX": index.url, "ENVBUILD_CACHE": str(self.cache)}
+        self.env = {"UV_DEFAULT_INDEX": index.url, "ENVBUILD_CACHE": str(self.cache)} | UNTRIED
         self.digest = self.digest_of(self.build())
         fresh_copy(self.cache, self.good)
 

@@ -122,7 +122,11 @@ def test_a_builder_elsewhere_pushes_and_its_registrys_digest_counts(site, index)
         (("--builder-name", "far"), 2, "only --builder docker has builders"),
         (("--builder-name", "far", *DOCKER), 2, "gives its image to a registry"),
         (("--builder-name", "far", "--push", "example.com/a", *DOCKER), 17, "no docker command here has buildx"),
-        (("--platform", "linux/amd64,linux/arm64", *DOCKER), 2, "an engine builds for one platform at a time"),
+        (
+            ("--platform", "linux/amd64,linux/arm64", "--base", "debian:bookworm", *DOCKER),
+            2,
+            "an engine builds for one platform at a time",
+        ),
         (("--load", "a:1", "--stamp", "model", *DOCKER), 2, "has no digest that others find it by"),
         (("--ca-bundle", "absent.pem", *DOCKER), 2, "there is no such file of certificates"),
         (DOCKER, 17, "no container engine answers"),

@@ -286,7 +286,7 @@ def test_paths_that_wheels_share_are_settled_anew(origin, order):
     made = slim_parent(start, slim_of(order, start), order, REPORT)
     before, after = contents(start.parent.image), contents(made.image)
     path = next(it for it in after if it.endswith("shared/a.py"))
-    assert (before[path], after[path]) == (b"a = 2\n", b"a = 2\n")
+    assert (before[path], after[path]) == (b"a = 1\n", b"a = 2\n")  # pip installs markdown after zwei
     assert (b"paths that several" in start.parent.image.config, b"paths that several" in made.image.config) == (
         True,
         False,

@@ -1,6 +1,7 @@
 """Where an image can be tried on this machine: by a container engine, else by bubblewrap."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -75,9 +76,12 @@ def _bubblewrap(image: Image, machine: str, no_engine: str) -> Iterator[Place]:
         variables = _variables(image)
         paths = (f"{folder}/python" for folder in variables["PATH"].split(":"))
         tree = read_tree(image, _IMAGE)
-        python = next((path for path in paths if resolve(tree, path)), None)
-        if python is None:
+        python, file = next(((path, it) for path in paths if (it := resolve(tree, path))), ("", ""))
+        if not file:
             yield Place(name="", why="the image has no python on its PATH")
+            return
+        if not os.access(root / file.lstrip("/"), os.X_OK):
+            yield Place(name="", why=f"nothing may be executed in {root.parent}, where the image was unpacked (noexec)")
             return
         yield Place(name="bubblewrap", runner=InBubblewrap(name=_IMAGE, root=root, variables=variables, python=python))
 
