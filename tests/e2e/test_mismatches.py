@@ -151,7 +151,6 @@ def test_data_that_is_gone(bench, small):
     data = bench.folder / "data"
     data.mkdir()
     bench.capture("run.json", small, "--data", "DATA_DIR=data")
-    (data / "more.csv").write_text("1\n")
     bench.passes("run.json", "host")
     shutil.rmtree(data)
     bench.fails_as_documented("Data that is gone")
