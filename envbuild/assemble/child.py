@@ -269,6 +269,7 @@ def _recipe(parent: Parent, above: Lock, addition: Addition) -> Recipe:
         python_path=(parent.python or interpreter_of(parent.image)) if addition.apart else "",
         target=parent.lock.target,
         wheels=above.wheels,
+        owners=above.owners,
         variables=(),
         labels=(),
         prefix=addition.prefix,

@@ -122,7 +122,7 @@ class Check:
 
     def yield_to(self, name: str, owner: Check) -> None:
         """Note that a file which is not this distribution's is another one's."""
-        if name in self.modified:
+        if name in self.modified and not re.search(r"[=\s]", name):  # which a manifest's pairs cannot have
             self.modified.remove(name)
             self.overwritten[name] = owner.name
 

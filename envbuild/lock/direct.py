@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from envbuild.errors import LockError
 from envbuild.lock.download import fetch_unlocked, forget_damaged, wheel_path
@@ -111,6 +111,7 @@ def _fetched(
 ) -> Direct:
     origin, url = distribution.origin, bare_url(distribution.origin.url or "")
     filename = unquote(urlsplit(url).path.rpartition("/")[2])
+    _check_name(filename, distribution, url)
     known = Digest(origin.sha256) if origin.sha256 else None
     source = _beside(filename, settings.find_links) or (_kept(known, cache) if known else None)
     if source is None:
@@ -129,6 +130,18 @@ def _fetched(
         url=url if source.is_relative_to(cache) else source.as_uri(),
     )
     return Direct(wheel=wheel, path=link, hashed=known is not None)
+
+
+def _check_name(filename: str, distribution: Distribution, url: str) -> None:
+    """LockError where an address ends in no wheel's file name, or in that of another distribution or version."""
+    try:
+        name, version, _, _ = parse_wheel_filename(filename)
+    except InvalidWheelFilename as error:
+        raise LockError(f"no wheel's file name: {error}", where=url, todo=OWN_WHEEL) from error
+    same = name == canonicalize_name(distribution.name) and same_version(distribution.version, str(version))
+    if "/" in filename or not same:
+        what = f"it is a wheel of {name} {version}, not of {distribution.name} {distribution.version}"
+        raise LockError(what, where=url, todo=OWN_WHEEL)
 
 
 def _beside(filename: str, find_links: Sequence[str]) -> Path | None:

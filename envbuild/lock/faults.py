@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -166,7 +167,7 @@ def can_build(distribution: Distribution) -> bool:
 def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
     """What stands against a locked wheel that bears the name of the run's archive but has other bytes."""
     origin = distribution.origin
-    same_file = (origin.url or "").partition("#")[0].rpartition("/")[2] == wheel.filename
+    same_file = unquote(urlsplit(origin.url or "").path.rpartition("/")[2]) == wheel.filename
     if origin.kind != "archive" or not same_file or origin.sha256 in {None, wheel.sha256.hex}:
         return None
     address = wheel.url == bare_url(origin.url or "")

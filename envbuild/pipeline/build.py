@@ -52,9 +52,9 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     for plan in plans if order.bytecode else ():
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
     early = check_stampable(order.stamp, signer_for(order, order.continued)) if order.stamp else None
+    settled = check_destinations(order, report)
     if order.stamp:
         stamp_content(order, plans[0].manifest, report=report)
-    settled = check_destinations(order, report)
     if order.attestations.key:
         # A key vouches for what was made here, and not for what others say that they made.
         order = replace(order, remote_cache=False)

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 def is_proven(manifest: TrainingManifest, run: LockedRun) -> bool:
-    """Whether a complete record has every wheel of the lock, and each is the run's own file."""
+    """Whether a complete record has every wheel of the lock, each is the run's own file, and none was left out."""
     identical = {it.name for it in run.proof.those("identical")}
-    return manifest.source.complete and identical == {wheel.name for wheel in run.lock.wheels}
+    whole = manifest.source.complete and not run.left_out
+    return whole and identical == {wheel.name for wheel in run.lock.wheels}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

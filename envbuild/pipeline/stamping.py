@@ -7,6 +7,7 @@ from envbuild.errors import StampError
 from envbuild.manifest.model import TrainingManifest
 from envbuild.pipeline.order import Order, Reporter
 from envbuild.stamp import Content, Signer, StampResult, parse_model_uri
+from envbuild.verify.rules.modelfiles import compared, doubt
 from envbuild.verify.sides.content import content_of, mismatch, recorded
 from envbuild.verify.sides.model import files_now, folder_of
 
@@ -33,9 +34,11 @@ def stamp_content(
     else:
         problem = mismatch(saved, now, order.manifest) if saved else ""
     if saved is None and report:
-        report.note(f"{order.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
+        report.warn(f"{order.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
     content = content_of(now) if now else None
     if not problem:
+        if report and saved and now and (sizes := doubt(compared(saved, now, by_name=True))):
+            report.warn(f"the files of {uri} are as {order.manifest_name} records them{sizes}")
         return content
     then = recorded(None, carried, uri)
     if carried and carried.forced and then and now and not mismatch(then, now, order.manifest):

@@ -214,6 +214,7 @@ class _Parts:
             python_path=python,
             target=lock.target,
             wheels=lock.wheels,
+            owners=lock.owners,
             variables=(),
             labels=labels,
             user=str((self.config.get("config") or {}).get("User") or ""),

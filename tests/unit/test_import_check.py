@@ -174,6 +174,7 @@ def test_only_a_complete_record_whose_every_wheel_is_the_runs_is_proven():
     assert not is_proven(RUN, locked(*pins, identical=("numpy",)))
     assert not is_proven(RUN, locked(*pins, ("swapped", "1"), identical=("numpy", "six")))
     assert not is_proven(INCOMPLETE, locked(*pins, identical=("numpy", "six")))
+    assert not is_proven(RUN, locked(*pins, identical=("numpy", "six"), left_out=(("scipy", "by hand"),)))
 
 
 def test_what_was_asked_for_by_name_is_imported_and_the_framework():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.errors import LockError
 from envbuild.lock import Target, requirements_text
 from envbuild.lock.run import LockedRun, lock_run
 from envbuild.lock.settings import IndexSettings
@@ -86,6 +87,22 @@ def test_other_bytes_than_the_recorded_ones_are_refused(tmp_path, elsewhere: Fak
         Exception, match=f"tool==1.0: the run installed .* with sha256 {'0' * 64}, that address now has"
     ):
         locked(tmp_path, from_address(elsewhere, "0" * 64))
+    quoted = Origin(kind="archive", url=elsewhere.file_url(OURS.filename) + "?part=1", sha256="0" * 64)
+    with pytest.raises(Exception, match=f"with sha256 {'0' * 64}, that address now has"):
+        locked(tmp_path, Distribution(name="tool", version="1.0", origin=quoted))
+
+
+@pytest.mark.parametrize(
+    "name", ["..%2F..%2Ftool-1.0-py3-none-any.whl", "x%2Ftool-1.0-py3-none-any.whl", "other-1.0-py3-none-any.whl",
+             "tool-2.0-py3-none-any.whl", "tool.whl"],
+)  # fmt: skip
+def test_an_address_whose_file_has_not_the_distributions_name_is_refused(
+    tmp_path, elsewhere: FakeIndex, index: FakeIndex, name
+):
+    origin = Origin(kind="archive", url=f"{elsewhere.root}/files/{name}")
+    with pytest.raises(LockError, match=r"tool==1\.0: its wheel cannot be fetched from "):
+        locked(tmp_path, Distribution(name="tool", version="1.0", origin=origin))
+    assert elsewhere.requests == []
 
 
 def test_without_a_recorded_hash_what_is_there_is_locked_and_told(tmp_path, elsewhere: FakeIndex, index: FakeIndex):
