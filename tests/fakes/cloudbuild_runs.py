@@ -74,6 +74,8 @@ class Run:
         timer.start()
         try:
             with self.lock:
+                if self.build.status in ENDED:  # cancelled while it was queued
+                    return
                 self.build.status = _Status.WORKING
             self._log(f'starting build "{self.build.id}"\n')
             with tempfile.TemporaryDirectory(prefix="fake-cloudbuild-") as workspace:
