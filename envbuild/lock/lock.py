@@ -11,6 +11,7 @@ from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fau
 from envbuild.lock.index import local_path
 from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.resolving import parsed_requirements
+from envbuild.lock.tags import pinned_version
 from envbuild.manifest.packages import Distribution
 from envbuild.match.limits import broken_hand_limits
 from envbuild.match.stack import Gaps
@@ -120,14 +121,9 @@ def _failing(locked: Lock, gaps: Gaps) -> list[Fault]:
 
 def kept_ones(requirements: Sequence[Requirement], distributions: Iterable[Distribution]) -> list[Distribution]:
     """The distributions that are required in exactly the version of the run."""
-    pins = {(str(canonicalize_name(item.name)), _pin(item)) for item in requirements if _pin(item) is not None}
+    pinned = [(str(canonicalize_name(item.name)), pinned_version(item)) for item in requirements]
+    pins = {(name, version) for name, version in pinned if version is not None}
     return [item for item in distributions if (canonicalize_name(item.name), _version(item.version or "")) in pins]
-
-
-def _pin(requirement: Requirement) -> Version | None:
-    """The version of `name==version`."""
-    exact = [specifier.version for specifier in requirement.specifier if specifier.operator == "=="]
-    return _version(exact[0]) if len(exact) == 1 else None
 
 
 def _version(text: str) -> Version | None:

@@ -7,9 +7,6 @@ from envbuild.errors import StampError
 from envbuild.manifest.model import TrainingManifest
 from envbuild.pipeline.order import Order, Reporter
 from envbuild.stamp import Content, Signer, StampResult, parse_model_uri
-from envbuild.verify.rules.modelfiles import compared, doubt
-from envbuild.verify.sides.content import content_of, mismatch, recorded
-from envbuild.verify.sides.model import files_now, folder_of
 
 _TODO = (
     "give the model that this run saved, or the manifest of the run that saved this one; --stamp-anyway stamps it all "
@@ -24,6 +21,10 @@ def stamp_content(
 
     `carried` is what a stamp that is continued says of them: what was forced there need not be forced again.
     """
+    from envbuild.verify.rules.modelfiles import compared, doubt  # noqa: PLC0415 - a build without a stamp needs no rules
+    from envbuild.verify.sides.content import content_of, mismatch, recorded  # noqa: PLC0415
+    from envbuild.verify.sides.model import files_now, folder_of  # noqa: PLC0415
+
     uri = order.stamp
     assert uri is not None, "the caller looked"
     saved = recorded(manifest.model, None, uri)
