@@ -265,14 +265,14 @@ def _has_bytecode(image: Image) -> bool:
 
 
 def _moved(recipe: Recipe, new: Base) -> Recipe:
-    labels = _relabelled(dict(recipe.labels), new)
     return replace(
-        _bare(new),
-        wheels=recipe.wheels,
-        variables=recipe.variables,
-        labels=tuple(sorted(labels.items())),
-        user=recipe.user,
-        layer_format=recipe.layer_format,
+        recipe,
+        base_name=new.name,
+        base_digest=new.digest,
+        base_asked=new.asked,
+        python_path=new.python_path,
+        target=new.target,
+        labels=tuple(sorted(_relabelled(dict(recipe.labels), new).items())),
     )
 
 

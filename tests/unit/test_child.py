@@ -4,6 +4,7 @@ import gzip
 import importlib.util
 import io
 import json
+import marshal
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -260,6 +261,25 @@ def test_the_parent_s_bytecode_is_the_one_that_building_it_with_bytecode_gives(p
     assert theirs < ours
     on_top = own(whole, child(SERVE, by=by, parent=whole).image).layers
     assert [it.created_by for it in on_top] == ["serve 0.9", "bytecode of serve 0.9"]
+
+
+@pytest.mark.parametrize("name", ["opencv-python", "opencv-python-headless"])
+def test_bytecode_on_top_is_of_the_file_that_the_run_had(tmp_path, child, name):
+    """Of a path that two packages share, the parent has one file: bytecode of the other would hide it."""
+    cv2 = [make_wheel(it, "4.9.0", {"cv2/version.py": f"{it!r}\n"}) for it in ("opencv_python", "opencv_python_headless")]
+    lock = replace(lock_of(*cv2), owners=(("cv2/version.py", name),))
+    made = replace(recipe_on(OLD), wheels=lock.wheels, owners=lock.owners)
+    wheels, cache = files_of(tmp_path / "wheels", *cv2), LayerCache(tmp_path / "elsewhere")
+    train = as_found(assemble(made, OLD, wheels, cache, lambda *_: None).image)
+    below = Parent(image=train, lock=lock, name="registry.example.com/env")
+    found = assemble_child(
+        below, lock_of(), Addition(), wheels, LayerCache(tmp_path / "cache"), print, compiling=compiling(tmp_path / "b")
+    )
+    files, path = tree(replace(found.image, layers=found.image.layers[len(OLD.image.layers) :])), f"opt/env/{SITE}/cv2"
+    own = name.replace("-", "_")
+    assert files[f"{path}/version.py"][1] == f"{own!r}\n".encode()
+    code = marshal.loads(files[bytecode_of(f"{path}/version.py")][1][16:])
+    assert own in code.co_consts
 
 
 def test_bytecode_on_top_shares_the_parent_s_environment(tmp_path, child):

@@ -172,6 +172,23 @@ def test_there_and_back_again_is_the_same_image(on):
     assert back.manifest == image.manifest
 
 
+def test_the_owner_of_a_shared_path_stays_part_of_the_environment(tmp_path):
+    """Without it the image claimed the environment in which pip's order decides, whose files are others."""
+    cv2 = [make_wheel(it, "4.9.0", {"cv2/version.py": it}) for it in ("opencv_python", "opencv_python_headless")]
+    paths = {Digest.of(it.data): tmp_path / it.filename for it in cv2}
+    for it in cv2:
+        (tmp_path / it.filename).write_bytes(it.data)
+    owners = (("cv2/version.py", "opencv-python-headless"),)
+    lock = Lock(target=OLD.target, wheels=tuple(map(locked, cv2)), owners=owners)
+
+    def on_base(base: Base) -> Image:
+        recipe = replace(recipe_on(base), wheels=lock.wheels, owners=owners)
+        return as_found(assemble(recipe, base, WheelFiles(paths), LayerCache(tmp_path / "cache"), print).image)
+
+    result = rebase(on_base(OLD), OLD, NEW, lock)
+    assert result.image.manifest == on_base(NEW).manifest
+
+
 def test_the_same_base_changes_nothing(on):
     image = on(OLD)
     assert rebase(image, OLD, OLD).image == image

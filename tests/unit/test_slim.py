@@ -31,7 +31,7 @@ from envbuild.verify.sides.image import side_of_image
 from envbuild.verify.sides.lock import side_of_lock
 from envbuild.verify.slim import Pattern, listed, training_only
 from tests.fakes.wheels import FakeWheel, make_wheel
-from tests.unit.test_assemble import locked, tree
+from tests.unit.test_assemble import SITE, locked, tree
 from tests.unit.test_child import files_of, lock_of
 from tests.unit.test_rebase import OLD, recipe_on
 from tests.unit.test_sides_manifest import a_manifest, wheel
@@ -161,19 +161,21 @@ MARK = make_wheel("markdown", "3.5", {"markdown/__init__.py": "m = 1\n", "shared
 STUBS = make_wheel("types_six", "1.0", {"six-stubs/__init__.pyi": ""})
 TWICE = make_wheel("zwei", "1.0", {"shared/a.py": "a = 2\n"})
 ABOVE = make_wheel("server", "1.0", {"server.py": "import helper\n"}, requires=["helper"])
-ASKED = ("core", "tensorboard", "types-six", "zwei")
+ASKED = ("aaa", "core", "tensorboard", "types-six", "zwei")
 
 
 @pytest.fixture
 def origin(tmp_path):
     """`origin(wheel...)` -> a serving image's start whose image lies in a layout, as a registry would give it."""
 
-    def made(*wheels: FakeWheel) -> Origin:
+    def made(*wheels: FakeWheel, owners: tuple[tuple[str, str], ...] = ()) -> Origin:
         found = files_of(tmp_path / "wheels", *wheels)
         folder = (tmp_path / "wheels").as_uri()
         lock = lock_of(*wheels)
-        lock = replace(lock, wheels=tuple(replace(it, url=f"{folder}/{it.filename}") for it in lock.wheels))
-        whole = replace(recipe_on(OLD), wheels=lock.wheels, labels=((VARIANT_LABEL, "cpu"), ("a", "b")))
+        located = tuple(replace(it, url=f"{folder}/{it.filename}") for it in lock.wheels)
+        lock = replace(lock, wheels=located, owners=owners)
+        labels = ((VARIANT_LABEL, "cpu"), ("a", "b"))
+        whole = replace(recipe_on(OLD), wheels=lock.wheels, owners=owners, labels=labels)
         image = assemble(whole, OLD, found, LayerCache(tmp_path / "elsewhere"), lambda *_: None).image
         write_layout(image, tmp_path / "layout")
         image = read_layout(tmp_path / "layout", machine="x86_64")
@@ -291,6 +293,25 @@ def test_paths_that_wheels_share_are_settled_anew(origin, order):
         True,
         False,
     )
+
+
+@pytest.mark.parametrize("name", ["opencv-python", "opencv-python-headless"])
+def test_a_shared_path_keeps_the_run_s_owner(origin, order, name):
+    cv2 = [make_wheel(it, "4.9.0", {"cv2/version.py": f"{it!r}\n"}) for it in ("opencv_python", "opencv_python_headless")]
+    start = origin(*WHEELS, *cv2, owners=(("cv2/version.py", name),))
+    made = slim_parent(start, slim_of(order, start), order, REPORT)
+    found = [contents(it)[f"{SITE}/cv2/version.py"] for it in (start.parent.image, made.image)]
+    assert found == [f"{name.replace('-', '_')!r}\n".encode()] * 2
+    assert "tensorboard" in made.lock.slim
+
+
+def test_a_shared_path_whose_owner_is_left_out_is_what_pip_leaves_of_the_others(origin, order):
+    third = make_wheel("aaa", "1.0", {"shared/a.py": "a = 3\n"})
+    start = origin(*WHEELS, TWICE, third, owners=(("shared/a.py", "markdown"),))
+    made = slim_parent(start, slim_of(order, start), order, REPORT)
+    assert "markdown" in made.lock.slim
+    found = [contents(it)[f"{SITE}/shared/a.py"] for it in (start.parent.image, made.image)]
+    assert found == [b"a = 1\n", b"a = 3\n"]
 
 
 def test_layers_that_nobody_can_tell_apart_are_refused(origin, order):
