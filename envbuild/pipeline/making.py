@@ -176,7 +176,7 @@ def _tell(assembled: Assembled, report: Reporter, owned: Mapping[str, str]) -> N
     for line in assembled.remarks:
         report.warn(line)
     for overlap in assembled.overlaps[:10]:
-        why = "as in the run" if overlap.path in owned else "which pip installs last"
+        why = "as in the run" if owned.get(overlap.path) == overlap.winner.name else "which pip installs last"
         others, name = ", ".join(overlap.losers), overlap.winner.name
         report.warn(f"{overlap.path} is in {others} and in {name}: the image has that of {name}, {why}")
     if len(assembled.overlaps) > 10:

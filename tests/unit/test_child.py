@@ -266,7 +266,9 @@ def test_the_parent_s_bytecode_is_the_one_that_building_it_with_bytecode_gives(p
 @pytest.mark.parametrize("name", ["opencv-python", "opencv-python-headless"])
 def test_bytecode_on_top_is_of_the_file_that_the_run_had(tmp_path, child, name):
     """Of a path that two packages share, the parent has one file: bytecode of the other would hide it."""
-    cv2 = [make_wheel(it, "4.9.0", {"cv2/version.py": f"{it!r}\n"}) for it in ("opencv_python", "opencv_python_headless")]
+    cv2 = [
+        make_wheel(it, "4.9.0", {"cv2/version.py": f"{it!r}\n"}) for it in ("opencv_python", "opencv_python_headless")
+    ]
     lock = replace(lock_of(*cv2), owners=(("cv2/version.py", name),))
     made = replace(recipe_on(OLD), wheels=lock.wheels, owners=lock.owners)
     wheels, cache = files_of(tmp_path / "wheels", *cv2), LayerCache(tmp_path / "elsewhere")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from envbuild.capture.model.facts import model_facts
 from envbuild.capture.reading import present
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry import pull, push
 from envbuild.stamp import read_stamp
 from tests.fakes.index import serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import image_of_layers
 from tests.fakes.wheels import make_wheel
+from tests.unit.test_assemble import SITE, tree
 from tests.unit.test_cli_bases import OLD, Site
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, manifest_of
 
@@ -29,6 +31,10 @@ WEB = make_wheel("web", "1.0", requires=["wire>=2"])
 WIRE = make_wheel("wire", "2.1")
 GREEDY = make_wheel("greedy", "3.0", requires=["numpy>=2"])
 BOARD = make_wheel("tensorboard", "2.15.1")
+CV2 = [
+    make_wheel(it, "4.9.0", {"cv2/version.py": f"{it!r}\n", "cv2/extra.py": f"{it!r}\n"})
+    for it in ("opencv_python", "opencv_python_headless")
+]
 RUN = (("tensorflow-cpu", "2.15.1"), ("tool", "1.0"), ("numpy", "1.26.4"), ("tensorboard", "2.15.1"))
 
 
@@ -71,7 +77,7 @@ class Serving(Site):
 def site(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path / "cache"))
-    with serving(TENSORFLOW, TOOL, NUMPY, NEWER, BOARD, WEB, WIRE, GREEDY) as index, FakeRegistry() as registry:
+    with serving(TENSORFLOW, TOOL, NUMPY, NEWER, BOARD, WEB, WIRE, GREEDY, *CV2) as index, FakeRegistry() as registry:
         monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
         yield Serving(tmp_path, registry, capsys)
 
@@ -254,6 +260,29 @@ def test_the_model_goes_in_and_what_only_training_needs_is_left_out_where_that_i
     below = {it["digest"] for it in trained["layers"]}
     assert below & {it["digest"] for it in manifest["layers"]}
     assert site("verify", "model").returncode == 0
+
+
+def test_files_that_packages_share_are_the_run_s_in_all_images_and_only_then_said_to_be(site):
+    """The run had the first from opencv-python-headless, and the second from a package whose wheel lacks it."""
+    run = manifest_of(*RUN, *((it.filename.split("-")[0].replace("_", "-"), "4.9.0") for it in CV2))
+    [cv2] = [it for it in run["distributions"] if it["name"] == "opencv-python"]
+    cv2["overwritten"] = {"cv2/version.py": "opencv-python-headless", "cv2/extra.py": "tool"}
+    site.train("--push", f"{site.host}/env:v1", distributions=run["distributions"])
+    said = site("from-manifest", "manifest.json", "--base", f"{site.host}/up/base:1", "--out", "again").stderr
+    assert "version.py is in opencv-python and in opencv-python-headless: the image has that of opencv-python-headless, as in the run" in said  # fmt: skip
+    assert "extra.py is in opencv-python-headless and in opencv-python: the image has that of opencv-python, which pip installs last" in said  # fmt: skip
+    stamp = read_stamp("model")
+    assert stamp is not None
+    trained = stamp.images[0].reference
+    stacked, slim = (site.served(*more)["image"] for more in ((), ("--slim",)))
+    assert [shared_files(it) for it in (trained, stacked, slim)] == [["opencv_python_headless", "opencv_python"]] * 3
+
+
+def shared_files(reference: str) -> list[str]:
+    """What an image has at the two paths."""
+    image = pull(Reference.parse(reference), machine="x86_64")
+    files = tree(replace(image, layers=image.layers[len(OLD.layers) :]))
+    return [files[f"{SITE}/cv2/{name}.py"][1].decode().strip("'\n") for name in ("version", "extra")]
 
 
 def test_a_manifest_alone_is_built_first_and_both_images_are_stamped(site):

@@ -297,7 +297,9 @@ def test_paths_that_wheels_share_are_settled_anew(origin, order):
 
 @pytest.mark.parametrize("name", ["opencv-python", "opencv-python-headless"])
 def test_a_shared_path_keeps_the_run_s_owner(origin, order, name):
-    cv2 = [make_wheel(it, "4.9.0", {"cv2/version.py": f"{it!r}\n"}) for it in ("opencv_python", "opencv_python_headless")]
+    cv2 = [
+        make_wheel(it, "4.9.0", {"cv2/version.py": f"{it!r}\n"}) for it in ("opencv_python", "opencv_python_headless")
+    ]
     start = origin(*WHEELS, *cv2, owners=(("cv2/version.py", name),))
     made = slim_parent(start, slim_of(order, start), order, REPORT)
     found = [contents(it)[f"{SITE}/cv2/version.py"] for it in (start.parent.image, made.image)]
