@@ -138,25 +138,30 @@ class Check:
 
 
 class Shared:
-    """Files that several distributions list, each with another digest."""
+    """Files that several distributions list."""
 
     def __init__(self) -> None:
         self.first: dict[tuple[str, str], tuple[Check, str]] = {}
-        self.claims: dict[tuple[str, str], list[Check]] = {}
+        self.others: dict[tuple[str, str], list[Check]] = {}
+        self.claims: set[tuple[str, str]] = set()
+        """Those that are listed with several digests."""
 
     def add(self, check: Check, row: Listed) -> None:
         key = (check.site, row.name)
-        other, digest = self.first.setdefault(key, (check, row.digest))
-        if digest != row.digest or key in self.claims:
-            self.claims.setdefault(key, [other]).append(check)
+        first, digest = self.first.setdefault(key, (check, row.digest))
+        if first is not check:
+            self.others.setdefault(key, []).append(check)
+            if digest != row.digest:
+                self.claims.add(key)
 
     def settle(self) -> None:
         """Give each file to the distribution whose digest it has."""
-        for (_, name), checks in self.claims.items():
-            owner = next((check for check in checks if name in check.confirmed), None)
+        for key in self.claims:
+            checks = [self.first[key][0], *self.others[key]]
+            owner = next((check for check in checks if key[1] in check.confirmed), None)
             for check in checks:
                 if owner is not None:
-                    check.yield_to(name, owner)
+                    check.yield_to(key[1], owner)
 
 
 def _time_of(path: str) -> int:

@@ -182,6 +182,17 @@ def test_of_three_distributions_with_one_path_two_may_have_the_file(env):
     assert [installed(env, name) for name in ("one", "two", "three")] == [{}, {}, {}]
 
 
+@pytest.mark.parametrize("options", [(), ("--deep",)], ids=["quick", "deep"])
+def test_the_owner_counts_for_all_that_list_the_path_and_equal_files_have_none(env, options):
+    """Of two with equal files, the second was called modified where a third one overwrote both."""
+    for name, text in (("aaa", ""), ("bbb", ""), ("ccc", "third\n")):
+        install(env, name, {"tests/__init__.py": text, "data/same": "same\n", f"{name}.py": "1\n"})
+    age(env)
+    found = {it["name"]: it for it in env.capture(*options)["distributions"]}
+    assert [found[it].get("overwritten") for it in ("aaa", "bbb", "ccc")] == [{"tests/__init__.py": "ccc"}] * 2 + [None]
+    assert not any("modified" in it for it in found.values())
+
+
 @pytest.mark.parametrize("count", [2, 5, 200])
 def test_what_was_edited_in_the_cache_of_an_installer_is_seen(env, count):
     # uv links what it unpacked before: an edit in another environment is older than the RECORD of this one
