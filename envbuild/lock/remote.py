@@ -104,6 +104,8 @@ class RemoteFile(io.RawIOBase):
 def damaged(name: str, url: str, why: object) -> LockError:
     """The error for a wheel that cannot be read as one."""
     todo = "lock another version, and report it to the index"
+    if url.startswith("file:"):
+        todo = "give the folder that has this wheel: --find-links DIR"
     return LockError(f"{name} is no readable wheel: {why}", where=bare_url(url), todo=todo)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from envbuild.assemble.child import Parent
 from envbuild.cache import workplace
 from envbuild.errors import BaseError, StampError, UsageError, VerifyError
-from envbuild.lock import Lock
+from envbuild.lock import Lock, LockedWheel
+from envbuild.lock.formats import is_local
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match.stack import Variant
 from envbuild.oci.image import Image
@@ -81,7 +82,7 @@ def find_origin(order: ServeOrder, report: Reporter, now: datetime) -> Origin:
         check_parent(order, start.nearest, start.name, report)
     image = start.image
     lock = start.stamped.locks.get(image.slot) if start.stamped and image else None
-    parent = _parent(start, lock, order.order.out, report) if lock else None
+    parent = _parent(start, _located(lock, order.order.find_links), order.order.out, report) if lock else None
     if parent is None or image is None:
         return _built(start, order.order, report, now)
     return Origin(
@@ -205,6 +206,16 @@ def _parent(start: Start, lock: Lock, out: Path, report: Reporter) -> Parent | N
         return None
     report.step(f"training image {out}@{image.digest}")
     return Parent(image=image, lock=lock)
+
+
+def _located(lock: Lock, folders: Sequence[Path]) -> Lock:
+    """Say where wheels that came from no index lie now; the stamped lock only has their names."""
+
+    def found(wheel: LockedWheel) -> LockedWheel:
+        path = next((it for folder in folders if (it := folder / wheel.filename).is_file()), None)
+        return replace(wheel, url=path.absolute().as_uri()) if path and is_local(wheel) else wheel
+
+    return replace(lock, wheels=tuple(map(found, lock.wheels)))
 
 
 def _in_layout(folder: Path, start: Start) -> Image | None:

@@ -278,6 +278,20 @@ def test_files_that_packages_share_are_the_run_s_in_all_images_and_only_then_sai
     assert [shared_files(it) for it in (trained, stacked, slim)] == [["opencv_python_headless", "opencv_python"]] * 3
 
 
+def test_wheels_of_a_folder_are_found_where_find_links_names_it_again(site):
+    """The stamped lock says `wheels/NAME`, and no such folder lies beside it."""
+    own = make_wheel("own", "1.0")
+    (site.folder / "wheelhouse").mkdir()
+    (site.folder / "wheelhouse" / own.filename).write_bytes(own.data)
+    run = manifest_of(*RUN, ("own", "1.0"))["distributions"]
+    site.train("--push", f"{site.host}/env:v1", "--find-links", "wheelhouse", distributions=run)
+    shutil.rmtree(site.folder / "cache")
+    without = site(*site.words("--push", f"{site.host}/serving:v1", "--slim"))
+    assert without.returncode == 12
+    assert "do: give the folder that has this wheel: --find-links DIR" in without.stderr
+    assert site.served("--slim", "--find-links", "wheelhouse")["dropped"]
+
+
 def shared_files(reference: str) -> list[str]:
     """What an image has at the two paths."""
     image = pull(Reference.parse(reference), machine="x86_64")
