@@ -87,14 +87,15 @@ def test_the_pip_that_is_locked_decides(tmp_path):
     assert owner(tmp_path, wheels) == "bbb"
 
 
-def test_the_file_of_the_run_is_the_image_s(tmp_path):
-    wheels = wheels_of({it: [] for it in OPENCV}, OPENCV)
-    owners = (("shared/owner.txt", "opencv-python-headless"),)
-    [overlap] = assembled(tmp_path, wheels, owners=owners).overlaps
-    assert overlap.winner.name == "opencv-python-headless"
-    assert set(overlap.losers) == {*OPENCV} - {"opencv-python-headless"}
-    assert owner(tmp_path, wheels, owners=owners) == "opencv-python-headless"
-    assert owner(tmp_path, wheels) == "opencv-contrib-python"
+@pytest.mark.parametrize("case", ["opencv", "nccl", "cudnn"])
+def test_the_file_of_the_run_is_the_image_s(tmp_path, case):
+    requires, sharing = CASES[case]
+    wheels = wheels_of(requires, sharing)
+    for name in sharing:
+        owners = (("shared/owner.txt", name),)
+        [overlap] = assembled(tmp_path, wheels, owners=owners).overlaps
+        assert (overlap.winner.name, {*overlap.losers}) == (name, {*sharing} - {name})
+        assert owner(tmp_path, wheels, owners=owners) == name
 
 
 def test_scripts_are_told_by_their_paths_in_record(tmp_path):
