@@ -109,11 +109,12 @@ def _asked_channels(prefix: str) -> list[str]:
 
 
 def conda_owners() -> dict[str, Facts]:
-    """Map each metadata folder that conda brought to its package."""
-    suffixes = (".dist-info", ".egg-info")
-    return {
-        os.path.realpath(path): item for item in conda_packages() for path in item["entries"] if path.endswith(suffixes)
-    }
+    """Map each metadata folder that conda brought to its package; of one without metadata, its first entry."""
+    owners = {}
+    for item in conda_packages():
+        folders = [path for path in item["entries"] if path.endswith((".dist-info", ".egg-info"))]
+        owners.update((os.path.realpath(path), item) for path in folders or item["entries"][:1])
+    return owners
 
 
 def conda_files(record: str) -> Iterator[Facts]:

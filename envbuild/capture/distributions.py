@@ -6,12 +6,15 @@ import hashlib
 import os
 import re
 import sys
+from typing import Iterator
 
 from envbuild.capture.conda import conda_owners
+from envbuild.capture.conda_names import project_of
 from envbuild.capture.origins import linked_projects, origin_of
 from envbuild.capture.reading import Facts, decoded, normal_name, read_bytes, read_head, read_text
 from envbuild.capture.record_digest import record_content
 from envbuild.capture.redact import scrub_line
+from envbuild.capture.sites import is_module, site_folders
 from envbuild.capture.vendored import without_vendored
 from envbuild.capture.zipped import zipped_metadata, zipped_text
 
@@ -29,19 +32,40 @@ VERSION = re.compile(
 
 
 def find_distributions(patch: bool) -> dict[str, Facts]:
-    """Find each installed distribution once, by metadata folder, sorted by name: the first on sys.path wins."""
+    """Find each installed distribution once, by metadata folder, sorted by name: the first on sys.path wins.
+
+    What conda brought without metadata is named by its first entry.
+    """
     found: dict[str, list[tuple[str, str, str]]] = {}
     for path in metadata_paths():
         name, version = identity(path) or ("", "")
         if name:
             found.setdefault(normal_name(name), []).append((path, name, version))
     conda, linked = conda_owners(), linked_projects()
+    for path, name, version in _without_metadata(conda):
+        found.setdefault(normal_name(name), [(path, name, version)])
     distributions = {}
     for _, same in sorted(found.items()):
         path, name, version = _chosen(same)
         facts = _distribution(path, conda.get(os.path.realpath(path)), linked, patch)
         distributions[path] = dict(facts, name=name, version=version, shadowed=_shadowed(path, same))
     return distributions
+
+
+def _without_metadata(conda: dict[str, Facts]) -> Iterator[tuple[str, str, str]]:
+    """Yield path, project and version of what conda brought without metadata and the run could import."""
+    folders = set(map(os.path.realpath, site_folders()))
+    for path, item in conda.items():
+        facts = item["facts"]
+        name = project_of(facts["name"], facts["build"])
+        bare = not path.endswith((".dist-info", ".egg-info")) and os.path.dirname(path) in folders
+        if (
+            bare
+            and name
+            and VERSION.fullmatch(facts["version"])
+            and any(is_module(*os.path.split(it)) for it in item["entries"])
+        ):
+            yield path, name, facts["version"]
 
 
 def metadata_paths() -> list[str]:

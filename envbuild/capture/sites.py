@@ -66,7 +66,7 @@ class Land:
                 name
                 for folder in folders
                 for name in _names(folder)
-                if _is_module(folder, name) and os.path.join(folder, name) not in self.owners
+                if is_module(folder, name) and os.path.join(folder, name) not in self.owners
             ]
         )
 
@@ -81,7 +81,8 @@ def _pth(path: str, data: bytes, owner: str | None) -> Facts:
     }
 
 
-def _is_module(folder: str, name: str) -> bool:
+def is_module(folder: str, name: str) -> bool:
+    """Whether an entry of a site folder can be imported, or has something below it that can."""
     if name in MADE_BY_VENV or not name.partition(".")[0].isidentifier() or name == "__pycache__":
         return False
     if name.endswith(MODULE_SUFFIXES):

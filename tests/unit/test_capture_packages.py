@@ -693,6 +693,24 @@ def test_every_package_of_conda_is_recorded(env):
     assert SECRET not in json.dumps(manifest)
 
 
+def test_modules_that_conda_brought_without_metadata_are_distributions_of_their_projects(env):
+    """They were in no lock, and nothing said so: the image could not import what the run imported."""
+    site = env.site.relative_to(env.prefix)
+    fields = {"version": "4.6.0", "url": None, "channel": "conda-forge"}
+    conda_package(env, "py-opencv", {f"{site}/cv2/__init__.py": "1\n", f"{site}/cv2/cv2.so": "2\n"}, **fields)
+    conda_package(env, "pyqt", {f"{site}/PyQt5/QtCore.so": "1\n"}, **fields)
+    conda_package(env, "backports", {f"{site}/backports/__init__.py": ""}, **fields)
+    conda_package(env, "onlydata", {f"{site}/onlydata/words.txt": "", f"{site}/onlydata.pth": ""}, **fields)
+    conda_package(env, "elsewhere", {"lib/python2.7/site-packages/elsewhere.py": ""}, **fields)
+    env.install("PyQt5", "5.15.10", INSTALLER="pip\n")
+    (env.site / "cv2/cv2.so").write_text("edited\n")
+    found = {it["name"]: it for it in env.capture()["distributions"]}
+    assert {name: it["version"] for name, it in found.items()} == {"opencv-python": "4.6.0", "PyQt5": "5.15.10"}
+    origin = {"kind": "conda", "channel": "conda-forge", "build": "py311_0", "sha256": "a" * 64}
+    assert found["opencv-python"]["origin"] == origin
+    assert found["opencv-python"]["modified"] == ["cv2/cv2.so"]
+
+
 def test_an_environment_of_conda_has_the_name_of_its_folder(env):
     env.prefix = env.folder / "envs" / "train"
     (env.prefix / "conda-meta").mkdir(parents=True)

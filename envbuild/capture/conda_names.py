@@ -4,6 +4,8 @@
 parselmouth derives from the packages themselves. Any other package with a Python build has its project's name.
 """
 
+from __future__ import annotations
+
 import re
 
 PROJECTS = {
