@@ -110,7 +110,7 @@ def _asked_channels(prefix: str) -> list[str]:
 
 def conda_owners() -> dict[str, Facts]:
     """Map each metadata folder that conda brought to its package; of one without metadata, its first entry."""
-    owners = {}
+    owners: dict[str, Facts] = {}
     for item in conda_packages():
         folders = [path for path in item["entries"] if path.endswith((".dist-info", ".egg-info"))]
         owners.update((os.path.realpath(path), item) for path in folders or item["entries"][:1])

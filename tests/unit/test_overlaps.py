@@ -16,7 +16,7 @@ from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.test_assemble import SITE, TARGET, base, locked, recipe, tree
 
 OPENCV = tuple(f"opencv-{name}" for name in ("python", "python-headless", "contrib-python", "contrib-python-headless"))
-CASES = {
+CASES: dict[str, tuple[dict[str, list[str]], tuple[str, ...]]] = {
     "opencv": ({it: ["numpy"] for it in OPENCV} | {"numpy": []}, OPENCV),
     "nccl": ({"nvidia-nccl-cu11": [], "nvidia-nccl-cu12": []}, ("nvidia-nccl-cu11", "nvidia-nccl-cu12")),
     "cudnn": (
