@@ -147,7 +147,7 @@ def stop(findings: "Sequence[Finding]", check: CheckName) -> None:
     wrong = [it for it in findings if not it.agrees and it.severity == "error"]
     if wrong and check is CheckName.STRICT:
         names = ", ".join(dict.fromkeys(it.about for it in wrong))
-        raise VerifyError("this machine cannot give what the run had", where=names, todo=_REMEDY)
+        raise VerifyError("what the run had is missing or different here", where=names, todo=_REMEDY)
 
 
 def print_plan(ready: Prepared, findings: "Sequence[Finding]", *, as_json: bool) -> None:
