@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from envbuild.stamp import Proof
     from envbuild.verify.findings import Finding
 
-_REMEDY = "mend it as it is said there, or go on all the same with --check warn"
+_REMEDY = "do what the lines above say, or go on all the same with --check warn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

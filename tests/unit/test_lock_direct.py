@@ -91,7 +91,7 @@ def test_other_bytes_than_the_recorded_ones_are_refused(tmp_path, elsewhere: Fak
     (tmp_path / "house" / OURS.filename).write_bytes(THEIRS.data)
     house = IndexSettings(default=index.url, find_links=(str(tmp_path / "house"),))
     with pytest.raises(
-        Exception, match="a file with the recorded sha256: --find-links DIR; another file .* is refused"
+        Exception, match=r"a file with the recorded sha256: --find-links DIR; another file .* is refused"
     ):
         locked(tmp_path, from_address(elsewhere), settings=house)
     (tmp_path / "house" / OURS.filename).write_bytes(OURS.data)

@@ -166,7 +166,7 @@ def test_what_no_wheel_of_the_index_has_was_built_from_source(index: FakeIndex, 
             "was changed after installation: 3 files (pure.py, x.py, y.py)",
         ),
         ({"changed_files": 1}, "locally modified", "was changed after installation: 1 file"),
-        ({"content_sha256": None}, "unknown", "has no digest of its RECORD in the manifest"),
+        ({"content_sha256": None}, "unknown", "has no hash in the run's record"),
         (
             {"content_sha256": "0" * 64, "origin": Origin(kind="conda", channel="forge", build="py311_0")},
             "different build",
