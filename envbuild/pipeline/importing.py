@@ -39,7 +39,7 @@ def try_imports(
         assert image, "there is an image or a place that has it"
         with place_for(image, stack.machine, job.report) as found_place:
             found = _tried(job, run, names, settings, found_place)
-    if found.place != "metadata":
+    if found.modules:
         cache.note(key, found.to_dict(), share=False)
     return found
 
