@@ -110,3 +110,8 @@ class MissingComponentError(EnvbuildError):
     """A local program or service that is needed is absent."""
 
     exit_code = 17
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 wheel`, `2 wheels`."""
+    return f"{number} {noun}{'s'[: number != 1]}"

@@ -1,6 +1,7 @@
 """`envbuild deploy-check`: whether an image may serve a model, in one line of a deployment's pipeline."""
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -99,6 +100,10 @@ def _reference(model: str, image: str) -> "Reference":
             f"a model is checked, and this is of the kind {kind}", where=f"MODEL {in_one_line(model)}", todo=todo
         )
     refuse_login(image, "IMAGE")
+    if marks_of(Path(image)) or os.path.isfile(image):  # noqa: PTH113 - raises nothing
+        what = "this lies on this machine, and only an image in a registry can be deployed"
+        todo = "push it, and give HOST/NAME:TAG or HOST/NAME@sha256:...; `envbuild verify` compares it here"
+        raise UsageError(what, where=f"IMAGE {in_one_line(image)}", todo=todo)
     try:
         return Reference.parse(image.removeprefix("image:").removeprefix("docker://"))
     except ValueError as error:

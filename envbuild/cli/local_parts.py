@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from envbuild.stamp import Proof
     from envbuild.verify.findings import Finding
 
-_REMEDY = "mend it as it is said there, or go on all the same with --check warn"
+_REMEDY = "do what the lines above say, or go on all the same with --check warn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def stop(findings: "Sequence[Finding]", check: CheckName) -> None:
     wrong = [it for it in findings if not it.agrees and it.severity == "error"]
     if wrong and check is CheckName.STRICT:
         names = ", ".join(dict.fromkeys(it.about for it in wrong))
-        raise VerifyError("this machine cannot give what the run had", where=names, todo=_REMEDY)
+        raise VerifyError("what the run had is missing or different here", where=names, todo=_REMEDY)
 
 
 def print_plan(ready: Prepared, findings: "Sequence[Finding]", *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 from envbuild.cli import locking, records
 from envbuild.cli.console import Progress
 from envbuild.cli.printed import check_stdout
-from envbuild.errors import UsageError
+from envbuild.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -160,7 +160,7 @@ def _lock(
 
     held = read_held(out)
     as_of = f", as of {stack.gaps.before}" if stack.gaps and stack.gaps.before else ""
-    progress.step(f"locking {len(stack.requirements)} distributions with {options.resolver}{as_of}")
+    progress.step(f"locking {counted(len(stack.requirements), 'distribution')} with {options.resolver}{as_of}")
     locked = lock_run(stack.requirements, target, had.distributions, options, stack.gaps)
     if held is not None:
         refuse_changed(held, locked.lock, str(out))
@@ -233,7 +233,7 @@ def _download(folder: Path, locked: "LockedRun", options: "Options", progress: P
     from envbuild.lock import confirm, fetch, write_wheelhouse
 
     wheels = locked.lock.wheels
-    progress.step(f"putting {len(wheels)} wheels into {folder}")
+    progress.step(f"putting {counted(len(wheels), 'wheel')} into {folder}")
 
     def told(done: int, total: int, _text: str) -> None:
         progress.progress("fetching", done, total)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envbuild.cli.console import Progress
-from envbuild.errors import ManifestError, UsageError
+from envbuild.errors import ManifestError, UsageError, counted
 
 if TYPE_CHECKING:
     from envbuild.manifest.formats import Given, Record
@@ -64,7 +64,7 @@ Manifest = Annotated[
 ]
 From = Annotated[FormatName | None, typer.Option("--from", help="What the record is, where it cannot be told.")]
 Python = Annotated[
-    str | None, typer.Option(help="The run's exact Python, where the record does not say.", metavar="VERSION")
+    str | None, typer.Option(help="The run's Python, as in 3.10.12, where the record does not say.", metavar="VERSION")
 ]
 Gpu = Annotated[
     str | None,
@@ -201,7 +201,7 @@ def _object(uri: str) -> bytes | None:
 def _tell(manifest: "TrainingManifest", progress: Progress) -> None:
     source = manifest.source
     whole = "everything that was installed" if source.complete else "not everything that was installed"
-    progress.note(f"{len(manifest.distributions)} distributions, {whole}; Python {manifest.python.version}")
+    progress.note(f"{counted(len(manifest.distributions), 'distribution')}, {whole}; Python {manifest.python.version}")
     _tell_gaps(manifest, progress)
     unknown = [f"{name} ({_OPTIONS[name]} says it)" if name in _OPTIONS else name for name in source.unknown]
     if unknown:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
+from envbuild.errors import counted
+
 if TYPE_CHECKING:
     from envbuild.oci.image import Layer
     from envbuild.pipeline import Outcome, Part
@@ -32,7 +34,7 @@ def _part_lines(part: "Part", *, several: bool) -> Iterator[str]:
         yield _line(layer, part.pushed)
     platform = f"{part.platform}: " if several else ""
     size = decimal(sum(layer.descriptor.size for layer in layers))
-    yield f"{platform}{len(layers)} layers, {size}: {_origins(layers, ours)}"
+    yield f"{platform}{counted(len(layers), 'layer')}, {size}: {_origins(layers, ours)}"
 
 
 def _origins(layers: "Sequence[Layer]", ours: "Sequence[Layer]") -> str:

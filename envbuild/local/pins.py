@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from envbuild.errors import counted
 from envbuild.local.model import Choice, Subject
 from envbuild.lock import Lock
 from envbuild.lock.model import LockedWheel
@@ -9,7 +10,7 @@ from envbuild.oci.digest import Digest
 from envbuild.stamp import StampedImage
 from envbuild.verify.rules.builds import family
 from envbuild.verify.rules.known import is_nvidia
-from envbuild.verify.rules.saying import counted, listing
+from envbuild.verify.rules.saying import listing
 
 Pins = Mapping[str, str]
 """Versions by name."""

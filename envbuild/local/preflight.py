@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
+from envbuild.errors import counted
 from envbuild.local.contract import run_places
 from envbuild.local.data import is_free, is_seen, resolve_here, seen_at, within
 from envbuild.local.exposure import exposure
@@ -22,7 +23,7 @@ from envbuild.verify.rules.builds import builds
 from envbuild.verify.rules.gpu import memory
 from envbuild.verify.rules.platforms import system
 from envbuild.verify.rules.processor import cpu_flags
-from envbuild.verify.rules.saying import agree, counted, differs, listing
+from envbuild.verify.rules.saying import agree, differs, listing
 from envbuild.verify.sides import Side
 
 _PULLED, _BUILT, _INSTALLED = 3, 5, 3

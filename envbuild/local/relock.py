@@ -3,7 +3,7 @@
 import platform
 from pathlib import Path
 
-from envbuild.errors import UsageError
+from envbuild.errors import UsageError, counted
 from envbuild.local.acquire import Building, order_of
 from envbuild.local.model import Choice, Subject
 from envbuild.lock import Lock, Options, Target, lock_run, read_settings
@@ -34,7 +34,7 @@ def lock_here(subject: Subject, choice: Choice, building: Building, report: Repo
         todo = "run it in a container: leave out --venv"
         raise UsageError("wheels are locked for Linux with glibc only", where=libc or platform.system(), todo=todo)
     stack = plan.stack
-    report.step(f"locking {len(stack.requirements)} distributions for this machine")
+    report.step(f"locking {counted(len(stack.requirements), 'distribution')} for this machine")
     options = Options(
         cache=building.cache,
         settings=read_settings(building.find_links, offline=building.offline),

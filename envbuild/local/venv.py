@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from envbuild.cache import workplace
 from envbuild.capture.machine import platform_facts
 from envbuild.engine.image import Report
-from envbuild.errors import BuildError, UsageError
+from envbuild.errors import BuildError, UsageError, counted
 from envbuild.local.model import Choice, Machine, Subject
 from envbuild.local.venv_folder import Made, begun, check_place, finished, is_held, moved, opened
 from envbuild.local.venv_python import asked_uv, interpreter, last_words
@@ -107,7 +107,7 @@ def _say_moved(folder: Path, lock: Lock, report: Teller) -> None:
 def _make(folder: Path, lock: Lock, python: str, report: Teller, cache: Path, key: int) -> None:
     """Fill the folder; after an error or Ctrl-C nothing is left in it."""
     program = interpreter(python, report)
-    report.step(f"making a virtual environment of {len(lock.wheels)} wheels in {folder}")
+    report.step(f"making a virtual environment of {counted(len(lock.wheels), 'wheel')} in {folder}")
     with workplace(cache) as shelf:
         # All that can fail for want of a network, before what the folder had is gone.
         _fetched(lock, shelf, cache, report)

@@ -29,7 +29,7 @@ class Conflict:
     @property
     def told(self) -> str:
         """The conflict, and whose it is."""
-        return f"as in the run, {self}" if self.of_run else f"not so in the run: {self}"
+        return f"{self}, as in the run" if self.of_run else f"{self}, unlike in the run"
 
     def __str__(self) -> str:
         has = f"{self.name} {self.version} is there" if self.version else f"{self.name} is not there"

@@ -35,7 +35,8 @@ NEWER_GLIBC = "its wheels need a newer glibc"
 _MANYLINUX = re.compile(r"manylinux_2_(\d{1,3})_")
 _LET_BUILD = "let it be built from its source distribution: --build; or give the folder of its wheel: --find-links DIR"
 _ELSEWHERE = "all its wheels are for another system: take it out of the record if Linux does without it; else "
-_ALLOWED = "use the index that the record was made with; or lock again, if the project added this wheel since"
+_RUNS_OWN = "give the folder of a file with the recorded sha256: --find-links DIR; another file of this name is refused"
+_ALLOWED = f"use the index that the record was made with; or {_RUNS_OWN}"
 PUBLISH = "give the folder of its wheel: --find-links DIR; or publish the wheel to an index and pin that"
 _BUILD_COMMIT = f"let it be built from that commit: --build; or {PUBLISH}"
 
@@ -173,7 +174,7 @@ def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | Non
     address = wheel.url == bare_url(origin.url or "")
     place = "that address now" if address else "the folder" if local_path(wheel.url) else "the index"
     why = f"the run installed {origin.url} with sha256 {origin.sha256}, {place} has {wheel.sha256.hex}"
-    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=PUBLISH)
+    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_RUNS_OWN)
 
 
 def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:

@@ -60,8 +60,10 @@ class Proof:
         told = [*self.those("different build"), *self.those("locally modified")]
         parts = [f"{it.name} {it.why}" for it in told[:_SHOWN]]
         parts += [f"{len(told) - _SHOWN} more differ"] if len(told) > _SHOWN else []
-        unknown = len(self.those("unknown"))
-        return "; ".join((head, *parts, *([f"{unknown} cannot be compared"] if unknown else [])))
+        if unknown := self.those("unknown"):
+            first, many = unknown[0], len(unknown)
+            parts.append(f"{many} cannot be compared: {first.name}{', for one,' if many > 1 else ''} {first.why}")
+        return "; ".join((head, *parts))
 
     def to_dict(self) -> dict[str, Any]:
         """All of it for programs."""
@@ -207,7 +209,7 @@ def _compare(wheel: LockedWheel, facts: WheelFacts | None, had: Distribution) ->
         return "unknown", "has a digest of its RECORD as an earlier envbuild took it; capture the run again to compare"
     if had.content_sha256 is None:
         several = "is one of several files that the record allows"
-        return "unknown", several if wheel.sha256.hex in allowed else "has no digest of its RECORD in the manifest"
+        return "unknown", several if wheel.sha256.hex in allowed else "has no hash in the run's record"
     if facts is None or facts.content is None:
         return "unknown", (facts.doubt if facts else "") or "has a RECORD that cannot be read in place"
     return ("identical", "") if facts.content == had.content_sha256 else ("different build", "")

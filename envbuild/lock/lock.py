@@ -15,6 +15,7 @@ from envbuild.lock.tags import pinned_version
 from envbuild.manifest.packages import Distribution
 from envbuild.match.limits import broken_hand_limits
 from envbuild.match.stack import Gaps
+from envbuild.match.swap import name_of
 
 _COMPLETE = "set source.complete to true in the manifest that `envbuild convert` writes of it"
 
@@ -112,7 +113,8 @@ def _failing(locked: Lock, gaps: Gaps) -> list[Fault]:
         Fault(
             requirement=it.pin,
             why=f"`{it.limit.breaks}` fails with {it.other}: {it.limit.reason}",
-            todo=f"pin {it.limit.requirement} in the record; if the run really had both, {_COMPLETE}",
+            todo=f"take {name_of(it.other)} out of the record, so that one that fits is added, or pin one that fits "
+            f"({it.limit.requirement}) by ==; if the run really had both, {_COMPLETE}",
         )
         for it in found
         if it.limit.breaks

@@ -18,7 +18,7 @@ def without_dropped(manifest: TrainingManifest, names: Collection[str]) -> Train
     """Return the manifest without them; UsageError for what the run did not have, and for its framework."""
     dropped = {canonicalize_name(it) for it in names}
     if unknown := sorted(dropped - {canonicalize_name(it.name) for it in manifest.distributions}):
-        todo = "give the name of a distribution of the run"
+        todo = "give the name of a distribution of the run; what another one requires goes only with that one"
         raise UsageError(f"the run does not have {', '.join(unknown)}", where=f"--drop {unknown[0]}", todo=todo)
     used = known_framework(manifest)
     if used and canonicalize_name(used.distribution) in dropped:

@@ -16,8 +16,8 @@ from envbuild.match.stack import Decision
 from envbuild.match.swap import is_version, name_of, serves
 from envbuild.match.variant import JAX_PLUGIN
 
-_REPRODUCED = "the run had another one and is reproduced"
-_REFUSED = "the record asks for another one, which locking refuses"
+_REPRODUCED = "the run had this version all the same, and the image keeps it"
+_REFUSED = "the record pins this version, which locking refuses"
 _SHARED = {"cudnn": "nvidia/cudnn/lib/libcudnn.so.N", "nccl": "nvidia/nccl/lib/libnccl.so.2"}
 """Files that the wheels of all CUDAs install to the same path."""
 _MAJOR = re.compile(r"nvidia-(cublas|cudnn|cuda-runtime)(?:-cu(\d+))?\Z")

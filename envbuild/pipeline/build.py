@@ -12,7 +12,7 @@ from envbuild.base import check_base, resolve_base
 from envbuild.base.compiling import check_compiles, compiling_on
 from envbuild.base.system import System, lock_system
 from envbuild.cache import prune, size_limit
-from envbuild.errors import RegistryError
+from envbuild.errors import RegistryError, counted
 from envbuild.lock import (
     IndexSettings,
     Lock,
@@ -233,7 +233,7 @@ def _base(order: Order, plan: Plan, report: Reporter) -> Base:
 
 def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, report: Reporter) -> LockedRun:
     stack = plan.stack
-    report.step(f"locking {len(stack.requirements)} distributions with {order.resolver}")
+    report.step(f"locking {counted(len(stack.requirements), 'distribution')} with {order.resolver}")
     options = Options(
         cache=order.cache,
         resolver=order.resolver,
@@ -248,7 +248,7 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
     )
     run = lock_run(stack.requirements, target, plan.manifest.distributions, options, stack.gaps)
     size = sum(wheel.size for wheel in run.lock.wheels)
-    report.note(f"{len(run.lock.wheels)} wheels, {size / 1e6:.1f} MB")
+    report.note(f"{counted(len(run.lock.wheels), 'wheel')}, {size / 1e6:.1f} MB")
     for note in run.notes():
         report.note(note)
     for wheel in run.lock.wheels:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from envbuild.assemble import LayerCache
+from envbuild.errors import counted
 from envbuild.lock import IndexSettings, LockedRun
 from envbuild.lock.resolving import asking
 from envbuild.manifest.model import TrainingManifest
@@ -29,7 +30,7 @@ def try_imports(
     names, cache = imported_distributions(stack, manifest), LayerCache(order.cache)
     key = Digest.of(canonical_json(["tried on this machine", str(job.recipe.environment), sorted(names)]))
     if order.import_check == "auto" and (known := cache.noted(key, Imports.from_dict)):
-        job.report.note(f"{len(known.modules)} modules of this environment were imported here before ({known.place})")
+        job.report.note(f"imported in {known.place} earlier: {counted(len(known.modules), 'module')}")
         return known
     job.report.step("importing in the image what the run imported")
     if place:
@@ -38,7 +39,7 @@ def try_imports(
         assert image, "there is an image or a place that has it"
         with place_for(image, stack.machine, job.report) as found_place:
             found = _tried(job, run, names, settings, found_place)
-    if found.place != "metadata":
+    if found.modules:
         cache.note(key, found.to_dict(), share=False)
     return found
 
@@ -49,7 +50,8 @@ def imported_distributions(stack: Stack, manifest: TrainingManifest) -> frozense
     An incomplete record has only what was asked for.
     """
     asked = (it.name for it in manifest.distributions if it.requested or not manifest.source.complete)
-    return frozenset(map(canonicalize_name, (stack.distribution, *asked)))
+    names = map(canonicalize_name, (stack.distribution, *asked))
+    return frozenset(names) - {"pip"}  # no run imports it, and where it was imported, setuptools cannot be
 
 
 def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
@@ -73,7 +75,11 @@ def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSet
         gpu=job.plan.stack.variant == "gpu",
     )
     found = check_imports(place, asked)
-    job.report.note(f"{len(found.modules)} of {len(modules)} modules were imported: {place.name}")
+    if modules:
+        many = f"{len(found.modules)} of {counted(len(modules), 'module')}"
+        job.report.note(f"imported in {place.name}: {many}")
+    else:
+        job.report.note("nothing was imported: the record does not say what the run asked for by name")
     for module, why in found.untold:
         job.report.warn(f"whether {module} can be imported could not be tried: {why}")
     return found

@@ -14,7 +14,7 @@ from envbuild.assemble import (
     find_difference,
     wheels_to_read,
 )
-from envbuild.errors import RegistryError, VerifyError
+from envbuild.errors import RegistryError, VerifyError, counted
 from envbuild.lock import Arrivals, IndexSettings, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.growing import GrowingBlob
@@ -143,7 +143,8 @@ class Making(Job):
         self.report.step(f"assembling the image{pushing}")
         if needed:
             size = sum(wheel.size for wheel in needed)
-            self.report.note(f"{len(needed)} of {len(self.recipe.wheels)} wheels are needed, {size / 1e6:.1f} MB")
+            many = f"{len(needed)} of {counted(len(self.recipe.wheels), 'wheel')}"
+            self.report.note(f"new layers need {many}, {size / 1e6:.1f} MB")
         else:
             self.report.note("no wheel has to be read: every layer was made before")
 

@@ -89,7 +89,7 @@ def _moved(tagged: Reference, those: list[StampedImage], found: str) -> Finding:
     return Finding(
         about="tag",
         agrees=False,
-        says=f"{tagged} is {found} by now, and the model is stamped with {wanted}",
+        says=f"{tagged} names {found}, the model's stamp {wanted}: the tag was moved, or the model stamped anew",
         rule="tag-moved",
         wanted=wanted,
         found=found,
@@ -111,7 +111,7 @@ def _tagged(registry: Registry, image: StampedImage, reference: Reference, tag: 
     yield Finding(
         about=_about(image),
         agrees=False,
-        says=f"{tagged}, {which}, is {named[0]} by now, and not {image.digest}",
+        says=f"{tagged}, {which}, names {named[0]}, and the stamp names {image.digest}",
         rule="tag-moved",
         severity="warning",
         wanted=str(image.digest),

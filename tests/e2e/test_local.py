@@ -143,6 +143,7 @@ def test_a_model_stamped_for_a_gpu_comes_up_as_its_cpu_variant(local):
     assert CUBLAS_NAME in done.stderr
     forced = local.local("model", "--variant", "gpu", "--", "true")
     assert "--check warn" in explained(forced, 16, "GPU")
+    assert "what the run had is missing or different here" in forced.stderr
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def test_it_writes_two_files_prints_one_path_and_repeats_itself_to_the_byte(site
     assert (done.returncode, done.stdout) == (0, "envbuild-lock/pylock.toml\n"), done.stderr
     assert "locking 2 distributions with uv\n" in done.stderr
     assert "  2 of 2 identical\n" in done.stderr
-    assert "as in the run, tool 1.0 requires numbers; numbers is not there" in done.stderr
+    assert "tool 1.0 requires numbers; numbers is not there, as in the run" in done.stderr
     first = written(site.out)
     assert first.keys() == {"pylock.toml", "requirements.txt"}
     site.lock()

@@ -176,7 +176,7 @@ def test_includes_stay_in_the_folder_of_the_record(desk):
         ([""], 2, "an empty name"),
         (["s3://b/x"], 2, "s3://b/x"),
         (["freeze.txt"], 10, "--python 3.10.12"),
-        (["freeze.txt", "--python", "3.11"], 2, "no exact Python version"),
+        (["freeze.txt", "--python", "3.11"], 2, "all three numbers that `python --version` shows"),
         (["freeze.txt", "--python", "3.11.7", "--ran-on", "x"], 2, "linux/arm64"),
         (["freeze.txt", "--python", "3.11.7", "--gpu", ""], 2, "names no GPU"),
         (["freeze.txt", "--from", "poetry"], 2, "poetry"),

@@ -206,6 +206,8 @@ def test_without_a_training_image_for_the_platform_nothing_speaks_for_another_im
         (("", "serve:1"), "MODEL is empty"),
         (("model", " "), "IMAGE is empty"),
         (("model", "./out"), "this is no image that can be deployed"),
+        (("model", "image"), "only an image in a registry can be deployed"),
+        (("model", "image.tar"), "push it, and give HOST/NAME:TAG"),
         (("model", "user:secret@host/serve:1"), "where: IMAGE"),
         (("model", "serve:1", "--platform", "vax"), "this platform is not known"),
         (("model", "serve:1", "--policy", "none.toml"), "this is no policy that can be read"),
@@ -216,6 +218,9 @@ def test_what_cannot_be_meant_is_a_usage_error_and_prints_nothing(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image/oci-layout").write_text("{}")
+    (tmp_path / "image.tar").write_bytes(b"")
     code = commands.run(["deploy-check", *arguments])
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")

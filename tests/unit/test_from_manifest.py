@@ -155,7 +155,7 @@ def test_an_empty_machine_builds_what_another_pushed_without_a_wheel(site):
         assert "no wheel has to be read" in again.stderr
         assert not (site.folder / "cache/wheels").exists()
         trusted = site.build("--push", f"{registry.host}/team/model:v3", "--no-remote-cache", "--json")
-        assert "wheels are needed" in trusted.stderr
+        assert "new layers need" in trusted.stderr
         assert json.loads(trusted.stdout)["digest"] == first["digest"]
 
 
@@ -905,7 +905,10 @@ def test_what_is_set_by_hand_is_loud_and_goes_into_the_stamp(site):
     result = json.loads(done.stdout)
     record = json.loads((site.folder / "model" / result["stamped"]).read_bytes())
     assert record["images"][0]["overrides"] == result["overrides"] == {"base": str(site.folder / "base")}
-    assert record["images"][0]["identity"] == "0 of 2 identical; 2 cannot be compared"
+    assert (
+        record["images"][0]["identity"]
+        == "0 of 2 identical; 2 cannot be compared: tensorflow-cpu, for one, has no hash in the run's record"
+    )
     assert site.build("--set", "nothing=1").returncode == 2
 
 

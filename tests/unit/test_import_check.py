@@ -55,6 +55,8 @@ MODULES = {
     "crashing.py": "import os\nprint('last words')\nos.kill(os.getpid(), 11)",
     "illegal.py": "import os\nos.kill(os.getpid(), 4)",
     "leaving.py": "import os\nos._exit(3)",
+    "lacking.py": "import urllib3_that_nobody_has",
+    "older.py": "import fine.core",
 }
 
 
@@ -93,13 +95,24 @@ def test_a_failure_has_the_chain_of_packages_down_to_the_root_cause_and_what_to_
     asked = question("fine", "outer", "toolkit", known=("outer==1 needs fine<2, as it was built for it",))
     error = refused(place, asked)
     assert error.what.splitlines() == [
-        "the image cannot import what the run could import: 2 of 3 modules fail",
+        "the image cannot import 2 of 3 modules that the run could import:",
         "  - outer -> inner 1.5 -> lowest 0.6: AttributeError: module 'fine' has no attribute 'dtypes' (fine 2.1)",
         "  - toolkit: ImportError: libcublas.so.11: cannot open shared object file: No such file or directory",
     ]
     assert (error.exit_code, error.where) == (16, "import check, here")
     assert error.todo.startswith("outer==1 needs fine<2")
     assert error.todo.endswith(NEVER)
+
+
+def test_of_what_is_absent_it_is_said_how_it_is_added_or_left_out(place):
+    absent = refused(place, question("fine", "lacking")).todo
+    assert "--drop NAME" in absent
+    assert "--from requirements" in absent
+    assert "pin versions" not in absent
+    assert "--drop" not in refused(place, question("older")).todo, "its package is there, in another version"
+    both = refused(place, question("older", "lacking")).todo
+    assert "--drop NAME" in both
+    assert "pin versions" in both
 
 
 def test_the_drivers_libraries_are_no_fault_of_an_image_for_a_gpu_and_one_of_others(place):
@@ -181,7 +194,8 @@ def test_what_was_asked_for_by_name_is_imported_and_the_framework():
     stack = match(RUN, PROFILES, "cpu")
     assert imported_distributions(stack, RUN) == {"tensorflow-cpu"}
     assert imported_distributions(stack, INCOMPLETE) == {"tensorflow-cpu", "tensorflow", "numpy", "six"}
-    asked = tuple(replace(it, requested=it.name == "six") for it in RUN.distributions)
+    pip = replace(RUN.distributions[0], name="pip", requested=True)
+    asked = (pip, *(replace(it, requested=it.name == "six") for it in RUN.distributions))
     assert imported_distributions(stack, replace(RUN, distributions=asked)) == {"tensorflow-cpu", "six"}
 
 

@@ -87,6 +87,15 @@ def test_other_bytes_than_the_recorded_ones_are_refused(tmp_path, elsewhere: Fak
         Exception, match=f"tool==1.0: the run installed .* with sha256 {'0' * 64}, that address now has"
     ):
         locked(tmp_path, from_address(elsewhere, "0" * 64))
+    (tmp_path / "house").mkdir()
+    (tmp_path / "house" / OURS.filename).write_bytes(THEIRS.data)
+    house = IndexSettings(default=index.url, find_links=(str(tmp_path / "house"),))
+    with pytest.raises(
+        Exception, match=r"a file with the recorded sha256: --find-links DIR; another file .* is refused"
+    ):
+        locked(tmp_path, from_address(elsewhere), settings=house)
+    (tmp_path / "house" / OURS.filename).write_bytes(OURS.data)
+    assert locked(tmp_path, from_address(elsewhere), settings=house).proof.summary == "1 of 1 identical"
     quoted = Origin(kind="archive", url=elsewhere.file_url(OURS.filename) + "?part=1", sha256="0" * 64)
     with pytest.raises(Exception, match=f"with sha256 {'0' * 64}, that address now has"):
         locked(tmp_path, Distribution(name="tool", version="1.0", origin=quoted))

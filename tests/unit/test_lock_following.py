@@ -149,17 +149,17 @@ def test_a_run_that_pip_would_call_inconsistent_is_locked_as_it_was_and_told(tmp
     run = lock_run(wanted, TARGET, had, options(tmp_path))
     assert pins(run.lock) == ["router==1.0", "transport==1.5", "web==1.1"]
     assert run.notes()[1:] == [
-        "as in the run, web 1.1 requires transport<3,>=2; transport 1.5 is there",
-        "as in the run, web 1.1 requires cert; cert is not there",
-        "as in the run, web 1.1 requires idn>=1; idn is not there",
+        "web 1.1 requires transport<3,>=2; transport 1.5 is there, as in the run",
+        "web 1.1 requires cert; cert is not there, as in the run",
+        "web 1.1 requires idn>=1; idn is not there, as in the run",
     ]
 
 
 def test_a_conflict_that_the_run_did_not_have_is_not_told_as_its_own(tmp_path):
     had = [Distribution(name="web", version="1.1", origin=Origin(kind="index"))]
     run = lock_run(("web==1.1", "transport==1.5"), TARGET, had, options(tmp_path))
-    assert "not so in the run: web 1.1 requires transport<3,>=2; transport 1.5 is there" in run.notes()
-    assert "as in the run, web 1.1 requires cert; cert is not there" in run.notes()
+    assert "web 1.1 requires transport<3,>=2; transport 1.5 is there, unlike in the run" in run.notes()
+    assert "web 1.1 requires cert; cert is not there, as in the run" in run.notes()
 
 
 def test_unreadable_requirements_count_for_nothing(tmp_path, index: FakeIndex):

@@ -99,11 +99,23 @@ APP_NEEDS_OLD_LIB = Limit(
 )
 
 
-def test_a_pair_that_is_known_to_fail_is_refused_with_both_names_and_what_to_pin():
+def test_where_no_versions_fit_the_records_own_distributions_are_those_to_leave_out(index):
+    index.add(make_wheel("outer", "1.0", requires=["app==7"]))
+    with pytest.raises(LockError) as refused:
+        lock(("outer==1.0", "lib==1.5"), HERE, UvResolver(), (), Gaps())
+    assert "leave one out by --drop outer, or" in refused.value.todo
+    assert set(versions(lock(("lib==1.5",), HERE, UvResolver(), (), Gaps()))) == {"lib"}
+
+
+def test_a_pair_that_is_known_to_fail_is_refused_with_both_names_and_what_to_do():
     gaps = Gaps(limits=(APP_NEEDS_OLD_LIB,))
     with pytest.raises(LockError) as refused:
         lock(("app==1.0", "lib==2.0"), HERE, UvResolver(), (), gaps)
-    assert "app==1.0: `import app` fails with lib==2.0: it was built for lib 1\n    do: pin lib<2" in refused.value.what
+    assert (
+        "app==1.0: `import app` fails with lib==2.0: it was built for lib 1\n    do: take lib out" in refused.value.what
+    )
+    bounded = replace(gaps, versions=("lib<2",))  # as `match` has it of a record without lib
+    assert versions(lock(("app==1.0",), HERE, UvResolver(), (), bounded))["lib"] == "1.5"
     assert versions(lock(("app==1.0", "lib==1.5"), HERE, UvResolver(), (), gaps))["lib"] == "1.5"
     warned_of = replace(APP_NEEDS_OLD_LIB, breaks=None)
     assert versions(lock(("app==1.0", "lib==2.0"), HERE, UvResolver(), (), Gaps(limits=(warned_of,))))["lib"] == "2.0"

@@ -262,7 +262,7 @@ def test_pins_that_break_a_rule_are_reproduced_and_told():
 def test_pairs_that_fail_are_reproduced_of_a_whole_record_and_refused_of_another(run, pin, needs):
     whole = [it.reason for it in match(run, PROFILES, "cpu").decisions if (it.what, it.value) == ("limit", pin)]
     assert any(needs in it for it in whole)
-    assert all(it.endswith("the run had another one and is reproduced") for it in whole)
+    assert all(it.endswith("the run had this version all the same, and the image keeps it") for it in whole)
     stack = match(replace(run, source=replace(run.source, format="requirements", complete=False)), PROFILES, "cpu")
     [refused] = [it.reason for it in stack.decisions if it.value == pin and "locking refuses" in it.reason]
     assert needs in refused

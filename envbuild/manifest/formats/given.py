@@ -21,6 +21,7 @@ PLATFORMS = {
 """What --ran-on takes: as containers name it, and as `platform.system()` and `platform.machine()` do."""
 _PYTHON: Rule = get_args(PythonVersion)[1]
 _SAME_MACHINE = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64"}
+_EXACT = "give all three numbers that `python --version` shows where the model was trained: --python 3.10.12"
 _TODO = "leave the option out; it is for what the record does not say"
 
 
@@ -41,7 +42,7 @@ class Given:
 
     def __post_init__(self) -> None:
         if self.python is not None and _PYTHON.check(self.python):
-            raise UsageError("this is no exact Python version", where=f"--python {self.python}", todo="as in 3.10.12")
+            raise UsageError("this is no exact Python version", where=f"--python {self.python}", todo=_EXACT)
         if self.gpu is not None and (not self.gpu.strip() or not self.gpu.isprintable()):
             raise UsageError("this names no GPU", where="--gpu", todo='give none, or a name such as "Tesla T4"')
         if self.model is not None and not self.model.strip():
@@ -67,9 +68,8 @@ def exact_python(said: str | None, given: Given, where: str) -> str:
             raise UsageError(f"the record says Python {said}", where=f"--python {given.python}", todo=_TODO)
         return said
     if given.python is None:
-        known = f"only Python {shown(said[:20])}, no exact version" if said else "not which Python the run had"
-        what = f"the record says {known}"
-        raise ManifestError(what, where=where, todo="give the run's exact version: --python 3.10.12")
+        known = f"only Python {shown(said[:20])}, no exact version" if said else "no version of Python"
+        raise ManifestError(f"the record says {known}", where=where, todo=_EXACT)
     partly = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.\*)?", said or "")
     if partly and not f"{given.python}.".startswith(f"{partly[1]}."):
         raise UsageError(f"the record says Python {partly[0]}", where=f"--python {given.python}", todo=_TODO)

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from envbuild.errors import counted
 from envbuild.manifest.artifact import Array, Golden
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.golden.arrays import DamagedError, Deviation, content, deviation
@@ -35,8 +36,8 @@ def judged(golden: Golden, found: Sequence[Array]) -> Iterator[Finding]:
     faults = [fault for _, those in held for fault in those]
     yield from faults
     if not any(it.severity == "error" or it.id != RULE for it in faults):
-        sample = _counted(len(golden.outputs), "output")
-        numbers = _counted(sum(math.prod(array.shape) for array in golden.outputs), "number")
+        sample = counted(len(golden.outputs), "output")
+        numbers = counted(sum(math.prod(array.shape) for array in golden.outputs), "number")
         near = _near([far for far, _ in held if far is not None], golden)
         yield Finding(about=RULE, agrees=True, says=f"the model gives what was recorded: {sample}, {numbers}, {near}")
 
@@ -47,10 +48,6 @@ def _near(found: Sequence[Deviation], golden: Golden) -> str:
     if not largest:
         return "exactly"
     return f"within {_tolerance(golden)}; the largest difference is {largest:.2g}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def paired(wanted: Sequence[Array], found: Sequence[Array]) -> list[tuple[Array, Array]]:
@@ -103,7 +100,7 @@ def _said(name: str, far: Deviation, golden: Golden) -> str:
     where = f" at {list(far.place)}" if far.place else ""
     are = "is" if far.beyond == 1 else "are"
     return (
-        f"{far.beyond} of {_counted(far.count, 'number')} of {name} {are} further off than {_tolerance(golden)}; the "
+        f"{far.beyond} of {counted(far.count, 'number')} of {name} {are} further off than {_tolerance(golden)}; the "
         f"largest deviation is {far.largest:.6g}{where}: {far.found}, and {far.wanted} was recorded"
     )
 

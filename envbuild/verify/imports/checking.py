@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import UsageError, VerifyError
+from envbuild.errors import UsageError, VerifyError, counted
 from envbuild.verify.golden.runners import Ran
 from envbuild.verify.imports import program
 from envbuild.verify.imports.places import Place
@@ -17,6 +17,12 @@ _SECONDS = 900.0
 _DRIVER = re.compile(r"\blib(cuda|nvcuvid|nvoptix|nvidia-[\w-]+)\.so")
 """Libraries of NVIDIA's driver, which a host with a GPU gives a container."""
 _SIGILL = 128 + 4
+_UNKNOWN = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
+_CONFLICT = "pin versions of these in the record that go together"
+_ABSENT = (
+    "add what is missing to the record (--from requirements adds what a list of pins requires), or leave out what "
+    "imports it: --drop NAME"
+)
 NEVER = "--import-check never makes the image without this check"
 
 
@@ -82,12 +88,19 @@ def check_imports(place: Place, question: Question) -> Imports:
         else:
             faults.append(f"{module}: {_end(ran)}")
     if faults:
-        many = f"{len(faults)} of {len(modules)} modules fail{'s' if len(faults) == 1 else ''}"
-        what = "\n  - ".join((f"the image cannot import what the run could import: {many}", *faults))
-        todo = "; ".join((*question.known, "pin versions of these in the record that go together", NEVER))
-        raise VerifyError(what, where=f"import check, {place.name}", todo=todo)
+        many = f"{len(faults)} of {counted(len(modules), 'module')}"
+        what = "\n  - ".join((f"the image cannot import {many} that the run could import:", *faults))
+        raise VerifyError(what, where=f"import check, {place.name}", todo=_advice(question, faults))
     imported = tuple(module for module, error in errors.items() if error is None)
     return Imports(place=place.name, modules=imported, untold=tuple(untold))
+
+
+def _advice(question: Question, faults: Sequence[str]) -> str:
+    """Say what to do about a distribution that is absent, and about versions that do not go together."""
+    found = map(_UNKNOWN.search, faults)
+    absent = [it is not None and it[1] not in question.versions for it in found]
+    advice = ([_ABSENT] if any(absent) else []) + ([] if all(absent) else [_CONFLICT])
+    return "; ".join((*question.known, *advice, NEVER))
 
 
 def _lines(ran: Ran) -> list[Mapping[str, Any]]:

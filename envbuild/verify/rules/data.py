@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from shlex import quote
 
+from envbuild.errors import counted
 from envbuild.manifest.model import Data
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules.saying import agree, counted, differs
+from envbuild.verify.rules.saying import agree, differs
 from envbuild.verify.sides.side import Side
 
 _BYTES = " bytes"

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from envbuild.errors import counted
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.rules.builds import family
 from envbuild.verify.rules.releases import label, minor
-from envbuild.verify.rules.saying import about_packages, agree, counted, differs, with_pin
+from envbuild.verify.rules.saying import about_packages, agree, differs, with_pin
 from envbuild.verify.sides.side import Package, Side
 
 _NUMERIC = """

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from envbuild.errors import counted
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.rules.saying import agree, counted, differs
+from envbuild.verify.rules.saying import agree, differs
 from envbuild.verify.sides.side import Side
 
 _SHOWN = 5

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from envbuild.errors import counted
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.rules.builds import builds, family
 from envbuild.verify.rules.files import NUMERIC, packages_with_other_files, same_files
@@ -13,7 +14,6 @@ from envbuild.verify.rules.saying import (
     agree,
     anew,
     brings_all,
-    counted,
     differs,
     listing,
     with_pin,

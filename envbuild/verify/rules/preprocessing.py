@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Iterator
 
+from envbuild.errors import counted
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules.saying import agree, counted, differs
+from envbuild.verify.rules.saying import agree, differs
 from envbuild.verify.sides.imports import module_name
 from envbuild.verify.sides.side import Side
 

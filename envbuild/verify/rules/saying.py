@@ -85,8 +85,3 @@ def listing(names: Sequence[str]) -> str:
     """As many as a sentence has room for."""
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 package`, `2 packages`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from envbuild.capture.model.facts import model_facts
 from envbuild.capture.model.places import MOST_FILES
-from envbuild.errors import LockError, ManifestError
+from envbuild.errors import LockError, ManifestError, counted
 from envbuild.files import target_outside
 from envbuild.lock import Lock, read_pylock
 from envbuild.manifest import read_manifest
@@ -30,7 +30,6 @@ from envbuild.stamp.objects import found
 from envbuild.stamp.store import Store
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.modelfiles import Changes, being, compared, digests, doubt, has_digest, listed, told
-from envbuild.verify.rules.saying import counted
 from envbuild.verify.sides.content import recorded
 from envbuild.verify.sides.manifest import side_of_manifest
 from envbuild.verify.sides.side import Side
