@@ -53,8 +53,8 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
     early = check_stampable(order.stamp, signer_for(order, order.continued)) if order.stamp else None
     settled = check_destinations(order, report)
-    if order.stamp:
-        stamp_content(order, plans[0].manifest, report=report)
+    if early:
+        stamp_content(order, plans[0].manifest, early)
     if order.attestations.key:
         # A key vouches for what was made here, and not for what others say that they made.
         order = replace(order, remote_cache=False)
@@ -272,7 +272,7 @@ def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, repor
     """Write each platform's image on the model that was there at first; the last record names them all."""
     for part in parts:
         _tag_stamped(part, report)
-    signer, content = signer_for(order, order.continued), stamp_content(order, parts[0].plan.manifest)
+    signer, content = signer_for(order, order.continued), stamp_content(order, parts[0].plan.manifest, early, report)
     results = [_stamp_part(model, order, part, now, early, signer, content) for part in parts]
     report_stamps(results, report, signed=signer is not None)
     return results[-1].record
