@@ -30,6 +30,7 @@ def try_imports(
     key = Digest.of(canonical_json(["tried on this machine", str(job.recipe.environment), sorted(names)]))
     if order.import_check == "auto" and (known := cache.noted(key, Imports.from_dict)):
         job.report.note(f"{len(known.modules)} modules of this environment were imported here before ({known.place})")
+        _warn_untold(known, job)
         return known
     job.report.step("importing in the image what the run imported")
     if place:
@@ -74,6 +75,10 @@ def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSet
     )
     found = check_imports(place, asked)
     job.report.note(f"{len(found.modules)} of {len(modules)} modules were imported: {place.name}")
+    _warn_untold(found, job)
+    return found
+
+
+def _warn_untold(found: Imports, job: "Job") -> None:
     for module, why in found.untold:
         job.report.warn(f"whether {module} can be imported could not be tried: {why}")
-    return found
