@@ -356,3 +356,14 @@ def test_what_is_forced_because_the_model_changed_during_the_build_is_said(tmp_p
     assert code == 0
     assert "stamping model although" in says
     assert "README is not in the manifest" in says
+
+
+def test_what_was_forced_for_a_manifest_need_not_be_forced_again_for_it_and_for_no_other(trained):
+    """On 6aa7f22 only the serving image may be stamped without the option."""
+    (trained.folder / "model/README").write_bytes(b"1")
+    assert trained.stamps("--stamp", "model", "--stamp-anyway")[0] == 0
+    assert trained.stamps("--stamp", "model")[0] == 0
+    assert read_stamp(str(trained.folder / "model")).content.forced  # type: ignore[union-attr]
+    trained.manifest.write_text(trained.manifest.read_text().replace("{", "{ ", 1))
+    code, says = trained.stamps("--stamp", "model")
+    assert (code, "README is not in the manifest" in says) == (15, True)
