@@ -60,6 +60,10 @@ def signer_of(key: str) -> Signer | KeylessSigner:
         raise UsageError("this is a key itself, and not where it lies", where="--sign", todo=todo)
     where = f"--sign {key}"
     data = _read(key, where)
+    if b"-----BEGIN PUBLIC KEY-----" in data:
+        raise UsageError(
+            "this is a public key, which cannot sign", where=where, todo="give the private key of the pair"
+        )
     if sealed := _COSIGN.search(data.decode("ascii", "replace")):
         private = _unsealed(sealed[1], where)
     else:

@@ -168,6 +168,8 @@ def _lock(
         locked = _download(download, locked, options, progress)
     for note in locked.notes():
         progress.note(note)
+    for warning in locked.warnings(had, stack.distribution):
+        progress.warn(warning)
     return locked
 
 

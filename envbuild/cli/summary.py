@@ -92,7 +92,7 @@ def _part_result(part: "Part") -> dict[str, Any]:
         "layers": [_layer_result(layer) for layer in layers],
         "identity": part.proof.to_dict(),
         "overrides": dict(part.plan.stack.overrides),
-        "added": list(part.added),
+        "added": [f"{it.name}=={it.version}" for it in part.proof.those("added")],
         "dropped": list(part.lock.dropped),
         "imports": part.imports.to_dict() if part.imports else None,
     }

@@ -15,22 +15,23 @@ from envbuild.lock.resolving import Question, locked_wheel
 from envbuild.lock.tags import best_wheel, parsed_wheel, ranked_tags, same_version
 from envbuild.manifest.packages import Distribution
 
-Outcome = Literal["identical", "different build", "locally modified", "unknown", "replaced", "left out"]
+Outcome = Literal["identical", "different build", "locally modified", "unknown", "replaced", "left out", "added"]
 
 _SHOWN = 3
 _OWN_FILES = (
     "leave out --require-identical to build with these; or give the folder of the run's own wheels: --find-links DIR; "
-    "what is replaced or left out follows from --variant, --platform, --upgrade-package and --drop"
+    "what is replaced or left out follows from --variant, --platform, --upgrade-package and --drop, and what is added "
+    "from --variant, --extra, and a record that does not list everything that was installed"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """How a distribution of the run compares with the lock's wheel."""
+    """How a distribution of the run, or one that was added, compares with the lock's wheel."""
 
     name: str
     version: str
-    """As the run had it."""
+    """As the run had it; of one that was added, as it is locked."""
     outcome: Outcome
     why: str = ""
     """`was built from source`, `by tensorflow-cpu 2.15.1`, or the reason for which it is left out.
@@ -41,7 +42,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """How the lock compares with the run, for every distribution of the run."""
+    """How the lock compares with the run, for every distribution of the run or the lock."""
 
     identities: tuple[Identity, ...]
     """Sorted by name."""
@@ -54,9 +55,10 @@ class Proof:
     def summary(self) -> str:
         """`40 of 42 identical, 1 replaced: tensorflow by tensorflow-cpu 2.15.1; h5py was built from source`."""
         head = f"{len(self.those('identical'))} of {len(self.identities)} identical"
-        replaced, left_out = self.those("replaced"), self.those("left out")
+        replaced, left_out, added = self.those("replaced"), self.those("left out"), self.those("added")
         head += f", {len(replaced)} replaced: {_listed(f'{it.name} {it.why}' for it in replaced)}" if replaced else ""
         head += f", {len(left_out)} left out: {_listed(it.name for it in left_out)}" if left_out else ""
+        head += f", {len(added)} added: {_listed(it.name for it in added)}" if added else ""
         told = [*self.those("different build"), *self.those("locally modified")]
         parts = [f"{it.name} {it.why}" for it in told[:_SHOWN]]
         parts += [f"{len(told) - _SHOWN} more differ"] if len(told) > _SHOWN else []
@@ -136,6 +138,9 @@ def prove(
         wheels.append(chosen)
     compared = {it.name for it in identities}
     identities += [_absent(it, name, locked, absent or {}) for name, it in run.items() if name not in compared]
+    named = {*run, *(canonicalize_name(it.successor) for it in (absent or {}).values())}
+    why = "is not in the run's record"
+    identities += [_identity(it, "added", why) for it in locked.wheels if it.name not in named]
     lock = replace(locked, wheels=tuple(wheels))
     proof = Proof(identities=tuple(sorted(identities, key=lambda it: it.name)))
     return Proven(lock=lock, proof=proof, remarks=tuple(remarks))

@@ -26,6 +26,7 @@ from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.lock.tags import same_version
 from envbuild.lock.uv import UvResolver
 from envbuild.lock.web import LateClient, make_client
+from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution
 from envbuild.match.stack import Gaps, PinChange
 from envbuild.match.swap import name_of
@@ -92,6 +93,18 @@ class LockedRun:
         conflicts = (conflict.told for conflict in self.conflicts)
         left = [f"{name} is left out: {why}" for name, why in self.left_out]
         return [self.proof.summary, *left, *map(str, self.changes), *added, *self.remarks, *yanked, *built, *conflicts]
+
+    def warnings(self, manifest: TrainingManifest, framework: str) -> list[str]:
+        """What the run need not have had, and what of the framework's requirements a record that was guessed lacks."""
+        added = ", ".join(f"{it.name}=={it.version}" for it in self.proof.those("added"))
+        many = f"{len(self.proof.those('added'))} of {len(self.lock.wheels)} wheels are"
+        lines = [f"{many} not in the run's record, and need not be what the run had: {added}"] if added else []
+        own = (it for it in self.conflicts if it.requirer.partition(" ")[0] == framework and it.version is None)
+        lacking = ", ".join(it.name for it in own if it.of_run)
+        if lacking and manifest.source.format == "pip-freeze":
+            todo = "if it does not list everything that was installed, read it with --from requirements"
+            lines.append(f"the record has {framework} without {lacking}, which it requires; {todo}")
+        return lines
 
 
 def lock_run(

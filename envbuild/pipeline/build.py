@@ -15,14 +15,12 @@ from envbuild.cache import prune, size_limit
 from envbuild.errors import RegistryError, counted
 from envbuild.lock import (
     IndexSettings,
-    Lock,
     LockedRun,
     Options,
     Target,
     lock_run,
     read_settings,
 )
-from envbuild.match import Stack, name_of
 from envbuild.oci.index import Content, ImageIndex, image_index
 from envbuild.pipeline.attesting import check_attestations, publish_parts
 from envbuild.pipeline.check import check_builder, check_engine
@@ -53,8 +51,8 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
     early = check_stampable(order.stamp, signer_for(order, order.continued)) if order.stamp else None
     settled = check_destinations(order, report)
-    if order.stamp:
-        stamp_content(order, plans[0].manifest, report=report)
+    if early:
+        stamp_content(order, plans[0].manifest, early)
     if order.attestations.key:
         # A key vouches for what was made here, and not for what others say that they made.
         order = replace(order, remote_cache=False)
@@ -118,7 +116,6 @@ def _part(
         lock=run.lock,
         pylock=job.pylock(made.run),
         proof=made.run.proof,
-        added=_added(plan.stack, run.lock),
         # Of folders alone all wheels are copied anyway, and people without a network build such a context.
         wheelhouse=made.wheelhouse or (order.offline and not recipe.packages),
         named=made.named,
@@ -254,25 +251,18 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
     for wheel in run.lock.wheels:
         if wheel.name.startswith("nvidia-cudnn-"):
             report.note(f"cuDNN {wheel.version}, by {wheel.name}")
-    if added := _added(stack, run.lock):
-        those = f"{len(added)} of {len(run.lock.wheels)} wheels are"
-        report.warn(f"{those} not in the run's record, and need not be what the run had: {', '.join(added)}")
+    for warning in run.warnings(plan.manifest, stack.distribution):
+        report.warn(warning)
     if order.require_identical:
         run.proof.require_identical()
     return run
-
-
-def _added(stack: Stack, locked: Lock) -> tuple[str, ...]:
-    """What is locked besides the requirements."""
-    names = {name_of(it) for it in stack.requirements}
-    return tuple(f"{it.name}=={it.version}" for it in locked.wheels if it.name not in names)
 
 
 def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, early: Seen) -> str:
     """Write each platform's image on the model that was there at first; the last record names them all."""
     for part in parts:
         _tag_stamped(part, report)
-    signer, content = signer_for(order, order.continued), stamp_content(order, parts[0].plan.manifest)
+    signer, content = signer_for(order, order.continued), stamp_content(order, parts[0].plan.manifest, early, report)
     results = [_stamp_part(model, order, part, now, early, signer, content) for part in parts]
     report_stamps(results, report, signed=signer is not None)
     return results[-1].record

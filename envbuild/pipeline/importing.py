@@ -31,6 +31,7 @@ def try_imports(
     key = Digest.of(canonical_json(["tried on this machine", str(job.recipe.environment), sorted(names)]))
     if order.import_check == "auto" and (known := cache.noted(key, Imports.from_dict)):
         job.report.note(f"imported in {known.place} earlier: {counted(len(known.modules), 'module')}")
+        _warn_untold(known, job)
         return known
     job.report.step("importing in the image what the run imported")
     if place:
@@ -80,6 +81,10 @@ def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSet
         job.report.note(f"imported in {place.name}: {many}")
     else:
         job.report.note("nothing was imported: the record does not say what the run asked for by name")
+    _warn_untold(found, job)
+    return found
+
+
+def _warn_untold(found: Imports, job: "Job") -> None:
     for module, why in found.untold:
         job.report.warn(f"whether {module} can be imported could not be tried: {why}")
-    return found

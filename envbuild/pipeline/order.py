@@ -133,8 +133,6 @@ class Part:
     """The lock as it is stamped and written into the context."""
     proof: Proof
     """How far the wheels are the very files that the run had."""
-    added: tuple[str, ...] = ()
-    """`numpy==1.26.4`: what the run's record does not have and its distributions require."""
     found: bool = False
     """Whether the image was found in the registry, and not built now."""
     imports: "Imports | None" = None

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from envbuild.errors import StampError
 from envbuild.manifest.model import TrainingManifest
+from envbuild.oci.digest import Digest
 from envbuild.pipeline.order import Order, Reporter
-from envbuild.stamp import Content, Signer, StampResult, parse_model_uri
+from envbuild.stamp import Content, Seen, Signer, StampResult, parse_model_uri
 
 _TODO = (
     "give the model that this run saved, or the manifest of the run that saved this one; --stamp-anyway stamps it all "
@@ -15,42 +16,43 @@ _TODO = (
 
 
 def stamp_content(
-    order: Order, manifest: TrainingManifest, carried: Content | None = None, report: Reporter | None = None
+    order: Order, manifest: TrainingManifest, early: Seen, report: Reporter | None = None
 ) -> Content | None:
     """Read the files of the model that is to be stamped; StampError where they are not those that the manifest lists.
 
-    `carried` is what a stamp that is continued says of them: what was forced there need not be forced again.
+    Where it lists none, they have to be those of the stamp in place. What was forced there for this manifest need not
+    be forced again. `early` is that stamp, as it was read at first.
     """
     from envbuild.verify.rules.modelfiles import compared, doubt  # noqa: PLC0415 - a build without a stamp needs no rules
     from envbuild.verify.sides.content import content_of, mismatch, recorded  # noqa: PLC0415
     from envbuild.verify.sides.model import files_now, folder_of  # noqa: PLC0415
 
-    uri = order.stamp
+    uri, stamp = order.stamp, early.continued
     assert uri is not None, "the caller looked"
-    saved = recorded(manifest.model, None, uri)
+    before = stamp.content if stamp else None
+    saved, stamped = recorded(manifest.model, None, uri), recorded(None, before, uri)
     place = uri if parse_model_uri(uri).folder else folder_of(uri, manifest)
-    now = files_now(place, saved, patient=True)
-    if now is None or not now.files:
-        problem = f"its files cannot be read: {now.unread if now else 'the answer makes no sense'}" if saved else ""
-    else:
-        problem = mismatch(saved, now, order.manifest) if saved else ""
+    now = files_now(place, saved or stamped, patient=True)
+    problem = mismatch(saved or stamped, now, order.manifest, by_run=bool(saved))
     if saved is None and report:
         report.warn(f"{order.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
-    content = content_of(now) if now else None
+    if saved and now and report and not problem and (sizes := doubt(compared(saved, now, by_name=True))):
+        report.warn(f"the files of {uri} are as {order.manifest_name} records them{sizes}")
+    content = content_of(now) if now else Content(files=(), file_count=None)
+    if stamp and before and stamped and not mismatch(stamped, now, order.manifest):
+        again = Digest.of(order.manifest) in {image.manifest_sha256 for image in stamp.images}
+        if not saved or (problem and again and before.forced):
+            return replace(content, forced=before.forced)
     if not problem:
-        if report and saved and now and (sizes := doubt(compared(saved, now, by_name=True))):
-            report.warn(f"the files of {uri} are as {order.manifest_name} records them{sizes}")
-        return content
-    then = recorded(None, carried, uri)
-    if carried and carried.forced and then and now and not mismatch(then, now, order.manifest):
-        return replace(content_of(now), forced=carried.forced)
+        return content if now else None
+    elsewhere = f"that {order.manifest_name} records, which was saved to {saved.uri}" if saved else ""
+    earlier = f"that was stamped at {stamp.created}, and {order.manifest_name} lists no files" if stamp else ""
+    what = f"the model is not the one {elsewhere or earlier}: {problem}"
     if not order.stamp_anyway:
-        where = saved.uri if saved else "elsewhere"
-        what = f"the model is not the one that {order.manifest_name} records, which was saved to {where}: {problem}"
         raise StampError(what, where=uri, todo=_TODO)
     if report:
-        report.warn(f"stamping {uri} although it is not the model that {order.manifest_name} records: {problem}")
-    return replace(content, forced=problem) if content else Content(files=(), file_count=None, forced=problem)
+        report.warn(f"stamping {uri} although {what}")
+    return replace(content, forced=problem)
 
 
 def signer_for(order: Order, trusted: Sequence[str] = ()) -> Signer | None:
@@ -72,5 +74,7 @@ def report_stamps(results: Sequence[StampResult], report: Reporter, *, signed: b
                 report.warn(f"{result.reason_dropped}, and its {slot} was not stamped again: it was {image.image}")
     if any(it.unsigned_now for it in results):
         report.warn("this stamp is not signed, and the one before was: --signed refuses the model now; give --sign KEY")
+    if not any(it.changed for it in results):
+        report.note(f"the model already has this stamp, of {last.created}")
     if signed:
         report.note(f"record {last.counter} of the model, signed; --minimum-record {last.counter} refuses older ones")

@@ -32,7 +32,7 @@ from envbuild.serve.outputs import place
 from envbuild.serve.servers import server_parts
 from envbuild.serve.slim import proof_of
 from envbuild.serve.slim_parent import find_slimmed, slim_parent
-from envbuild.serve.stamping import carried, stamp_served
+from envbuild.serve.stamping import stamp_served
 from envbuild.stamp import check_stampable
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
@@ -57,11 +57,11 @@ def serve(order: ServeOrder, report: Reporter, now: datetime) -> Served:
         # A key vouches for what was made here, and not for what others say that they made.
         order = replace(order, order=replace(order.order, remote_cache=False))
     if early and order.model is None:  # of a manifest, the training image is built next
-        stamp_content(order.order, make_plans(order.order)[0].manifest, report=report)
+        stamp_content(order.order, make_plans(order.order)[0].manifest, early)
     origin = find_origin(order, report, now)
     order = replace(order, order=replace(order.order, manifest=origin.manifest_bytes))
     if early and order.model:
-        stamp_content(order.order, origin.manifest, carried(origin), report)
+        stamp_content(order.order, origin.manifest, early)
     make = _beside if order.server in OWN_RUNTIME else _built
     served = make(order, origin, report)
     publish_served(order, served, report, now)

@@ -10,8 +10,8 @@ from envbuild.pipeline import Reporter
 from envbuild.pipeline.stamping import report_stamps, signer_for, stamp_content
 from envbuild.registry.tags import stamped_tag, tag_stamped
 from envbuild.serve.compatible import RELATION
-from envbuild.serve.model import Origin, Served, ServeOrder
-from envbuild.stamp import Content, Seen, StampEntry, stamp
+from envbuild.serve.model import Served, ServeOrder
+from envbuild.stamp import Seen, StampEntry, stamp
 
 
 def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, report: Reporter) -> str:
@@ -22,7 +22,7 @@ def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, 
     model, origin = order.order.stamp, served.origin
     assert model is not None, "the caller looked"
     manifest, signer = origin.manifest_bytes, signer_for(order.order, order.training_keys)
-    files = stamp_content(order.order, origin.manifest, carried(origin))
+    files = stamp_content(order.order, origin.manifest, early, report)
     results, built_on = [], origin.built_on
     if origin.pylock:
         _tag(origin.reference, report)
@@ -49,11 +49,6 @@ def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, 
     )
     report_stamps(results, report, signed=signer is not None)
     return results[-1].record
-
-
-def carried(origin: Origin) -> Content | None:
-    """What the stamp that is continued says of the model's files."""
-    return origin.stamped.stamp.content if origin.stamped and origin.stamped.stamp else None
 
 
 def joined_lock(served: Served) -> bytes:

@@ -104,6 +104,12 @@ class Seen:
         return self.record.stamp if self.record else None
 
     @property
+    def continued(self) -> Stamp | None:
+        """The record that the next one continues, where it was written for this very content of the anchor."""
+        stamp = self.base[1] if self.base else None
+        return stamp if stamp and stamp.anchor.generation == self.state.generation else None
+
+    @property
     def current(self) -> bool:
         """Whether the record is of this very content: what replaced it, or a copy, may have kept the metadata."""
         return self.stamp is not None and self.stamp.anchor.generation == self.state.generation

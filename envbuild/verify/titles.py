@@ -7,7 +7,7 @@ from envbuild.verify.rules.catalogue import CATALOGUE
 TITLES: Mapping[str, str] = {rule.id: rule.title for rule in CATALOGUE} | {
     "artifact-stamp": "a model that still is the one that was stamped",
     "artifact-copies": "copies of manifest and lock that are those of the record",
-    "artifact-files": "the model's files as the run saved them",
+    "artifact-files": "the model's files as the run saved them, or as they were stamped",
     "context-base": "a Dockerfile on the base of its lock",
     "context-python": "a Dockerfile with the Python of its lock",
     "context-dockerfile": "one image, whichever of the context's Dockerfiles is built",

@@ -29,6 +29,7 @@ DRIVER = make_wheel(
     "driver", "1.0", {"driver.py": "raise ImportError('libcuda.so.1: cannot open shared object file')\n"}
 )
 CRASHING = make_wheel("crashing", "1.0", {"crashing.py": "import os\nos.kill(os.getpid(), 11)\n"})
+KEYLESS = make_wheel("keyless", "1.0", {"keyless.py": "open('/nowhere/kaggle.json')\n"})
 SEEING = make_wheel(
     "seeing", "1.0",
     {"seeing.py": """
@@ -89,7 +90,7 @@ class Builds:
 
 @pytest.fixture
 def index():
-    with serving(FRAMEWORK, MIDDLE, LOW, NUMPY, NEWER, DRIVER, CRASHING, SEEING) as served:
+    with serving(FRAMEWORK, MIDDLE, LOW, NUMPY, NEWER, DRIVER, CRASHING, SEEING, KEYLESS) as served:
         yield served.url
 
 
@@ -127,6 +128,15 @@ def test_what_can_be_imported_is_in_the_report_and_tried_once(builds):
     again = builds.run(pins=PINS | {"seeing": "1.0", "numpy": "1.26.4"})
     assert "importing in the image" not in again.stderr
     assert json.loads(again.stdout)["imports"] == found
+
+
+def test_what_could_not_be_tried_is_said_again_where_the_rest_is_remembered(builds):
+    """On 6aa7f22 the second build is silent about it."""
+    for remembered in (False, True):
+        done = builds.run(pins=PINS | {"keyless": "1.0", "numpy": "1.26.4"})
+        assert done.returncode == 0, done.stderr
+        assert ("were imported here before" in done.stderr) == remembered
+        assert "whether keyless can be imported could not be tried: it needs what is not in the image" in done.stderr
 
 
 def test_without_engine_and_bubblewrap_metadata_is_looked_at_and_one_line_says_so(tmp_path, cache, index):

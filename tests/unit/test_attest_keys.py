@@ -147,6 +147,8 @@ def test_keys_of_another_kind_are_refused_and_no_key_is_printed(tmp_path, keys):
     for key, why in ((larger_public, "not of the kind"), (keys[0], "no public key"), ("env://ABSENT", "is not set")):
         with pytest.raises(UsageError, match=why):
             public_key_of(str(key))
+    with pytest.raises(UsageError, match="this is a public key"):
+        signer_of(str(keys[1]))
     with pytest.raises(UsageError, match="this is a key itself") as caught:
         signer_of(keys[0].read_text())
     assert "MIG" not in str(caught.value)

@@ -55,8 +55,10 @@ class Site:
     def tell(self, manifest: dict) -> None:
         (self.folder / "manifest.json").write_text(json.dumps(manifest))
 
-    def lock(self, *arguments: str | Path, before: Sequence[str] = (), **env: Any) -> subprocess.CompletedProcess[str]:
-        command = [*before, sys.executable, "-m", "envbuild", "lock", "manifest.json", *map(str, arguments)]
+    def lock(
+        self, *arguments: str | Path, before: Sequence[str] = (), record: str = "manifest.json", **env: Any
+    ) -> subprocess.CompletedProcess[str]:
+        command = [*before, sys.executable, "-m", "envbuild", "lock", record, *map(str, arguments)]
         known = {
             "UV_DEFAULT_INDEX": self.index,
             "UV_CACHE_DIR": str(self.folder / "uv"),
@@ -398,3 +400,17 @@ def test_offline_an_upgrade_that_no_folder_has_is_told_so_too(site):
     said = site.refused("--find-links", "house", "--offline", "--upgrade-package", "tool==2.0")
     assert "index settings" not in said
     assert "leave out --offline" in said
+
+
+@pytest.mark.parametrize(
+    ("lines", "warned"),
+    [("pip==23.0\ntensorflow-cpu==2.15.1\n", True), ("pip==23.0\ntensorflow-cpu==2.15.1\ntool==1.0\n", False)],
+)
+def test_a_list_that_looks_like_a_freeze_and_lacks_what_the_framework_requires_is_doubted(site, index, lines, warned):
+    """On 6aa7f22 a note says `as in the run, tensorflow-cpu 2.15.1 requires tool<2`, and nothing what to do."""
+    index.add(make_wheel("pip", "23.0"))
+    (site.folder / "deps.txt").write_text(lines)
+    done = site.lock("--python", "3.11.7", "--gpu", "none", record="deps.txt")
+    assert done.returncode == 0, done.stderr
+    says = "the record has tensorflow-cpu without tool, which it requires; if it does not list everything"
+    assert (says in done.stderr, "--from requirements" in done.stderr) == (warned, warned)

@@ -235,7 +235,7 @@ def test_an_intruder_with_a_better_tag_does_not_take_the_run_s_place(index: Fake
 @pytest.mark.parametrize(
     ("changes", "says", "fails"),
     [
-        ((), "1 of 2 identical, 1 left out: other", "other 2.0: left out: it is not among what was locked"),
+        ((), "1 of 3 identical, 1 left out: other, 1 added: big", "big 1.0: added: it is not in the run's record"),
         (
             (PinChange(name="other", before="other==2.0", after="big==1.0", reason="for the variant"),),
             "1 of 2 identical, 1 replaced: other by big 1.0",
@@ -243,7 +243,7 @@ def test_an_intruder_with_a_better_tag_does_not_take_the_run_s_place(index: Fake
         ),
         (
             (PinChange(name="other", before="other==2.0", after=None, reason="for the variant"),),
-            "1 of 2 identical, 1 left out: other",
+            "1 of 3 identical, 1 left out: other, 1 added: big",
             "other 2.0: left out: for the variant",
         ),
     ],
@@ -252,10 +252,18 @@ def test_what_is_replaced_or_left_out_is_not_identical(index: FakeIndex, tmp_pat
     had = [installed(PURE), installed(OTHER)]
     run = lock_run((pin(PURE), pin(BIG)), TARGET, had, options(tmp_path, changes=changes))
     assert run.proof.summary == says
-    with pytest.raises(VerifyError, match="1 of 2 distributions are not proven") as caught:
+    with pytest.raises(VerifyError, match="distributions are not proven to be the run's") as caught:
         run.proof.require_identical()
     assert fails in caught.value.what
-    assert f'"other" = "{run.proof.identities[0].outcome}"'.encode() in pylock_text(run.lock, run.proof)
+    assert f'"other" = "{outcome(run, "other")[0]}"'.encode() in pylock_text(run.lock, run.proof)
+
+
+def test_what_no_record_names_is_not_identical(index: FakeIndex, tmp_path):
+    """On 6aa7f22 this is `1 of 1 identical`, and --require-identical passes."""
+    run = lock_run((pin(BIG),), TARGET, [installed(BIG)], options(tmp_path, extras=("other",)))
+    assert run.proof.summary == "1 of 2 identical, 1 added: other"
+    with pytest.raises(VerifyError, match="1 of 2 distributions are not proven"):
+        run.proof.require_identical()
 
 
 def test_another_version_of_a_distribution_replaces_it(index: FakeIndex, tmp_path):

@@ -131,7 +131,7 @@ def test_weights_that_were_replaced_beside_the_anchor_are_seen(files, listed):
     assert faults(files.uri) == []
     files.put("weights-2.bin", b"owt")
     [(severity, says)] = faults(files.uri)
-    assert (severity, says) == ("error", "weights-2.bin is not what the run saved")
+    assert (severity, says) == ("error", f"weights-2.bin is not what {'the run saved' if listed else 'was stamped'}")
 
 
 def test_a_local_manifests_files_are_compared_by_content_in_a_bucket(tmp_path, gcs):  # noqa: F811
@@ -271,7 +271,7 @@ def test_what_is_forced_is_in_the_record_and_said_by_who_reads_it(trained):
     (trained.folder / "model/README").write_bytes(b"1")
     code, says = trained.stamps("--stamp", "model", "--stamp-anyway")
     assert code == 0
-    assert "although it is not the model that" in says
+    assert "stamping model although the model is not the one that" in says
     found = read_stamp(str(trained.folder / "model"))
     assert found
     assert found.content
@@ -291,3 +291,79 @@ def test_a_manifest_that_lists_no_files_stamps_with_a_note(trained):
 def test_anyway_without_a_model_is_a_usage_error(trained):
     code, says = trained.stamps("--stamp-anyway")
     assert (code, "--stamp-anyway" in says) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["fingerprint.pb", "added.bin"])
+def test_a_record_without_files_does_not_vouch_for_files_that_changed_since_the_stamp_in_place(trained, name):
+    """On 6aa7f22 the second stamp is written, with the warning that the record lists no files."""
+    model = str(trained.folder / "model")
+    trained.manifest.write_text(json.dumps(manifest_of()))
+    assert trained.stamps("--stamp", "model")[0] == 0
+    code, says = trained.stamps("--stamp", "model")
+    assert (code, "the model already has this stamp, of " in says) == (0, True)
+    Path(model, name).write_bytes(b"other")
+    code, says = trained.stamps("--stamp", "model")
+    how = "not what was stamped" if name == "fingerprint.pb" else "not in the stamp"
+    assert (code, f"lists no files: {name} is {how}" in says) == (15, True)
+    assert "the model is not the one that was stamped at 20" in says
+    assert "--stamp-anyway" in says
+    assert trained.stamps("--stamp", "model", "--stamp-anyway")[0] == 0
+    for options in ((), ("--stamp-anyway",)):  # what was forced stays in the record
+        assert trained.stamps("--stamp", "model", *options)[0] == 0
+        found = read_stamp(model)
+        assert found.content.forced.startswith(f"{name} is {how}")  # type: ignore[union-attr]
+
+
+def test_what_only_the_stamp_lists_is_as_when_it_was_stamped(tmp_path):
+    """On 6aa7f22 it is as the run saved it, though the run's manifest lists nothing."""
+    model = Put(str(tmp_path / "m"), None)
+    for name in ("config.json", "weights.bin"):
+        model.put(name)
+    write(model.uri, manifest=manifest_bytes(model.uri, model=None))
+    [says] = [it.says for it in artifact_findings(read_model(model.uri)) if it.about == "files"]
+    assert says == "the model's 2 files are as when it was stamped"
+    write(model.uri)
+    [says] = [it.says for it in artifact_findings(read_model(model.uri)) if it.about == "files"]
+    assert says == "the model's 2 files are as the run saved them"
+
+
+def test_a_forced_stamp_is_one_line_about_the_files(trained):
+    """On 6aa7f22 an agreement stands beside the warning."""
+    (trained.folder / "model/README").write_bytes(b"1")
+    assert trained.stamps("--stamp", "model", "--stamp-anyway")[0] == 0
+    [line] = [it for it in artifact_findings(read_model(str(trained.folder / "model"))) if it.about == "files"]
+    assert (line.severity, line.agrees) == ("warning", False)
+    assert line.says.startswith("it was stamped with --stamp-anyway, although README is not in the manifest")
+
+
+class Touched(dict[str, bytes]):
+    """Files of an index; whoever reads one changes the model as well."""
+
+    path: Path
+
+    def __getitem__(self, name: str) -> bytes:
+        self.path.write_bytes(b"while it was built")
+        return super().__getitem__(name)
+
+
+def test_what_is_forced_because_the_model_changed_during_the_build_is_said(tmp_path):
+    """On 6aa7f22 it is in the record, and no line says so."""
+    with serving(TENSORFLOW, TOOL) as server:
+        site = Trained(tmp_path, server.url)
+        server.files = Touched(server.files)
+        server.files.path = tmp_path / "model/README"
+        code, says = site.stamps("--stamp", "model", "--stamp-anyway")
+    assert code == 0
+    assert "stamping model although" in says
+    assert "README is not in the manifest" in says
+
+
+def test_what_was_forced_for_a_manifest_need_not_be_forced_again_for_it_and_for_no_other(trained):
+    """On 6aa7f22 only the serving image may be stamped without the option."""
+    (trained.folder / "model/README").write_bytes(b"1")
+    assert trained.stamps("--stamp", "model", "--stamp-anyway")[0] == 0
+    assert trained.stamps("--stamp", "model")[0] == 0
+    assert read_stamp(str(trained.folder / "model")).content.forced  # type: ignore[union-attr]
+    trained.manifest.write_text(trained.manifest.read_text().replace("{", "{ ", 1))
+    code, says = trained.stamps("--stamp", "model")
+    assert (code, "README is not in the manifest" in says) == (15, True)

@@ -39,7 +39,7 @@ class Imports:
 
     @classmethod
     def from_dict(cls, value: Any) -> "Imports":
-        """Read what `to_dict` gives; KeyError, TypeError or ValueError for anything else."""
+        """Read what `to_dict` gives; KeyError, TypeError, ValueError or AttributeError for anything else."""
         untold = tuple((str(module), str(why)) for module, why in value["untold"].items())
         return cls(place=str(value["place"]), modules=tuple(map(str, value["modules"])), untold=untold)
 

@@ -56,16 +56,22 @@ def content_of(now: Model) -> Content:
     return Content(files=files, file_count=now.file_count)
 
 
-def mismatch(before: Model, now: Model, manifest: bytes) -> str:
-    """What of a model's files is not as recorded, one sentence; empty if all are.
+def mismatch(before: Model | None, now: Model | None, manifest: bytes, *, by_run: bool = True) -> str:
+    """What of a model's files is not as its run recorded, or else its stamp, one sentence; empty if all are.
 
-    The manifest itself may have been written beside them since.
+    Nothing is wrong where nothing was recorded. The manifest itself may have been written beside them since.
     """
+    if before is None:
+        return ""
+    if now is None or not now.files:
+        return f"its files cannot be read: {now.unread if now else 'the answer makes no sense'}"
     seen = compared(before, now, by_name=True)
     own = {path for path, file in seen.new.items() if _holds(file, manifest)}
     changed = tuple(path for path in seen.changed if path not in own)
     extra = tuple(path for path in seen.extra if path not in own)
-    said = ((changed, "not what the run saved"), (seen.missing, "missing"), (extra, "not in the manifest"))
+    saved = ("not what the run saved", "not in the manifest")
+    changed_is, extra_is = saved if by_run else ("not what was stamped", "not in the stamp")
+    said = ((changed, changed_is), (seen.missing, "missing"), (extra, extra_is))
     if not (paths := (*changed, *seen.missing, *extra)):
         return ""
     wanted, found = (listed([told(path, files.get(path)) for path in paths]) for files in (seen.old, seen.new))

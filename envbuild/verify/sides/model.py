@@ -123,10 +123,11 @@ def artifact_findings(it: StampedModel) -> Iterator[Finding]:
     """Whether the model is the one that was stamped, has its copies, and still is what the run saved."""
     yield _stamp_finding(it)
     yield from _copy_findings(it)
+    forced = it.stamp.content.forced if it.stamp and it.stamp.content else ""
     if it.recorded:
-        yield from _file_findings(it.recorded, it)
-    if it.stamp and it.stamp.content and it.stamp.content.forced:
-        says = f"it was stamped although its files are not those of the run: {it.stamp.content.forced}"
+        yield from (one for one in _file_findings(it.recorded, it) if not (forced and one.agrees))
+    if forced:
+        says = f"it was stamped with --stamp-anyway, although {forced}"
         yield replace(_fault("files", says, why=_OTHERS, todo=_COPY), severity="warning")
 
 
@@ -223,12 +224,14 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
         says = f"the model's files cannot be read: {reason}"
         yield _fault("files", says, wanted=counted(len(before.files), "file"), found="none", why=_OTHERS, todo=_COPY)
         return
+    by_run = bool(it.manifest and it.manifest.model and it.manifest.model.files)
+    saved, since = ("the run saved", "the run") if by_run else ("was stamped", "it was stamped")
     seen = compared(before, now, by_name=True)
     same = [path for path in seen.common if path not in seen.changed]
     closed = tuple(path for path in same if _is_closed(it.uri, seen.new[path]))
     gone = f"missing, or cannot be seen: {now.unread}" if now.unread not in (None, before.unread) else "missing"
     faults = [
-        *_differing(seen.changed, "not what the run saved", seen),
+        *_differing(seen.changed, f"not what {saved}", seen),
         *_differing(seen.missing, gone, seen),
         *_differing(closed, "not to be read", seen),
     ]
@@ -237,9 +240,10 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
     yield from faults
     if seen.common and not faults:
         files = "model's file is" if len(seen.common) == 1 else f"model's {len(seen.common)} files are"
-        says = f"the {files} as the run saved {'it' if len(seen.common) == 1 else 'them'}{doubt(seen)}"
+        them = "it" if len(seen.common) == 1 else "them"
+        says = f"the {files} as {f'the run saved {them}' if by_run else 'when it was stamped'}{doubt(seen)}"
         yield Finding(about="files", rule="artifact-files", agrees=True, says=says)
-    yield from (replace(one, severity="note") for one in _differing(seen.extra, "new since the run", seen))
+    yield from (replace(one, severity="note") for one in _differing(seen.extra, f"new since {since}", seen))
 
 
 def _proof_faults(it: StampedModel, same: list[str], seen: Changes) -> Iterator[Finding]:
