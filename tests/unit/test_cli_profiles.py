@@ -384,7 +384,11 @@ def test_the_cited_wheel_is_the_one_for_the_python(profiles, release, python, wh
         (
             ("jax[cuda14]==0.8.0",),
             11,
-            ["jax 0.8.0 has no extra cuda14; it has ci, cpu, cuda", "ask for cuda12, cuda13"],
+            [
+                "no extra cuda14 of jax 0.8.0; they know ci, cpu, cuda",
+                "ask for cuda12, cuda13",
+                "where: jax[cuda14]==0.8.0",
+            ],
         ),
         (
             ("tensorflow==2.11.1", "--platform", "linux/arm64"),

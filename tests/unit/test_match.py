@@ -308,7 +308,7 @@ def test_variables_of_one_run_are_no_part_of_the_environment():
             "cpu",
             ["2.15.7: no release of this version", "tensorflow 2.15.0.post1: another", "tensorflow 2.15.1: another", "tensorflow 2.16.1: another"],
         ),
-        (manifest(framework=("tensorflow", "1.14.0")), "cpu", ["1.14.0: no release", "tensorflow 1.15.0: another", "tensorflow 1.15.2: another"]),
+        (manifest(framework=("tensorflow", "1.14.0")), "cpu", ["1.14.0: the profiles begin with 1.15.0", "tensorflow 1.15.0: another", "tensorflow 1.15.2: another"]),
         (manifest(framework=("tensorflow", "3.0")), "cpu", ["3.0: no release", "tensorflow 2.21.0: another"]),
         (manifest(framework=("tensorflow", "2.15.0+nv23.12")), "cpu", ["local label", "tensorflow 2.15.0: another"]),
         (manifest(framework=("tensorflow", "what?")), "cpu", ["'what?' is no version"]),
