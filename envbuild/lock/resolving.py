@@ -136,7 +136,7 @@ def failure(question: Question, said: str) -> LockError:
         return UnlockableError(found, question.target, where=question.settings.places)
     what = f"the requirements cannot be locked for {describe(question.target)}: {_short(said)}"
     places = "give other folders: --find-links DIR" if offline else _SETTINGS
-    todo = f"correct the versions, leave one out by --drop NAME, or {places}"
+    todo = f"correct the versions, leave one out by --drop NAME (not the framework), or {places}"
     source_only = ", ".join(dict.fromkeys(_SOURCE_ONLY.findall(said))) if question.gaps else ""
     if source_only:
         todo = f"name the version of {source_only} in the record and add --build; or give its wheel: --find-links DIR"

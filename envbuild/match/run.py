@@ -226,7 +226,11 @@ def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchE
     if names:
         what = f"which of {', '.join(names)} the run used is not known: neither its process nor its model says it"
         todo = f"say it: {', '.join(f'--framework {it}' for it in names)}, or --framework none"
-        return MatchError(what, where="framework", todo=f"{todo} (for from-manifest, lock and convert)")
+        return MatchError(
+            what,
+            where="framework",
+            todo=f"{todo} ; other commands take the manifest that `envbuild convert` then writes",
+        )
     known = ", ".join(it.name for it in profiles.frameworks)
     what = f"the manifest names no framework ({known}); {_found(manifest)}"
     todo = "capture inside the environment that trained the model; if it used no framework, say --framework none"
@@ -290,7 +294,7 @@ def find_release(
     if found is not None and known:
         return found
     oldest, todo = profile.releases[0].version, refresh(profile.name)
-    why = "no release of this version has Linux wheels, as far as the profiles know"
+    why = "no release of this version has Linux wheels"
     if version < oldest:
         why, todo = f"the profiles begin with {oldest}", f"train with {oldest} or a later one"
     elif not known:

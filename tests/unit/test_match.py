@@ -259,7 +259,7 @@ def test_the_default_base_has_exactly_the_runs_python(python, base):
 
 def test_a_python_without_an_image_is_said():
     stack = match(manifest(framework=("tensorflow", "2.5.0"), python="3.6.1"), PROFILES, "cpu")
-    assert "give a base by --base" in next(it.reason for it in stack.decisions if it.what == "base")
+    assert "name a base by --set base=IMAGE" in next(it.reason for it in stack.decisions if it.what == "base")
 
 
 def test_an_empty_wheel_brings_the_one_that_holds_the_code():

@@ -414,6 +414,42 @@ def test_a_run_without_a_framework_keeps_every_pin_and_gets_no_cuda():
         match(run, PROFILES, overrides={"cuda": "12.2"})
 
 
+def test_a_run_without_a_framework_is_told_what_every_run_is():
+    pins = [("nvidia-nccl-cu11", "2.14.3"), ("nvidia-nccl-cu12", "2.20.5"), ("nvidia-cublas-cu12", "12.1.3.1")]
+    run = replace(ran("torch", "torch", "2.5.1", *pins), framework=None, framework_source="--framework")
+    record = replace(run, source=Source(format="pip-freeze", complete=False), platform=Platform())
+    stack = match(record, PROFILES)
+    told = {it.what: it for it in stack.decisions}
+    assert (told["as of"].value, told["platform"].value) == ("2026-01-01T00:00:00Z", "Linux x86_64")
+    assert (stack.gaps.before, told["nccl twice"].warning) == ("2026-01-01T00:00:00Z", True) if stack.gaps else False
+    assert told["unused cuda"].warning
+    assert "--variant cpu leaves them out" in told["unused cuda"].reason
+    moved = match(run, PROFILES, machine="linux/arm64")
+    assert "it was asked for; the run was on x86_64" in [it.reason for it in moved.decisions]
+    assert moved.requirements == ("torch==2.5.1",), "which is a build for the CPU there"
+
+
+@pytest.mark.parametrize("framework", ["none", "tensorflow"])
+def test_an_image_for_the_cpu_that_was_asked_for_has_no_cuda_wheels(framework):
+    pins = (("tensorflow-cpu", "2.18.0"), ("xgboost", "2.1.0"), *BUILDS["torch"]["gpu"])
+    found = tuple(Framework(name=it, distribution=name, version=version)
+                  for it, (name, version) in (("tensorflow", pins[0]), ("torch", BUILDS["torch"]["gpu"][0])))  # fmt: skip
+    run = replace(ran("torch", *pins[0], *pins[1:]), framework=None, frameworks=found)
+    run = supplement(run, Given(framework=framework), "run")
+    kept = match(run, PROFILES)
+    assert kept.variant == "cpu"
+    assert decided(kept, "unused cuda").startswith("nvidia-cublas-cu12, ")
+    cpu = match(run, PROFILES, "cpu")
+    assert set(cpu.requirements) == {
+        "tensorflow-cpu==2.18.0",
+        "torch==2.5.1+cpu",
+        "torchvision==0.20.1+cpu",
+        "xgboost==2.1.0",
+    }
+    assert not [it for it in cpu.decisions if it.what == "unused cuda"]
+    assert {f"{name}=={version}" for name, version in pins} == set(match(run, PROFILES, "auto").requirements)
+
+
 # Left out by hand
 
 
