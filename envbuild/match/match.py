@@ -187,7 +187,7 @@ def _idle_cuda(variant: Variant, requirements: Iterable[str]) -> Iterator[Decisi
     kept = [name_of(it) for it in requirements if CUDA_WHEEL.match(name_of(it))]
     if variant == "cpu" and kept:
         reason = (
-            f"the image is for the CPU and keeps {len(kept)} CUDA wheels of the run, which can be gigabytes; "
+            "the image is for the CPU and keeps these CUDA wheels of the run, which can be gigabytes; "
             "--variant cpu leaves them out"
         )
         source = "manifest: distributions"
