@@ -24,7 +24,8 @@ _SHOWN = 6
 _OTHER_INDEX = "correct the version, or add the index that has it to pip's or uv's settings (extra-index-url)"
 _LABEL_INDEX = (
     "add the index of the +{label} builds to pip's or uv's settings (extra-index-url; PyTorch's ends in /whl/{label}),"
-    " or choose the other --variant; the build without the label is another one, and is not taken for it"
+    " such as by PIP_EXTRA_INDEX_URL or UV_EXTRA_INDEX_URL, or choose the other --variant; the build without the label"
+    " is another one, and is not taken for it"
 )
 _FOLDER = (
     "put its wheel into a folder that --find-links names (`envbuild lock --download DIR` fetches wheels where there is"
@@ -95,7 +96,7 @@ class UnlockableError(LockError):
         """One glibc for all that need a newer one, then what to do with the others."""
         older = [fault for fault in self.faults if fault.glibc]
         each = (
-            "do what stands below each of them, or leave one out by --drop NAME"
+            "do what stands below each of them, or leave one out by --drop NAME (not the framework)"
             if len(older) < len(self.faults)
             else ""
         )

@@ -33,7 +33,9 @@ def python_base(python: str, glibc: str, profiles: Profiles) -> Decision:
     suite = next((it for it in suites if had_image(it, python)), None)
     name = profiles.python_image.format(python=python, suite=(suite or profiles.suites[0]).name)
     if suite is None:
-        reason = f"no slim image of Python {python} is known on a suite with glibc {glibc}: give a base by --base"
+        reason = (
+            f"no slim image of Python {python} is known on a suite with glibc {glibc}: name a base by --set base=IMAGE"
+        )
         return Decision(what="base", value=name, reason=reason, source="profiles/cuda.toml: suite")
     whose = "the run's Python" if python.count(".") > 1 else "the newest patch release of this Python"
     return Decision(what="base", value=name, reason=f"{whose}; {suite.reason}", source=suite.source)
@@ -61,6 +63,8 @@ def _cuda_base(row: CudaBase, python: str) -> Decision:
 
 def _how(row: CudaBase, minor: str) -> str:
     """How such an image gets a Python: it has none, and its distribution has just one."""
-    build = f"make one with it, envbuild base build --parent {row.image} --python {minor}, and give that by --base"
+    build = (
+        f"make one with it, envbuild base build --parent {row.image} --python {minor}, and name it by --set base=IMAGE"
+    )
     other = "" if row.python == minor else f", and its distribution has only {row.python}"
     return f"It has no Python{other}: {build}"

@@ -81,8 +81,9 @@ def plan_cuda(question: Question) -> CudaPlan:
 
 
 def brings_cuda(run: Run, wheel: FrameworkWheel) -> bool:
-    """Whether it is a build that is told by its label alone: its CUDA is inside, or among the run's own wheels."""
-    return bool(label_cuda(run.label)) and "+" in f"{wheel.version} {wheel.stands_for}"
+    """Whether its CUDA is inside, or among the run's own wheels: a labelled build, or PyTorch before 1.13."""
+    labelled = bool(label_cuda(run.label)) and "+" in f"{wheel.version} {wheel.stands_for}"
+    return labelled or (wheel.distribution == "torch" and wheel.cuda is not None and not wheel.cuda_requirements)
 
 
 def applies(requirement: str, python: str, machine: str) -> bool:
@@ -113,7 +114,7 @@ def decide_cuda(question: Question, plan: CudaPlan) -> tuple[Decision, ...]:
     built = (
         f"the release was built with {wheel.cuda}" if plan.version != wheel.cuda else "what the wheel was built with"
     )
-    if brings_cuda(run, wheel):
+    if brings_cuda(run, wheel) and run.label:
         built = f"what the label of {run.own} {run.label} says"
     floor = cudnn_floor(wheel, question.profiles)
     tag_differs = plan.source == "base" and floor is not None and not serves(plan.cudnn or floor.version, floor.version)

@@ -183,6 +183,22 @@ class Generation:
     source: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledBuild:
+    """The releases of PyTorch that its own index has a build of for one CUDA."""
+
+    label: str
+    """`cu118`."""
+    first: str
+    last: str | None
+    """None where later releases may have it too."""
+
+    def covers(self, version: Version) -> bool:
+        """Whether the release has such a build."""
+        release = Version(version.public)
+        return Version(self.first) <= release and (self.last is None or release <= Version(self.last))
+
+
 def _release(text: str) -> Version | None:
     """The version without a local label; None for what is no version of a release."""
     try:
@@ -277,3 +293,8 @@ def read_capabilities(row: Table) -> tuple[Capability, ...]:
     """GPUs by capability, which share a source."""
     source, gpus = row.text("source"), row.inner("gpus")
     return tuple(Capability(capability=key, words=gpus.texts(key), source=source) for key in gpus.data)
+
+
+def read_labelled_build(row: Table) -> LabelledBuild:
+    """A labelled build."""
+    return LabelledBuild(**row.strings("label", "first"), last=row.maybe("last"))

@@ -1,7 +1,7 @@
 """A manifest against the profiles: the stack that serves the run, or every candidate and why it lost."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from envbuild.manifest.model import TrainingManifest
@@ -14,12 +14,12 @@ from envbuild.match.limits import bad_wheels, broken_limits, lost_label
 from envbuild.match.overrides import Overrides, loud, read_overrides
 from envbuild.match.pins import Chosen, Pins, decide_pins
 from envbuild.match.profiles import FrameworkWheel, Profiles
-from envbuild.match.run import CPU_LABEL, Run, created_of, machine_of, read_run
-from envbuild.match.stack import Decision, Gaps, Stack
+from envbuild.match.run import CPU_LABEL, NO_FRAMEWORK, Run, machine_of, read_run
+from envbuild.match.stack import Decision, Gaps, Stack, Variant
 from envbuild.match.swap import name_of
 from envbuild.match.variables import GPU_VARIABLES, decide_variables
-from envbuild.match.variant import VariantChoice, choose_wheel, decide_variant
-from envbuild.match.without import match_without_framework
+from envbuild.match.variant import CUDA_WHEEL, VariantChoice, choose_wheel, decide_variant
+from envbuild.match.without import decide_variant_without, empty_wheel, refuse_cuda
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +60,6 @@ def match(
     asked = Asked(
         variant=variant, cuda_source=cuda_source, overrides=read_overrides(overrides), exclude_newer=exclude_newer
     )
-    if manifest.framework_source and manifest.framework is None:
-        before = _before(manifest.source.complete, created_of(manifest), asked)
-        by_hand = asked.overrides
-        return match_without_framework(manifest, profiles, variant, cuda_source, by_hand, machine, before)
     run = read_run(manifest, profiles)
     decisions = (*_used(manifest, run), *_accelerator(manifest))
     if machine and machine_of(machine) != run.machine:
@@ -78,7 +74,7 @@ def match(
 
 def _used(manifest: TrainingManifest, run: Run) -> tuple[Decision, ...]:
     """Which of several frameworks the run used, and what says so."""
-    if not run.beside:
+    if not run.beside or run.profile is NO_FRAMEWORK:
         return ()
     others = f"{', '.join(it.name for it in run.beside)} stays as it was installed"
     source = manifest.framework_source or "manifest: framework, numerics, native, model"
@@ -107,12 +103,19 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
     """The stack that serves a run; MatchError as `match`."""
     overrides = asked.overrides
     run = replace(run, python=overrides.python) if overrides.python else run
-    kind = decide_variant(run, asked.variant)
-    wheel = choose_wheel(run, "gpu" if kind.value == "gpu" else "cpu")
+    if run.profile is NO_FRAMEWORK:
+        refuse_cuda(asked.cuda_source, overrides)
+        kind, wheel = decide_variant_without(run, asked.variant), empty_wheel(run)
+    else:
+        kind = decide_variant(run, asked.variant)
+        wheel = choose_wheel(run, "gpu" if kind.value == "gpu" else "cpu")
+    variant: Variant = "gpu" if kind.value == "gpu" else "cpu"
     question = Question(run=run, wheel=wheel, asked=asked.cuda_source, overrides=overrides, profiles=profiles)
     plan = plan_cuda(question)
     # What was installed and not used stays as it was, unless --variant cpu or another machine is asked for.
     spare = bool(run.beside) and not run.moved and asked.variant != "cpu"
+    if run.profile is NO_FRAMEWORK:
+        spare = variant == "gpu" or not (run.moved or asked.variant == "cpu")
     pins = decide_pins(Chosen(run=run, wheel=wheel, plan=plan, profiles=profiles, spare=spare))
     base = decide_base(wheel, plan, run.python, overrides, profiles)
     paths = tuple(decide_variables(run, wheel, plan, pins, profiles))
@@ -122,6 +125,7 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
         *broken_limits(run, wheel, profiles),
         *bad_wheels(pins.requirements, wheel, profiles),
         *mixed_labels(pins.requirements, profiles),
+        *_idle_cuda(variant, pins.requirements),
         *other_cuda(run, wheel, pins.requirements, profiles),
     )
     decisions = (*_facts(run, wheel), *_assumed(run, asked), kind, *decide_cuda(question, plan), *driver)
@@ -129,7 +133,7 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
         framework=run.profile.name,
         distribution=wheel.distribution,
         version=wheel.version,
-        variant="gpu" if wheel.cuda else "cpu",
+        variant=variant,
         python=run.python,
         machine=run.machine,
         cuda=plan.version,
@@ -140,7 +144,7 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
         driver_minimum=next((it.value.removeprefix(">=") for it in driver if it.what == "driver"), None),
         requirements=pins.requirements,
         gaps=_gaps(run, pins, profiles, _before(run.complete, run.created, asked)),
-        variables=tuple(sorted([*(GPU_VARIABLES if wheel.cuda else ()), *((it.what, it.value) for it in paths)])),
+        variables=tuple(sorted([*(GPU_VARIABLES if variant == "gpu" else ()), *((it.what, it.value) for it in paths)])),
         changes=pins.changes,
         decisions=loud((*decisions, *pins.decisions, *paths, base, *warnings), overrides),
         overrides=overrides.pairs,
@@ -149,6 +153,10 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
 
 def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
     """What follows from the manifest and the wheel's row alone."""
+    if run.profile is NO_FRAMEWORK:
+        reason = "the run used none, so no CUDA is chosen"
+        none = Decision(what="framework", value="none", reason=reason, source="--framework")
+        return (none, *_other_system(run))
     own = (wheel.distribution, wheel.version) == (run.own, run.labelled)
     whose = "what was asked for" if run.asked else "the run's own"
     same = whose if own else f"the same version as {whose}, {run.own}, for this variant"
@@ -163,11 +171,27 @@ def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
     ]
     if wheel.extra and wheel.distribution == "jax":
         decisions.append(_extra(run, wheel))
+    return (*decisions, *_other_system(run))
+
+
+def _other_system(run: Run) -> Iterator[Decision]:
+    """What a run on macOS or Windows becomes."""
     if run.system not in {None, "Linux"}:
         reason = f"the run was on {run.system}; the image takes the Linux wheels of the same versions"
         platform = f"Linux {run.machine}"
-        decisions.append(Decision(what="platform", value=platform, reason=reason, source="manifest: platform.system"))
-    return tuple(decisions)
+        yield Decision(what="platform", value=platform, reason=reason, source="manifest: platform.system")
+
+
+def _idle_cuda(variant: Variant, requirements: Iterable[str]) -> Iterator[Decision]:
+    """Warn of CUDA wheels in an image for the CPU."""
+    kept = [name_of(it) for it in requirements if CUDA_WHEEL.match(name_of(it))]
+    if variant == "cpu" and kept:
+        reason = (
+            "the image is for the CPU and keeps these CUDA wheels of the run, which can be gigabytes; "
+            "--variant cpu leaves them out"
+        )
+        source = "manifest: distributions"
+        yield Decision(what="unused cuda", value=", ".join(kept), reason=reason, source=source, warning=True)
 
 
 def _extra(run: Run, wheel: FrameworkWheel) -> Decision:

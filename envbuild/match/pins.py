@@ -46,7 +46,8 @@ def decide_pins(chosen: Chosen) -> Pins:
     changed = {it.name for it in changes}
     kept = [f"{name}=={version}" for name, version in run.pins if name not in changed]
     have = [*kept, *(it.after for it in changes if it.after)]
-    missing = _missing(have, filter(None, (wheel.pin, wheel.stands_for)))
+    own = (wheel.pin, wheel.stands_for) if run.release.wheels else ()
+    missing = _missing(have, filter(None, own))
     changes, missing = _replacing(run, changes, missing)
     changes += [_added(pin, f"{wheel.pin} needs it on Linux {wheel.machine}") for pin in missing]
     repair = _repair(chosen)

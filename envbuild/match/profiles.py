@@ -18,6 +18,7 @@ from envbuild.match.facts import (
     Driver,
     Foreign,
     Generation,
+    LabelledBuild,
     LibraryPath,
     Limit,
     Repair,
@@ -165,6 +166,8 @@ class Profiles:
     compilers: tuple[Compiler, ...] = ()
     capabilities: tuple[Capability, ...] = ()
     generations: tuple[Generation, ...] = ()
+    builds: tuple[LabelledBuild, ...] = ()
+    """In rising order of CUDA."""
     labelled: tuple[str, ...] = ()
     """Normalised names of projects whose builds for CPU and CUDA differ by a local label: `+cpu`, `+cu118`."""
     cuda_only: tuple[str, ...] = ()
@@ -194,6 +197,7 @@ def load_profiles(folder: Path, names: Sequence[str] = FRAMEWORKS) -> Profiles:
         compilers=table.each("compiler", facts.read_compiler),
         capabilities=tuple(it for rows in table.each("capabilities", facts.read_capabilities) for it in rows),
         generations=table.each("generation", facts.read_generation),
+        builds=table.each("build", facts.read_labelled_build),
         labelled=table.texts("labelled"),
         cuda_only=table.texts("cuda_only"),
     )

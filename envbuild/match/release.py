@@ -53,12 +53,12 @@ def show_release(
         raise UsageError(f"{python!r} is no version of Python", where="--python", todo="give it as 3.11 or 3.11.7")
     named = _named(gpus)
     run = _run(text, profiles, machine_of(machine), named)
-    without = bool(gpus) and not named
-    variant: Variant = "gpu" if _variant(asked, run, without=without).value == "gpu" else "cpu"
+    without = _without_gpu(_parsed(text)[1], gpus)
+    variant: Variant = "gpu" if _variant(asked, run, without).value == "gpu" else "cpu"
     chosen = python or asked.overrides.python
     stack = _first(run, profiles, replace(asked, variant=variant), [chosen] if chosen else _pythons(run))
     run = replace(run, python=stack.python)
-    wheel, kind = choose_wheel(run, stack.variant), _variant(asked, run, without=without)
+    wheel, kind = choose_wheel(run, stack.variant), _variant(asked, run, without)
     decisions = tuple(kind if it.what == "variant" else it for it in stack.decisions)
     if not chosen:
         decisions = tuple(_newest(it) if it.what == "python" else it for it in decisions)
@@ -92,12 +92,23 @@ def _newest(python: Decision) -> Decision:
     return replace(python, reason=f"the newest that there is a stack for, as none was asked for; {wheels}")
 
 
-def _variant(asked: Asked, run: Run, *, without: bool) -> Decision:
+def _without_gpu(extras: set[str], gpus: tuple[str, ...]) -> Decision | None:
+    """Why the variant is the one for the CPU; None where nothing says so."""
+    if gpus:
+        none = Decision(what="variant", value="cpu", reason="there is no GPU to run on", source="--gpu none")
+        return None if _named(gpus) else none
+    if not extras or any("cuda" in it for it in extras):
+        return None
+    reason = f"the extra {', '.join(sorted(extras))} brings no CUDA; what else it requires is not listed"
+    return Decision(what="variant", value="cpu", reason=reason, source="extras that were asked for")
+
+
+def _variant(asked: Asked, run: Run, without: Decision | None) -> Decision:
     """What was asked for, else the one with CUDA."""
     if asked.variant != "auto":
         return Decision(what="variant", value=asked.variant, reason="it was asked for", source="--variant")
     if without:
-        return Decision(what="variant", value="cpu", reason="there is no GPU to run on", source="--gpu none")
+        return without
     builds = own_builds(run)
     cuda = next((it for it in builds if it.cuda), None)
     if cuda and cuda.distribution == run.own:
@@ -116,9 +127,9 @@ def _variant(asked: Asked, run: Run, *, without: bool) -> Decision:
 def _run(text: str, profiles: Profiles, machine: str, gpus: tuple[str, ...]) -> Run:
     name, extras, version = _parsed(text)
     profile = _profile(name, profiles)
-    release = find_release(profile, name, version)
-    cuda = _cuda_extras(release, extras, machine) if profile.name == "jax" else []
-    plugins = [f"jax-{it}-plugin" for it in cuda]
+    release = find_release(profile, name, version, profiles, where=text)
+    cuda = _cuda_extras(text, profile, release, extras, machine)
+    plugins = [f"jax-{it}-plugin" for it in cuda if profile.name == "jax"]
     return Run(
         profile=profile,
         release=release,
@@ -141,24 +152,25 @@ def _run(text: str, profiles: Profiles, machine: str, gpus: tuple[str, ...]) -> 
     )
 
 
-def _cuda_extras(release: Release, extras: set[str], machine: str) -> list[str]:
-    """`cuda12` for each extra of JAX that brings it; MatchError for one that is unknown or cannot be had."""
+def _cuda_extras(text: str, profile: FrameworkProfile, release: Release, extras: set[str], machine: str) -> list[str]:
+    """`cuda12` for each extra that brings it; MatchError for one that is unknown or cannot be had."""
     found = []
-    for extra in sorted(str(canonicalize_name(it)) for it in extras):
+    for extra in sorted(extras):
         lost = next((it for it in release.notes if it.startswith(f"{extra}:") and machine in it), None)
-        if extra not in release.extras or lost:
-            unknown = f"jax {release.version} has no extra {extra}; it has {', '.join(release.extras)}"
-            had = ", ".join(sorted({f"{it.extra}" for it in release.wheels if it.extra and it.machine == machine}))
-            todo = f"leave it out, or ask for {had}" if had else "leave it out; no extra brings CUDA here"
-            what = f"jax[{extra}]=={release.version} cannot be had: {lost}" if lost else unknown
-            raise MatchError(what, where="RELEASE", todo=todo)
+        cuda = sorted({it.extra for it in release.wheels if it.extra and it.machine == machine})
+        if extra not in (release.extras or cuda) or lost:
+            known = ", ".join(release.extras or cuda) or "none"
+            unknown = f"the profiles know no extra {extra} of {profile.name} {release.version}; they know {known}"
+            todo = f"leave it out, or ask for {', '.join(cuda)}" if cuda else "leave it out; no extra brings CUDA here"
+            what = f"{profile.name}[{extra}]=={release.version} cannot be had: {lost}" if lost else unknown
+            raise MatchError(what, where=text, todo=todo)
         found += [match[0] for match in [_EXTRA.match(extra)] if match]
     return found
 
 
 def _parsed(text: str) -> tuple[str, set[str], str]:
     """Name, extras and exact version."""
-    wrong = UsageError(f"{text!r} names no release", where="RELEASE", todo="give NAME==VERSION: tensorflow==2.15.1")
+    wrong = UsageError(f"{text!r} names no release", where=text, todo="give NAME==VERSION: tensorflow==2.15.1")
     try:
         found = Requirement(text)
     except InvalidRequirement:
@@ -166,14 +178,14 @@ def _parsed(text: str) -> tuple[str, set[str], str]:
     pins = [it.version for it in found.specifier if it.operator == "=="]
     if len(pins) != 1 or len(found.specifier) != 1 or pins[0].endswith("*") or found.marker or found.url:
         raise wrong
-    return canonicalize_name(found.name), found.extras, pins[0]
+    return canonicalize_name(found.name), {str(canonicalize_name(it)) for it in found.extras}, pins[0]
 
 
 def _profile(name: str, profiles: Profiles) -> FrameworkProfile:
     found = next((it for it in profiles.frameworks if name in it.distributions), None)
     if found is None:
         known = ", ".join(sorted(name for it in profiles.frameworks for name in it.distributions))
-        raise MatchError(f"no profile knows {name}", where="RELEASE", todo=f"give a release of one of: {known}")
+        raise MatchError(f"no profile knows {name}", where=name, todo=f"give a release of one of: {known}")
     return found
 
 

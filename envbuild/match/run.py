@@ -15,6 +15,8 @@ from envbuild.manifest.model import Framework, TrainingManifest
 from envbuild.manifest.packages import Distribution
 from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, Profiles, Release
 
+NO_FRAMEWORK = FrameworkProfile(name="none", releases=())
+"""The profile of a run that used no framework."""
 CPU_LABEL = "cpu"
 _CUDA_LABEL = re.compile(r"cu(?:da)?(\d{2,3})(?:\.cudnn(\d)(\d*))?\Z")
 """`cu118` of PyTorch, `cuda12.cudnn89` of jaxlib."""
@@ -111,12 +113,17 @@ class Run:
 
 
 def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
-    """Take what decides from a manifest; MatchError where the run had no framework or one that no profile knows."""
-    profile, own, version = _framework(manifest, profiles)
+    """Take what decides from a manifest; MatchError where the run's framework is not known, or no profile knows it."""
+    if manifest.framework_source and manifest.framework is None:
+        profile, own, version = NO_FRAMEWORK, "python", ""
+        release = Release(version=Version("0"), wheels=())
+    else:
+        profile, own, version = _framework(manifest, profiles)
+        release = find_release(profile, own, version, profiles)
     accelerator, pins = known_accelerator(manifest), pins_of(manifest)
     return Run(
         profile=profile,
-        release=find_release(profile, own, version),
+        release=release,
         own=own,
         python=python_of(manifest),
         machine=machine_of(manifest.platform.machine or _LIKELIEST),
@@ -219,7 +226,11 @@ def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchE
     if names:
         what = f"which of {', '.join(names)} the run used is not known: neither its process nor its model says it"
         todo = f"say it: {', '.join(f'--framework {it}' for it in names)}, or --framework none"
-        return MatchError(what, where="framework", todo=f"{todo} (for from-manifest, lock and convert)")
+        return MatchError(
+            what,
+            where="framework",
+            todo=f"{todo} ; other commands take the manifest that `envbuild convert` then writes",
+        )
     known = ", ".join(it.name for it in profiles.frameworks)
     what = f"the manifest names no framework ({known}); {_found(manifest)}"
     todo = "capture inside the environment that trained the model; if it used no framework, say --framework none"
@@ -266,21 +277,32 @@ def _found(manifest: TrainingManifest) -> str:
     return f"its distributions are {', '.join(names[:_SHOWN])}{rest}" if names else "it has no distributions at all"
 
 
-def find_release(profile: FrameworkProfile, own: str, text: str) -> Release:
+def find_release(
+    profile: FrameworkProfile, own: str, text: str, profiles: Profiles, where: str = "framework.version"
+) -> Release:
     """Find the release, exact to the patch and to the `.post`; MatchError names those near it."""
     try:
         version = Version(text)
     except InvalidVersion:
         what = f"no stack serves {own}: {text!r} is no version that an index could have"
-        raise MatchError(what, where="framework.version", todo="capture the run again") from None
+        raise MatchError(what, where=where, todo="capture the run again") from None
     label = version.local or ""
-    known = not label or (profile.name == "torch" and (label.split(".")[0] == CPU_LABEL or label_cuda(label)))
+    torch = profile.name == "torch"
+    builds = [it.label for it in profiles.builds if torch and it.covers(version)]
+    known = not label or label in builds or (torch and label.split(".")[0] == CPU_LABEL)
     found = next((it for it in profile.releases if it.version == Version(version.public)), None)
     if found is not None and known:
         return found
-    why = "no release of this version has Linux wheels" if known else "its local label marks somebody's own build"
+    oldest, todo = profile.releases[0].version, refresh(profile.name)
+    why = "no release of this version has Linux wheels"
+    if version < oldest:
+        why, todo = f"the profiles begin with {oldest}", f"train with {oldest} or a later one"
+    elif not known:
+        others = f"; the known builds are {', '.join(f'+{it}' for it in (*builds, CPU_LABEL))}" if builds else ""
+        why = f"its local label marks somebody's own build{others}"
+        todo = f"use {own} {version.public} or a known build"
     what = listing(f"no stack serves {own} {text}: {why}", near(profile, version))
-    raise MatchError(what, where="framework.version", todo=refresh(profile.name))
+    raise MatchError(what, where=where, todo=todo)
 
 
 def read_label(profile: FrameworkProfile, version: str, pins: Mapping[str, str]) -> str:

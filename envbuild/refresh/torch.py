@@ -10,7 +10,7 @@ from envbuild.refresh.metadata import cudnn, limits, read_metadata
 from envbuild.refresh.remote import remote_wheel, search
 from envbuild.refresh.wheels import Report, Row, dotted, other_files, read_rows
 
-OLDEST = "1.13"
+OLDEST = "1.8"
 _VERSION = "torch/version.py"
 _PYTHON_LIBRARY = "torch/lib/libtorch_python.so"
 _ARCHITECTURES = re.compile(rb"((?:(?:sm|compute)_\d+[af]? )+(?:sm|compute)_\d+[af]?)\0")

@@ -39,7 +39,7 @@ def line_of(base: KnownBase, title: str) -> str:
         ({"python": "3.9.2", "glibc": "2.16"}, "TensorFlow", "TensorFlow 2.5 - 2.8 gpu and cpu"),
         ({"python": "3.13.5", "machine": "aarch64"}, "TensorFlow", "TensorFlow 2.20 - 2.21 cpu"),
         ({"python": "3.9.18", "cuda": "11.2.2"}, "TensorFlow", "TensorFlow 2.5 - 2.11 gpu, 2.5 - 2.20 cpu"),
-        ({"python": "3.9.18", "cuda": "11.2.2"}, "PyTorch", "PyTorch 1.13 - 2.8 cpu"),
+        ({"python": "3.9.18", "cuda": "11.2.2"}, "PyTorch", "PyTorch 1.8 - 2.8 cpu"),
         ({"python": "3.9.18", "cuda": "12.9"}, "TensorFlow", "TensorFlow 2.5 - 2.20 cpu"),
         ({"python": "3.4.1"}, "TensorFlow", ""),
         ({"python": ""}, "TensorFlow", ""),

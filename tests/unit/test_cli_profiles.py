@@ -319,6 +319,11 @@ def test_show_answers_for_every_framework_platform_source_and_override(profiles,
         (("tensorflow==2.15.1", "--python", "3.11"), "python", "3.11", "what was asked for"),
         (("tensorflow==2.20.0",), "cudnn", "9", "the newest that nvidia-cudnn-cu12<10.0,>=9.3.0.75 allows is installed"),
         (("jax==0.8.0",), "extra", "cuda12", "none was asked for"),
+        (("jax[tpu]==0.4.34",), "variant", "cpu", "the extra tpu brings no CUDA"),
+        (("jax[cpu]==0.4.34",), "variant", "cpu", "the extra cpu brings no CUDA"),
+        (("jax[k8s]==0.4.34",), "variant", "cpu", "the extra k8s brings no CUDA"),
+        (("jax[tpu,cuda12]==0.4.34",), "variant", "gpu", "the release has a CUDA build"),
+        (("tensorflow[and-cuda]==2.15.1",), "variant", "gpu", "the release has a CUDA build"),
         (("jax[cuda13]==0.8.0",), "extra", "cuda13", "it was asked for"),
     ],
 )  # fmt: skip
@@ -353,8 +358,14 @@ def test_the_cited_wheel_is_the_one_for_the_python(profiles, release, python, wh
     [
         (("tensorflow==2.15.7",), 11, ["tensorflow 2.15.1: another version", "tensorflow 2.16.1: another version"]),
         (("torch==9.0",), 11, ["torch 2.15.0: another version", "envbuild profiles refresh torch"]),
-        (("mxnet==1.9",), 11, ["no profile knows mxnet", "tensorflow-cpu"]),
-        (("tensorflow",), 2, ["names no release"]),
+        (("mxnet==1.9",), 11, ["no profile knows mxnet", "tensorflow-cpu", "where: mxnet"]),
+        (("tensorflow[banana]==2.15.1",), 11, ["no extra banana of tensorflow 2.15.1; they know and-cuda"]),
+        (
+            ("torch==2.5.1+cu999",),
+            11,
+            ["the known builds are +cu118, +cu121, +cu124, +cpu", "where: torch==2.5.1+cu999"],
+        ),
+        (("tensorflow",), 2, ["names no release", "where: tensorflow\n"]),
         (("tensorflow>=2.15",), 2, ["names no release"]),
         (("tensorflow==2.15.*",), 2, ["names no release"]),
         (("tensor flow",), 2, ["names no release"]),
@@ -384,7 +395,11 @@ def test_the_cited_wheel_is_the_one_for_the_python(profiles, release, python, wh
         (
             ("jax[cuda14]==0.8.0",),
             11,
-            ["jax 0.8.0 has no extra cuda14; it has ci, cpu, cuda", "ask for cuda12, cuda13"],
+            [
+                "no extra cuda14 of jax 0.8.0; they know ci, cpu, cuda",
+                "ask for cuda12, cuda13",
+                "where: jax[cuda14]==0.8.0",
+            ],
         ),
         (
             ("tensorflow==2.11.1", "--platform", "linux/arm64"),

@@ -113,7 +113,10 @@ def test_the_error_names_one_glibc_that_serves_all():
     )
     said = str(UnlockableError([*newer, Fault(requirement="b==1", why="it is lost", todo="find it")], TARGET))
     assert "which serves the 2 that need a newer glibc (--base" in said
-    assert "; do what stands below each of them, or leave one out by --drop NAME, then run again" in said
+    assert (
+        "; do what stands below each of them, or leave one out by --drop NAME (not the framework), then run again"
+        in said
+    )
     assert "  b==1: it is lost\n    do: find it" in said
 
 

@@ -259,7 +259,7 @@ def test_the_default_base_has_exactly_the_runs_python(python, base):
 
 def test_a_python_without_an_image_is_said():
     stack = match(manifest(framework=("tensorflow", "2.5.0"), python="3.6.1"), PROFILES, "cpu")
-    assert "give a base by --base" in next(it.reason for it in stack.decisions if it.what == "base")
+    assert "name a base by --set base=IMAGE" in next(it.reason for it in stack.decisions if it.what == "base")
 
 
 def test_an_empty_wheel_brings_the_one_that_holds_the_code():
@@ -308,7 +308,7 @@ def test_variables_of_one_run_are_no_part_of_the_environment():
             "cpu",
             ["2.15.7: no release of this version", "tensorflow 2.15.0.post1: another", "tensorflow 2.15.1: another", "tensorflow 2.16.1: another"],
         ),
-        (manifest(framework=("tensorflow", "1.14.0")), "cpu", ["1.14.0: no release", "tensorflow 1.15.0: another", "tensorflow 1.15.2: another"]),
+        (manifest(framework=("tensorflow", "1.14.0")), "cpu", ["1.14.0: the profiles begin with 1.15.0", "tensorflow 1.15.0: another", "tensorflow 1.15.2: another"]),
         (manifest(framework=("tensorflow", "3.0")), "cpu", ["3.0: no release", "tensorflow 2.21.0: another"]),
         (manifest(framework=("tensorflow", "2.15.0+nv23.12")), "cpu", ["local label", "tensorflow 2.15.0: another"]),
         (manifest(framework=("tensorflow", "what?")), "cpu", ["'what?' is no version"]),

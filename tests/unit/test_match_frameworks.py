@@ -123,8 +123,9 @@ def check(stack: Stack, run: TrainingManifest, variant: str) -> None:
         assert not any(is_nvidia(it) for it in names(stack))
         assert "/library/python:" in stack.base
     else:
-        assert all((stack.cuda, stack.cudnn, stack.driver_minimum))
-        assert (stack.cuda_source == "wheels") == any(is_nvidia(it) for it in names(stack))
+        inside = stack.framework == "torch" and Version(stack.version) < Version("1.13")
+        assert (bool(stack.cuda and stack.driver_minimum), bool(stack.cudnn)) == (True, not inside)
+        assert (stack.cuda_source == "wheels" and not inside) == any(is_nvidia(it) for it in names(stack))
         assert (stack.cuda_source == "base") == ("nvidia/cuda" in stack.base)
         majors = {it.rpartition("-cu")[2] for it in names(stack) if "-cu1" in it}
         assert majors <= {f"{stack.cuda}".partition(".")[0]}
@@ -413,6 +414,42 @@ def test_a_run_without_a_framework_keeps_every_pin_and_gets_no_cuda():
         match(run, PROFILES, overrides={"cuda": "12.2"})
 
 
+def test_a_run_without_a_framework_is_told_what_every_run_is():
+    pins = [("nvidia-nccl-cu11", "2.14.3"), ("nvidia-nccl-cu12", "2.20.5"), ("nvidia-cublas-cu12", "12.1.3.1")]
+    run = replace(ran("torch", "torch", "2.5.1", *pins), framework=None, framework_source="--framework")
+    record = replace(run, source=Source(format="pip-freeze", complete=False), platform=Platform())
+    stack = match(record, PROFILES)
+    told = {it.what: it for it in stack.decisions}
+    assert (told["as of"].value, told["platform"].value) == ("2026-01-01T00:00:00Z", "Linux x86_64")
+    assert (stack.gaps.before, told["nccl twice"].warning) == ("2026-01-01T00:00:00Z", True) if stack.gaps else False
+    assert told["unused cuda"].warning
+    assert "--variant cpu leaves them out" in told["unused cuda"].reason
+    moved = match(run, PROFILES, machine="linux/arm64")
+    assert "it was asked for; the run was on x86_64" in [it.reason for it in moved.decisions]
+    assert moved.requirements == ("torch==2.5.1",), "which is a build for the CPU there"
+
+
+@pytest.mark.parametrize("framework", ["none", "tensorflow"])
+def test_an_image_for_the_cpu_that_was_asked_for_has_no_cuda_wheels(framework):
+    pins = (("tensorflow-cpu", "2.18.0"), ("xgboost", "2.1.0"), *BUILDS["torch"]["gpu"])
+    found = tuple(Framework(name=it, distribution=name, version=version)
+                  for it, (name, version) in (("tensorflow", pins[0]), ("torch", BUILDS["torch"]["gpu"][0])))  # fmt: skip
+    run = replace(ran("torch", *pins[0], *pins[1:]), framework=None, frameworks=found)
+    run = supplement(run, Given(framework=framework), "run")
+    kept = match(run, PROFILES)
+    assert kept.variant == "cpu"
+    assert decided(kept, "unused cuda").startswith("nvidia-cublas-cu12, ")
+    cpu = match(run, PROFILES, "cpu")
+    assert set(cpu.requirements) == {
+        "tensorflow-cpu==2.18.0",
+        "torch==2.5.1+cpu",
+        "torchvision==0.20.1+cpu",
+        "xgboost==2.1.0",
+    }
+    assert not [it for it in cpu.decisions if it.what == "unused cuda"]
+    assert {f"{name}=={version}" for name, version in pins} == set(match(run, PROFILES, "auto").requirements)
+
+
 # Left out by hand
 
 
@@ -449,7 +486,9 @@ def test_dropping_the_other_framework_answers_which_one_was_used():
     [
         ("torch", "2.5.7", ["torch 2.5.7: no release", "torch 2.5.1: another", "torch 2.6.0: another"]),
         ("torch", "2.5.1+rocm6.2", ["somebody's own build"]),
-        ("torch", "1.12.1", ["torch 1.13.0: another"]),
+        ("torch", "2.5.1+cu999", ["somebody's own build; the known builds are +cu118, +cu121, +cu124, +cpu"]),
+        ("torch", "2.5.1+cu130", ["somebody's own build; the known builds are +cu118, +cu121, +cu124, +cpu"]),
+        ("torch", "1.7.1", ["the profiles begin with 1.8.0", "torch 1.8.0: another"]),
         ("jax", "0.4.32", ["jax 0.4.31: another", "jax 0.4.33: another"]),
         ("jax", "0.4.35+dev", ["somebody's own build"]),
     ],
@@ -458,7 +497,26 @@ def test_a_release_that_is_not_known_names_those_near_it(framework, version, par
     with pytest.raises(MatchError) as caught:
         match(ran(framework, framework, version), PROFILES, "cpu")
     assert [part for part in parts if part not in caught.value.what] == []
-    assert caught.value.todo.endswith(f"envbuild profiles refresh {framework}")
+    helped = caught.value.todo.endswith(f"envbuild profiles refresh {framework}")
+    assert helped == ("no release of this version" in caught.value.what), "and not where it would change nothing"
+
+
+def test_every_cuda_build_that_torch_s_index_is_known_to_have_is_matched():
+    assert [it.label for it in PROFILES.builds] == sorted(
+        (it.label for it in PROFILES.builds), key=lambda it: int(it[2:])
+    )
+    for build in PROFILES.builds:
+        for release in (it for it in TORCH.releases if build.covers(it.version)):
+            python = f"{release.wheels[0].pythons[-1]}.1"
+            stack = match(ran("torch", "torch", f"{release.version}+{build.label}", python=python), PROFILES, "gpu")
+            assert f"torch=={release.version}+{build.label}" in stack.requirements
+
+
+def test_torch_before_1_13_brings_its_cuda_inside():
+    stack = match(ran("torch", "torch", "1.12.1", python="3.10.8"), PROFILES, "gpu")
+    assert (stack.cuda, stack.cuda_source, stack.requirements) == ("10.2", "wheels", ("torch==1.12.1",))
+    cpu = match(ran("torch", "torch", "1.12.1", python="3.10.8"), PROFILES, "cpu")
+    assert cpu.requirements == ("torch==1.12.1+cpu",)
 
 
 def test_an_apple_laptop_gets_linux_for_arm64():

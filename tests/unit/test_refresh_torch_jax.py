@@ -127,9 +127,9 @@ def test_the_wheels_of_other_pythons_are_kept_to_be_cited():
     assert row.cited_for("3.9").sha256.hex == wheels[0].sha256
 
 
-def test_torch_begins_with_1_13_and_jax_with_0_4_20():
-    found = releases("torch", torch("1.12.1"), torch("1.13.0"), torch("2.16.0rc1"))
-    assert [str(it.version) for it in found] == ["1.13.0"]
+def test_torch_begins_with_1_8_and_jax_with_0_4_20():
+    found = releases("torch", torch("1.7.1"), torch("1.8.0"), torch("2.16.0rc1"))
+    assert [str(it.version) for it in found] == ["1.8.0"]
     wheels = (jax("0.4.19", ("jaxlib==0.4.20",)), jax("0.4.20", ("jaxlib==0.4.20",)), jaxlib("0.4.20"))
     assert [str(it.version) for it in releases("jax", *wheels)] == ["0.4.20"]
 
