@@ -19,7 +19,7 @@ from envbuild.lock import (
     LockedRun,
     Options,
     Target,
-    lock_run,
+    lock_stack,
     read_settings,
 )
 from envbuild.match import Stack, name_of
@@ -239,14 +239,12 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
         resolver=order.resolver,
         settings=settings,
         build=order.build,
-        fixed=(stack.distribution,),
-        changes=stack.changes,
-        dropped=stack.dropped,
         say=report.note,
         counted=report.compared,
-        system=plan.manifest.platform.system,
     )
-    run = lock_run(stack.requirements, target, plan.manifest.distributions, options, stack.gaps)
+    run = lock_stack(stack, target, plan.manifest, options)
+    for warning in run.warnings:
+        report.warn(warning)
     size = sum(wheel.size for wheel in run.lock.wheels)
     report.note(f"{len(run.lock.wheels)} wheels, {size / 1e6:.1f} MB")
     for note in run.notes():
