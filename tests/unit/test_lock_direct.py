@@ -116,7 +116,7 @@ def test_a_wheel_is_read_once_to_hash_it(tmp_path, monkeypatch, elsewhere: FakeI
     hashed = []
     digest_of = Digest.of_file
     monkeypatch.setattr(Digest, "of_file", lambda file: hashed.append(file.name) or digest_of(file))
-    fetch_direct([from_address(elsewhere)], IndexSettings(), tmp_path, tmp_path, lambda _: None)
+    fetch_direct([from_address(elsewhere)], IndexSettings(default=None), tmp_path, tmp_path, lambda _: None)
     assert len(hashed) == 1
 
 
