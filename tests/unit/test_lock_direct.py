@@ -113,9 +113,13 @@ def test_an_address_in_a_lock_cannot_say_more_than_an_address(tmp_path, elsewher
 
 
 def test_a_wheel_is_read_once_to_hash_it(tmp_path, monkeypatch, elsewhere: FakeIndex, index: FakeIndex):
-    hashed = []
-    digest_of = Digest.of_file
-    monkeypatch.setattr(Digest, "of_file", lambda file: hashed.append(file.name) or digest_of(file))
+    hashed, digest_of = [], Digest.of_file
+
+    def count(file):
+        hashed.append(file.name)
+        return digest_of(file)
+
+    monkeypatch.setattr(Digest, "of_file", count)
     fetch_direct([from_address(elsewhere)], IndexSettings(default=None), tmp_path, tmp_path, lambda _: None)
     assert len(hashed) == 1
 
