@@ -170,8 +170,7 @@ def _tell_plan(plan: "Plan", progress: Progress) -> None:
         tell(f"{decision.what}: {decision.value} - {decision.reason} [{source}]")
     for line in plan.unserved:
         progress.warn(f"{line}; it has to be built (--build) or given (--find-links DIR)")
-    for change in stack.changes:
-        progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
+    locking.tell_changes(stack, progress)
 
 
 def _print_cloud(order: "Order") -> None:

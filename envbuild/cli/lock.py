@@ -72,48 +72,39 @@ def run(
     the index since are refused. Prints the path of pylock.toml.
     """
     from envbuild.files import cache_folder
-    from envbuild.lock import Options, read_settings, write_lock
+    from envbuild.lock import Options, read_settings
     from envbuild.manifest.formats import Given
 
     started = time.monotonic()
-    check_stdout()
-    _check_requirements({"--extra": extra, "--upgrade-package": upgrade_package})
-    _check_folders(out, download)
-    moment = locking.moment_of(exclude_newer)
-    used = framework.value if framework else None
-    given, cache = Given(python=python, gpu=gpu, platform=ran_on, framework=used), cache_folder()
+    _check(out, download, {"--extra": extra, "--upgrade-package": upgrade_package})
+    given = Given(python=python, gpu=gpu, platform=ran_on, framework=framework.value if framework else None)
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
-        had, stack, base_glibc = _decide(record, variant, cuda_source, set_, platform, moment, drop)
-        _warn(stack, progress)
+        had, stack, base_glibc = _decide(record, variant, cuda_source, set_, platform, exclude_newer, drop)
         options = Options(
-            cache=cache,
+            cache=cache_folder(),
             resolver=resolver.value,
             settings=read_settings(find_links or (), offline=offline),
             build=build,
             upgrade=tuple(upgrade_package or ()),
-            fixed=(stack.distribution,),
-            changes=stack.changes,
-            dropped=stack.dropped,
             extras=tuple(extra or ()),
-            system=had.platform.system,
             raise_glibc=base is None and glibc is None,
             say=progress.note,
             counted=locking.counter(progress),
         )
-        target = _target(stack, base, base_glibc, glibc, cache, progress)
-        locked = _lock(had, stack, target, options, out, download, progress)
+        _tell(stack, progress)
+        target = _target(stack, base, base_glibc, glibc, options.cache, progress)
+        locked = _lock(had, stack, target, options, out, download, progress, identical=require_identical)
         if options.raise_glibc:
             _tell_glibc(locked.lock.target.glibc, stack.base, base_glibc, progress)
-        if require_identical:
-            locked.proof.require_identical()
-        write_lock(out, locked)
     typer.echo(json.dumps(_result(locked, out, started), indent=2) if as_json else str(out / "pylock.toml"))
 
 
-def _warn(stack: "Stack", progress: Progress) -> None:
+def _tell(stack: "Stack", progress: Progress) -> None:
+    """Say what is to be looked at, and what was changed."""
     for decision in (it for it in stack.decisions if it.warning):
         progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
+    locking.tell_changes(stack, progress)
 
 
 def _tell_glibc(glibc: str, base: str, has: str | None, progress: Progress) -> None:
@@ -126,21 +117,19 @@ def _tell_glibc(glibc: str, base: str, has: str | None, progress: Progress) -> N
         progress.warn(f"the default base {base} has glibc {has}: build on one with {glibc} or later (--base)")
 
 
-def _check_requirements(given: "Mapping[str, Iterable[str] | None]") -> None:
+def _check(out: Path, download: Path | None, given: "Mapping[str, Iterable[str] | None]") -> None:
+    """Refuse what cannot be written or is no requirement, before the work is done; UsageError."""
     from packaging.requirements import InvalidRequirement, Requirement
 
+    from envbuild.files import check_stageable
+
+    check_stdout()
     for option, text in ((option, text) for option, texts in given.items() for text in texts or ()):
         try:
             Requirement(text)
         except InvalidRequirement as error:
             todo = f"give a name, with a version where it matters: {option} 'fastapi==0.115.0'"
             raise UsageError(f"this is no requirement: {error}", where=f"{option} {text}", todo=todo) from error
-
-
-def _check_folders(out: Path, download: Path | None) -> None:
-    """Refuse what cannot be written, before the work is done; UsageError."""
-    from envbuild.files import check_stageable
-
     check_stageable(out, "--out")
     if download is not None and not download.is_dir():  # one that is whole already need not be writable
         check_stageable(download, "--download")
@@ -154,22 +143,27 @@ def _lock(
     out: Path,
     download: Path | None,
     progress: Progress,
+    *,
+    identical: bool,
 ) -> "LockedRun":
-    """Lock, hold the result to the lock that is there, fetch where that is wanted, and tell all of it."""
-    from envbuild.lock import lock_run, read_held, refuse_changed
+    """Lock, hold the result to the lock that is there, fetch where that is wanted, tell all of it, and write it."""
+    from envbuild.lock import lock_stack, read_held, refuse_changed, write_lock
 
     held = read_held(out)
     as_of = f", as of {stack.gaps.before}" if stack.gaps and stack.gaps.before else ""
     progress.step(f"locking {counted(len(stack.requirements), 'distribution')} with {options.resolver}{as_of}")
-    locked = lock_run(stack.requirements, target, had.distributions, options, stack.gaps)
+    locked = lock_stack(stack, target, had, options)
     if held is not None:
         refuse_changed(held, locked.lock, str(out))
     if download is not None:
         locked = _download(download, locked, options, progress)
+    for warning in locked.warnings:
+        progress.warn(warning)
     for note in locked.notes():
         progress.note(note)
-    for warning in locked.warnings(had, stack.distribution):
-        progress.warn(warning)
+    if identical:
+        locked.proof.require_identical()
+    write_lock(out, locked)
     return locked
 
 
@@ -264,5 +258,6 @@ def _result(locked: "LockedRun", out: Path, started: float) -> dict[str, Any]:
         "yanked": dict(locked.lock.yanked),
         "conflicts": [str(it) for it in locked.conflicts],
         "notes": locked.notes(),
+        "warnings": locked.warnings,
         "seconds": round(time.monotonic() - started, 3),
     }

@@ -1,7 +1,6 @@
 """What commands that lock share: their options, and how progress is told."""
 
 import time
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envbuild.cli.console import PLAIN_INTERVAL, Progress
-from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.lock.facts import Counted
+    from envbuild.match import Stack
 
 
 class VariantName(StrEnum):
@@ -71,18 +70,10 @@ Drop = Annotated[
 Offline = Annotated[bool, typer.Option("--offline", help="Look for wheels in folders only, and in no index.")]
 
 
-def moment_of(date: str | None) -> str | None:
-    """What --exclude-newer says, as a moment in UTC: a date counts to its end; UsageError where it is none."""
-    if date in {None, "none"}:
-        return date
-    try:
-        moment = datetime.fromisoformat(f"{date}")
-        moment += timedelta(days=len(f"{date}") <= len("2023-04-01"))
-        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        todo = "give a date or a moment, such as 2023-04-01 or 2023-04-01T12:00:00Z, or none"
-        raise UsageError("this is no date", where=f"--exclude-newer {date}", todo=todo) from error
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+def tell_changes(stack: "Stack", progress: Progress) -> None:
+    """Say how the requirements differ from the run's distributions."""
+    for change in stack.changes:
+        progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
 
 
 def counter(progress: Progress) -> "Counted":

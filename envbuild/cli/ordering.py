@@ -236,7 +236,7 @@ def order_of(name: str, data: bytes, asked: Asked) -> "Order":
         load=_name(outputs.load),
         bytecode=bool(building.bytecode),
         resolver=locks.resolver.value,
-        exclude_newer=locking.moment_of(locks.exclude_newer),
+        exclude_newer=locks.exclude_newer,
         out=Path(outputs.out),
         templates=Path(building.template) if building.template else None,
         builder=building.builder.value,

@@ -85,12 +85,14 @@ def _built(subject: Subject, choice: Choice, building: Building, report: Reporte
 def order_of(subject: Subject, choice: Choice, building: Building, out: Path) -> Order:
     """What the pipeline is asked for: the chosen variant and platform, on the base that was recorded."""
     assert subject.manifest_bytes is not None, "the caller looked"
+    lock = _nearest_lock(subject, choice)
     return Order(
         manifest=subject.manifest_bytes,
         manifest_name=subject.name,
         variant=choice.variant,
         base=building.base or _base(subject, choice),
-        drop=_dropped(subject, choice),
+        drop=lock.dropped if lock else (),
+        exclude_newer=lock.exclude_newer if lock else None,
         resolver="uv",
         out=out,
         push=None,
@@ -103,17 +105,14 @@ def order_of(subject: Subject, choice: Choice, building: Building, out: Path) ->
     )
 
 
-def _dropped(subject: Subject, choice: Choice) -> tuple[str, ...]:
-    """What was left out by hand of the nearest stamped image."""
+def _nearest_lock(subject: Subject, choice: Choice) -> Lock | None:
     nearest = choice.expected or choice.nearest
-    lock = subject.locks.get(nearest.slot) if nearest else None
-    return lock.dropped if lock else ()
+    return subject.locks.get(nearest.slot) if nearest else None
 
 
 def _base(subject: Subject, choice: Choice) -> str | None:
     """The base of the nearest stamped image; None where the profile has to say."""
-    nearest = choice.expected or choice.nearest
-    lock = subject.locks.get(nearest.slot) if nearest else None
+    nearest, lock = choice.expected or choice.nearest, _nearest_lock(subject, choice)
     if nearest is None or lock is None:
         return None
     return recorded_base(lock, variant=choice.variant, same_platform=nearest.platform == choice.platform)

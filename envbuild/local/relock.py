@@ -6,7 +6,7 @@ from pathlib import Path
 from envbuild.errors import UsageError, counted
 from envbuild.local.acquire import Building, order_of
 from envbuild.local.model import Choice, Subject
-from envbuild.lock import Lock, Options, Target, lock_run, read_settings
+from envbuild.lock import Lock, Options, Target, lock_stack, read_settings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.pipeline import Reporter, make_plans
 
@@ -33,17 +33,15 @@ def lock_here(subject: Subject, choice: Choice, building: Building, report: Repo
     if libc != "glibc":
         todo = "run it in a container: leave out --venv"
         raise UsageError("wheels are locked for Linux with glibc only", where=libc or platform.system(), todo=todo)
-    stack = plan.stack
-    report.step(f"locking {counted(len(stack.requirements), 'distribution')} for this machine")
+    report.step(f"locking {counted(len(plan.stack.requirements), 'distribution')} for this machine")
     options = Options(
         cache=building.cache,
         settings=read_settings(building.find_links, offline=building.offline),
-        fixed=(stack.distribution,),
-        changes=stack.changes,
-        dropped=stack.dropped,
         say=report.note,
         counted=report.compared,
-        system=plan.manifest.platform.system,
     )
-    target = Target(python=stack.python, machine=stack.machine, glibc=version)
-    return lock_run(stack.requirements, target, manifest.distributions, options, stack.gaps).lock
+    target = Target(python=plan.stack.python, machine=plan.stack.machine, glibc=version)
+    run = lock_stack(plan.stack, target, manifest, options)
+    for warning in run.warnings:
+        report.warn(warning)
+    return run.lock

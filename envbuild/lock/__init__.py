@@ -8,7 +8,7 @@ from envbuild.lock.identity import Identity, Proof
 from envbuild.lock.lock import lock
 from envbuild.lock.model import Lock, LockedWheel, Resolver, Target
 from envbuild.lock.pip_tools import PipToolsResolver
-from envbuild.lock.run import LockedRun, Options, confirm, lock_extras, lock_run, refuse_changed
+from envbuild.lock.run import LockedRun, Options, confirm, lock_extras, lock_run, lock_stack, refuse_changed
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.lock.tags import stack_target
 from envbuild.lock.uv import UvResolver
@@ -32,6 +32,7 @@ __all__ = [
     "lock",
     "lock_extras",
     "lock_run",
+    "lock_stack",
     "origin_fault",
     "pylock_text",
     "read_held",

@@ -1,7 +1,7 @@
 """Wheels that the run installed from an address: fetched from there, whatever an index has under their name."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -94,16 +94,12 @@ def elsewhere(locked: Lock, distributions: Iterable[Distribution], settings: Ind
         yield f"{listed(names)} {are} recorded from {place} and taken from {here}"
 
 
-def mark_direct(locked: Lock, direct: Mapping[str, Direct | Fault]) -> tuple[Lock, list[str]]:
-    """Mark the wheels that came from an address, and say of which the record has no hash."""
-    had = {it.wheel: it for it in direct.values() if isinstance(it, Direct) and local_path(it.wheel.url) is None}
-    found = [had[wheel] for wheel in locked.wheels if wheel in had]
-    remarks = [
-        f"the record has no hash of {it.wheel.url}: locked is what is there now, {it.wheel.sha256}"
-        for it in found
-        if not it.hashed
-    ]
-    return replace(locked, direct=tuple(it.wheel.name for it in found)), remarks
+def unhashed(locked: Lock, direct: Mapping[str, Direct | Fault]) -> Iterator[str]:
+    """Say of which wheels that came from an address the record has no hash."""
+    for name in locked.direct:
+        it = direct[name]
+        if isinstance(it, Direct) and not it.hashed:
+            yield f"the record has no hash of {it.wheel.url}: locked is what is there now, {it.wheel.sha256}"
 
 
 def _fetched(
@@ -113,12 +109,15 @@ def _fetched(
     filename = unquote(urlsplit(url).path.rpartition("/")[2])
     _check_name(filename, distribution, url)
     known = Digest(origin.sha256) if origin.sha256 else None
-    source = _beside(filename, settings.find_links) or (_kept(known, cache) if known else None)
-    if source is None:
+    if source := _beside(filename, settings.find_links):
+        with source.open("rb") as file:
+            sha256 = Digest.of_file(file)[0]
+    elif known and _is_kept(known, cache):
+        sha256 = known
+    else:
         say(f"fetching {url}")
-        source = wheel_path(cache, fetch_unlocked(url, cache, settings))
-    with source.open("rb") as file:
-        sha256, size = Digest.of_file(file)
+        sha256 = fetch_unlocked(url, cache, settings)
+    source = source or wheel_path(cache, sha256)
     link = folder / filename
     link.symlink_to(source)
     wheel = LockedWheel(
@@ -126,7 +125,7 @@ def _fetched(
         version=distribution.version or "",
         filename=filename,
         sha256=sha256,
-        size=size,
+        size=source.stat().st_size,
         url=url if source.is_relative_to(cache) else source.as_uri(),
     )
     return Direct(wheel=wheel, path=link, hashed=known is not None)
@@ -149,11 +148,10 @@ def _beside(filename: str, find_links: Sequence[str]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _kept(sha256: Digest, cache: Path) -> Path | None:
-    """The wheel in the cache, whose bytes are what they were."""
+def _is_kept(sha256: Digest, cache: Path) -> bool:
+    """Whether the cache has the wheel, whose bytes are what they were."""
     forget_damaged(cache, sha256)
-    path = wheel_path(cache, sha256)
-    return path if path.is_file() else None
+    return wheel_path(cache, sha256).is_file()
 
 
 def _index(address: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from packaging.utils import canonicalize_name
 
 from envbuild.lock.conflicts import find_conflicts, marker_environment
+from envbuild.lock.following import constraints_of
 from envbuild.lock.model import Lock
 from envbuild.lock.resolving import asking
 from envbuild.lock.run import Options, lock_extras, lock_run
@@ -49,7 +50,7 @@ def _lacking(whole: Lock, added: Lock, options: Options) -> Lock:
         return Lock(target=whole.target, wheels=())
     wanted = tuple(it.requirement for it in missing)
     with asking(wanted, whole.target, options.settings, options.cache) as question:
-        found = resolve_tree(question, Tree(constraints=tuple(f"{name}=={version}" for name, version in pins.items())))
+        found = resolve_tree(question, Tree(constraints=constraints_of(whole, question)))
     more = tuple(f"{name}=={version}" for name, version in found.items() if name not in pins)
     return lock_run(more, whole.target, (), replace(options, extras=(), upgrade=())).lock
 

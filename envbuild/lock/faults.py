@@ -17,6 +17,7 @@ from envbuild.lock.model import LockedWheel, Target
 from envbuild.lock.settings import bare_url
 from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel
 from envbuild.manifest.packages import Distribution
+from envbuild.manifest.requirement import exact_version
 from envbuild.oci.digest import Digest
 
 _SHOWN = 6
@@ -248,11 +249,8 @@ def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: _Pl
 
 def _nearest(requirement: Requirement, versions: Sequence[Version]) -> str:
     """Two versions below the one that was asked for and two above, the newest where none was."""
-    pins = [specifier.version for specifier in requirement.specifier if specifier.operator == "=="]
-    try:
-        wanted = Version(pins[0]) if pins else versions[-1]
-    except InvalidVersion:
-        wanted = versions[-1]
+    exact = exact_version(requirement)
+    wanted = Version(exact) if exact else versions[-1]
     below = [version for version in versions if version <= wanted]
     above = [version for version in versions if version > wanted]
     return ", ".join(map(str, (*below[-2:], *above[:2])))

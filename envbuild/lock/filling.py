@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from envbuild.lock.conflicts import Conflict, find_conflict, marker_environment
 from envbuild.lock.model import Lock
 from envbuild.lock.resolving import Question, failure
-from envbuild.lock.tags import pinned_version
+from envbuild.manifest.requirement import exact_version
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ def _contradicted(question: Question, pins: Lock) -> Iterator[Relaxed]:
     """Find the pinned distributions that require what other pins do not satisfy."""
     there = {wheel.name: wheel.version for wheel in pins.wheels}
     bounds = [Requirement(text) for text in (question.gaps.versions if question.gaps else ())]
-    there |= {str(canonicalize_name(it.name)): str(version) for it in bounds if (version := pinned_version(it))}
+    there |= {str(canonicalize_name(it.name)): version for it in bounds if (version := exact_version(it))}
     named = {str(canonicalize_name(it.name)): tuple(sorted(it.extras)) for it in question.requirements}
     environment = marker_environment(question.target)
     for wheel, facts in zip(pins.wheels, question.reader.all_facts(pins.wheels), strict=True):

@@ -73,14 +73,19 @@ def explain_changes(before: Lock, after: Lock, wanted: Sequence[str], question: 
 
 def extra_pins(locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question) -> tuple[str, ...]:
     """The pins that `extras` (requirements) add to a lock, which moves none of its own; LockError names both sides."""
-    pins = tuple(f"{it.name}=={it.version}" for it in locked.wheels)
     kept = _as_it_is(find_conflicts(locked.wheels, question.reader.all_facts(locked.wheels), locked.target))
     try:
-        found = _tree(question, extras, Tree(constraints=pins, overrides=tuple(kept.values())))
+        tree = Tree(constraints=constraints_of(locked, question), overrides=tuple(kept.values()))
+        found = _tree(question, extras, tree)
     except LockError as error:
         raise _both_sides(locked, extras, resolver, question, error) from error
     held = {it.name for it in locked.wheels}
     return tuple(f"{name}=={version}" for name, version in sorted(found.items()) if name not in held)
+
+
+def constraints_of(locked: Lock, question: Question) -> tuple[str, ...]:
+    """What keeps a resolver from moving anything in a lock; without a network, folders have what has an address."""
+    return (replace(locked, direct=()) if question.settings.offline else locked).pins
 
 
 def _both_sides(

@@ -1,8 +1,10 @@
 """A lock as files for people and installers: hashed requirements and `pylock.toml` (PEP 751)."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from envbuild.oci.digest import Digest
 
 WHEELS = "wheels"
 """The folder beside a lock where the wheels lie that no index has."""
+_ADDRESS = re.compile(r"https?://[^\s$]+")
+"""What may stand in a requirements file: pip and uv put variables of the environment in place of `${NAME}`."""
 _LOCK_AGAIN = "give a pylock.toml that envbuild wrote, unchanged"
 
 
@@ -30,10 +34,8 @@ def requirements_text(lock: Lock) -> bytes:
         "# Install with: python -m pip install --require-hashes --no-deps -r requirements.txt",
     ]
     lines += [f"--find-links {WHEELS}"] if any(map(is_local, lock.wheels)) else []
-    pins = {
-        it.name: f"{it.name} @ {it.url}" if it.name in lock.direct else f"{it.name}=={it.version}" for it in lock.wheels
-    }
-    lines += [f"{pins[wheel.name]} \\\n    --hash={wheel.sha256}" for wheel in _sorted(lock)]
+    lock = replace(lock, wheels=tuple(_sorted(lock)))
+    lines += [f"{pin} \\\n    --hash={it.sha256}" for pin, it in zip(lock.pins, lock.wheels, strict=True)]
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -67,6 +69,8 @@ def pylock_text(
         f"glibc = {toml_string(target.glibc)}",
         *_names_line("slim", lock.slim),
         *_names_line("dropped", lock.dropped),
+        *_names_line("direct", lock.direct),
+        *([f"exclude-newer = {toml_string(lock.exclude_newer)}"] if lock.exclude_newer else []),
         *_table("identity", {it.name: it.outcome for it in proof.identities} if proof else {}),
         *_table("built", built or {}),
         *_table("base", base or {}),
@@ -136,6 +140,7 @@ def _lock(parsed: Pylock, folder: Path | None) -> Lock:
     ours: Any = (parsed.tool or {}).get("envbuild")
     target = _target(ours)
     wheels = {package.name: _wheel(package, folder) for package in parsed.packages}
+    addressed = {str(name) for name, wheel in wheels.items() if _ADDRESS.fullmatch(wheel.url)}
     if len(wheels) < len(parsed.packages):
         raise ValueError("a distribution stands there twice")
     return Lock(
@@ -146,6 +151,8 @@ def _lock(parsed: Pylock, folder: Path | None) -> Lock:
         base=_texts(ours, "base"),
         slim=_names(ours, "slim"),
         dropped=_names(ours, "dropped"),
+        direct=tuple(it for it in _names(ours, "direct") if it in addressed),
+        exclude_newer=moment if isinstance(moment := ours.get("exclude-newer"), str) else None,
     )
 
 

@@ -11,8 +11,8 @@ from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fau
 from envbuild.lock.index import local_path
 from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.resolving import parsed_requirements
-from envbuild.lock.tags import pinned_version
 from envbuild.manifest.packages import Distribution
+from envbuild.manifest.requirement import exact_version
 from envbuild.match.limits import broken_hand_limits
 from envbuild.match.stack import Gaps
 from envbuild.match.swap import name_of
@@ -90,7 +90,8 @@ def _resolved(
     wheels = sorted((wheel for part in parts for wheel in part.wheels), key=lambda wheel: wheel.name)
     yanked = sorted(pair for part in parts for pair in part.yanked)
     remarks = tuple(remark for part in parts for remark in part.remarks)
-    return Lock(target=target, wheels=tuple(wheels), yanked=tuple(yanked), remarks=remarks)
+    direct = tuple(sorted(name for name, it in fixed.items() if local_path(it.wheel.url) is None))
+    return Lock(target=target, wheels=tuple(wheels), yanked=tuple(yanked), remarks=remarks, direct=direct)
 
 
 def _against(locked: Lock, doubts: Mapping[str, Fault]) -> list[Fault]:
@@ -123,8 +124,7 @@ def _failing(locked: Lock, gaps: Gaps) -> list[Fault]:
 
 def kept_ones(requirements: Sequence[Requirement], distributions: Iterable[Distribution]) -> list[Distribution]:
     """The distributions that are required in exactly the version of the run."""
-    pinned = [(str(canonicalize_name(item.name)), pinned_version(item)) for item in requirements]
-    pins = {(name, version) for name, version in pinned if version is not None}
+    pins = {(canonicalize_name(it.name), _version(text)) for it in requirements if (text := exact_version(it))}
     return [item for item in distributions if (canonicalize_name(item.name), _version(item.version or "")) in pins]
 
 

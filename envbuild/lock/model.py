@@ -80,9 +80,17 @@ class Lock:
     slim: tuple[str, ...] = field(default=(), compare=False)
     """Names of the distributions of the run that were left out of it, as only training uses them; sorted."""
     direct: tuple[str, ...] = field(default=(), compare=False)
-    """Names of wheels that came from an address of their own, so that no index need have them; no file says so."""
+    """Names of wheels that came from an address of their own, so that no index need have them; sorted."""
     dropped: tuple[str, ...] = field(default=(), compare=False)
     """Names of the distributions of the run that somebody left out by hand (`--drop`); sorted."""
+    exclude_newer: str | None = field(default=None, compare=False)
+    """As of which moment an incomplete record was completed, `none` for no limit; None where nothing was added."""
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """The wheels as requirements: by version, or by address where they came from one of their own."""
+        names = set(self.direct)
+        return tuple(f"{it.name} @ {it.url}" if it.name in names else f"{it.name}=={it.version}" for it in self.wheels)
 
 
 class Resolver(Protocol):

@@ -1,17 +1,17 @@
 """A run's lock from end to end: pins, builds, upgrades and extras, and how the result compares with the run."""
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from packaging.utils import canonicalize_name
 
-from envbuild.errors import LockError
+from envbuild.errors import LockError, counted
 from envbuild.lock.build import Sdist, Source, build_wheel, commit_of
 from envbuild.lock.conflicts import Conflict, find_conflicts
-from envbuild.lock.direct import Direct, elsewhere, fetch_direct, mark_direct
+from envbuild.lock.direct import Direct, elsewhere, fetch_direct, unhashed
 from envbuild.lock.elsewhere import why_left_out
 from envbuild.lock.facts import Counted, FactReader
 from envbuild.lock.faults import Fault, UnlockableError
@@ -28,7 +28,8 @@ from envbuild.lock.uv import UvResolver
 from envbuild.lock.web import LateClient, make_client
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution
-from envbuild.match.stack import Gaps, PinChange
+from envbuild.match.dropping import REASON
+from envbuild.match.stack import Gaps, PinChange, Stack
 from envbuild.match.swap import name_of
 from envbuild.oci.digest import Digest
 
@@ -80,31 +81,21 @@ class LockedRun:
     """Declared requirements that the lock does not hold, as the run did not."""
     built: tuple[tuple[str, str], ...] = ()
     """What was built, by name, and from what."""
+    warnings: tuple[str, ...] = ()
+    """What the lock need not have in common with the run: dates that were moved, wheels that the record does not name."""
     remarks: tuple[str, ...] = ()
-    """Which wheels were taken because they are the run's own, and as of when what the record lacks was taken."""
+    """Which wheels were taken because they are the run's own, or from elsewhere than the record says."""
     left_out: tuple[tuple[str, str], ...] = ()
     """What of the run was left out by hand or is of no use on Linux, by name, and why."""
 
     def notes(self) -> list[str]:
-        """All of it in sentences, the comparison with the run first."""
+        """All of it but the warnings in sentences, the comparison with the run first."""
         yanked = (f"{name} was withdrawn from its index ({why or 'no reason given'})" for name, why in self.lock.yanked)
         built = (f"{name} was built here from {source}" for name, source in self.built)
         added = [f"added: {', '.join(self.added)}"] if self.added else []
         conflicts = (conflict.told for conflict in self.conflicts)
         left = [f"{name} is left out: {why}" for name, why in self.left_out]
         return [self.proof.summary, *left, *map(str, self.changes), *added, *self.remarks, *yanked, *built, *conflicts]
-
-    def warnings(self, manifest: TrainingManifest, framework: str) -> list[str]:
-        """What the run need not have had, and what of the framework's requirements a record that was guessed lacks."""
-        added = ", ".join(f"{it.name}=={it.version}" for it in self.proof.those("added"))
-        many = f"{len(self.proof.those('added'))} of {len(self.lock.wheels)} wheels are"
-        lines = [f"{many} not in the run's record, and need not be what the run had: {added}"] if added else []
-        own = (it for it in self.conflicts if it.requirer.partition(" ")[0] == framework and it.version is None)
-        lacking = ", ".join(it.name for it in own if it.of_run)
-        if lacking and manifest.source.format == "pip-freeze":
-            todo = "if it does not list everything that was installed, read it with --from requirements"
-            lines.append(f"the record has {framework} without {lacking}, which it requires; {todo}")
-        return lines
 
 
 def lock_run(
@@ -124,7 +115,35 @@ def lock_run(
         kept = kept_ones(parsed_requirements(requirements), distributions)
         direct = fetch_direct(kept, settings, options.cache, Path(name), options.say)
         found = _locked(requirements, target, distributions, options, settings, gaps, direct)
-        return _compared(found, distributions, options, direct)
+        run = _compared(found, distributions, options, direct)
+    completed = (gaps.before or "none") if gaps else None
+    return replace(run, lock=replace(run.lock, exclude_newer=completed))
+
+
+def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Options) -> LockedRun:
+    """Lock what a stack requires of the run that it was decided for; UnlockableError as `lock_run`."""
+    options = replace(
+        options,
+        fixed=(stack.distribution,),
+        changes=stack.changes,
+        dropped=stack.dropped,
+        system=run.platform.system,
+    )
+    locked = lock_run(stack.requirements, target, run.distributions, options, stack.gaps)
+    return replace(locked, warnings=(*locked.warnings, *_doubts(locked, run, stack.distribution)))
+
+
+def _doubts(locked: LockedRun, run: TrainingManifest, framework: str) -> Iterator[str]:
+    """Name what the run need not have had, and what the framework requires and a record that was guessed lacks."""
+    if named := locked.proof.those("added"):
+        added = ", ".join(f"{it.name}=={it.version}" for it in named)
+        many = f"{len(named)} of {counted(len(locked.lock.wheels), 'wheel')}"
+        yield f"the record does not name {many}, and the run may have had other versions: {added}"
+    own = (it for it in locked.conflicts if it.requirer.partition(" ")[0] == framework and it.version is None)
+    lacking = ", ".join(it.name for it in own if it.of_run)
+    if lacking and run.source.format == "pip-freeze":
+        todo = "if it does not list everything that was installed, read it with --from requirements"
+        yield f"the record has {framework} without {lacking}, which it requires; {todo}"
 
 
 def _compared(
@@ -145,19 +164,18 @@ def _compared(
         proven = prove(locked, distributions, question, options.counted, _absent(options.changes, found.left_out))
         facts = question.reader.all_facts(proven.lock.wheels)
         conflicts = find_conflicts(proven.lock.wheels, facts, target)
-    marked, unhashed = mark_direct(proven.lock, direct)
     dropped = tuple((name, _why_dropped(name, conflicts)) for name in options.dropped)
     return LockedRun(
-        lock=replace(marked, owners=_owners(proven.lock, distributions), dropped=options.dropped),
+        lock=replace(proven.lock, owners=_owners(proven.lock, distributions), dropped=options.dropped),
         proof=proven.proof,
         changes=changes,
         added=added,
         conflicts=tuple(_attributed(it, distributions) for it in conflicts),
         built=tuple((source.name, str(source)) for source in found.built),
+        warnings=found.lock.remarks,
         remarks=(
-            *found.lock.remarks,
             *proven.remarks,
-            *unhashed,
+            *unhashed(proven.lock, direct),
             *elsewhere(proven.lock, distributions, settings),
         ),
         left_out=(*dropped, *found.left_out),
@@ -173,7 +191,7 @@ def _absent(changes: Iterable[PinChange], left_out: Iterable[tuple[str, str]]) -
 def _why_dropped(name: str, conflicts: Iterable[Conflict]) -> str:
     """Name what stays and requires it."""
     dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
-    return f"--drop; {f'still required by {dependants}' if dependants else 'nothing that stays requires it'}"
+    return f"{REASON}; {f'still required by {dependants}' if dependants else 'nothing that stays requires it'}"
 
 
 def _check_places(settings: IndexSettings) -> None:
@@ -352,4 +370,4 @@ def _extended(
     more = resolver.resolve(pins, locked.target)
     wheels = sorted((*locked.wheels, *more.wheels), key=lambda wheel: wheel.name)
     yanked = tuple(sorted((*locked.yanked, *more.yanked)))
-    return Lock(target=locked.target, wheels=tuple(wheels), yanked=yanked), pins
+    return replace(locked, wheels=tuple(wheels), yanked=yanked), pins

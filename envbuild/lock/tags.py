@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
-from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import BuildTag, InvalidWheelFilename, NormalizedName, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -69,15 +68,6 @@ def parsed_wheel(filename: str) -> Parsed | None:
     try:
         return parse_wheel_filename(filename)
     except (InvalidWheelFilename, InvalidVersion):
-        return None
-
-
-def pinned_version(requirement: Requirement) -> Version | None:
-    """The version of `name==version`; None where several may do."""
-    exact = [it.version for it in requirement.specifier if it.operator == "=="]
-    try:
-        return Version(exact[0]) if len(exact) == 1 else None
-    except InvalidVersion:  # ==1.*
         return None
 
 

@@ -19,7 +19,8 @@ from envbuild.lock.index import IndexFile, index_file
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.resolving import Question, asking, complete, failure, run_resolver
 from envbuild.lock.settings import IndexSettings, uv_environment, uv_program
-from envbuild.lock.tags import best_wheel, glibc_minor, pinned_version, ranked_tags
+from envbuild.lock.tags import best_wheel, glibc_minor, ranked_tags
+from envbuild.manifest.requirement import exact_version
 from envbuild.match.stack import Gaps
 
 _LEVELS = (17, 28, *range(31, 41))
@@ -144,7 +145,7 @@ def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, s
     files = {f"{option}.txt": text for option, text in lists.items() if text}
     options = [word for option, text in lists.items() if text for word in (f"--{option}", f"{option}.txt")]
     if limits.before:
-        pinned = [it.name for it in question.requirements if pinned_version(it)]  # they are what they are
+        pinned = [it.name for it in question.requirements if exact_version(it)]  # they are what they are
         options += ["--exclude-newer", limits.before]
         options += [option for name in pinned for option in ("--exclude-newer-package", f"{name}=false")]
     if limits.relaxed:

@@ -11,7 +11,7 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.match.stack import PinChange, Stack
 from envbuild.match.swap import name_of
 
-REASON = "left out by --drop"
+REASON = "--drop"
 
 
 def without_dropped(manifest: TrainingManifest, names: Collection[str]) -> TrainingManifest:

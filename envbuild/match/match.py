@@ -3,7 +3,9 @@
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, time
 
+from envbuild.errors import UsageError
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match.base import decide_base
 from envbuild.match.beside import mixed_labels, other_cuda
@@ -30,7 +32,7 @@ class Asked:
     cuda_source: CudaChoice = "auto"
     overrides: Overrides = field(default_factory=Overrides)
     exclude_newer: str | None = None
-    """As of which moment an incomplete record is completed: `none` for no date, None for the record's own."""
+    """As of which moment in UTC an incomplete record is completed: `none` for no date, None for the record's own."""
 
 
 def match(
@@ -47,7 +49,8 @@ def match(
     """Decide what has to be locked for a run; MatchError lists each candidate near it and why it lost.
 
     `overrides` are values by `base`, `cuda`, `cudnn`, `driver_minimum` or `python`; `machine` replaces the run's.
-    What an incomplete record lacks is added as of `exclude_newer`, a moment or `none`; by default the record's date.
+    What an incomplete record lacks is added as of `exclude_newer`, by default the record's date: a date, which counts
+    to its end in UTC, a moment (ISO 8601), or `none`; UsageError for anything else.
     `drop` names distributions of the run that are left out by hand, UsageError for one that it did not have.
     """
     if drop:
@@ -58,7 +61,10 @@ def match(
         )  # fmt: skip
         return dropped_from(stack, manifest, drop)
     asked = Asked(
-        variant=variant, cuda_source=cuda_source, overrides=read_overrides(overrides), exclude_newer=exclude_newer
+        variant=variant,
+        cuda_source=cuda_source,
+        overrides=read_overrides(overrides),
+        exclude_newer=_moment_of(exclude_newer),
     )
     run = read_run(manifest, profiles)
     decisions = (*_used(manifest, run), *_accelerator(manifest))
@@ -219,6 +225,21 @@ def _assumed(run: Run, asked: Asked) -> Iterator[Decision]:
         value = "what they require is added, in versions that fit them"
         yield Decision(what="distributions", value=value, reason=reason, source="manifest: source.complete")
         yield _as_of(run, asked)
+
+
+def _moment_of(date: str | None) -> str | None:
+    """Return a date's last second, or a moment, in UTC; UsageError where it is neither, nor `none`."""
+    if date in {None, "none"}:
+        return date
+    try:
+        moment = datetime.fromisoformat(f"{date}")
+        if len(f"{date}") <= len("2023-04-01"):
+            moment = datetime.combine(moment, time(23, 59, 59))
+        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        todo = "give a date or a moment, such as 2023-04-01 or 2023-04-01T12:00:00Z, or none"
+        raise UsageError("this is no date", where=f"--exclude-newer {date}", todo=todo) from error
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _before(complete: bool, created: str | None, asked: Asked) -> str | None:

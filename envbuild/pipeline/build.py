@@ -18,7 +18,7 @@ from envbuild.lock import (
     LockedRun,
     Options,
     Target,
-    lock_run,
+    lock_stack,
     read_settings,
 )
 from envbuild.oci.index import Content, ImageIndex, image_index
@@ -236,14 +236,12 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
         resolver=order.resolver,
         settings=settings,
         build=order.build,
-        fixed=(stack.distribution,),
-        changes=stack.changes,
-        dropped=stack.dropped,
         say=report.note,
         counted=report.compared,
-        system=plan.manifest.platform.system,
     )
-    run = lock_run(stack.requirements, target, plan.manifest.distributions, options, stack.gaps)
+    run = lock_stack(stack, target, plan.manifest, options)
+    for warning in run.warnings:
+        report.warn(warning)
     size = sum(wheel.size for wheel in run.lock.wheels)
     report.note(f"{counted(len(run.lock.wheels), 'wheel')}, {size / 1e6:.1f} MB")
     for note in run.notes():
@@ -251,8 +249,6 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
     for wheel in run.lock.wheels:
         if wheel.name.startswith("nvidia-cudnn-"):
             report.note(f"cuDNN {wheel.version}, by {wheel.name}")
-    for warning in run.warnings(plan.manifest, stack.distribution):
-        report.warn(warning)
     if order.require_identical:
         run.proof.require_identical()
     return run

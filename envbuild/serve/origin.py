@@ -285,8 +285,15 @@ def _training_order(start: Start, order: Order, out: Path) -> Order:
         raise UsageError(what, where=f"{start.name}, {start.words}", todo=todo)
     overrides = {key: text for key, text in start.nearest.overrides if start.image or key == _CARRIED}
     variant: Variant = "gpu" if start.variant == "gpu" else "cpu"
-    drop = order.drop or start.lock.dropped
-    return replace(plain, variant=variant, platforms=(start.platform,), base=base, overrides=overrides, drop=drop)
+    return replace(
+        plain,
+        variant=variant,
+        platforms=(start.platform,),
+        base=base,
+        overrides=overrides,
+        drop=order.drop or start.lock.dropped,
+        exclude_newer=order.exclude_newer or start.lock.exclude_newer,
+    )
 
 
 def _check_built(start: Start, part: Part) -> None:

@@ -216,8 +216,17 @@ def test_what_is_dropped_is_recorded_with_what_still_requires_it(site):
     text = (site.out / "pylock.toml").read_bytes()
     assert b'\ndropped = ["tool"]\n' in text
     assert read_pylock(text, "pylock.toml").dropped == ("tool",)
-    assert "tool 1.0: left out: left out by --drop" in site.refused("--drop", "tool", "--require-identical", code=16)
+    assert "tool 1.0: left out: --drop" in site.refused("--drop", "tool", "--require-identical", code=16)
     assert "the run does not have absent" in site.refused("--drop", "absent", code=2)
+
+
+def test_the_plan_s_warnings_and_changes_are_shown(site, index: FakeIndex):
+    old, gpu = make_wheel("numpy", "2.0.0"), make_wheel("nvidia-cudnn-cu12", "8.9.4.25")
+    index.add(old)
+    site.tell(manifest_of(TENSORFLOW, TOOL, old, gpu))
+    said = site.lock().stderr
+    assert "tensorflow-cpu==2.15.1 needs numpy" in said
+    assert "nvidia-cudnn-cu12==8.9.4.25 -> dropped: " in said
 
 
 def test_what_cannot_be_locked_can_be_dropped(site):

@@ -1,10 +1,12 @@
 """Which environment is chosen for a machine, and why."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from envbuild.errors import StampError
+from envbuild.local.acquire import Building, order_of
 from envbuild.local.choose import choose
 from envbuild.local.model import Machine, Subject
 from envbuild.local.subject import subject_of_image
@@ -142,3 +144,11 @@ def test_an_image_runs_as_it_is_with_the_gpus_that_it_can_have(subject, machine,
     assert (choice.variant, choice.gpus, choice.platform) == (variant, gpus, "linux/amd64")
     assert (choice.pull, choice.expected, choice.nearest) == (None, None, None)
     assert why in " ".join(choice.reasons)
+
+
+def test_a_variant_that_is_not_stamped_is_locked_as_the_one_that_is():
+    subject = stamped(GPU)
+    lock = replace(subject.locks[GPU.slot], dropped=("tool",), exclude_newer="2023-01-01T23:59:59Z")
+    subject = replace(subject, locks={GPU.slot: lock}, manifest_bytes=b"{}")
+    order = order_of(subject, choose(subject, LAPTOP, "auto"), Building(cache=Path("cache")), Path("out"))
+    assert (order.variant, order.drop, order.exclude_newer) == ("cpu", lock.dropped, lock.exclude_newer)

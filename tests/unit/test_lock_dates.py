@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock import Options, lock_run, read_settings
+from envbuild.lock import Options, lock_run, read_pylock, read_settings
 from envbuild.lock.model import Lock, Resolver
 from envbuild.lock.pip_tools import PipToolsResolver
 from envbuild.lock.uv import UvResolver
@@ -188,7 +188,7 @@ def test_the_record_s_own_date_counts_unless_another_is_asked_for(model: Model):
     own = model.plan()
     assert (own["value"], own["source"]) == ("2024-02-01T10:00:00Z", "manifest: created")
     asked = model.plan("--exclude-newer", "2022-01-31")
-    assert (asked["value"], asked["source"]) == ("2022-02-01T00:00:00Z", "--exclude-newer")
+    assert (asked["value"], asked["source"]) == ("2022-01-31T23:59:59Z", "--exclude-newer")
     assert model.plan("--exclude-newer", "2022-01-31T12:00:00+02:00")["value"] == "2022-01-31T10:00:00Z"
     assert model.plan("--exclude-newer", "none")["value"] == "now"
     model.write("MLmodel", "mlflow_version: 2.9.1\n")
@@ -201,8 +201,27 @@ def test_a_lock_is_completed_as_of_the_record_s_date(model: Model):
     assert model.added("--exclude-newer", "none") == "scipyy==1.17"
 
 
+def test_a_date_that_has_to_be_moved_is_a_warning_and_is_shown_as_it_was_given(model: Model):
+    model.write("requirements.txt", "tensorflow-cpu==2.15.1\nlate==1.0\n")
+    done = model.run("lock", "--out", "lock", "--exclude-newer", "2022-12-01", "--json")
+    [warning] = [line for line in done.stderr.splitlines() if "fit together" in line]
+    assert warning.startswith("warning: no wheels uploaded before 2022-12-01T23:59:59Z fit together")
+    assert json.loads(done.stdout)["warnings"] == [warning.removeprefix("warning: ")]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [((), "2024-02-01T10:00:00Z"), (("--exclude-newer", "2022-01-31"), "2022-01-31T23:59:59Z"),
+     (("--exclude-newer", "none"), "none")],
+)  # fmt: skip
+def test_the_lock_keeps_as_of_when_it_was_completed(model: Model, options, kept):
+    model.added(*options)
+    data = (model.folder.parent / "lock" / "pylock.toml").read_bytes()
+    assert read_pylock(data, "pylock.toml").exclude_newer == kept
+
+
 def test_what_is_no_date_is_refused(model: Model):
-    for command, text in (("lock", "yesterday"), ("from-manifest", "9999-12-31")):
+    for command, text in (("lock", "yesterday"), ("from-manifest", "2023-02-29")):
         done = model.run(command, "--exclude-newer", text)
         assert done.returncode == 2
         assert f"--exclude-newer {text}" in done.stderr

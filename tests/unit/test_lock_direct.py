@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock import Target, requirements_text
+from envbuild.lock import Target, pylock_text, read_pylock, requirements_text
+from envbuild.lock.direct import fetch_direct
+from envbuild.lock.extras import lock_above
 from envbuild.lock.run import LockedRun, lock_run
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.match.stack import Gaps
+from envbuild.oci.digest import Digest
 from tests.fakes.index import FakeIndex, Fault, serving
 from tests.fakes.wheels import make_wheel
 from tests.unit.locking import HERE, forget_settings, options
@@ -80,6 +83,45 @@ def test_a_second_lock_takes_it_from_the_cache_and_an_upgrade_leaves_it(
         "tool": ("1.0", elsewhere.file_url(OURS.filename)),
     }
     assert elsewhere.requests == []
+
+
+@pytest.mark.parametrize("stranger", [False, True], ids=["no index has it", "an index has a stranger's"])
+def test_what_is_added_above_a_lock_takes_its_wheel_for_the_one_from_the_address(
+    tmp_path, elsewhere: FakeIndex, index: FakeIndex, stranger
+):
+    if stranger:
+        index.add(make_wheel("tool", "1.0", requires=["web<1"]))
+    else:
+        del index.pages["tool"]
+    index.add(make_wheel("web", "1.0", requires=["tool"]))
+    had = [from_address(elsewhere), Distribution(name="numbers", version="1.0", origin=Origin(kind="index"))]
+    found = lock_run(("numbers==1.0", "tool==1.0"), TARGET, had, options(tmp_path))
+    below = read_pylock(pylock_text(found.lock), "pylock.toml")
+    above = lock_above(("web",), below, options(tmp_path))
+    assert [it.name for it in above.wheels] == ["web"]
+    assert not any(it.path.startswith("/simple/tool") for it in index.requests)
+
+
+@pytest.mark.parametrize("end", ["\n--index-url=https://evil.invalid/simple", "#${SECRET}"])
+def test_an_address_in_a_lock_cannot_say_more_than_an_address(tmp_path, elsewhere: FakeIndex, index: FakeIndex, end):
+    text = pylock_text(locked(tmp_path, from_address(elsewhere)).lock).decode()
+    written = elsewhere.file_url(OURS.filename)
+    assert read_pylock(text.encode(), "pylock.toml").direct == ("tool",)
+    changed = read_pylock(text.replace(written, (written + end).replace("\n", "\\n")).encode(), "pylock.toml")
+    assert changed.direct == ()
+    assert end not in requirements_text(changed).decode()
+
+
+def test_a_wheel_is_read_once_to_hash_it(tmp_path, monkeypatch, elsewhere: FakeIndex, index: FakeIndex):
+    hashed, digest_of = [], Digest.of_file
+
+    def count(file):
+        hashed.append(file.name)
+        return digest_of(file)
+
+    monkeypatch.setattr(Digest, "of_file", count)
+    fetch_direct([from_address(elsewhere)], IndexSettings(default=None), tmp_path, tmp_path, lambda _: None)
+    assert len(hashed) == 1
 
 
 def test_other_bytes_than_the_recorded_ones_are_refused(tmp_path, elsewhere: FakeIndex, index: FakeIndex):

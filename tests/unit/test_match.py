@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envbuild.errors import MatchError
+from envbuild.errors import MatchError, UsageError
 from envbuild.files import data_folder
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.model import Framework, Platform, Python, Source, TrainingManifest
@@ -496,3 +496,20 @@ def test_all_profiles_count_where_the_run_s_framework_is_none_of_them():
     run = manifest(("torch", "2.1.0"), framework=None)
     other = Framework(name="mxnet", distribution="mxnet", version="1.9.1")
     assert frameworks_of(run) == frameworks_of(replace(run, framework=other)) == FRAMEWORKS
+
+
+def test_a_date_counts_to_its_end_and_what_is_none_is_refused_at_the_call():
+    run = replace(
+        manifest(framework=("tensorflow-cpu", "2.15.1")), source=Source(format="requirements", complete=False)
+    )
+    for given_as, moment in (
+        ("2023-01-01", "2023-01-01T23:59:59Z"),
+        ("2023-01-01T12:00:00+02:00", "2023-01-01T10:00:00Z"),
+        ("none", None),
+        (None, "2026-01-01T00:00:00Z"),
+    ):
+        gaps = match(run, PROFILES, exclude_newer=given_as).gaps
+        assert gaps is not None
+        assert gaps.before == moment
+    with pytest.raises(UsageError, match="this is no date"):
+        match(run, PROFILES, exclude_newer="yesterday")

@@ -11,7 +11,9 @@ from envbuild.capture.reading import present
 from envbuild.lock import Lock, pylock_text, read_pylock
 from envbuild.oci.digest import Digest
 from envbuild.stamp import StampEntry, read_stamp, stamp
-from tests.unit.test_from_manifest import manifest_of
+from tests.fakes.index import serving
+from tests.fakes.wheels import make_wheel
+from tests.unit.test_from_manifest import TENSORFLOW, manifest_of
 from tests.unit.test_serve_build import PYTHON, RUN, Serving
 from tests.unit.test_serve_build import site as site  # noqa: PLC0414 - a fixture
 
@@ -74,6 +76,20 @@ def test_a_training_image_that_was_never_pushed_is_found_in_its_layout_or_made_a
     found = json.loads(next((site.folder / out).glob(f"blobs/sha256/{done.stdout.strip()[-64:]}")).read_bytes())
     below = [it["digest"] for it in trained["layers"]]
     assert [it["digest"] for it in found["layers"]][: len(below)] == below
+
+
+def test_an_incomplete_run_is_made_again_as_of_the_same_moment(site, monkeypatch):
+    run = manifest_of(("tensorflow-cpu", "2.15.1"), ("needs", "1.0"))["distributions"]
+    source = {"format": "requirements", "complete": False}
+    with serving() as index:
+        index.add(TENSORFLOW, make_wheel("needs", "1.0", requires=["late"]), uploaded="2021-03-01T00:00:00Z")
+        index.add(make_wheel("late", "1.0"), uploaded="2022-01-01T12:00:00Z")
+        index.add(make_wheel("late", "2.0"), uploaded="2023-03-01T00:00:00Z")
+        monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+        site.train("--exclude-newer", "2022-01-01", "--import-check", "never", distributions=run, source=source)
+        assert {it.name: it.version for it in stamped_lock(site).wheels}["late"] == "1.0"
+        done = site(*site.words("--out", "other", "--import-check", "never"))
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_image_that_cannot_be_made_again_is_refused(site):

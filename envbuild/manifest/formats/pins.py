@@ -15,11 +15,12 @@ from packaging.utils import (
     parse_sdist_filename,
     parse_wheel_filename,
 )
-from packaging.version import InvalidVersion, Version
+from packaging.version import InvalidVersion
 
 from envbuild.manifest.formats.record import Faults, clean, quoted
 from envbuild.manifest.formats.surroundings import Surroundings
 from envbuild.manifest.packages import Distribution, Origin
+from envbuild.manifest.requirement import exact_version
 
 INSTALLED = "write down what was installed: `pip freeze --all` in the run's environment"
 PLATFORM = "say where it ran: --ran-on linux/amd64"
@@ -78,15 +79,6 @@ class Pins:
             return self.faults.add(f"{place}: {name}{requirement.specifier} is no exact version", INSTALLED)
         origin = Origin(kind="index", hashes=hashes)
         return self.add(Distribution(name=name, version=version, origin=origin), place)
-
-
-def exact_version(requirement: Requirement) -> str | None:
-    """Return the one version that a requirement allows, as it is spelled; None where it allows several."""
-    exact = [it.version for it in requirement.specifier if it.operator in {"==", "==="}]
-    try:
-        return exact[0] if len(exact) == 1 and str(Version(exact[0])) else None
-    except InvalidVersion:  # ==1.*
-        return None
 
 
 def of_address(address: str, *, name: str, version: str | None = None, hashes: tuple[str, ...] = ()) -> Distribution:
