@@ -82,7 +82,7 @@ class LockedRun:
     built: tuple[tuple[str, str], ...] = ()
     """What was built, by name, and from what."""
     warnings: tuple[str, ...] = ()
-    """What the lock need not have in common with the run: dates that were moved, wheels that the record does not name."""
+    """How the lock may differ from the run: dates that were moved, wheels that the record does not name."""
     remarks: tuple[str, ...] = ()
     """Which wheels were taken because they are the run's own, or from elsewhere than the record says."""
     left_out: tuple[tuple[str, str], ...] = ()
