@@ -163,7 +163,10 @@ def _compared(
             locked, added = _extended(locked, options.extras, resolver, question)
         proven = prove(locked, distributions, question, options.counted, _absent(options.changes, found.left_out))
         facts = question.reader.all_facts(proven.lock.wheels)
-        conflicts = find_conflicts(proven.lock.wheels, facts, target)
+        swapped = (it for it in options.changes if it.before and it.after and "==" in it.before)
+        pins = {it.name: f"{it.before}".partition("==")[2] for it in swapped}
+        pins |= {wheel.name: wheel.version for wheel in proven.lock.wheels}
+        conflicts = find_conflicts(proven.lock.wheels, facts, target, pins)
     dropped = tuple((name, _why_dropped(name, conflicts)) for name in options.dropped)
     return LockedRun(
         lock=replace(proven.lock, owners=_owners(proven.lock, distributions), dropped=options.dropped),

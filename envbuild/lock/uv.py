@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.pylock import Package, PackageWheel, Pylock, PylockValidationError
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError, UsageError
@@ -129,7 +130,9 @@ def _run(
     common = ["--no-header", "--only-binary", ":all:", *target, *([] if question.settings.default else ["--no-index"])]
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
         for name, text in files.items():
-            (Path(folder) / name).write_text(text)
+            path = Path(folder) / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
         command = [uv_program(), "pip", "compile", "-", *common, *options]
         return run_resolver(command, folder, uv_environment(question.settings), question.text)
 
@@ -139,11 +142,18 @@ def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, s
     gaps = question.gaps
     if gaps is None:
         return ["--no-deps"], {}
-    never = "".join(f"{name} ; python_version < '0'\n" for name in gaps.without)
+    replaced = [(Requirement(before), after) for before, after in gaps.replaced]
+    excluded = [it for it in gaps.without if it not in {canonicalize_name(it.name) for it, _ in replaced}]
+    never = "".join(f"{name} ; python_version < '0'\n" for name in excluded)
     bounds = "".join(f"{it}\n" for it in gaps.versions)
     lists = {"override": never, "constraint": bounds}
     files = {f"{option}.txt": text for option, text in lists.items() if text}
     options = [word for option, text in lists.items() if text for word in (f"--{option}", f"{option}.txt")]
+    for it, after in replaced:
+        # A project that only requires its stand-in: what requires the replaced distribution has to fit its version.
+        files[f"{it.name}/pyproject.toml"] = _project_table(it, after)
+        files[f"{it.name}.txt"] = f"./{it.name}\n"
+        options += [f"{it.name}.txt", "--no-emit-package", it.name]
     if limits.before:
         pinned = [it.name for it in question.requirements if exact_version(it)]  # they are what they are
         options += ["--exclude-newer", limits.before]
@@ -153,6 +163,11 @@ def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, s
         # Where uv is told to look for no settings, as without a network, it has to be told of these.
         options += ["--config-file", "uv.toml"] if "UV_NO_CONFIG" in uv_environment(question.settings) else []
     return options, files
+
+
+def _project_table(it: Requirement, requires: str) -> str:
+    lines = ["[project]", f"name = {toml_string(it.name)}", f"version = {toml_string(f'{exact_version(it)}')}"]
+    return "\n".join([*lines, f"dependencies = [{toml_string(requires)}]", ""])
 
 
 def _metadata_table(it: Relaxed) -> str:

@@ -270,6 +270,8 @@ def _gaps(run: Run, pins: Pins, profiles: Profiles, before: str | None) -> Gaps 
         return None
     kept = {name_of(it) for it in pins.requirements}
     without = sorted({it.name for it in pins.changes if it.before} - kept)
+    pinned = [it for it in pins.changes if it.before and "==" in it.before and it.name in without]
+    pairs = ((f"{it.before}", it.after) for it in pinned if it.after)
     versions = [f"{name}=={version}" for name, version in run.conda if name not in kept]
     names = {name for name, _ in run.conda} | kept
     exact = {name_of(it): it.partition(";")[0].partition("==")[2].strip() for it in pins.requirements if "==" in it}
@@ -277,6 +279,7 @@ def _gaps(run: Run, pins: Pins, profiles: Profiles, before: str | None) -> Gaps 
     bounds = [it.requirement for it in limits if name_of(it.requirement) not in names]
     return Gaps(
         without=tuple(without),
+        replaced=tuple(sorted(pairs)),
         versions=(*versions, *dict.fromkeys(bounds)),
         limits=() if run.complete else tuple(it for it in profiles.limits if it.breaks),
         before=before,

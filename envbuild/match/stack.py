@@ -41,6 +41,11 @@ class Gaps:
 
     without: tuple[str, ...] = ()
     """Normalised names that are never added, as the variant excludes them."""
+    replaced: tuple[tuple[str, str], ...] = ()
+    """Of these, what another distribution stands in for: `("tensorflow==2.15.0", "tensorflow-cpu==2.15.0")`.
+
+    What requires the first one has to fit its version.
+    """
     versions: tuple[str, ...] = ()
     """Bounds of what is added: `numpy==1.26.4` where the run's conda had it, `numpy<2` where the framework needs it."""
     before: str | None = None

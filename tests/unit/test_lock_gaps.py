@@ -72,6 +72,22 @@ def test_what_the_variant_excludes_is_not_added():
         PipToolsResolver().resolve(("zope-helper==3.0",), HERE, gaps)
 
 
+def test_what_is_added_fits_the_version_of_what_was_replaced(monkeypatch):
+    """The cpu variant has tensorflow-cpu: tensorflow-hub's tf-keras has to be of the same release all the same."""
+    plain, part = make_wheel("gpu-part", "2.0", requires=["lib"]), make_wheel("cpu-part", "1.0", requires=["lib"])
+    with serving(
+        plain,
+        part,
+        make_wheel("lib", "1.5"),
+        make_wheel("hub", "1.0", requires=["tf-part"]),
+        *(make_wheel("tf-part", version, requires=[f"gpu-part=={version}"]) for version in ("1.0", "2.0")),
+    ) as served:
+        gaps = Gaps(without=("gpu-part",), replaced=(("gpu-part==1.0", "cpu-part==1.0"),))
+        monkeypatch.setenv("UV_DEFAULT_INDEX", served.url)
+        found = UvResolver().resolve(("cpu-part==1.0", "hub==1.0"), HERE, gaps)
+    assert versions(found) == {"cpu-part": "1.0", "hub": "1.0", "lib": "1.5", "tf-part": "1.0"}
+
+
 def test_a_wheel_has_to_be_one_of_those_that_the_record_allows():
     right = next(it.sha256 for it in WHEELS if it.filename.startswith("lib-2.0"))
     allowed = Distribution(name="Lib", version="2.0", origin=Origin(kind="index", hashes=("ab" * 32, right)))
@@ -103,7 +119,7 @@ def test_where_no_versions_fit_the_records_own_distributions_are_those_to_leave_
     index.add(make_wheel("outer", "1.0", requires=["app==7"]))
     with pytest.raises(LockError) as refused:
         lock(("outer==1.0", "lib==1.5"), HERE, UvResolver(), (), Gaps())
-    assert "leave one out by --drop outer, or" in refused.value.todo
+    assert "leave one out by --drop outer (not the framework), or" in refused.value.todo
     assert set(versions(lock(("lib==1.5",), HERE, UvResolver(), (), Gaps()))) == {"lib"}
 
 
