@@ -212,7 +212,7 @@ def test_an_interpreter_that_is_not_cpython_is_said():
         ("list.json", '[{"name": "x", "version": "1", "channel": "x"}, 5]', "[1]: there is no name and version"),
         ("list.json", '["channel",' + "[" * 100_000, "nested too deeply"),
         ("explicit.txt", "@EXPLICIT\nhttps://[bad/x\n", "line 2: this is no package of conda"),
-        ("explicit.txt", "@EXPLICIT\nhttps://example.com/x-1-0.conda\n", "not which Python"),
+        ("explicit.txt", "@EXPLICIT\nhttps://example.com/x-1-0.conda\n", "not say which Python"),
     ],
 )
 def test_hostile_and_broken_records_of_conda_are_refused(name, content, says):

@@ -188,7 +188,7 @@ def test_a_wheelhouse_needs_no_index_and_gives_the_same_files(index: FakeIndex, 
         again = lock_run(pins, HERE, [installed(PURE)], more)
         list(fetch(again.lock.wheels, tmp_path / resolver, settings=settings))
         assert requirements_text(again.lock).splitlines()[3:] == requirements_text(run.lock).splitlines()[2:]
-        assert again.proof.summary == "1 of 1 identical"
+        assert again.proof.summary == "1 of 2 identical, 1 added: other"
         with pytest.raises(LockError, match="no folder has a project of this name"):
             lock_run(("absent==1",), HERE, (), more)
     assert len(index.requests) == asked
