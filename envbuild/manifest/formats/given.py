@@ -68,8 +68,8 @@ def exact_python(said: str | None, given: Given, where: str) -> str:
             raise UsageError(f"the record says Python {said}", where=f"--python {given.python}", todo=_TODO)
         return said
     if given.python is None:
-        known = f"only Python {shown(said[:20])}, no exact version" if said else "no version of Python"
-        raise ManifestError(f"the record says {known}", where=where, todo=_EXACT)
+        known = f"says only Python {shown(said[:20])}, no exact version" if said else "does not say which Python it had"
+        raise ManifestError(f"the record {known}", where=where, todo=_EXACT)
     partly = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.\*)?", said or "")
     if partly and not f"{given.python}.".startswith(f"{partly[1]}."):
         raise UsageError(f"the record says Python {partly[0]}", where=f"--python {given.python}", todo=_TODO)
