@@ -50,6 +50,7 @@ MODULES = {
     "driver.py": "raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')",
     "through.py": "import driver",
     "toolkit.py": "raise ImportError('libcublas.so.11: cannot open shared object file: No such file or directory')",
+    "cv2.py": "raise ImportError('libGL.so.1: cannot open shared object file: No such file or directory')",
     "keyless.py": "open('/nowhere/kaggle.json')",
     "ending.py": "raise SystemExit(1)",
     "crashing.py": "import os\nprint('last words')\nos.kill(os.getpid(), 11)",
@@ -99,7 +100,13 @@ def test_a_failure_has_the_chain_of_packages_down_to_the_root_cause_and_what_to_
     ]
     assert (error.exit_code, error.where) == (16, "import check, here")
     assert error.todo.startswith("outer==1 needs fine<2")
+    assert "; pin versions of these in the record that go together; " in error.todo
     assert error.todo.endswith(NEVER)
+
+
+def test_a_library_that_no_wheel_brings_comes_with_the_base(place):
+    error = refused(place, question("cv2", "fine"))
+    assert error.todo == f"give a --base that has libGL.so.1, or --drop what needs it; {NEVER}"
 
 
 def test_the_drivers_libraries_are_no_fault_of_an_image_for_a_gpu_and_one_of_others(place):

@@ -16,6 +16,8 @@ _PROGRAM = Path(program.__file__).read_text()
 _SECONDS = 900.0
 _DRIVER = re.compile(r"\blib(cuda|nvcuvid|nvoptix|nvidia-[\w-]+)\.so")
 """Libraries of NVIDIA's driver, which a host with a GPU gives a container."""
+_LIBRARY = re.compile(r"\b(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
+"""What the loader says of a library that no wheel brings."""
 _SIGILL = 128 + 4
 NEVER = "--import-check never makes the image without this check"
 
@@ -84,8 +86,7 @@ def check_imports(place: Place, question: Question) -> Imports:
     if faults:
         many = f"{len(faults)} of {len(modules)} modules fail{'s' if len(faults) == 1 else ''}"
         what = "\n  - ".join((f"the image cannot import what the run could import: {many}", *faults))
-        todo = "; ".join((*question.known, "pin versions of these in the record that go together", NEVER))
-        raise VerifyError(what, where=f"import check, {place.name}", todo=todo)
+        raise VerifyError(what, where=f"import check, {place.name}", todo=_remedy(faults, question))
     imported = tuple(module for module, error in errors.items() if error is None)
     return Imports(place=place.name, modules=imported, untold=tuple(untold))
 
@@ -109,6 +110,15 @@ def _why_untold(error: Mapping[str, Any], *, gpu: bool) -> str:
         if found := _DRIVER.search(text):
             return f"it needs {found[0]} of NVIDIA's driver, and a GPU"
     return f"it needs what is not in the image: {error['root']}" if error["outside"] else ""
+
+
+def _remedy(faults: list[str], question: Question) -> str:
+    remedies = list(question.known)
+    if not all(_LIBRARY.search(fault) for fault in faults):
+        remedies.append("pin versions of these in the record that go together")
+    if lacking := sorted({name for fault in faults for name in _LIBRARY.findall(fault)}):
+        remedies.append(f"give a --base that has {', '.join(lacking)}, or --drop what needs it")
+    return "; ".join((*remedies, NEVER))
 
 
 def _chain(error: Mapping[str, Any], versions: Mapping[str, str]) -> str:
