@@ -202,7 +202,8 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Leave out tests, bytecode and what was installed; root owns the rest."""
     if re.search(r"/(site-packages/.*|test|__pycache__|[^/]*\.a)$", entry.name):
         return None
-    return entry.replace(uid=0, gid=0, uname="", gname="", mtime=0)
+    entry.uid, entry.gid, entry.uname, entry.gname, entry.mtime = 0, 0, "", "", 0
+    return entry
 
 
 def build(record: dict[str, Any], folder: Path, pythons: Path | None, gpu: str) -> tuple[str, list[str], int]:

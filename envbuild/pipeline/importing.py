@@ -17,6 +17,9 @@ from envbuild.verify.imports import Imports, Place, Question, check_imports, che
 if TYPE_CHECKING:
     from envbuild.pipeline.job import Job
 
+_ASKED_FOR = frozenset({"requirements", "mlflow", "conda-environment"})
+"""Formats of incomplete records that have what somebody asked for; the others list what was installed."""
+
 
 def try_imports(
     job: "Job", run: LockedRun, image: Image | None, settings: IndexSettings, place: Place | None
@@ -26,7 +29,7 @@ def try_imports(
     What this machine tried before is not tried again, unless `--import-check always` asks for it.
     """
     order, manifest, stack = job.order, job.plan.manifest, job.plan.stack
-    names, cache = imported_distributions(stack, manifest), LayerCache(order.cache)
+    names, cache = imported_distributions(stack, manifest, run.required), LayerCache(order.cache)
     key = Digest.of(canonical_json(["tried on this machine", str(job.recipe.environment), sorted(names)]))
     if order.import_check == "auto" and (known := cache.noted(key, Imports.from_dict)):
         job.report.note(f"{len(known.modules)} modules of this environment were imported here before ({known.place})")
@@ -43,13 +46,15 @@ def try_imports(
     return found
 
 
-def imported_distributions(stack: Stack, manifest: TrainingManifest) -> frozenset[str]:
+def imported_distributions(stack: Stack, manifest: TrainingManifest, required: frozenset[str]) -> frozenset[str]:
     """Normalised names of what a run imported, as far as its record tells: the framework, and what was asked for.
 
-    An incomplete record has only what was asked for.
+    Where the record only lists what was installed, it is what nothing else of that requires.
     """
-    asked = (it.name for it in manifest.distributions if it.requested or not manifest.source.complete)
-    return frozenset(map(canonicalize_name, (stack.distribution, *asked)))
+    lists = manifest.source.complete or manifest.source.format not in _ASKED_FOR
+    asked = {str(canonicalize_name(it.name)) for it in manifest.distributions if it.requested or not lists}
+    installed = {str(canonicalize_name(it.name)) for it in manifest.distributions}
+    return frozenset({str(canonicalize_name(stack.distribution)), *(asked or installed - required)})
 
 
 def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:

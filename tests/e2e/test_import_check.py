@@ -28,6 +28,8 @@ NEWER = make_wheel("numpy", "1.26.4", {"numpy/__init__.py": "dtypes = 1\n"})
 DRIVER = make_wheel(
     "driver", "1.0", {"driver.py": "raise ImportError('libcuda.so.1: cannot open shared object file')\n"}
 )
+HOST = make_wheel("host", "1.0", {"host.py": ""}, requires=["plugin", "extra; extra == 'all'"])
+PLUGIN = make_wheel("plugin", "1.0", {"plugin.py": "import matplotlib"})
 CRASHING = make_wheel("crashing", "1.0", {"crashing.py": "import os\nos.kill(os.getpid(), 11)\n"})
 SEEING = make_wheel(
     "seeing", "1.0",
@@ -89,7 +91,7 @@ class Builds:
 
 @pytest.fixture
 def index():
-    with serving(FRAMEWORK, MIDDLE, LOW, NUMPY, NEWER, DRIVER, CRASHING, SEEING) as served:
+    with serving(FRAMEWORK, MIDDLE, LOW, NUMPY, NEWER, DRIVER, CRASHING, SEEING, HOST, PLUGIN) as served:
         yield served.url
 
 
@@ -127,6 +129,16 @@ def test_what_can_be_imported_is_in_the_report_and_tried_once(builds):
     again = builds.run(pins=PINS | {"seeing": "1.0", "numpy": "1.26.4"})
     assert "importing in the image" not in again.stderr
     assert json.loads(again.stdout)["imports"] == found
+
+
+def test_of_a_freeze_that_is_imported_which_nothing_requires(tmp_path, cache, index):
+    builds = Builds(tmp_path, cache, "unix:///nowhere/docker.sock", index)
+    pins = PINS | {"middle": "1.0", "low": "0.6.0", "numpy": "1.26.4", "host": "1.0", "plugin": "1.0"}
+    refused = builds.run(pins=pins)
+    assert (refused.returncode, "plugin 1.0: ModuleNotFoundError" in refused.stderr) == (16, True), refused.stderr
+    done = builds.run("--from", "pip-freeze", pins=pins)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["imports"]["modules"] == ["tensorflow", "host"]
 
 
 def test_without_engine_and_bubblewrap_metadata_is_looked_at_and_one_line_says_so(tmp_path, cache, index):

@@ -185,11 +185,16 @@ def test_only_a_complete_record_whose_every_wheel_is_the_runs_is_proven():
 
 
 def test_what_was_asked_for_by_name_is_imported_and_the_framework():
-    stack = match(RUN, PROFILES, "cpu")
-    assert imported_distributions(stack, RUN) == {"tensorflow-cpu"}
-    assert imported_distributions(stack, INCOMPLETE) == {"tensorflow-cpu", "tensorflow", "numpy", "six"}
+    stack, required = match(RUN, PROFILES, "cpu"), frozenset({"numpy", "six"})
+    assert imported_distributions(stack, INCOMPLETE, required) == {"tensorflow-cpu", "tensorflow", "numpy", "six"}
     asked = tuple(replace(it, requested=it.name == "six") for it in RUN.distributions)
-    assert imported_distributions(stack, replace(RUN, distributions=asked)) == {"tensorflow-cpu", "six"}
+    assert imported_distributions(stack, replace(RUN, distributions=asked), required) == {"tensorflow-cpu", "six"}
+
+
+@pytest.mark.parametrize("source", [RUN.source, Source(format="pip-freeze", complete=False)])
+def test_of_a_list_of_what_was_installed_that_is_imported_which_nothing_requires(source):
+    stack, run = match(RUN, PROFILES, "cpu"), replace(RUN, source=source)
+    assert imported_distributions(stack, run, frozenset({"numpy", "wheel"})) == {"tensorflow-cpu", "tensorflow", "six"}
 
 
 def test_declared_requirements_that_no_run_broke_are_refused(tmp_path):
