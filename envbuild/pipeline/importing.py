@@ -54,7 +54,8 @@ def imported_distributions(stack: Stack, manifest: TrainingManifest, required: f
     lists = manifest.source.complete or manifest.source.format not in _ASKED_FOR
     asked = {str(canonicalize_name(it.name)) for it in manifest.distributions if it.requested or not lists}
     installed = {str(canonicalize_name(it.name)) for it in manifest.distributions}
-    return frozenset({str(canonicalize_name(stack.distribution)), *(asked or installed - required)})
+    # Nobody runs pip in a training, and after it setuptools cannot be imported on Python before 3.12.
+    return frozenset({str(canonicalize_name(stack.distribution)), *(asked or installed - required)}) - {"pip"}
 
 
 def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:

@@ -193,7 +193,11 @@ def test_what_was_asked_for_by_name_is_imported_and_the_framework():
 
 @pytest.mark.parametrize("source", [RUN.source, Source(format="pip-freeze", complete=False)])
 def test_of_a_list_of_what_was_installed_that_is_imported_which_nothing_requires(source):
-    stack, run = match(RUN, PROFILES, "cpu"), replace(RUN, source=source)
+    run = replace(
+        ran("tensorflow", "tensorflow", "2.15.1", ("numpy", "1.26.4"), ("six", "1.17.0"), ("pip", "24.0")),
+        source=source,
+    )
+    stack = match(run, PROFILES, "cpu")
     assert imported_distributions(stack, run, frozenset({"numpy", "wheel"})) == {"tensorflow-cpu", "tensorflow", "six"}
 
 
