@@ -68,7 +68,8 @@ def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSet
     with asking((), run.lock.target, settings, job.order.cache) as question:
         for wheel in run.lock.wheels:
             if wheel.name in names:
-                modules |= dict.fromkeys(import_names(question.reader.files(wheel) or ()), wheel.version)
+                public, own = import_names(question.reader.files(wheel) or ()), wheel.name.replace("-", "_")
+                modules |= dict.fromkeys([own] if own in public else public, wheel.version)
     first = [job.plan.stack.framework] if job.plan.stack.framework in modules else []
     pins = {wheel.name: wheel.version for wheel in run.lock.wheels}
     known = broken_hand_limits(pins, job.plan.profiles.limits)

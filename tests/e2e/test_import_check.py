@@ -28,7 +28,12 @@ NEWER = make_wheel("numpy", "1.26.4", {"numpy/__init__.py": "dtypes = 1\n"})
 DRIVER = make_wheel(
     "driver", "1.0", {"driver.py": "raise ImportError('libcuda.so.1: cannot open shared object file')\n"}
 )
-HOST = make_wheel("host", "1.0", {"host.py": ""}, requires=["plugin", "extra; extra == 'all'"])
+HOST = make_wheel(
+    "host",
+    "1.0",
+    {"host.py": "", "host_src/__init__.py": "import matplotlib"},
+    requires=["plugin", "extra; extra == 'all'"],
+)
 PLUGIN = make_wheel("plugin", "1.0", {"plugin.py": "import matplotlib"})
 CRASHING = make_wheel("crashing", "1.0", {"crashing.py": "import os\nos.kill(os.getpid(), 11)\n"})
 SEEING = make_wheel(
