@@ -17,7 +17,7 @@ Debian release that has the record's Python. Where none has, `--pythons DIR` nam
 pyenv's `versions`, and the base is Debian 12 with the one from there; else it is the next release that has wheels for
 the pins, and the Python is then not the record's. Records with a GPU are built for the CPU; with `--gpu` they alone are
 built, for their GPU, which includes the loader proof. Wheels are fetched: 20 GB and an hour on two cores.
-`ENVBUILD_CACHE_LIMIT=4GB` keeps the cache small. Exit code 1 where an image does not import.
+Exit code 1 where an image does not import.
 
 `--build --records benchmarks/freezes.toml` does that with what other tools wrote: each file is built on the
 Debian release whose Python it has, and has to be refused for the two others.

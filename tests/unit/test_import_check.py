@@ -51,6 +51,7 @@ MODULES = {
     "through.py": "import driver",
     "toolkit.py": "raise ImportError('libcublas.so.11: cannot open shared object file: No such file or directory')",
     "cv2.py": "raise ImportError('libGL.so.1: cannot open shared object file: No such file or directory')",
+    "lacking.py": "import nowhere",
     "keyless.py": "open('/nowhere/kaggle.json')",
     "ending.py": "raise SystemExit(1)",
     "crashing.py": "import os\nprint('last words')\nos.kill(os.getpid(), 11)",
@@ -104,9 +105,13 @@ def test_a_failure_has_the_chain_of_packages_down_to_the_root_cause_and_what_to_
     assert error.todo.endswith(NEVER)
 
 
-def test_a_library_that_no_wheel_brings_comes_with_the_base(place):
-    error = refused(place, question("cv2", "fine"))
-    assert error.todo == f"give a --base that has libGL.so.1, or --drop what needs it; {NEVER}"
+def test_a_library_that_no_wheel_brings_comes_with_the_base_and_a_module_with_the_record(place):
+    libraries, modules = (
+        "give a --base that has libGL.so.1, or --drop what needs it",
+        "add what has nowhere to the record",
+    )
+    assert refused(place, question("cv2", "fine")).todo == f"{libraries}; {NEVER}"
+    assert refused(place, question("cv2", "lacking")).todo == f"{modules}; {libraries}; {NEVER}"
 
 
 def test_the_drivers_libraries_are_no_fault_of_an_image_for_a_gpu_and_one_of_others(place):

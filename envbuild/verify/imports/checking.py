@@ -18,6 +18,7 @@ _DRIVER = re.compile(r"\blib(cuda|nvcuvid|nvoptix|nvidia-[\w-]+)\.so")
 """Libraries of NVIDIA's driver, which a host with a GPU gives a container."""
 _LIBRARY = re.compile(r"\b(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
 """What the loader says of a library that no wheel brings."""
+_MODULE = re.compile(r"No module named '(\w+)'$")
 _SIGILL = 128 + 4
 NEVER = "--import-check never makes the image without this check"
 
@@ -113,11 +114,15 @@ def _why_untold(error: Mapping[str, Any], *, gpu: bool) -> str:
 
 
 def _remedy(faults: list[str], question: Question) -> str:
+    modules = sorted({name for fault in faults for name in _MODULE.findall(fault)})
+    libraries = sorted({name for fault in faults for name in _LIBRARY.findall(fault)})
     remedies = list(question.known)
-    if not all(_LIBRARY.search(fault) for fault in faults):
+    if modules:
+        remedies.append(f"add what has {', '.join(modules)} to the record")
+    if libraries:
+        remedies.append(f"give a --base that has {', '.join(libraries)}, or --drop what needs it")
+    if not all(_MODULE.search(fault) or _LIBRARY.search(fault) for fault in faults):
         remedies.append("pin versions of these in the record that go together")
-    if lacking := sorted({name for fault in faults for name in _LIBRARY.findall(fault)}):
-        remedies.append(f"give a --base that has {', '.join(lacking)}, or --drop what needs it")
     return "; ".join((*remedies, NEVER))
 
 
