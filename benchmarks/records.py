@@ -214,8 +214,8 @@ def build(record: dict[str, Any], folder: Path, pythons: Path | None, gpu: str) 
     for base, python in bases_of(record, pythons, folder):
         done = from_manifest(record, folder, base, python, gpu)
         if done.returncode == 0:
-            imports = json.loads(done.stdout)["imports"]
-            return "imports", [f"on {base} with Python {python}: {imports}"], len(imports["modules"])
+            imports, proof = json.loads(done.stdout)["imports"], re.findall(r"all \d+ CUDA libraries .*", done.stderr)
+            return "imports", [f"on {base} with Python {python}: {imports}", *proof], len(imports["modules"])
         cause = [f"on {base}:", *re.findall(r"error: (?s:.*)", done.stderr)]
         if "the image cannot import" in done.stderr:
             return "fails", cause, 0

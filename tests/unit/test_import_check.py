@@ -106,12 +106,10 @@ def test_a_failure_has_the_chain_of_packages_down_to_the_root_cause_and_what_to_
 
 
 def test_a_library_that_no_wheel_brings_comes_with_the_base_and_a_module_with_the_record(place):
-    libraries, modules = (
-        "give a --base that has libGL.so.1, or --drop what needs it",
-        "add what has nowhere to the record",
-    )
-    assert refused(place, question("cv2", "fine")).todo == f"{libraries}; {NEVER}"
-    assert refused(place, question("cv2", "lacking")).todo == f"{modules}; {libraries}; {NEVER}"
+    libraries, modules = "give a --base that has libGL.so.1", "add what has nowhere to the record"
+    last = f"--drop leaves out what the model does without; {NEVER}"
+    assert refused(place, question("cv2", "fine")).todo == f"{libraries}; {last}"
+    assert refused(place, question("cv2", "lacking")).todo == f"{modules}; {libraries}; {last}"
 
 
 def test_the_drivers_libraries_are_no_fault_of_an_image_for_a_gpu_and_one_of_others(place):

@@ -120,10 +120,10 @@ def _remedy(faults: list[str], question: Question) -> str:
     if modules:
         remedies.append(f"add what has {', '.join(modules)} to the record")
     if libraries:
-        remedies.append(f"give a --base that has {', '.join(libraries)}, or --drop what needs it")
+        remedies.append(f"give a --base that has {', '.join(libraries)}")
     if not all(_MODULE.search(fault) or _LIBRARY.search(fault) for fault in faults):
         remedies.append("pin versions of these in the record that go together")
-    return "; ".join((*remedies, NEVER))
+    return "; ".join((*remedies, "--drop leaves out what the model does without", NEVER))
 
 
 def _chain(error: Mapping[str, Any], versions: Mapping[str, str]) -> str:
