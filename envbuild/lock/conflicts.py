@@ -98,6 +98,8 @@ def marker_environment(target: Target) -> dict[str, str]:
 def _declared(facts: WheelFacts | None, environment: Mapping[str, str]) -> Iterator[Requirement]:
     """What applies on the target; a requirement that nobody can read counts for nothing, as in old releases of pip."""
     for text in facts.requires if facts else ():
+        if "extra ==" in text and " or " not in text:  # most are of an extra, and need not be parsed
+            continue
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
