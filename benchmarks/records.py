@@ -1,6 +1,6 @@
 """Whether incomplete records get the versions that `uv pip compile --exclude-newer` gives for the same input and date.
 
-    .venv/bin/python benchmarks/records.py [--only TEXT] [--keep DIR] [--records FILE] [--build]
+    .venv/bin/python benchmarks/records.py [--only TEXT] [--keep DIR] [--records FILE] [--build [--gpu] [--pythons DIR]]
 
 Each record of records.toml becomes a requirements.txt, is locked by `envbuild lock --exclude-newer DATE`, and compiled
 by uv for the same Python and glibc, from wheels alone. Where the two differ, uv compiles what the plan made of the
@@ -12,9 +12,15 @@ No wheel is fetched: uv reads metadata, and envbuild metadata and RECORD by rang
 index that says when files were uploaded. Exit code 1 where a record cannot be locked that uv compiles, or a difference
 is not explained.
 
-With `--build` an image is built of each record instead, without a GPU, and what the record names is imported in it. The
-base is the Debian release that has the record's Python, else the next one that has wheels for the pins: the Python is
-then not the record's. Wheels are fetched: 20 GB and an hour on two cores. Exit code 1 where an image does not import.
+With `--build` an image is built of each record instead, and what the record names is imported in it. The base is the
+Debian release that has the record's Python. Where none has, `--pythons DIR` names a folder of installations, such as
+pyenv's `versions`, and the base is Debian 12 with the one from there; else it is the next release that has wheels for
+the pins, and the Python is then not the record's. Records with a GPU are built for the CPU; with `--gpu` they alone are
+built, for their GPU, which includes the loader proof. Wheels are fetched: 20 GB and an hour on two cores.
+Exit code 1 where an image does not import.
+
+`--build --records benchmarks/freezes.toml` does that with what other tools wrote: each file is built on the
+Debian release whose Python it has, and has to be refused for the two others.
 """
 
 import argparse
@@ -23,7 +29,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
+import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,8 +41,13 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild.base.debian import debian_base
+from envbuild.files import cache_folder
 from envbuild.lock import Target
 from envbuild.lock.uv import uv_platforms
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_TAR, Descriptor, Image, Layer, canonical_json, manifest_bytes
+from envbuild.oci.layout import write_layout
 
 HERE = Path(__file__).parent
 UV = str(Path(sys.executable).with_name("uv"))
@@ -155,20 +168,54 @@ _DEBIAN = {
 """Bases that envbuild makes itself from Debian's packages, and their Python, by its minor version."""
 
 
-def build(record: dict[str, Any], folder: Path) -> tuple[str, list[str], int]:
-    """Whether the image of a record imports what the record names; why not, and how many modules were imported."""
-    (folder / "requirements.txt").write_text("".join(f"{it}\n" for it in record["requirements"]))
+def bases_of(record: dict[str, Any], pythons: Path | None, folder: Path) -> list[tuple[str, str]]:
+    """The bases to try for a record, and the Python of each: the record's, where a base has its minor version."""
     minor = record["python"].rpartition(".")[0]
-    later = [it for it in _DEBIAN if int(it[2:]) >= int(minor[2:])]
+    if minor in _DEBIAN and "file" in record:
+        return [(_DEBIAN[minor][0], record["python"])]
+    if minor not in _DEBIAN and pythons and (found := sorted(pythons.glob(f"{minor}.*"))):
+        base_with(found[-1], folder / "base")
+        return [(str(folder / "base"), record["python"])]
+    return [base for it, base in _DEBIAN.items() if int(it[2:]) >= int(minor[2:])]
+
+
+def base_with(installation: Path, folder: Path) -> None:
+    """Write Debian 12 with another Python below /usr/local, as an OCI layout."""
+    debian = debian_base("bookworm", "x86_64", cache_folder(), lambda _line: None)
+    blob = folder.with_suffix(".tar")
+    with tarfile.open(blob, "w") as tar:
+        for name in ("bin", "lib"):
+            tar.add(installation / name, f"usr/local/{name}", filter=_plain)
+        for library in installation.glob("lib/libpython3.*.so.*"):  # the loader looks here without its cache
+            tar.add(library, f"usr/lib/x86_64-linux-gnu/{library.name}", filter=_plain)
+    with blob.open("rb") as file:
+        digest, size = Digest.of_file(file)
+    layer = Layer(Descriptor(LAYER_TAR, digest, size), digest, lambda: blob.open("rb"), "another Python")
+    config = json.loads(debian.config)
+    config["rootfs"]["diff_ids"].append(str(digest))
+    config["history"].append({"created_by": layer.created_by})
+    data, layers = canonical_json(config), (*debian.layers, layer)
+    write_layout(Image(manifest_bytes(data, layers, {}), data, layers), folder)
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out tests, bytecode and what was installed; root owns the rest."""
+    if re.search(r"/(site-packages/.*|test|__pycache__|[^/]*\.a)$", entry.name):
+        return None
+    entry.uid, entry.gid, entry.uname, entry.gname, entry.mtime = 0, 0, "", "", 0
+    return entry
+
+
+def build(record: dict[str, Any], folder: Path, pythons: Path | None, gpu: str) -> tuple[str, list[str], int]:
+    """Whether the image of a record imports what the record names; why not, and how many modules were imported."""
+    if "file" in record and (taken := refuse(record, folder, gpu)):
+        return "fails", taken, 0
     said = ["no Debian release has a Python that is as new"]
-    for base, python in (_DEBIAN[it] for it in later):
-        options = ["requirements.txt", "--from", "requirements", "--python", python, "--gpu", "none", "--base", base]
-        options += ["--ran-on", "linux/amd64", "--exclude-newer", str(record["date"]), "--import-check", "always"]
-        done = run([sys.executable, "-m", "envbuild", "from-manifest", *options, "--out", "image", "--json"], folder)
-        shutil.rmtree(folder / "image", ignore_errors=True)
+    for base, python in bases_of(record, pythons, folder):
+        done = from_manifest(record, folder, base, python, gpu)
         if done.returncode == 0:
-            imports = json.loads(done.stdout)["imports"]
-            return "imports", [f"on {base} with Python {python}: {imports}"], len(imports["modules"])
+            imports, proof = json.loads(done.stdout)["imports"], re.findall(r"all \d+ CUDA libraries .*", done.stderr)
+            return "imports", [f"on {base} with Python {python}: {imports}", *proof], len(imports["modules"])
         cause = [f"on {base}:", *re.findall(r"error: (?s:.*)", done.stderr)]
         if "the image cannot import" in done.stderr:
             return "fails", cause, 0
@@ -176,22 +223,57 @@ def build(record: dict[str, Any], folder: Path) -> tuple[str, list[str], int]:
     return "no lock", said, 0
 
 
+def refuse(record: dict[str, Any], folder: Path, gpu: str) -> list[str]:
+    """Hold a record against the releases that have another Python: those that do not refuse it, and what was said."""
+    fits, _ = _DEBIAN[record["python"].rpartition(".")[0]]
+    others = [base for base, _ in _DEBIAN.values() if base != fits]
+    done = {base: from_manifest(record, folder, base, record["python"], gpu) for base in others}
+    return [f"{base} is not refused: {it.stderr}" for base, it in done.items() if it.returncode != 13]
+
+
+def from_manifest(
+    record: dict[str, Any], folder: Path, base: str, python: str, gpu: str
+) -> subprocess.CompletedProcess[str]:
+    """Build the image of a record; it is not kept."""
+    path = HERE / record["file"] if "file" in record else folder / "requirements.txt"
+    options = [path, "--python", python, "--gpu", gpu, "--base", base, *record.get("options", ())]
+    options += ["--ran-on", "linux/amd64", "--import-check", "always"]
+    if "file" not in record:
+        path.write_text("".join(f"{it}\n" for it in record["requirements"]))
+        options += ["--from", "requirements", "--exclude-newer", str(record["date"])]
+    done = run([sys.executable, "-m", "envbuild", "from-manifest", *options, "--out", "image", "--json"], folder)
+    shutil.rmtree(folder / "image", ignore_errors=True)
+    return done
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare locks of incomplete records with uv's own.")
-    parser.add_argument("--only", default="", help="records one of whose requirements has this text")
+    parser.add_argument("--only", default="", help="records one of whose requirements, or whose file, has this text")
     parser.add_argument("--records", type=Path, default=HERE / "records.toml")
     parser.add_argument("--keep", type=Path, help="keep each record with its lock in this folder")
     parser.add_argument("--build", action="store_true", help="build images, and import in them what the records name")
+    parser.add_argument("--gpu", action="store_true", help="with --build: only records with a GPU, for that GPU")
+    parser.add_argument("--pythons", type=Path, help="with --build: installations of Python that no Debian release has")
     options = parser.parse_args()
-    records = tomllib.loads(options.records.read_text())["record"]
+    records = [{"requirements": [], "date": ""} | it for it in tomllib.loads(options.records.read_text())["record"]]
     counts = dict.fromkeys(("same", "explained", "neither", "differs", "no lock", "imports", "fails"), 0)
     with tempfile.TemporaryDirectory(prefix="envbuild-records-") as name:
-        for record in (it for it in records if any(options.only in text for text in it["requirements"])):
-            folder = (options.keep or Path(name)).absolute() / f"{record['date']}"
+        for number, record in enumerate(records):
+            texts = [*record["requirements"], record.get("file", "")]
+            if not any(options.only in text for text in texts) or (options.gpu and "gpu" not in record):
+                continue
+            folder = (options.keep or Path(name)).absolute() / f"{number + 1:02}"
             folder.mkdir(parents=True, exist_ok=True)
-            found, why, count = (build if options.build else judge)(record, folder)
+            start = time.monotonic()
+            if options.build:
+                found, why, count = build(record, folder, options.pythons, record["gpu"] if options.gpu else "none")
+            else:
+                found, why, count = judge(record, folder)
             counts[found] += 1
-            print(f"{found:<9} {record['date']} {count:>3}  {' '.join(record['requirements'])}", flush=True)
+            print(
+                f"{found:<9} {count:>3} {time.monotonic() - start:>4.0f} s  {record['date']} {' '.join(texts)}",
+                flush=True,
+            )
             for line in why:
                 print(f"{'':<11}{line}", flush=True)
     print(", ".join(f"{count} {found}" for found, count in counts.items()))

@@ -56,6 +56,17 @@ def find_conflicts(
     )
 
 
+def find_required(wheels: Sequence[LockedWheel], facts: Iterable[WheelFacts | None], target: Target) -> frozenset[str]:
+    """Normalised names of what others of the wheels declare as required; extras are not looked at."""
+    environment = marker_environment(target)
+    return frozenset(
+        name
+        for wheel, known in zip(wheels, facts, strict=True)
+        for requirement in _declared(known, environment)
+        if (name := str(canonicalize_name(requirement.name))) != wheel.name
+    )
+
+
 def find_conflict(requirer: str, requirement: Requirement, pins: Mapping[str, str]) -> Conflict | None:
     """What `pins` have instead of the requirement; None when they satisfy it."""
     name = str(canonicalize_name(requirement.name))
@@ -87,6 +98,8 @@ def marker_environment(target: Target) -> dict[str, str]:
 def _declared(facts: WheelFacts | None, environment: Mapping[str, str]) -> Iterator[Requirement]:
     """What applies on the target; a requirement that nobody can read counts for nothing, as in old releases of pip."""
     for text in facts.requires if facts else ():
+        if "extra ==" in text and " or " not in text:  # most are of an extra, and need not be parsed
+            continue
         try:
             requirement = Requirement(text)
         except InvalidRequirement:

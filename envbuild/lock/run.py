@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError, counted
 from envbuild.lock.build import Sdist, Source, build_wheel, commit_of
-from envbuild.lock.conflicts import Conflict, find_conflicts
+from envbuild.lock.conflicts import Conflict, find_conflicts, find_required
 from envbuild.lock.direct import Direct, elsewhere, fetch_direct, unhashed
 from envbuild.lock.elsewhere import why_left_out
 from envbuild.lock.facts import Counted, FactReader
@@ -79,6 +79,8 @@ class LockedRun:
     """`fastapi==0.115.0`: what the extras added."""
     conflicts: tuple[Conflict, ...] = ()
     """Declared requirements that the lock does not hold, as the run did not."""
+    required: frozenset[str] = frozenset()
+    """Normalised names of what distributions of the lock require."""
     built: tuple[tuple[str, str], ...] = ()
     """What was built, by name, and from what."""
     warnings: tuple[str, ...] = ()
@@ -174,6 +176,7 @@ def _compared(
         changes=changes,
         added=added,
         conflicts=tuple(_attributed(it, distributions) for it in conflicts),
+        required=find_required(proven.lock.wheels, facts, target),
         built=tuple((source.name, str(source)) for source in found.built),
         warnings=found.lock.remarks,
         remarks=(

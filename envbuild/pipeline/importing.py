@@ -18,6 +18,9 @@ from envbuild.verify.imports import Imports, Place, Question, check_imports, che
 if TYPE_CHECKING:
     from envbuild.pipeline.job import Job
 
+_ASKED_FOR = frozenset({"requirements", "mlflow", "conda-environment"})
+"""Formats of incomplete records that have what somebody asked for; the others list what was installed."""
+
 
 def try_imports(
     job: "Job", run: LockedRun, image: Image | None, settings: IndexSettings, place: Place | None
@@ -27,7 +30,7 @@ def try_imports(
     What this machine tried before is not tried again, unless `--import-check always` asks for it.
     """
     order, manifest, stack = job.order, job.plan.manifest, job.plan.stack
-    names, cache = imported_distributions(stack, manifest), LayerCache(order.cache)
+    names, cache = imported_distributions(stack, manifest, run.required), LayerCache(order.cache)
     key = Digest.of(canonical_json(["tried on this machine", str(job.recipe.environment), sorted(names)]))
     if order.import_check == "auto" and (known := cache.noted(key, Imports.from_dict)):
         job.report.note(f"imported in {known.place} earlier: {counted(len(known.modules), 'module')}")
@@ -45,14 +48,16 @@ def try_imports(
     return found
 
 
-def imported_distributions(stack: Stack, manifest: TrainingManifest) -> frozenset[str]:
+def imported_distributions(stack: Stack, manifest: TrainingManifest, required: frozenset[str]) -> frozenset[str]:
     """Normalised names of what a run imported, as far as its record tells: the framework, and what was asked for.
 
-    An incomplete record has only what was asked for.
+    Where the record only lists what was installed, it is what nothing else of that requires.
     """
-    asked = (it.name for it in manifest.distributions if it.requested or not manifest.source.complete)
-    names = map(canonicalize_name, (stack.distribution, *asked))
-    return frozenset(names) - {"pip"}  # no run imports it, and where it was imported, setuptools cannot be
+    lists = manifest.source.complete or manifest.source.format not in _ASKED_FOR
+    asked = {str(canonicalize_name(it.name)) for it in manifest.distributions if it.requested or not lists}
+    installed = {str(canonicalize_name(it.name)) for it in manifest.distributions}
+    # Nobody runs pip in a training, and after it setuptools cannot be imported on Python before 3.12.
+    return frozenset({str(canonicalize_name(stack.distribution)), *(asked or installed - required)}) - {"pip"}
 
 
 def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
@@ -65,7 +70,8 @@ def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSet
     with asking((), run.lock.target, settings, job.order.cache) as question:
         for wheel in run.lock.wheels:
             if wheel.name in names:
-                modules |= dict.fromkeys(import_names(question.reader.files(wheel) or ()), wheel.version)
+                public, own = import_names(question.reader.files(wheel) or ()), wheel.name.replace("-", "_")
+                modules |= dict.fromkeys([own] if own in public else public, wheel.version)
     first = [job.plan.stack.framework] if job.plan.stack.framework in modules else []
     pins = {wheel.name: wheel.version for wheel in run.lock.wheels}
     known = broken_hand_limits(pins, job.plan.profiles.limits)

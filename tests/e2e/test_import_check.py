@@ -28,6 +28,13 @@ NEWER = make_wheel("numpy", "1.26.4", {"numpy/__init__.py": "dtypes = 1\n"})
 DRIVER = make_wheel(
     "driver", "1.0", {"driver.py": "raise ImportError('libcuda.so.1: cannot open shared object file')\n"}
 )
+HOST = make_wheel(
+    "host",
+    "1.0",
+    {"host.py": "", "host_src/__init__.py": "import matplotlib"},
+    requires=["plugin", "extra; extra == 'all'"],
+)
+PLUGIN = make_wheel("plugin", "1.0", {"plugin.py": "import matplotlib"})
 CRASHING = make_wheel("crashing", "1.0", {"crashing.py": "import os\nos.kill(os.getpid(), 11)\n"})
 KEYLESS = make_wheel("keyless", "1.0", {"keyless.py": "open('/nowhere/kaggle.json')\n"})
 SEEING = make_wheel(
@@ -90,7 +97,7 @@ class Builds:
 
 @pytest.fixture
 def index():
-    with serving(FRAMEWORK, MIDDLE, LOW, NUMPY, NEWER, DRIVER, CRASHING, SEEING, KEYLESS) as served:
+    with serving(FRAMEWORK, MIDDLE, LOW, NUMPY, NEWER, DRIVER, CRASHING, SEEING, KEYLESS, HOST, PLUGIN) as served:
         yield served.url
 
 
@@ -135,8 +142,18 @@ def test_what_could_not_be_tried_is_said_again_where_the_rest_is_remembered(buil
     for remembered in (False, True):
         done = builds.run(pins=PINS | {"keyless": "1.0", "numpy": "1.26.4"})
         assert done.returncode == 0, done.stderr
-        assert ("were imported here before" in done.stderr) == remembered
+        assert (" earlier: " in done.stderr) == remembered
         assert "whether keyless can be imported could not be tried: it needs what is not in the image" in done.stderr
+
+
+def test_of_a_freeze_that_is_imported_which_nothing_requires(tmp_path, cache, index):
+    builds = Builds(tmp_path, cache, "unix:///nowhere/docker.sock", index)
+    pins = PINS | {"middle": "1.0", "low": "0.6.0", "numpy": "1.26.4", "host": "1.0", "plugin": "1.0"}
+    refused = builds.run(pins=pins)
+    assert (refused.returncode, "plugin 1.0: ModuleNotFoundError" in refused.stderr) == (16, True), refused.stderr
+    done = builds.run("--from", "pip-freeze", pins=pins)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["imports"]["modules"] == ["tensorflow", "host"]
 
 
 def test_without_engine_and_bubblewrap_metadata_is_looked_at_and_one_line_says_so(tmp_path, cache, index):

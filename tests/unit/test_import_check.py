@@ -50,12 +50,13 @@ MODULES = {
     "driver.py": "raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')",
     "through.py": "import driver",
     "toolkit.py": "raise ImportError('libcublas.so.11: cannot open shared object file: No such file or directory')",
+    "cv2.py": "raise ImportError('libGL.so.1: cannot open shared object file: No such file or directory')",
+    "lacking.py": "import nowhere",
     "keyless.py": "open('/nowhere/kaggle.json')",
     "ending.py": "raise SystemExit(1)",
     "crashing.py": "import os\nprint('last words')\nos.kill(os.getpid(), 11)",
     "illegal.py": "import os\nos.kill(os.getpid(), 4)",
     "leaving.py": "import os\nos._exit(3)",
-    "lacking.py": "import urllib3_that_nobody_has",
     "older.py": "import fine.core",
 }
 
@@ -101,18 +102,19 @@ def test_a_failure_has_the_chain_of_packages_down_to_the_root_cause_and_what_to_
     ]
     assert (error.exit_code, error.where) == (16, "import check, here")
     assert error.todo.startswith("outer==1 needs fine<2")
+    assert "; pin versions of these in the record that go together; " in error.todo
     assert error.todo.endswith(NEVER)
 
 
-def test_of_what_is_absent_it_is_said_how_it_is_added_or_left_out(place):
-    absent = refused(place, question("fine", "lacking")).todo
-    assert "--drop NAME" in absent
-    assert "--from requirements" in absent
-    assert "pin versions" not in absent
-    assert "--drop" not in refused(place, question("older")).todo, "its package is there, in another version"
-    both = refused(place, question("older", "lacking")).todo
-    assert "--drop NAME" in both
-    assert "pin versions" in both
+def test_a_library_that_no_wheel_brings_comes_with_the_base_and_a_module_with_the_record(place):
+    libraries, last = (
+        "give a --base that has libGL.so.1",
+        f"--drop NAME leaves out what the model does without; {NEVER}",
+    )
+    modules = "add what has nowhere to the record (--from requirements adds what a list of pins requires)"
+    assert refused(place, question("cv2", "fine")).todo == f"{libraries}; {last}"
+    assert refused(place, question("cv2", "lacking")).todo == f"{modules}; {libraries}; {last}"
+    assert "pin versions" in refused(place, question("older")).todo, "its package is there, in another version"
 
 
 def test_the_drivers_libraries_are_no_fault_of_an_image_for_a_gpu_and_one_of_others(place):
@@ -191,12 +193,20 @@ def test_only_a_complete_record_whose_every_wheel_is_the_runs_is_proven():
 
 
 def test_what_was_asked_for_by_name_is_imported_and_the_framework():
-    stack = match(RUN, PROFILES, "cpu")
-    assert imported_distributions(stack, RUN) == {"tensorflow-cpu"}
-    assert imported_distributions(stack, INCOMPLETE) == {"tensorflow-cpu", "tensorflow", "numpy", "six"}
-    pip = replace(RUN.distributions[0], name="pip", requested=True)
-    asked = (pip, *(replace(it, requested=it.name == "six") for it in RUN.distributions))
-    assert imported_distributions(stack, replace(RUN, distributions=asked)) == {"tensorflow-cpu", "six"}
+    stack, required = match(RUN, PROFILES, "cpu"), frozenset({"numpy", "six"})
+    assert imported_distributions(stack, INCOMPLETE, required) == {"tensorflow-cpu", "tensorflow", "numpy", "six"}
+    asked = tuple(replace(it, requested=it.name == "six") for it in RUN.distributions)
+    assert imported_distributions(stack, replace(RUN, distributions=asked), required) == {"tensorflow-cpu", "six"}
+
+
+@pytest.mark.parametrize("source", [RUN.source, Source(format="pip-freeze", complete=False)])
+def test_of_a_list_of_what_was_installed_that_is_imported_which_nothing_requires(source):
+    run = replace(
+        ran("tensorflow", "tensorflow", "2.15.1", ("numpy", "1.26.4"), ("six", "1.17.0"), ("pip", "24.0")),
+        source=source,
+    )
+    stack = match(run, PROFILES, "cpu")
+    assert imported_distributions(stack, run, frozenset({"numpy", "wheel"})) == {"tensorflow-cpu", "tensorflow", "six"}
 
 
 def test_declared_requirements_that_no_run_broke_are_refused(tmp_path):

@@ -16,13 +16,10 @@ _PROGRAM = Path(program.__file__).read_text()
 _SECONDS = 900.0
 _DRIVER = re.compile(r"\blib(cuda|nvcuvid|nvoptix|nvidia-[\w-]+)\.so")
 """Libraries of NVIDIA's driver, which a host with a GPU gives a container."""
+_LIBRARY = re.compile(r"\b(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
+"""What the loader says of a library that no wheel brings."""
+_MODULE = re.compile(r"No module named '(\w+)'$")
 _SIGILL = 128 + 4
-_UNKNOWN = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
-_CONFLICT = "pin versions of these in the record that go together"
-_ABSENT = (
-    "add what is missing to the record (--from requirements adds what a list of pins requires), or leave out what "
-    "imports it: --drop NAME"
-)
 NEVER = "--import-check never makes the image without this check"
 
 
@@ -90,17 +87,9 @@ def check_imports(place: Place, question: Question) -> Imports:
     if faults:
         many = f"{len(faults)} of {counted(len(modules), 'module')}"
         what = "\n  - ".join((f"the image cannot import {many} that the run could import:", *faults))
-        raise VerifyError(what, where=f"import check, {place.name}", todo=_advice(question, faults))
+        raise VerifyError(what, where=f"import check, {place.name}", todo=_remedy(faults, question))
     imported = tuple(module for module, error in errors.items() if error is None)
     return Imports(place=place.name, modules=imported, untold=tuple(untold))
-
-
-def _advice(question: Question, faults: Sequence[str]) -> str:
-    """Say what to do about a distribution that is absent, and about versions that do not go together."""
-    found = map(_UNKNOWN.search, faults)
-    absent = [it is not None and it[1] not in question.versions for it in found]
-    advice = ([_ABSENT] if any(absent) else []) + ([] if all(absent) else [_CONFLICT])
-    return "; ".join((*question.known, *advice, NEVER))
 
 
 def _lines(ran: Ran) -> list[Mapping[str, Any]]:
@@ -122,6 +111,21 @@ def _why_untold(error: Mapping[str, Any], *, gpu: bool) -> str:
         if found := _DRIVER.search(text):
             return f"it needs {found[0]} of NVIDIA's driver, and a GPU"
     return f"it needs what is not in the image: {error['root']}" if error["outside"] else ""
+
+
+def _remedy(faults: Sequence[str], question: Question) -> str:
+    """What to do about modules and libraries that are missing, and about versions that do not go together."""
+    modules = sorted({name for fault in faults for name in _MODULE.findall(fault)})
+    libraries = sorted({name for fault in faults for name in _LIBRARY.findall(fault)})
+    remedies = list(question.known)
+    if modules:
+        added = "--from requirements adds what a list of pins requires"
+        remedies.append(f"add what has {', '.join(modules)} to the record ({added})")
+    if libraries:
+        remedies.append(f"give a --base that has {', '.join(libraries)}")
+    if not all(_MODULE.search(fault) or _LIBRARY.search(fault) for fault in faults):
+        remedies.append("pin versions of these in the record that go together")
+    return "; ".join((*remedies, "--drop NAME leaves out what the model does without", NEVER))
 
 
 def _chain(error: Mapping[str, Any], versions: Mapping[str, str]) -> str:
