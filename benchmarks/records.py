@@ -102,14 +102,19 @@ def compile_(
     """What uv gives; None where nothing fits."""
     constraints, overrides = folder / "constraints.txt", folder / "overrides.txt"
     constraints.write_text("".join(f"{it}\n" for it in (gaps or {}).get("versions", ())))
-    overrides.write_text("".join(f"{it} ; python_version < '0'\n" for it in (gaps or {}).get("without", ())))
-    (folder / "plain.txt").write_text("".join(f"{it}\n" for it in requirements))
+    # What another distribution stands in for is resolved as well, so that what requires it fits its version.
+    replaced = versions_of("\n".join(before for before, _ in (gaps or {}).get("replaced", ())))
+    excluded = [it for it in (gaps or {}).get("without", ()) if it not in replaced]
+    overrides.write_text("".join(f"{it} ; python_version < '0'\n" for it in excluded))
+    lines = [*requirements, *(f"{name}=={version}" for name, version in replaced.items())]
+    (folder / "plain.txt").write_text("".join(f"{it}\n" for it in lines))
     options = ["--only-binary", ":all:", "--no-header", "--no-annotate", "--no-strip-extras", "--quiet"]
     options += ["--python-version", target.python, "--python-platform", uv_platforms(target)[0]]
     options += ["-c", "constraints.txt", "--override", "overrides.txt"]
     options += ["--exclude-newer", before] if before else []
+    options += [option for name in replaced for option in ("--no-emit-package", name)]
     # What the plan adds, as wheels of CUDA, may be younger than the record.
-    pinned = list(versions_of("\n".join(requirements))) if gaps else []
+    pinned = list(versions_of("\n".join(lines))) if gaps else []
     options += [option for name in pinned for option in ("--exclude-newer-package", f"{name}=false")]
     done = run([UV, "pip", "compile", "plain.txt", *options], folder)
     return versions_of(done.stdout) if done.returncode == 0 else None
