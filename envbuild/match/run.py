@@ -229,7 +229,7 @@ def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchE
         return MatchError(
             what,
             where="framework",
-            todo=f"{todo} ; other commands take the manifest that `envbuild convert` then writes",
+            todo=f"{todo}; other commands take the manifest that `envbuild convert` then writes",
         )
     known = ", ".join(it.name for it in profiles.frameworks)
     what = f"the manifest names no framework ({known}); {_found(manifest)}"
