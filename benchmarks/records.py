@@ -92,7 +92,10 @@ def lock(record: dict[str, Any], folder: Path) -> Locked | str:
     text = (folder / "lock" / "requirements.txt").read_text()
     target = Target(**result["target"])
     return Locked(
-        versions=versions_of(text), target=target, stack=json.loads(planned.stdout)["stack"], notes=result["notes"]
+        versions=versions_of(text),
+        target=target,
+        stack=json.loads(planned.stdout)["stack"],
+        notes=[*result["warnings"], *result["notes"]],
     )
 
 

@@ -138,7 +138,8 @@ def failure(question: Question, said: str) -> LockError:
     places = "give other folders: --find-links DIR" if offline else _SETTINGS
     named = {canonicalize_name(it) for it in re.findall(r"[\w.-]+", said)}
     drop = " or ".join(f"--drop {it.name}" for it in asked if canonicalize_name(it.name) in named) or "--drop NAME"
-    todo = f"correct the versions, leave one out by {drop} (not the framework), or {places}"
+    drop += " (not the framework)"
+    todo = f"correct the versions, leave one out by {drop}, or {places}"
     source_only = ", ".join(dict.fromkeys(_SOURCE_ONLY.findall(said))) if question.gaps else ""
     if source_only:
         todo = f"name the version of {source_only} in the record and add --build; or give its wheel: --find-links DIR"
