@@ -43,9 +43,9 @@ def stamp_content(
     if saved and wanted and now and report and not problem and (sizes := doubt(compared(wanted, now, by_name=True))):
         report.warn(f"the files of {uri} are as {order.manifest_name} records them{sizes}")
     content = content_of(now) if now else Content(files=(), file_count=None)
-    if stamp and before and stamped and not mismatch(stamped, now, order.manifest, exact=exact):
-        if not saved or (problem and again and before.forced):
-            return replace(content, forced=before.forced)
+    unchanged = before and stamped and not mismatch(stamped, now, order.manifest, exact=exact)
+    if before and unchanged and (not saved or (problem and again and before.forced)):
+        return replace(content, forced=before.forced)
     if not problem:
         return content if now else None
     elsewhere = f"that {order.manifest_name} records, which was saved to {saved.uri}" if saved else ""

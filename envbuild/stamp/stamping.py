@@ -368,7 +368,7 @@ def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str,
 def _kept(base: Stamp, inputs: _Inputs) -> tuple[StampedImage, ...]:
     """The images of a record that the next one names too.
 
-    None of other model files than training stamps now, and none that serves the training image that is replaced.
+    None of other model files than training stamps now, and none that was built on a training image that is replaced.
     """
     image, now = inputs.image, inputs.content
     if image.role != "train":
@@ -376,8 +376,12 @@ def _kept(base: Stamp, inputs: _Inputs) -> tuple[StampedImage, ...]:
     if base.content and now and not base.content.is_within(now):
         return ()
     old = base.image(image.slot)
-    replaced = old is not None and old.digest != image.digest
-    return tuple(it for it in base.images if not (replaced and it.role == "serve" and it.slot[1:] == image.slot[1:]))
+    if old is None or old.digest == image.digest:
+        return base.images
+    # What has no training image of its own variant and platform was built from another one's manifest.
+    return tuple(
+        it for it in base.images if it.role != "serve" or base.image(("train", *it.slot[1:])) not in (old, None)
+    )
 
 
 def look(model: Model, signer: Signer | None = None) -> Seen:

@@ -19,6 +19,7 @@ from envbuild.capture.model.facts import model_facts
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.registry import push
+from envbuild.serve.embed import embedded
 from envbuild.stamp import StampEntry, read_stamp, stamp
 from envbuild.stamp.record import lock_name, manifest_name
 from tests.unit.attesting import Said, key_pair
@@ -333,14 +334,13 @@ def test_ci_signs_no_other_files_than_those_that_training_signed(site, gcs, monk
     (site.folder / "app/main.py").write_text("")
     words = ("from-manifest", uri, "--role", "serve", "--gate", "off", "--app", "app", "--cmd", "python /app/main.py")
     more = ("--no-bytecode", "--push", f"{site.host}/serve:1", "--sign", private)
-    build = envbuild.serve.build
-    usual = {"push": push, "embed": build.embedded}
+    usual: Any = {"push": push, "embed": embedded}[when]
 
     def late(*given: Any, **more: Any) -> Any:
         gcs.put("models", "runs/1/weights.bin", data)
-        return usual[when](*given, **more)
+        return usual(*given, **more)
 
-    monkeypatch.setattr(build, {"push": "push", "embed": "embedded"}[when], late)
+    monkeypatch.setattr(envbuild.serve.build, usual.__name__, late)
     done = site(*words, *more, *(["--embed-model"] if when == "embed" else []))
     says = "weights.bin is written anew" if kept and when != "embed" else "weights.bin is not what the run saved"
     refused(done, says, 16 if when == "embed" else 15)
@@ -348,6 +348,17 @@ def test_ci_signs_no_other_files_than_those_that_training_signed(site, gcs, monk
     newer = manifest(site, "newer.json", model=model_facts(uri))
     image = built(site, newer, "--stamp", uri, "--sign", str(private))["image"]
     assert site("deploy-check", uri, image, "--signed", public).returncode == 0
+
+
+def test_objects_that_were_written_anew_since_the_run_are_not_signed(site, gcs):  # noqa: F811
+    gcs.create_bucket("models")
+    gcs.put("models", "runs/1/saved_model.pb", b"graph")
+    manifest(site, "manifest.json", model=model_facts("gs://models/runs/1"))
+    gcs.put("models", "runs/1/saved_model.pb", b"graph")
+    private, _ = key_pair(site.folder)
+    words = ("from-manifest", "manifest.json", "--push", f"{site.host}/late:1", "--stamp", "gs://models/runs/1")
+    refused(site(*words, "--sign", private), "saved_model.pb is written anew", 15)
+    built(site, "manifest.json", "--stamp", "gs://models/runs/1")
 
 
 def test_files_of_another_tool_do_not_make_a_manifest_of_a_stamped_model(place):

@@ -981,16 +981,17 @@ def content(**files: str) -> Content:
 def test_images_of_other_model_files_are_not_carried_into_the_record_of_a_new_training(tmp_path):
     """The file that bears the stamp is the same, and so is training's image."""
     site = Site(InFolder(tmp_path), tmp_path)
-    for files, roles in (
-        (content(w="1"), ["serve", "train"]),  # the records before know no files
-        (content(w="1", more="1"), ["serve", "train"]),
-        (content(w="2", more="1"), ["train"]),
-    ):
-        done = stamp(
-            site.uri, entry(), manifest=b"{}", lock=b"lock", now=NOW, content=files,
-            signer=record_signer(str(site.private)),
+    signer = record_signer(str(site.private))
+
+    def trained(**files: str) -> Any:
+        return stamp(
+            site.uri, entry(), manifest=b"{}", lock=b"lock", now=NOW, content=content(**files), signer=signer
         )  # fmt: skip
-        assert [it.role for it in done.stamp.images] == roles
+
+    for files in ({"w": "1"}, {"w": "1", "more": "1"}):  # the records before know no files
+        assert [it.role for it in trained(**files).stamp.images] == ["serve", "train"]
+    done = trained(w="2", more="1")
+    assert [it.role for it in done.stamp.images] == ["train"]
     assert [it.slot[0] for it in done.dropped] == ["serve"]
     assert done.reason_dropped == "training stamped another model or environment"
 
@@ -1012,8 +1013,8 @@ def test_what_no_key_signed_does_not_choose_the_file_that_bears_the_stamp(tmp_pa
     data = json.dumps(value).encode()
     site.put(record_name(data), data)
     if how == "pointer" and place == "folder":
-        state = {"generation": str(Digest.of(b"{}")), "metageneration": "1"}
-        state |= {"metadata": {"envbuild-record": record_name(data)}}
+        metadata = {"envbuild-record": record_name(data)}
+        state = {"generation": str(Digest.of(b"{}")), "metageneration": "1", "metadata": metadata}
         site.put(PUT, json.dumps({"objects": {bearer: state}}).encode())
     site.stamped(entry())
     record = site.stamped(V1)
