@@ -98,14 +98,15 @@ def _check_files(
     missing, extra = sorted(seen.old.keys() - seen.new.keys()), sorted(seen.new.keys() - seen.old.keys())
     whole = recorded.file_count == len(recorded.files)
     anew = [path for path in seen.common if exact and is_rewritten(seen.old[path], seen.new[path])]
-    changed = sorted({*seen.changed, *anew})
+    anew = [path for path in anew if path not in seen.changed]
     faults = [
-        *(f"{path} is not what the run saved" for path in changed),
+        *(f"{path} is not what the run saved" for path in seen.changed),
+        *(f"{path} is written anew" for path in anew),
         *(f"{path} is missing" for path in missing),
         *(f"{path} is there besides" for path in extra if whole),
     ]
     if faults:
-        paths = (*changed, *missing, *extra)
+        paths = (*seen.changed, *anew, *missing, *extra)
         raise _refused([f"{it}: {_told(path, seen)}" for it, path in zip(faults, paths, strict=False)], model.uri)
     if extra:
         report.warn(f"the run's manifest lists {len(seen.old)} files of the model; {len(extra)} more were not compared")
@@ -139,8 +140,7 @@ def _said(file: ModelFile | None, *, by_sum: bool) -> str:
     if file is None:
         return "nothing"
     digest = f"crc32c {file.crc32c}" if by_sum else f"sha256 {file.sha256}" if file.sha256 else "no digest"
-    generation = f", generation {file.generation}" if file.generation else ""
-    return f"{digest} ({file.size} bytes{generation})"
+    return f"{digest} ({file.size} bytes)"
 
 
 def _refused(lines: list[str], uri: str) -> VerifyError:
