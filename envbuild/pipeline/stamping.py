@@ -20,29 +20,32 @@ def stamp_content(
 ) -> Content | None:
     """Read the files of the model that is to be stamped; StampError where they are not those that the manifest lists.
 
-    Where it lists none, they have to be those of the stamp in place. What was forced there for this manifest need not
-    be forced again. `early` is that stamp, as it was read at first.
+    Where it lists none, they have to be those of the stamp in place. With a key, files that were stamped for this very
+    manifest have to be those of then: other content can have the checksum that a manifest has. What was forced there
+    for this manifest need not be forced again. `early` is that stamp, as it was read at first.
     """
     from envbuild.verify.rules.modelfiles import compared, doubt  # noqa: PLC0415 - a build without a stamp needs no rules
-    from envbuild.verify.sides.content import content_of, mismatch, recorded  # noqa: PLC0415
+    from envbuild.verify.sides.content import as_stamped, content_of, mismatch, recorded  # noqa: PLC0415
     from envbuild.verify.sides.model import files_now, folder_of  # noqa: PLC0415
 
     uri, stamp = order.stamp, early.continued
     assert uri is not None, "the caller looked"
     before = stamp.content if stamp else None
     saved, stamped = recorded(manifest.model, None, uri), recorded(None, before, uri)
+    exact = order.attestations.key is not None
+    again = stamp is not None and Digest.of(order.manifest) in {image.manifest_sha256 for image in stamp.images}
+    wanted = as_stamped(manifest.model, before if exact and again else None, uri) or stamped
     place = uri if parse_model_uri(uri).folder else folder_of(uri, manifest)
     now = files_now(place, saved or stamped, patient=True)
-    problem = mismatch(saved or stamped, now, order.manifest, by_run=bool(saved))
+    problem = mismatch(wanted, now, order.manifest, by_run=bool(saved), exact=exact)
     if saved is None and report:
         report.warn(f"{order.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
-    if saved and now and report and not problem and (sizes := doubt(compared(saved, now, by_name=True))):
+    if saved and wanted and now and report and not problem and (sizes := doubt(compared(wanted, now, by_name=True))):
         report.warn(f"the files of {uri} are as {order.manifest_name} records them{sizes}")
     content = content_of(now) if now else Content(files=(), file_count=None)
-    if stamp and before and stamped and not mismatch(stamped, now, order.manifest):
-        again = Digest.of(order.manifest) in {image.manifest_sha256 for image in stamp.images}
-        if not saved or (problem and again and before.forced):
-            return replace(content, forced=before.forced)
+    unchanged = before and stamped and not mismatch(stamped, now, order.manifest, exact=exact)
+    if before and unchanged and (not saved or (problem and again and before.forced)):
+        return replace(content, forced=before.forced)
     if not problem:
         return content if now else None
     elsewhere = f"that {order.manifest_name} records, which was saved to {saved.uri}" if saved else ""

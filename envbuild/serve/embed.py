@@ -19,6 +19,7 @@ from envbuild.serve.model import MODEL_FOLDER, Origin
 from envbuild.stamp import read_history
 from envbuild.verify.golden.model import HeldModel, held
 from envbuild.verify.rules.modelfiles import Changes, compared
+from envbuild.verify.sides.content import as_stamped, is_rewritten
 from envbuild.verify.sides.model import StampedModel
 from envbuild.verify.sums import Sums, sums_of
 
@@ -41,8 +42,10 @@ def embedded(origin: Origin, cache: Path, report: Reporter) -> Iterator[Content]
     report.step(f"model {origin.stamped.uri}")
     with held(origin.stamped.uri, cache, report) as model:
         _check_stamp(origin.stamped)
-        found = _digests(model, origin.manifest.model, report)
-        _check_files(origin.manifest.model, model, found, report)
+        stamp = origin.stamped.stamp
+        recorded = as_stamped(origin.manifest.model, stamp.content if stamp else None, origin.stamped.uri)
+        found = _digests(model, recorded, report)
+        _check_files(recorded, model, found, report, exact=origin.stamped.history.proven is not None)
         report.note(f"{len(found)} files of the model, {model.size / 1e6:.1f} MB")
         yield Content(
             line="model",
@@ -82,7 +85,9 @@ def _digests(model: HeldModel, recorded: Model | None, report: Reporter) -> dict
     return found
 
 
-def _check_files(recorded: Model | None, model: HeldModel, found: Mapping[str, Sums], report: Reporter) -> None:
+def _check_files(
+    recorded: Model | None, model: HeldModel, found: Mapping[str, Sums], report: Reporter, *, exact: bool
+) -> None:
     if recorded is None or not recorded.files:
         report.warn("the run's manifest lists no files of the model; only its stamp was checked")
         return
@@ -92,13 +97,16 @@ def _check_files(recorded: Model | None, model: HeldModel, found: Mapping[str, S
         raise VerifyError("two of the model's files have one name in a manifest", where=model.uri, todo=todo)
     missing, extra = sorted(seen.old.keys() - seen.new.keys()), sorted(seen.new.keys() - seen.old.keys())
     whole = recorded.file_count == len(recorded.files)
+    anew = [path for path in seen.common if exact and is_rewritten(seen.old[path], seen.new[path])]
+    anew = [path for path in anew if path not in seen.changed]
     faults = [
         *(f"{path} is not what the run saved" for path in seen.changed),
+        *(f"{path} is written anew" for path in anew),
         *(f"{path} is missing" for path in missing),
         *(f"{path} is there besides" for path in extra if whole),
     ]
     if faults:
-        paths = (*seen.changed, *missing, *extra)
+        paths = (*seen.changed, *anew, *missing, *extra)
         raise _refused([f"{it}: {_told(path, seen)}" for it, path in zip(faults, paths, strict=False)], model.uri)
     if extra:
         report.warn(f"the run's manifest lists {len(seen.old)} files of the model; {len(extra)} more were not compared")
@@ -109,7 +117,13 @@ def _check_files(recorded: Model | None, model: HeldModel, found: Mapping[str, S
 def _as_model(model: HeldModel, found: Mapping[str, Sums]) -> Model:
     """The files as a manifest lists them, which spells out what no line can hold."""
     files = tuple(
-        ModelFile(path=scrub_file_name(path), size=it.size, sha256=it.sha256.hex, crc32c=it.crc32c)
+        ModelFile(
+            path=scrub_file_name(path),
+            size=it.size,
+            sha256=it.sha256.hex,
+            crc32c=it.crc32c,
+            generation=model.generations.get(path),
+        )
         for path, it in found.items()
     )
     return Model(uri=model.uri, files=files, file_count=len(files))

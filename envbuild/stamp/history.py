@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from envbuild.errors import VerifyError
 from envbuild.stamp.objects import Model, found, read_records
 from envbuild.stamp.record import Stamp, StampedImage, is_record_name, signature_name
-from envbuild.stamp.signature import Proof, prove, unproven
+from envbuild.stamp.signature import Proof, prove, unproven, vouching
 from envbuild.stamp.stamping import Recorded, look, previous
 from envbuild.stamp.store import State
 
@@ -55,7 +55,7 @@ def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = No
     With `proof` it is VerifyError where the newest record is not proven, and where there is none; the records before it
     end with the first that none of the keys signed. `signature` asks whether an unproven record has any signature.
     """
-    with found(model_uri) as model:
+    with found(model_uri, vouching(proof.keys if proof else None)) as model:
         seen = look(model)
         if seen.record is None:
             empty = History(

@@ -1,9 +1,10 @@
 """Objects by their URI: a model's folder and anchor, and inputs such as a manifest."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, StampError
@@ -32,9 +33,16 @@ class Model:
     """Whether the URI names that object itself, and not the folder that it lies in."""
 
 
+Vouched = Callable[[Model, str, Stamp], bool]
+"""Whether the reader's key signed a record of a model."""
+
+
 @contextmanager
-def found(model_uri: str) -> Iterator[Model]:
-    """Yield the model at a URI; UsageError when it is no URI of one, StampError when there is no model."""
+def found(model_uri: str, vouched: Vouched | None = None) -> Iterator[Model]:
+    """Yield the model at a URI; UsageError when it is no URI of one, StampError when there is no model.
+
+    With `vouched`, no other record and no pointer says which file of a folder bears the stamp.
+    """
     uri = parse_model_uri(model_uri)
     with ExitStack() as stack:
         own, parent = _stores(uri, stack)
@@ -47,7 +55,7 @@ def found(model_uri: str) -> Iterator[Model]:
             yield Model(uri=str(uri), store=parent, anchor=uri.name, is_file=True)
             return
         _check_name(uri, uri.path, "")
-        anchor = _anchor(own)
+        anchor = _anchor(own, vouched and partial(vouched, Model(uri=str(uri), store=own, anchor="")))
         if anchor is None:
             todo = "save the model there first, or give the URI of its file or folder"
             raise StampError("there is no model here: no file or object", where=str(uri), todo=todo)
@@ -55,24 +63,28 @@ def found(model_uri: str) -> Iterator[Model]:
         yield Model(uri=str(uri), store=own, anchor=anchor)
 
 
-def _anchor(store: Store) -> str | None:
+_OfKey = Callable[[str, Stamp], bool] | None
+
+
+def _anchor(store: Store, vouched: _OfKey) -> str | None:
     """Choose what carries the pointer: what carried it before, by its name, so that no other file moves a stamp.
 
     What a folder below is stamped with by itself is not ours.
     """
     if store.state(SAVED_MODEL):
         return SAVED_MODEL
-    if before := _anchor_before(store):
+    if before := _anchor_before(store, vouched):
         return before
     near = store.names(deep=False)
-    pointing = [name for name, record in near.items() if record]
+    pointing = [name for name, record in near.items() if record and not vouched]
     return choose_anchor(near, pointing) or choose_anchor(store.names(deep=True))
 
 
-def _anchor_before(store: Store) -> str | None:
+def _anchor_before(store: Store, vouched: _OfKey) -> str | None:
     """The anchor that a record names and that still is there: one that has its pointer, else the newest record's."""
     names = {name for name in store.records() if is_record_name(name)}
-    records = [it for _, it in read_records(store, names) if is_model_file(it.anchor.name)]
+    read = [(name, it) for name, it in read_records(store, names) if is_model_file(it.anchor.name)]
+    records = [it for name, it in read if vouched is None or vouched(name, it)]
     states = {name: store.state(name) for name in {it.anchor.name for it in records}}
     there = {name: state for name, state in states.items() if state}
     if bearers := [name for name, state in there.items() if state.metadata.get("envbuild-record") in names]:

@@ -6,7 +6,7 @@ The record is the truth and travels with the model's folder; the pointer is what
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -136,6 +136,12 @@ class Content:
     """How many files it had; None where nobody could count them."""
     forced: str = ""
     """Why they are not what the manifest records, where it was stamped in spite of that."""
+
+    def is_within(self, other: "Content") -> bool:
+        """Whether each of these files is the same in the other one, as far as both have its checksums."""
+        found = {it.path: astuple(it) for it in other.files}
+        pairs = [zip(astuple(it), found.get(it.path, ("",)), strict=False) for it in self.files]
+        return all(None in pair or pair[0] == pair[1] for each in pairs for pair in each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

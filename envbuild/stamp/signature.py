@@ -11,7 +11,7 @@ from typing import Protocol
 
 from envbuild.errors import StampError, UsageError
 from envbuild.oci.digest import Digest
-from envbuild.stamp.objects import Model, read_records
+from envbuild.stamp.objects import Model, Vouched, read_records
 from envbuild.stamp.record import Stamp, is_record_name, record_digest, signature_name
 from envbuild.stamp.store import Unreachable
 from envbuild.stamp.uri import parse_model_uri
@@ -171,6 +171,11 @@ def unproven(model: Model, name: str, stamp: Stamp, keys: Keys) -> str:
         return f"the record's signature cannot be read: {error.what}"
 
 
+def vouching(keys: Keys | None) -> Vouched | None:
+    """Whether a record is one that the keys vouch for; None where there are no keys."""
+    return (lambda model, name, stamp: not unproven(model, name, stamp, keys)) if keys else None
+
+
 def _unsigned(model: Model, name: str, keys: Keys) -> str:
     bundle = model.store.read(signature_name(name), limit=SIGNATURE_LIMIT)
     if bundle is None:
@@ -182,7 +187,7 @@ def _unsigned(model: Model, name: str, keys: Keys) -> str:
 def _is_of(model: Model, stamp: Stamp) -> bool:
     """Whether a record was written for the model at this place, given by its folder or by its file.
 
-    Its anchor may be another: a file that comes or goes beside the model must not begin another history.
+    Its anchor may be another: a file that comes or goes beside the model's folder must not begin another history.
     """
     own = parse_model_uri(model.uri)
     try:
@@ -191,5 +196,6 @@ def _is_of(model: Model, stamp: Stamp) -> bool:
         return False
     folder = own.parent if model.is_file else own.path
     plain = os.path.normpath if own.bucket is None else str  # an object's name may have any dots and slashes
-    places = (plain(folder), plain(os.path.join(folder, model.anchor)))  # noqa: PTH118 - names of objects too
+    anchor = model.anchor if model.is_file else stamp.anchor.name
+    places = (plain(folder), plain(os.path.join(folder, anchor)))  # noqa: PTH118 - names of objects too
     return said.bucket == own.bucket and plain(said.path) in places

@@ -44,7 +44,7 @@ from envbuild.stamp.record import (
     signature_name,
     stamped,
 )
-from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, newest_signed, records_of
+from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, newest_signed, records_of, vouching
 from envbuild.stamp.store import Changed, State, Unreachable, Unsure
 from envbuild.stamp.who import stamper
 
@@ -154,7 +154,7 @@ def stamp(  # noqa: PLR0913 - a record says as much
     somebody else wrote another image there at the same time, or replaced the model, also since `check_stampable` gave
     `early`; StampError when the model cannot be read or written.
     """
-    with found(model_uri) as model:
+    with found(model_uri, vouching(signer)) as model:
         by = stamper(google=model.uri.startswith("gs://"))
         return write_stamp(
             model,
@@ -172,7 +172,7 @@ def stamp(  # noqa: PLR0913 - a record says as much
 
 def check_stampable(model_uri: str, signer: Signer | None = None) -> Seen:
     """Find out before long work what would make a stamp fail after it; changes nothing. Returns what it saw."""
-    with found(model_uri) as model:
+    with found(model_uri, vouching(signer)) as model:
         seen = look(model, signer)
         model.store.check(model.anchor)
         if signer:
@@ -264,6 +264,8 @@ def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResu
     model.store.patch(model.anchor, {**values, **gone}, seen.state)
     continued = seen.base is not None and seen.base[0] == seen.name
     why = "the model was replaced or copied" if continued else "the record before is not this key's newest"
+    if continued and seen.current:
+        why = "training stamped another model or environment"
     return StampResult(
         record=name,
         stamp=record,
@@ -343,7 +345,7 @@ def _done(inputs: _Inputs, seen: Seen, tried: int) -> StampResult | None:
 def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str, bytes]:
     image = inputs.image
     anchor = Anchor(name=model.anchor, generation=seen.state.generation)
-    kept = seen.base[1].images if seen.base and seen.base[1].anchor == anchor else ()
+    kept = _kept(seen.base[1], inputs) if seen.base and seen.base[1].anchor == anchor else ()
     record = Stamp(
         model=model.uri,
         anchor=anchor,
@@ -361,6 +363,25 @@ def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str,
     )
     data = record_bytes(record)
     return record, record_name(data), data
+
+
+def _kept(base: Stamp, inputs: _Inputs) -> tuple[StampedImage, ...]:
+    """The images of a record that the next one names too.
+
+    None of other model files than training stamps now, and none that was built on a training image that is replaced.
+    """
+    image, now = inputs.image, inputs.content
+    if image.role != "train":
+        return base.images
+    if base.content and now and not base.content.is_within(now):
+        return ()
+    old = base.image(image.slot)
+    if old is None or old.digest == image.digest:
+        return base.images
+    # What has no training image of its own variant and platform was built from another one's manifest.
+    return tuple(
+        it for it in base.images if it.role != "serve" or base.image(("train", *it.slot[1:])) not in (old, None)
+    )
 
 
 def look(model: Model, signer: Signer | None = None) -> Seen:

@@ -117,7 +117,7 @@ def choose_anchor(names: Iterable[str], pointing: Collection[str] = ()) -> str |
 def is_model_file(name: str) -> bool:
     """Whether a name in the model's folder can be that of one of its files: not the stamp's, nor a folder's."""
     parts = name.split("/")
-    return parts[0] not in ("", FOLDER) and parts[-1] != "" and ".." not in parts
+    return parts[0] != FOLDER and not {"", ".", ".."} & set(parts)
 
 
 def order(name: str) -> tuple[int, bool, str]:

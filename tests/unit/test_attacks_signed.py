@@ -15,15 +15,17 @@ import pytest
 import envbuild.serve.build
 from envbuild.attest import Wanted, sign
 from envbuild.attest.records import record_signer
+from envbuild.capture.model.facts import model_facts
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.registry import push
+from envbuild.serve.embed import embedded
 from envbuild.stamp import StampEntry, read_stamp, stamp
 from envbuild.stamp.record import lock_name, manifest_name
 from tests.unit.attesting import Said, key_pair
 from tests.unit.test_deploy_check import PATCH, SERVER, on_top, pulled, pushed, site, wrong  # noqa: F401 - fixtures
-from tests.unit.test_stamp import NOW
-from tests.unit.test_verify_targets import built
+from tests.unit.test_stamp import NOW, gcs  # noqa: F401 - a fixture
+from tests.unit.test_verify_targets import MOVED, built, manifest
 
 
 class Signed:
@@ -314,6 +316,51 @@ def test_what_serves_an_environment_that_training_replaced_meanwhile_is_not_stam
     assert (found.counter, [it.role for it in found.images]) == (2, ["train"])
 
 
+@pytest.mark.parametrize("when", ["push", "embed"])
+@pytest.mark.parametrize("data", [b"weights", b"WEIGHTS"])
+def test_ci_signs_no_other_files_than_those_that_training_signed(site, gcs, monkeypatch, when, data):  # noqa: F811
+    """In a bucket, where a manifest of local files knows sizes only, and CRC32C can be made to fit any content."""
+    uri, files = "gs://models/runs/1", {"saved_model.pb": b"graph", "weights.bin": b"weights"}
+    gcs.create_bucket("models")
+    for name, content in files.items():
+        gcs.put("models", f"runs/1/{name}", content)
+        (site.folder / "model" / name).write_bytes(content)
+    kept = data == b"weights"  # the same checksum, as of a collision
+    manifest(site, "manifest.json", model=model_facts(uri if kept else str(site.folder / "model")))
+    private, public = key_pair(site.folder)
+    image = built(site, "manifest.json", "--stamp", uri, "--sign", str(private))["image"]
+    assert site("deploy-check", uri, image, "--signed", public).returncode == 0
+    (site.folder / "app").mkdir()
+    (site.folder / "app/main.py").write_text("")
+    words = ("from-manifest", uri, "--role", "serve", "--gate", "off", "--app", "app", "--cmd", "python /app/main.py")
+    more = ("--no-bytecode", "--push", f"{site.host}/serve:1", "--sign", private)
+    usual: Any = {"push": push, "embed": embedded}[when]
+
+    def late(*given: Any, **more: Any) -> Any:
+        gcs.put("models", "runs/1/weights.bin", data)
+        return usual(*given, **more)
+
+    monkeypatch.setattr(envbuild.serve.build, usual.__name__, late)
+    done = site(*words, *more, *(["--embed-model"] if when == "embed" else []))
+    says = "weights.bin is written anew" if kept else "weights.bin is not what the run saved"
+    refused(done, says, 16 if when == "embed" else 15)
+    # Whoever trains again has a manifest of its own.
+    newer = manifest(site, "newer.json", model=model_facts(uri))
+    image = built(site, newer, "--stamp", uri, "--sign", str(private))["image"]
+    assert site("deploy-check", uri, image, "--signed", public).returncode == 0
+
+
+def test_objects_that_were_written_anew_since_the_run_are_not_signed(site, gcs):  # noqa: F811
+    gcs.create_bucket("models")
+    gcs.put("models", "runs/1/saved_model.pb", b"graph")
+    manifest(site, "manifest.json", model=model_facts("gs://models/runs/1"))
+    gcs.put("models", "runs/1/saved_model.pb", b"graph")
+    private, _ = key_pair(site.folder)
+    words = ("from-manifest", "manifest.json", "--push", f"{site.host}/late:1", "--stamp", "gs://models/runs/1")
+    refused(site(*words, "--sign", private), "saved_model.pb is written anew", 15)
+    built(site, "manifest.json", "--stamp", "gs://models/runs/1")
+
+
 def test_files_of_another_tool_do_not_make_a_manifest_of_a_stamped_model(place):
     """Else --sign would sign an image of the pins that somebody put into the model's folder."""
     pins = {"MLmodel": "flavors: {}\n", "requirements.txt": "tool==2.0\n", "python_env.yaml": "python: 3.11.7\n"}
@@ -345,3 +392,15 @@ def test_a_key_is_replaced_with_numbers_that_go_on(place):
     policy = place.site.folder / "policy.toml"
     policy.write_text(f'[signed]\nkeys = ["{public}", "{place.public}"]\n')
     assert place.check(old, "--policy", policy, "--minimum-record", "2").returncode == 0
+
+
+def test_what_serves_the_environment_before_is_not_carried_into_the_record_of_a_new_one(place):
+    """Nobody attacks: training's image is another one, and the file that bears the stamp is the same."""
+    good = place.serving("serve:1")
+    place.stamped(good)
+    place.stamped(place.site.train, "train")
+    assert place.check(good).stdout == f"{good}\n"
+    newer = manifest(place.site, "moved.json", *MOVED)
+    found = built(place.site, newer, "--stamp", "model", "--sign", str(place.private))["image"]
+    refused(place.check(good, "--minimum-record", "3"), "the signed stamp does not name sha256:")
+    assert place.check(found).stdout == f"{found}\n"

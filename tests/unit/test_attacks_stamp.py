@@ -24,7 +24,7 @@ from envbuild.attest.statement import IN_TOTO, PROVENANCE, SIGNED, statement
 from envbuild.cli.commands import run
 from envbuild.errors import StampConflict, StampError, VerifyError
 from envbuild.oci.digest import Digest
-from envbuild.stamp import Proof, check_stampable, read_history, read_stamp, stamp
+from envbuild.stamp import Content, Proof, StampedFile, check_stampable, read_history, read_stamp, stamp
 from envbuild.stamp import gcs as stamp_gcs
 from envbuild.stamp.directory import DirectoryStore
 from envbuild.stamp.objects import found
@@ -588,9 +588,9 @@ def test_a_key_does_not_take_over_what_it_has_not_signed(tmp_path, attack):
         edited_with_its_signature(site)
     else:
         other_model(site)
-    new = entry(content=b"new")
+    new = entry(variant="gpu", content=b"new")
     result = stamp(site.uri, new, manifest=b"{}", lock=b"lock", now=NOW, signer=record_signer(str(site.private)))
-    expected = [it for it in before if it[0] == "serve"] + [("train", "cpu", new.digest.hex[:4])]
+    expected = [*before, ("train", "gpu", new.digest.hex[:4])]
     assert slots(site.uri) == expected  # those of the newest record that the key signed, and the new one
     assert result.stamp.counter == 4
     assert result.reason_dropped == "the record before is not this key's newest"
@@ -779,7 +779,7 @@ def test_a_pointer_with_an_impossible_number_is_an_error(tmp_path, capsys, value
 def test_a_key_does_not_sign_a_rollback(tmp_path):
     site = Site(InFolder(tmp_path), tmp_path)
     site.point(site.records[1])
-    site.stamped(entry(content=b"new"))
+    site.stamped(entry(variant="gpu", content=b"new"))
     found = read_stamp(site.uri)
     assert found
     assert (found.counter, [it.digest for it in found.images if it.role == "serve"]) == (4, [V2.digest])
@@ -816,10 +816,10 @@ def test_stamps_at_the_same_time_lose_nothing_of_each_other(tmp_path, monkeypatc
         usual(self, *given)
 
     monkeypatch.setattr(DirectoryStore, "patch", patch)
-    site.stamped(entry(content=b"ours"))
+    site.stamped(entry("serve", "gpu", content=b"ours"))
     found = read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)]))).proven
     assert found
-    assert {it.digest for it in found.images} == {theirs.digest, Digest.of(b"ours"), V2.digest}
+    assert {it.digest for it in found.images} == {theirs.digest, Digest.of(b"ours"), V2.digest, entry().digest}
 
 
 def test_a_stamp_that_broke_off_is_told_and_the_next_one_mends_it(tmp_path, monkeypatch, capsys):
@@ -971,3 +971,55 @@ def test_a_record_that_an_access_list_hides_is_not_skipped_as_if_it_was_removed(
     assert "permission storage.objects.get is missing" in refused(site, capsys)
     with pytest.raises(StampError, match=r"permission storage\.objects\.get is missing"):
         site.stamped(entry(content=b"new"))
+
+
+def content(**files: str) -> Content:
+    found = tuple(StampedFile(path=name, size=1, sha256=Digest.of(it.encode()).hex) for name, it in files.items())
+    return Content(files=found, file_count=len(found))
+
+
+def test_images_of_other_model_files_are_not_carried_into_the_record_of_a_new_training(tmp_path):
+    """The file that bears the stamp is the same, and so is training's image."""
+    site = Site(InFolder(tmp_path), tmp_path)
+    signer = record_signer(str(site.private))
+
+    def trained(**files: str) -> Any:
+        return stamp(
+            site.uri, entry(), manifest=b"{}", lock=b"lock", now=NOW, content=content(**files), signer=signer
+        )  # fmt: skip
+
+    for files in ({"w": "1"}, {"w": "1", "more": "1"}):  # the records before know no files
+        assert [it.role for it in trained(**files).stamp.images] == ["serve", "train"]
+    done = trained(w="2", more="1")
+    assert [it.role for it in done.stamp.images] == ["train"]
+    assert [it.slot[0] for it in done.dropped] == ["serve"]
+    assert done.reason_dropped == "training stamped another model or environment"
+
+
+@pytest.mark.parametrize("how", ["file", "./file", "pointer"])
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_what_no_key_signed_does_not_choose_the_file_that_bears_the_stamp(tmp_path, request, capsys, place, how):
+    """A record, or a pointer, names a file that no training changes; so the next model would have the first's stamp."""
+    model = InFolder(tmp_path) if place == "folder" else InBucket(request.getfixturevalue("gcs"))
+    site = Site(model, tmp_path)
+    value = json.loads(site.get(site.newest))
+    for name in [*site.records, *map(signature_name, site.records), *([PUT] if place == "folder" else [])]:
+        site.remove(name)
+    site.remove("saved_model.pb")
+    site.put("model.keras", b"weights")
+    site.put("config.json", b"{}")
+    bearer = "./config.json" if how == "./file" else "config.json"
+    value["anchor"] = {"name": bearer, "generation": str(Digest.of(b"{}"))}
+    data = json.dumps(value).encode()
+    site.put(record_name(data), data)
+    if how == "pointer" and place == "folder":
+        metadata = {"envbuild-record": record_name(data)}
+        state = {"generation": str(Digest.of(b"{}")), "metageneration": "1", "metadata": metadata}
+        site.put(PUT, json.dumps({"objects": {bearer: state}}).encode())
+    site.stamped(entry())
+    record = site.stamped(V1)
+    assert read_record(record, site.get(record)).anchor.name == "model.keras"
+    assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
+    site.put("model.keras", b"other weights")
+    capsys.readouterr()
+    assert "the model was replaced or copied after it was stamped" in refused(site, capsys)

@@ -37,7 +37,7 @@ def test_each_record_says_what_it_changed(model):  # noqa: F811
     assert (said(None, first), said(first, second), said(second, newest)) == (
         [(None, one)],
         [(None, two)],
-        [(one, three)],
+        [(two, None), (one, three)],  # what serves was built on the training image that was replaced
     )
 
 

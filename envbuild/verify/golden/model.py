@@ -37,6 +37,8 @@ class HeldModel:
     """Bytes."""
     digests: Mapping[str, str]
     """Hex sha256 of the files, by their paths inside the model."""
+    generations: Mapping[str, int]
+    """Of the objects that were downloaded, by their paths inside the model."""
 
     def differing(self, recorded: Model | None) -> tuple[str, ...]:
         """Files that are not those of a record, as far as it has digests."""
@@ -54,13 +56,14 @@ def held(model_uri: str, cache: Path, report: Report) -> Iterator[HeldModel]:
     """
     uri = parse_model_uri(model_uri)
     if uri.bucket is None:
-        yield _held(str(uri), uri.path)
+        yield _held(str(uri), uri.path, {})
         return
     with workplace(cache) as folder:
-        yield _held(str(uri), str(_downloaded(uri, folder, report)))
+        path, generations = _downloaded(uri, folder, report)
+        yield _held(str(uri), str(path), generations)
 
 
-def _held(uri: str, path: str) -> HeldModel:
+def _held(uri: str, path: str, generations: Mapping[str, int]) -> HeldModel:
     try:
         place = place_of(path)
     except Unread as error:
@@ -77,6 +80,7 @@ def _held(uri: str, path: str) -> HeldModel:
         start=_start(files),
         size=sum(int(file["size"]) for file in place.files),
         digests={name: str(file["sha256"]) for name, file in files.items() if file.get("sha256")},
+        generations=generations,
     )
 
 
@@ -92,8 +96,8 @@ def _start(paths: Mapping[str, Any]) -> str:
     return path.rpartition("/")[0] if re.fullmatch(r"(?:.*/)?saved_model\.pb(?:txt)?", path) else path
 
 
-def _downloaded(uri: ModelUri, folder: Path, report: Report) -> Path:
-    """Download a model's objects at the generations that they have now; return its file or folder."""
+def _downloaded(uri: ModelUri, folder: Path, report: Report) -> tuple[Path, dict[str, int]]:
+    """Download a model's objects at the generations that they have now; return its file or folder, and those."""
     from envbuild.stamp.gcs import connected, told  # noqa: PLC0415 - Google's client takes a second to load
 
     assert uri.bucket is not None
@@ -109,7 +113,8 @@ def _downloaded(uri: ModelUri, folder: Path, report: Report) -> Path:
             done += int(blob.size or 0)
             report.progress("model", done, total)
     whole = folder / "model"
-    return whole / uri.name if set(blobs) == {uri.name} and not uri.folder else whole
+    alone = set(blobs) == {uri.name} and not uri.folder
+    return whole / uri.name if alone else whole, {path: int(blob.generation) for path, blob in blobs.items()}
 
 
 def _blobs(client: Any, bucket: str, uri: ModelUri) -> Iterator[tuple[str, Any]]:

@@ -30,7 +30,7 @@ from envbuild.stamp.objects import found
 from envbuild.stamp.store import Store
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.modelfiles import Changes, being, compared, digests, doubt, has_digest, listed, told
-from envbuild.verify.sides.content import recorded
+from envbuild.verify.sides.content import is_rewritten, recorded
 from envbuild.verify.sides.manifest import side_of_manifest
 from envbuild.verify.sides.side import Side
 
@@ -248,7 +248,7 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
 
 def _proof_faults(it: StampedModel, same: list[str], seen: Changes) -> Iterator[Finding]:
     """What is no agreement under a key: the content of each file that the run saved has to be compared."""
-    rewritten = tuple(path for path in same if _is_rewritten(seen.old[path], seen.new[path]))
+    rewritten = tuple(path for path in same if is_rewritten(seen.old[path], seen.new[path]))
     yield from _differing(rewritten, "written anew since it was stamped", seen)
     outside = tuple(path for path in same if _is_outside(it.uri, seen.new[path]))
     yield from _differing(outside, "reached by a link out of the model's folder", seen, todo=_COPY_LINKS)
@@ -279,11 +279,6 @@ def _differing(paths: tuple[str, ...], how: str, seen: Changes, todo: str = _COP
     if paths:
         wanted, now = (listed([told(path, files.get(path)) for path in paths]) for files in (seen.old, seen.new))
         yield _fault("files", being(paths, how), wanted=wanted, found=now, why=_OTHERS, todo=todo)
-
-
-def _is_rewritten(before: ModelFile, now: ModelFile) -> bool:
-    """Whether an object has another generation: other content can be made for a CRC32C, and not for a generation."""
-    return None not in (before.generation, now.generation) and before.generation != now.generation
 
 
 def _is_closed(uri: str, file: ModelFile) -> bool:
