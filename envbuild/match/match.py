@@ -13,7 +13,7 @@ from envbuild.match.cuda import CudaChoice, Question, decide_cuda, plan_cuda
 from envbuild.match.driver import decide_driver
 from envbuild.match.dropping import dropped_from, without_dropped
 from envbuild.match.limits import bad_wheels, broken_limits, lost_label
-from envbuild.match.overrides import Overrides, loud, read_overrides
+from envbuild.match.overrides import OWN, Overrides, loud, read_overrides
 from envbuild.match.pins import Chosen, Pins, decide_pins
 from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.run import CPU_LABEL, NO_FRAMEWORK, Run, machine_of, read_run
@@ -162,9 +162,10 @@ def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
     if run.profile is NO_FRAMEWORK:
         reason = "the run used none, so no CUDA is chosen"
         none = Decision(what="framework", value="none", reason=reason, source="--framework")
-        return (none, *_other_system(run))
+        python = Decision(what="python", value=run.python, reason=OWN, source="manifest: python.version")
+        return (none, python, *_other_system(run))
     own = (wheel.distribution, wheel.version) == (run.own, run.labelled)
-    whose = "what was asked for" if run.asked else "the run's own"
+    whose = "what was asked for" if run.asked else OWN
     same = whose if own else f"the same version as {whose}, {run.own}, for this variant"
     if "+" in wheel.version:
         same += "; its label is of PyTorch's own index, which pip and uv have to be told"
@@ -190,7 +191,7 @@ def _other_system(run: Run) -> Iterator[Decision]:
 
 def _idle_cuda(variant: Variant, requirements: Iterable[str]) -> Iterator[Decision]:
     """Warn of CUDA wheels in an image for the CPU."""
-    kept = [name_of(it) for it in requirements if CUDA_WHEEL.match(name_of(it))]
+    kept = [it for it in map(name_of, requirements) if CUDA_WHEEL.match(it) or it.startswith("nvidia-nccl-")]
     if variant == "cpu" and kept:
         reason = (
             "the image is for the CPU and keeps these CUDA wheels of the run, which can be gigabytes; "

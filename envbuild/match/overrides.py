@@ -8,6 +8,9 @@ from envbuild.errors import MatchError, UsageError
 from envbuild.match.stack import Decision
 from envbuild.oci.reference import Reference
 
+OWN = "the run's own"
+"""Why a decision is as it is, where it was the run's."""
+
 KEYS = ("base", "cuda", "cudnn", "driver_minimum", "python")
 _DECIDED = {"driver_minimum": "driver"}
 """What the decision is called, where that is not the key."""
@@ -74,5 +77,6 @@ def loud(decisions: Iterable[Decision], overrides: Overrides) -> tuple[Decision,
 
 
 def _mark(decision: Decision, key: str, value: str) -> Decision:
-    reason = f"overridden: {key} was set by hand; {decision.reason}"
+    reasons = (it for it in decision.reason.split("; ") if it != OWN)
+    reason = "; ".join((f"overridden: {key} was set by hand", *reasons))
     return replace(decision, reason=reason, source=f"--set {key}={value}; {decision.source}", warning=True)

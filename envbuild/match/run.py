@@ -232,8 +232,11 @@ def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchE
             todo=f"{todo}; other commands take the manifest that `envbuild convert` then writes",
         )
     known = ", ".join(it.name for it in profiles.frameworks)
-    what = f"the manifest names no framework ({known}); {_found(manifest)}"
-    todo = "capture inside the environment that trained the model; if it used no framework, say --framework none"
+    what = f"the record names none of {known}; {_found(manifest)}"
+    todo = (
+        "for scikit-learn, XGBoost and others give --framework none (other commands take the manifest that `envbuild "
+        "convert --framework none` writes); else capture inside the environment that trained the model"
+    )
     return MatchError(what, where="framework", todo=todo)
 
 

@@ -1,5 +1,6 @@
 """The environment is tried before its image has a name, where nothing proves that it is the run's."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
@@ -70,8 +71,11 @@ def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSet
     with asking((), run.lock.target, settings, job.order.cache) as question:
         for wheel in run.lock.wheels:
             if wheel.name in names:
-                public, own = import_names(question.reader.files(wheel) or ()), wheel.name.replace("-", "_")
-                modules |= dict.fromkeys([own] if own in public else public, wheel.version)
+                files, own = question.reader.files(wheel) or (), wheel.name.replace("-", "_")
+                public = import_names(files)
+                # Of several packages the largest is the project's own: others are plug-ins of what need not be there.
+                main = [own] if own in public else sorted(public, key=lambda it: -_size(it, files))[:1]
+                modules |= dict.fromkeys(main, wheel.version)
     first = [job.plan.stack.framework] if job.plan.stack.framework in modules else []
     pins = {wheel.name: wheel.version for wheel in run.lock.wheels}
     known = broken_hand_limits(pins, job.plan.profiles.limits)
@@ -89,6 +93,12 @@ def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSet
         job.report.note("nothing was imported: the record does not say what the run asked for by name")
     _warn_untold(found, job)
     return found
+
+
+def _size(module: str, files: Iterable[str]) -> int:
+    """How many of a wheel's files are of a module."""
+    folder = module.replace(".", "/")
+    return sum(f"/{it}".startswith((f"/{folder}/", f"/{folder}.")) for it in files)
 
 
 def _warn_untold(found: Imports, job: "Job") -> None:

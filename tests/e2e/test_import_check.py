@@ -34,6 +34,12 @@ HOST = make_wheel(
     {"host.py": "", "host_src/__init__.py": "import matplotlib"},
     requires=["plugin", "extra; extra == 'all'"],
 )
+SKINNY = make_wheel(
+    "kit-skinny",
+    "1.0",
+    {"kit/__init__.py": "", "kit/core.py": "", "lint_plugins/__init__.py": "import matplotlib"},
+)
+"""As mlflow-skinny has it: a plug-in of pylint, which nobody has, beside the package itself."""
 PLUGIN = make_wheel("plugin", "1.0", {"plugin.py": "import matplotlib"})
 CRASHING = make_wheel("crashing", "1.0", {"crashing.py": "import os\nos.kill(os.getpid(), 11)\n"})
 KEYLESS = make_wheel("keyless", "1.0", {"keyless.py": "open('/nowhere/kaggle.json')\n"})
@@ -97,7 +103,9 @@ class Builds:
 
 @pytest.fixture
 def index():
-    with serving(FRAMEWORK, MIDDLE, LOW, NUMPY, NEWER, DRIVER, CRASHING, SEEING, KEYLESS, HOST, PLUGIN) as served:
+    with serving(
+        FRAMEWORK, MIDDLE, LOW, NUMPY, NEWER, DRIVER, CRASHING, SEEING, KEYLESS, HOST, PLUGIN, SKINNY
+    ) as served:
         yield served.url
 
 
@@ -148,12 +156,19 @@ def test_what_could_not_be_tried_is_said_again_where_the_rest_is_remembered(buil
 
 def test_of_a_freeze_that_is_imported_which_nothing_requires(tmp_path, cache, index):
     builds = Builds(tmp_path, cache, "unix:///nowhere/docker.sock", index)
-    pins = PINS | {"middle": "1.0", "low": "0.6.0", "numpy": "1.26.4", "host": "1.0", "plugin": "1.0"}
+    pins = PINS | {
+        "middle": "1.0",
+        "low": "0.6.0",
+        "numpy": "1.26.4",
+        "host": "1.0",
+        "plugin": "1.0",
+        "kit-skinny": "1.0",
+    }
     refused = builds.run(pins=pins)
     assert (refused.returncode, "plugin 1.0: ModuleNotFoundError" in refused.stderr) == (16, True), refused.stderr
     done = builds.run("--from", "pip-freeze", pins=pins)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["imports"]["modules"] == ["tensorflow", "host"]
+    assert json.loads(done.stdout)["imports"]["modules"] == ["tensorflow", "host", "kit"]
 
 
 def test_without_engine_and_bubblewrap_metadata_is_looked_at_and_one_line_says_so(tmp_path, cache, index):

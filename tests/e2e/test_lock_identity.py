@@ -70,7 +70,7 @@ def test_what_pip_built_and_what_somebody_edited_is_told_apart(envbuild, tmp_pat
         "click": "different build", "idna": "locally modified", "numpy": "identical", "wrapt": "identical",
     }  # fmt: skip
     assert result["identity"]["summary"] == (
-        "2 of 4 identical; click was built from source; "
+        "2 of 5 identical, 1 added: tensorflow-cpu; click was built from source; "
         "idna was changed after installation: 1 file (idna/core.py)"
     )  # fmt: skip
     refused = envbuild("lock", manifest, "--out", tmp_path / "none", "--require-identical", check=False)

@@ -423,6 +423,9 @@ def test_a_run_without_a_framework_is_told_what_every_run_is():
     assert (told["as of"].value, told["platform"].value) == ("2026-01-01T00:00:00Z", "Linux x86_64")
     assert (stack.gaps.before, told["nccl twice"].warning) == ("2026-01-01T00:00:00Z", True) if stack.gaps else False
     assert told["unused cuda"].warning
+    assert told["unused cuda"].value == "nvidia-cublas-cu12, nvidia-nccl-cu11, nvidia-nccl-cu12"
+    python = next(it for it in match(run, PROFILES, overrides={"python": "3.11.2"}).decisions if it.what == "python")
+    assert (python.value, python.reason, python.warning) == ("3.11.2", "overridden: python was set by hand", True)
     assert "--variant cpu leaves them out" in told["unused cuda"].reason
     moved = match(run, PROFILES, machine="linux/arm64")
     assert "it was asked for; the run was on x86_64" in [it.reason for it in moved.decisions]

@@ -22,7 +22,10 @@ from envbuild.manifest.formats.surroundings import Surroundings
 from envbuild.manifest.model import Platform
 from envbuild.manifest.packages import Conda, CondaPackage, Distribution, Origin
 
-EXPORT = "write down what was installed: `conda env export`, or `conda list --json`, in the run's environment"
+EXPORT = (
+    "write down what was installed: `conda env export`, or `conda list --json`, in the run's environment; or an exact "
+    "version: numpy==1.26.4"
+)
 SUBDIRS = {
     "linux-64": ("Linux", "x86_64"),
     "linux-aarch64": ("Linux", "aarch64"),

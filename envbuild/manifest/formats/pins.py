@@ -22,7 +22,7 @@ from envbuild.manifest.formats.surroundings import Surroundings
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.manifest.requirement import exact_version
 
-INSTALLED = "write down what was installed: `pip freeze --all` in the run's environment"
+INSTALLED = "write down what was installed: `pip freeze --all` in the run's environment; or a version: numpy==1.26.4"
 PLATFORM = "say where it ran: --ran-on linux/amd64"
 _VCS = re.compile(r"(git|hg|svn|bzr)\+(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
