@@ -62,8 +62,8 @@ def main() -> int:
         port=settings.port,
         http=protocol(settings),  # the same in every environment, whether or not httptools is there
         ws="none",
-        # asyncio accepts as many connections at once before any of them can be closed again
-        backlog=max(1, connection_limit(settings.most_connections) // 2),
+        # asyncio accepts this many at once, and that three times before the first of them can be closed again
+        backlog=max(1, connection_limit(settings.most_connections) // 4),
         log_config=None,
         access_log=False,
         server_header=False,
