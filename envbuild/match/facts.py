@@ -91,6 +91,8 @@ class Limit:
     source: str
     breaks: str | None = None
     """What fails without it: `import tensorflow`; None where it is known of no version that it fails with."""
+    undeclared: bool = False
+    """Whether the release imports the distribution and its wheel does not require it: incomplete records get it."""
 
     def covers(self, name: str, version: str) -> bool:
         """Whether the limit is about this release."""
@@ -262,6 +264,7 @@ def read_limit(row: Table) -> Limit:
         **row.strings("first", "last", "requirement", "reason", "source"),
         distributions=row.texts("distributions"),
         breaks=row.maybe("breaks"),
+        undeclared=row.data.get("undeclared") is True,
     )
 
 

@@ -341,6 +341,17 @@ def test_what_is_added_to_a_record_with_gaps_keeps_the_limits_of_the_release():
     assert stack.gaps.versions == ("numpy<2", "protobuf<3.20", "protobuf<4", "setuptools<82")
 
 
+@pytest.mark.parametrize(
+    ("version", "added"), [("1.13.1", {"packaging", "six"}), ("2.1.2", {"packaging"}), ("2.2.0", set())]
+)
+def test_an_incomplete_record_gets_what_torch_imports_without_requiring_it(version, added):
+    run = ran("torch", "torch", version, ("numpy", "1.26.4"), python="3.10.6")
+    gaps = replace(run, source=replace(run.source, format="requirements", complete=False))
+    assert {it.after for it in match(gaps, PROFILES, "gpu").changes if not it.before} >= added
+    assert {"packaging", "six"} & set(match(gaps, PROFILES, "gpu").requirements) == added
+    assert not {"packaging", "six"} & set(match(run, PROFILES, "gpu").requirements)
+
+
 def test_an_override_is_loud_and_stays_with_the_stack():
     given = {"cuda": "12.2", "driver_minimum": "550.54.14", "base": "example.com/base:1", "python": "3.11.9"}
     stack = match(tensorflow("2.16.1"), PROFILES, "gpu", overrides=given)
