@@ -56,10 +56,10 @@ def decide_pins(chosen: Chosen) -> Pins:
     added = [_bare(it) for it in wanted if it not in broken]
     changes += [_added(it, f"CUDA for {wheel.pin}, which the run did not have as a wheel") for it in added]
     if not run.complete:
-        limits = [it for it in chosen.profiles.limits if it.undeclared and any(it.covers(*pin) for pin in run.pins)]
-        undeclared = {it.requirement: it for it in limits if name_of(it.requirement) not in dict(run.conda)}
+        limits = (it for it in chosen.profiles.limits if it.undeclared and any(it.covers(*pin) for pin in run.pins))
+        reasons = {it.requirement: it.reason for it in limits}
         have = [*have, *(it.after for it in changes if it.after)]
-        changes += [_added(text, undeclared[text].reason) for text in _missing(have, undeclared)]
+        changes += [_added(it, reasons[it]) for it in _missing(have, reasons)]
     requirements = [*kept, *(it.after for it in changes if it.after)]
     return Pins(
         requirements=tuple(sorted(requirements, key=lambda it: (name_of(it), it))),

@@ -62,7 +62,7 @@ def main() -> int:
         port=settings.port,
         http=protocol(settings),  # the same in every environment, whether or not httptools is there
         ws="none",
-        # asyncio accepts this many at once, and that three times before the first of them can be closed again
+        # asyncio accepts up to this many in one turn of its loop, and can close the first of them three turns later
         backlog=max(1, connection_limit(settings.most_connections) // 4),
         log_config=None,
         access_log=False,
