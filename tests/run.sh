@@ -11,6 +11,8 @@ export TMPDIR
 TMPDIR=$(mktemp -d /tmp/envbuild-tests.XXXXXX)
 work=$TMPDIR
 
+# A test that fails is run once more, for what only a busy machine breaks; pytest's summary names those (RERUN).
+
 stage() {
   local name=$1 began=$SECONDS code=0
   shift
@@ -48,11 +50,11 @@ if [[ $status -eq 0 ]]; then
   stage imports "$bin/lint-imports"
   examples=envbuild
   [[ ${1:-all} != long ]] || examples=explore
-  stage unit limited 1020 "$bin/pytest" -q -n 2 --hypothesis-profile "$examples" --basetemp "$work/unit" tests/unit
+  stage unit limited 1020 "$bin/pytest" -q -n 2 --reruns 1 --hypothesis-profile "$examples" --basetemp "$work/unit" tests/unit
   if [[ $parts == test ]]; then
     selected="real and not slow" most=1380
     [[ ${1:-all} != long ]] || selected="slow" most=10800
-    stage e2e limited "$most" "$bin/pytest" -q -n 2 --dist loadfile -m "$selected" --durations=15 --basetemp "$work/e2e" tests/e2e
+    stage e2e limited "$most" "$bin/pytest" -q -n 2 --reruns 1 --dist loadfile -m "$selected" --durations=15 --basetemp "$work/e2e" tests/e2e
   fi
 fi
 

@@ -481,10 +481,11 @@ def test_a_terminal_is_the_containers_own_until_it_ends(anywhere):
         assert terminal.mode() == 0
         # The size follows the start, as with docker run.
         os.write(terminal.keys, b"while test \"$(stty size)\" != '31 97'; do sleep 0.1; done; echo a$((1+1))\r")
-        terminal.until(b"\r\na2\r\n")
+        # The prompt, too: keys that come before it are echoed before it, and `# ` is at the head of what they print.
+        terminal.until(b"\r\na2\r\n# ")
         terminal.resize(20, 40)
         os.write(terminal.keys, b"while test \"$(stty size)\" != '20 40'; do sleep 0.1; done; echo b$((1+1))\r")
-        terminal.until(b"\r\nb2\r\n")
+        terminal.until(b"\r\nb2\r\n# ")
         os.write(terminal.keys, b"python3.11\r")
         terminal.until(b">>> ")
         # One long sleep would not end if the signal came just before it.
