@@ -9,10 +9,10 @@ import time
 from functools import partial
 from pathlib import Path
 
-from envbuild.assemble import Compiling, LayerCache, assemble, cache_keys, find_difference, wheels_to_read
-from envbuild.assemble.bytecode import compiled_by
 from envbuild.base import resolve_base
 from envbuild.base.compiling import compiling_on
+from envbuild.image import Compiling, LayerCache, assemble, cache_keys, find_difference, wheels_to_read
+from envbuild.image.bytecode import compiled_by
 from envbuild.lock import Arrivals, Lock, read_held
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
@@ -68,7 +68,7 @@ def make_recipe(base: Base, lock: Lock, variables: list[str], bytecode: str = ""
 def made(
     recipe: Recipe, base: Base, folder: Path, reference: Reference, shared: SharedCache, compiling: Compiling | None
 ) -> Reference:
-    """What `envbuild.pipeline.making.Making.made` does, without CUDA's proof and without telling."""
+    """What `envbuild.build.making.Making.made` does, without CUDA's proof and without telling."""
     cache, keys = LayerCache(folder, shared), cache_keys(recipe)
     with Arrivals(folder) as arrivals, Upload(reference) as upload:
         cache.look_up(keys.layers, keys.notes)

@@ -8,7 +8,7 @@ from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
-from envbuild.splice.install import Scheme
+from envbuild.wheel.install import Scheme
 
 LAYER_FORMAT = 11
 """Raised whenever the same recipe would give other bytes."""

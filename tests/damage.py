@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = (
     "envbuild.cli.commands",
     "envbuild.cli.from_manifest",
-    "envbuild.pipeline.build",
+    "envbuild.build.build",
     "envbuild.cli.summary",
     "httpx",
 )

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from envbuild.assemble import Compiling
-from envbuild.assemble.bytecode import Interpreter, Store, Unavailable
 from envbuild.base.interpreter import find_interpreter, runs_here
 from envbuild.errors import BuildError
+from envbuild.image import Compiling
+from envbuild.image.bytecode import Interpreter, Store, Unavailable
 from envbuild.recipe import Base
 
 

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from envbuild.assemble.debian import Folder, Ground
 from envbuild.base.tree import Tree, contents, read_tree, resolve
 from envbuild.cache import read_entry, write_entry
+from envbuild.image.debian import Folder, Ground
 from envbuild.oci.image import Image
 
 _FORMAT = 1

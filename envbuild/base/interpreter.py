@@ -17,10 +17,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from envbuild.assemble.bytecode.interpreter import Build, Interpreter, Unavailable, ask_build
 from envbuild.base.tree import DAMAGED, Tree, contents, read_tree, resolve
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import BaseError
+from envbuild.image.bytecode.interpreter import Build, Interpreter, Unavailable, ask_build
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Base

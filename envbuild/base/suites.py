@@ -5,9 +5,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.assemble.debian import Ground
 from envbuild.base.apt import Mirror, Source, find_mirror, read_sources, source_lines
 from envbuild.errors import BaseError, MissingComponentError
+from envbuild.image.debian import Ground
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.layout import ARCHITECTURES

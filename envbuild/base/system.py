@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.assemble.debian import Ground, SystemLayer
 from envbuild.base.debs import DebFiles
 from envbuild.base.ground import read_ground
 from envbuild.base.packages import Apt, apt_for
 from envbuild.base.suites import SOURCES, WITHOUT, Suite, find_suite
 from envbuild.errors import LockError
+from envbuild.image.debian import Ground, SystemLayer
 from envbuild.lock.model import SystemPackage
 from envbuild.lock.system import Chosen, Held, Missing, choose, distribution_name, find_missing, wanted_packages
 from envbuild.manifest.model import TrainingManifest

@@ -13,7 +13,7 @@ from envbuild.errors import BaseError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Image, Layer
 from envbuild.oci.tar_reader import open_tar
-from envbuild.splice.inflate import GZIP_ERRORS, expansion_limit, open_gzip
+from envbuild.wheel.inflate import GZIP_ERRORS, expansion_limit, open_gzip
 
 _CHUNK = 1 << 20
 DAMAGED: tuple[type[Exception], ...] = (*GZIP_ERRORS, tarfile.TarError, ValueError)

@@ -8,7 +8,7 @@ import typer
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.cloudbuild import CloudBuild
+    from envbuild.build.cloudbuild import CloudBuild
 
 _PANEL = "With --builder cloudbuild"
 
@@ -55,7 +55,7 @@ def options(given: Cloud, *, chosen: bool) -> "CloudBuild | None":
             todo = "add --builder cloudbuild, or leave them out"
             raise UsageError("options of Cloud Build are given, which does not build", where="--builder", todo=todo)
         return None
-    from envbuild.cloudbuild import CloudBuild, Secret, find_project
+    from envbuild.build.cloudbuild import CloudBuild, Secret, find_project
 
     return CloudBuild(
         project=find_project(given.project),

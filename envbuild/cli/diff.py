@@ -15,7 +15,7 @@ from envbuild.cli.references import AsJson, Platform, machine_of
 from envbuild.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
-    from envbuild.compare import Rules
+    from envbuild.diff import Rules
 
 _FORMS = "An image (a reference, an OCI layout, an archive, docker-daemon:NAME), a manifest, a model, a lock, or host"
 _LONGEST_PATH = 4096
@@ -143,7 +143,7 @@ _HOST = "give host as A or B, or leave the option out"
 
 
 def _rules(ignore: list[str], *, as_installed: bool, mtimes: bool) -> "Rules":
-    from envbuild.compare import Rules
+    from envbuild.diff import Rules
 
     if as_installed and mtimes:
         todo = "leave one of them out"
@@ -156,7 +156,7 @@ def _rules(ignore: list[str], *, as_installed: bool, mtimes: bool) -> "Rules":
 def _facts(a: Given, b: Given, python: str | None, progress: Progress) -> Result:
     """Hold two against each other by their facts; a host is captured last, as it is asked for what the other names."""
     from envbuild.cli.facts import READERS, Said
-    from envbuild.compare import differing_locks, differing_packages, differing_told
+    from envbuild.diff import differing_locks, differing_packages, differing_told
 
     said: dict[Given, Said] = {}
     for it in sorted({a, b}, key=lambda it: it.kind == "host"):
@@ -170,7 +170,7 @@ def _facts(a: Given, b: Given, python: str | None, progress: Progress) -> Result
 
 
 def _images(a: str, b: str, rules: "Rules", machine: str, progress: Progress) -> Result:
-    from envbuild.compare import check_name, compare, opened
+    from envbuild.diff import check_name, compare, opened
     from envbuild.files import cache_folder
 
     for text in (a, b):

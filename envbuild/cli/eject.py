@@ -21,8 +21,8 @@ def run(
     Delete those that stay as they are, change the others, and give the folder to from-manifest --template,
     or name it in envbuild.toml: [templates] folder = "DIR". Prints the folder.
     """
-    from envbuild.dockerfile import built_in
     from envbuild.files import check_stageable, write_whole
+    from envbuild.image.context import built_in
 
     check_given({"DIR": folder})
     check_stdout()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from envbuild.cli.console import Progress
 
 if TYPE_CHECKING:
-    from envbuild.compare import Told
+    from envbuild.diff import Told
     from envbuild.manifest.model import TrainingManifest
 
 
@@ -28,7 +28,7 @@ Others = Sequence["TrainingManifest"]
 
 def _manifest(name: str, _python: str | None, _others: Others, progress: Progress) -> Said:
     from envbuild.cli.records import read_run
-    from envbuild.compare import told_by_manifest
+    from envbuild.diff import told_by_manifest
     from envbuild.manifest.formats import Given
     from envbuild.oci.digest import Digest
 
@@ -38,14 +38,14 @@ def _manifest(name: str, _python: str | None, _others: Others, progress: Progres
 
 def _lock(name: str, _python: str | None, _others: Others, _progress: Progress) -> Said:
     from envbuild.cli.rebase import read_lock
-    from envbuild.compare import told_by_lock
+    from envbuild.diff import told_by_lock
     from envbuild.oci.digest import Digest
 
     return Said(told=told_by_lock(read_lock(Path(name), "")), digest=str(Digest.of(Path(name).read_bytes())))
 
 
 def _model(name: str, _python: str | None, _others: Others, progress: Progress) -> Said:
-    from envbuild.compare import told_by_model
+    from envbuild.diff import told_by_model
     from envbuild.stamp import record_digest
     from envbuild.verify.sides.model import read_model
 
@@ -63,7 +63,7 @@ def _model(name: str, _python: str | None, _others: Others, progress: Progress) 
 def _host(name: str, python: str | None, others: Others, progress: Progress) -> Said:
     """Capture this machine, with the variables that the other side names."""
     from envbuild.capture.reading import manifest_text
-    from envbuild.compare import told_by_host
+    from envbuild.diff import told_by_host
     from envbuild.manifest import read_manifest
 
     recorded = [variable for manifest in others for variable, _ in manifest.variables]

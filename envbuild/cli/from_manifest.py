@@ -31,7 +31,7 @@ from envbuild.cli.summary import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuild.pipeline import Order, Outcome, Plan, Reporter
+    from envbuild.build import Order, Outcome, Plan, Reporter
     from envbuild.serve.model import ServeOrder
 
 
@@ -120,8 +120,8 @@ def _serve(order: "ServeOrder", progress: Progress, *, dry_run: bool, as_json: b
 
 def _carry_out(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
     """Plan and build; print the result, or just the plan."""
-    from envbuild.pipeline import make_plans
-    from envbuild.pipeline.check import check_order
+    from envbuild.build import make_plans
+    from envbuild.build.check import check_order
 
     check_order(order)
     started = time.monotonic()
@@ -140,7 +140,7 @@ def _carry_out(order: "Order", progress: Progress, *, dry_run: bool, as_json: bo
 
 
 def _build(order: "Order", plans: "Sequence[Plan]", progress: Progress) -> "Outcome":
-    from envbuild.pipeline import build
+    from envbuild.build import build
 
     outcome = build(order, plans, _reporter(progress), datetime.now(UTC))
     if outcome.stamped:
@@ -150,7 +150,7 @@ def _build(order: "Order", plans: "Sequence[Plan]", progress: Progress) -> "Outc
 
 
 def _reporter(progress: Progress) -> "Reporter":
-    from envbuild.pipeline import Reporter
+    from envbuild.build import Reporter
 
     return Reporter(
         step=progress.step,
@@ -175,7 +175,7 @@ def _tell_plan(plan: "Plan", progress: Progress) -> None:
 
 def _print_cloud(order: "Order") -> None:
     """Print what Cloud Build would be told, as gcloud reads it."""
-    from envbuild.pipeline.cloud import printed_yaml
+    from envbuild.build.cloud import printed_yaml
 
     typer.echo(printed_yaml(order).decode(), nl=False)
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     import docker
 
+    from envbuild.build import Reporter
     from envbuild.local.acquire import Building
     from envbuild.local.model import Choice, Machine, Settled, Subject
     from envbuild.lock import Options
-    from envbuild.pipeline import Reporter
     from envbuild.stamp import Proof
     from envbuild.verify.findings import Finding
 
@@ -111,7 +111,7 @@ def building_of(asked: Asked) -> "Building":
 
 def reporter_of(progress: Progress) -> "Reporter":
     """Where the stages of a build tell what they do."""
-    from envbuild.pipeline import Reporter
+    from envbuild.build import Reporter
 
     return Reporter(
         step=progress.step,

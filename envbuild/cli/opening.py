@@ -55,7 +55,7 @@ class Opening:
         return Target(side=side_of_model(model), model=model)
 
     def _image(self, name: str) -> "Target":
-        from envbuild.compare import opened
+        from envbuild.diff import opened
         from envbuild.files import cache_folder
         from envbuild.verify.against import Target
         from envbuild.verify.sides.image import side_of_image

@@ -14,9 +14,9 @@ from envbuild.cli.printed import is_stdout
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.cloudbuild import CloudBuild
+    from envbuild.build import Order
+    from envbuild.build.cloudbuild import CloudBuild
     from envbuild.oci.reference import Reference
-    from envbuild.pipeline import Order
 
 
 class BuilderName(StrEnum):
@@ -218,9 +218,9 @@ def check_asked(asked: Asked) -> None:
 
 def order_of(name: str, data: bytes, asked: Asked) -> "Order":
     """Make the order for a manifest; UsageError for what cannot be meant."""
+    from envbuild.build import Order
     from envbuild.files import cache_folder
     from envbuild.match import pairs_of
-    from envbuild.pipeline import Order
 
     wanted, outputs, building, locks = asked.wanted, asked.outputs, asked.building, asked.locks
     return Order(

@@ -15,7 +15,7 @@ from envbuild.cli.references import AsJson, Platform, base_of, machine_of, repos
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.assemble import Rebased
+    from envbuild.image import Rebased
     from envbuild.lock import Lock
     from envbuild.oci.image import Image
     from envbuild.oci.reference import Reference
@@ -52,7 +52,7 @@ def run(
     The environment's layers stay the same blobs: no wheel is read, and what the registry has is not sent.
     Prints the new image's reference by digest; no tag moves but those that --push names.
     """
-    from envbuild.assemble import rebase
+    from envbuild.image import rebase
     from envbuild.registry import pull
 
     check_stdout()
@@ -104,7 +104,7 @@ def read_lock(path: Path, option: str = "--lock ") -> "Lock":
 
 def base_named_by(image: "Image", source: str, option: str) -> str:
     """The base that the image's annotations name, by its digest; UsageError, which names the option, where none is."""
-    from envbuild.assemble import named_base
+    from envbuild.image import named_base
     from envbuild.oci.digest import Digest
     from envbuild.oci.reference import Reference
 

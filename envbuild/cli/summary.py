@@ -8,8 +8,8 @@ from rich.filesize import decimal
 from envbuild.errors import counted
 
 if TYPE_CHECKING:
+    from envbuild.build import Outcome, Part
     from envbuild.oci.image import Layer
-    from envbuild.pipeline import Outcome, Part
     from envbuild.registry import PushResult
     from envbuild.serve.model import Served, ServeOrder
     from envbuild.serve.origin import Start

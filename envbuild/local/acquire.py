@@ -6,6 +6,8 @@ from pathlib import Path
 
 import docker
 
+from envbuild.build import Order, Reporter, build, make_plans
+from envbuild.build.again import recorded_base
 from envbuild.cache import workplace
 from envbuild.errors import UsageError
 from envbuild.local.model import Choice, Subject
@@ -16,8 +18,6 @@ from envbuild.lock import Lock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import DOCKER_HUB, Reference
-from envbuild.pipeline import Order, Reporter, build, make_plans
-from envbuild.pipeline.again import recorded_base
 
 _NAME = Reference(DOCKER_HUB, "library/envbuild-local")
 

@@ -7,7 +7,7 @@ from typing import Any
 import docker
 from docker.errors import APIError, NullResource
 
-from envbuild.compare.images import opened
+from envbuild.diff.images import opened
 from envbuild.engine.image import Report, find_image
 from envbuild.engine.load import load_into
 from envbuild.errors import BuildError, RegistryError, UsageError

@@ -15,8 +15,10 @@ from pathlib import Path
 import docker
 import httpx
 
-from envbuild.assemble.child import Addition
+from envbuild.build.extend import Extended, extend
+from envbuild.build.order import Reporter
 from envbuild.files import write_whole
+from envbuild.image.child import Addition
 from envbuild.local.model import Launch, Port
 from envbuild.local.venv import Teller, held_venv
 from envbuild.local.venv_folder import is_held
@@ -25,8 +27,6 @@ from envbuild.lock.extras import lock_above
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference
-from envbuild.pipeline.extend import Extended, extend
-from envbuild.pipeline.order import Reporter
 
 PREFIX = "/opt/notebook"
 PORT = 8888

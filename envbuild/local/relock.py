@@ -3,12 +3,12 @@
 import platform
 from pathlib import Path
 
+from envbuild.build import Reporter, make_plans
 from envbuild.errors import UsageError, counted
 from envbuild.local.acquire import Building, order_of
 from envbuild.local.model import Choice, Subject
 from envbuild.lock import Lock, Options, Target, lock_stack, read_settings
 from envbuild.manifest.model import TrainingManifest
-from envbuild.pipeline import Reporter, make_plans
 
 
 def stamped_lock(subject: Subject, choice: Choice) -> Lock | None:

@@ -13,9 +13,9 @@ from io import BytesIO
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from envbuild.assemble import LayerResult
-from envbuild.assemble.cache import Decode
 from envbuild.errors import RegistryError
+from envbuild.image import LayerResult
+from envbuild.image.cache import Decode
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference

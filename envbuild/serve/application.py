@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from envbuild.assemble.content import Content
 from envbuild.capture.model.places import STAMP_FOLDER
 from envbuild.errors import UsageError
+from envbuild.image.content import Content
 from envbuild.serve.model import APP_FOLDER, ServeOrder
 from envbuild.stamp import parse_model_uri
 

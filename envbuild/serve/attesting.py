@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from envbuild.assemble import named_base
 from envbuild.attest import Facts, attest
 from envbuild.attest.model import DEBIAN
+from envbuild.build import Reporter
+from envbuild.build.attesting import build_options
+from envbuild.image import named_base
 from envbuild.oci.digest import Digest
-from envbuild.pipeline import Reporter
-from envbuild.pipeline.attesting import build_options
 from envbuild.registry import publish
 from envbuild.serve.model import Origin, Served, ServeOrder
 from envbuild.serve.stamping import joined_lock

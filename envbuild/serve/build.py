@@ -5,19 +5,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from envbuild.assemble import Compiling, LayerCache
-from envbuild.assemble.bytecode import compiled_by
-from envbuild.assemble.child import Addition, Parent, checked, find_child_difference
-from envbuild.assemble.content import Content
+from envbuild.build import Order, Reporter, make_plans
+from envbuild.build.build import check_destinations
+from envbuild.build.extend import compiling_for, extended
+from envbuild.build.stamping import signer_for, stamp_content
 from envbuild.errors import RegistryError, VerifyError
+from envbuild.image import Compiling, LayerCache
+from envbuild.image.bytecode import compiled_by
+from envbuild.image.child import Addition, Parent, checked, find_child_difference
+from envbuild.image.content import Content
 from envbuild.lock import Lock, Options, read_settings
 from envbuild.lock.extras import lock_above, useless
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
-from envbuild.pipeline import Order, Reporter, make_plans
-from envbuild.pipeline.build import check_destinations
-from envbuild.pipeline.extend import compiling_for, extended
-from envbuild.pipeline.stamping import signer_for, stamp_content
 from envbuild.registry import PushResult, SharedCache, pull, push
 from envbuild.serve.application import application_of
 from envbuild.serve.attesting import publish_served

@@ -5,8 +5,8 @@ from typing import NoReturn
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from envbuild.build.check import check_outputs
 from envbuild.errors import UsageError
-from envbuild.pipeline.check import check_outputs
 from envbuild.serve.application import application_of
 from envbuild.serve.model import ServeOrder
 from envbuild.serve.server_versions import version_in

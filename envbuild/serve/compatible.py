@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
+from envbuild.build import Reporter
 from envbuild.errors import UsageError
 from envbuild.manifest.artifact import Model
 from envbuild.oci.reference import Reference
-from envbuild.pipeline import Reporter
 from envbuild.registry import pull
 from envbuild.serve.model import Origin, ServeOrder, ServerName
 from envbuild.serve.saved_model import SavedFacts, saved_facts

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from envbuild.assemble.content import Content
+from envbuild.build import Reporter
 from envbuild.capture.redact import scrub_file_name
 from envbuild.errors import StampError, UsageError, VerifyError
 from envbuild.files import open_inside
+from envbuild.image.content import Content
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.oci.digest import Digest
-from envbuild.pipeline import Reporter
 from envbuild.serve.model import MODEL_FOLDER, Origin
 from envbuild.stamp import read_history
 from envbuild.verify.golden.model import HeldModel, held

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import docker
 
+from envbuild.build import Reporter
 from envbuild.engine.build import loaded_base
 from envbuild.engine.client import connected
 from envbuild.engine.image import find_image
@@ -14,7 +15,6 @@ from envbuild.errors import MissingComponentError, StampError, VerifyError
 from envbuild.manifest.artifact import Golden
 from envbuild.oci.image import Image
 from envbuild.oci.index import platform_name
-from envbuild.pipeline import Reporter
 from envbuild.serve.gate_container import MODEL, Launch, NotStartedError, serving
 from envbuild.serve.gate_sample import RULE as PREDICTED
 from envbuild.serve.gate_sample import UnfitError, request_of

@@ -2,8 +2,8 @@
 
 from dataclasses import asdict, replace
 
-from envbuild.assemble.child import Addition, Parent
-from envbuild.assemble.content import measured
+from envbuild.image.child import Addition, Parent
+from envbuild.image.content import measured
 from envbuild.lock import Lock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from envbuild.assemble.child import Parent
+from envbuild.build import Order
+from envbuild.image.child import Parent
 from envbuild.lock import Lock
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
-from envbuild.pipeline import Order
 from envbuild.registry import PushResult
 from envbuild.verify.findings import Finding
 

@@ -6,9 +6,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from envbuild.assemble.child import Parent
+from envbuild.build import Order, Part, Plan, Reporter, build, make_plans
+from envbuild.build.again import is_nameless, recorded_base
+from envbuild.build.extend import find_parent
+from envbuild.build.order import PLATFORMS
 from envbuild.cache import workplace
 from envbuild.errors import BaseError, StampError, UsageError, VerifyError
+from envbuild.image.child import Parent
 from envbuild.lock import Lock, LockedWheel
 from envbuild.lock.formats import is_local
 from envbuild.manifest.model import TrainingManifest
@@ -16,10 +20,6 @@ from envbuild.match.stack import Variant
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES, read_layout
 from envbuild.oci.reference import Reference
-from envbuild.pipeline import Order, Part, Plan, Reporter, build, make_plans
-from envbuild.pipeline.again import is_nameless, recorded_base
-from envbuild.pipeline.extend import find_parent
-from envbuild.pipeline.order import PLATFORMS
 from envbuild.serve.model import Origin, ServeOrder
 from envbuild.serve.parent import check_parent
 from envbuild.stamp import Proof, Stamp, StampedImage, lock_name

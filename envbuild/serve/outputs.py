@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from envbuild.build import Order, Reporter
+from envbuild.build.outputs import LAYOUT_NAME, into_archive, into_engine
 from envbuild.files import staged_folder
 from envbuild.oci.image import Image
 from envbuild.oci.layout import write_layout
-from envbuild.pipeline import Order, Reporter
-from envbuild.pipeline.outputs import LAYOUT_NAME, into_archive, into_engine
 
 
 def place(order: Order, image: Image, report: Reporter, *, pushed: bool) -> tuple[Path | None, str | None]:

@@ -1,8 +1,8 @@
 """Whether the training image that a signed serving image starts with is signed itself, by a key that is named."""
 
+from envbuild.build import Reporter
 from envbuild.errors import VerifyError
 from envbuild.oci.reference import Reference
-from envbuild.pipeline import Reporter
 from envbuild.serve.model import ServeOrder
 from envbuild.stamp import StampedImage
 from envbuild.verify.signed import check_signed

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import assert_never
 
-from envbuild.assemble.content import Content
 from envbuild.errors import UsageError
 from envbuild.files import data_folder
+from envbuild.image.content import Content
 from envbuild.manifest.artifact import Model
 from envbuild.recipe import PREFIX
 from envbuild.serve.application import application_of

@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from envbuild.assemble import LayerCache, LayerResult, assemble, cache_keys, named_base, wheels_to_read
-from envbuild.assemble.cache import Decode
-from envbuild.assemble.child import Parent, interpreter_of
-from envbuild.assemble.config import CHECK_LINE, OURS
-from envbuild.assemble.debian import LINE as PACKAGES_LINE
-from envbuild.assemble.image import OVERLAPS_LINE
-from envbuild.assemble.plan import plan_layers
-from envbuild.assemble.rebase import BYTECODE_LINE, ENVIRONMENT_LINE
+from envbuild.build import Order, Reporter
 from envbuild.errors import BuildError, LockError, UsageError
+from envbuild.image import LayerCache, LayerResult, assemble, cache_keys, named_base, wheels_to_read
+from envbuild.image.cache import Decode
+from envbuild.image.child import Parent, interpreter_of
+from envbuild.image.config import CHECK_LINE, OURS
+from envbuild.image.debian import LINE as PACKAGES_LINE
+from envbuild.image.image import OVERLAPS_LINE
+from envbuild.image.plan import plan_layers
+from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE
 from envbuild.lock import Arrivals, IndexSettings, Lock, LockedWheel, read_settings
 from envbuild.lock.facts import FactReader
 from envbuild.lock.needs import Declared
 from envbuild.lock.resolving import asking
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines
-from envbuild.pipeline import Order, Reporter
 from envbuild.recipe import PREFIX, SLIM_LABEL, SLIM_OF_LABEL, Base, Recipe
 from envbuild.serve.model import Origin, ServeOrder, Server, Slimmed
 from envbuild.serve.slim import commanded, imported, slimmed

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from datetime import datetime
 
+from envbuild.build import Reporter
+from envbuild.build.stamping import report_stamps, signer_for, stamp_content
 from envbuild.errors import RegistryError
 from envbuild.lock import pylock_text
 from envbuild.oci.reference import Reference
-from envbuild.pipeline import Reporter
-from envbuild.pipeline.stamping import report_stamps, signer_for, stamp_content
 from envbuild.registry.tags import stamped_tag, tag_stamped
 from envbuild.serve.compatible import RELATION
 from envbuild.serve.model import Served, ServeOrder

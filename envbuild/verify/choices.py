@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envbuild.base.tree import resolve
-from envbuild.compare.layers import Node, Tree
+from envbuild.diff.layers import Node, Tree
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.holdings import Holdings
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 
 from envbuild.base.tree import resolve
-from envbuild.compare.bytecode import is_of, is_unchecked
-from envbuild.compare.layers import Node
+from envbuild.diff.bytecode import is_of, is_unchecked
+from envbuild.diff.layers import Node
 from envbuild.verify.choices import Pair, node_at, same
 
 _FOLDER = "__pycache__"

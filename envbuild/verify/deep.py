@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from envbuild.assemble import LayerCache, assemble
-from envbuild.assemble.config import OURS
-from envbuild.assemble.debian import packages_line
-from envbuild.assemble.plan import plan_layers
-from envbuild.assemble.source import Wheels
 from envbuild.base import known_facts
 from envbuild.base.compiling import compiling_on
 from envbuild.base.inspect import inspect
 from envbuild.base.system import unpacker
 from envbuild.errors import BaseError
+from envbuild.image import LayerCache, assemble
+from envbuild.image.config import OURS
+from envbuild.image.debian import packages_line
+from envbuild.image.plan import plan_layers
+from envbuild.image.source import Wheels
 from envbuild.oci.image import Image, Layer
 from envbuild.recipe import Base, Recipe
 from envbuild.verify.findings import Finding, compared

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from envbuild.base.tree import resolve
 from envbuild.capture.reading import decoded
-from envbuild.compare.layers import Tree
+from envbuild.diff.layers import Tree
 from envbuild.verify.choices import Pair, fault, node_at
 from envbuild.verify.findings import Finding
 

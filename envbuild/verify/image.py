@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 
 from packaging.version import Version
 
-from envbuild.assemble.config import config_bytes
 from envbuild.base.tree import Node, Tree
 from envbuild.errors import VerifyError
+from envbuild.image.config import config_bytes
 from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.stack import Stack
 from envbuild.recipe import Base, Recipe

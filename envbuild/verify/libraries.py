@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from envbuild.base.tree import resolve
-from envbuild.compare.layers import Tree
+from envbuild.diff.layers import Tree
 from envbuild.verify.choices import Pair, equal, fault, node_at
 from envbuild.verify.findings import Finding
 from envbuild.verify.holdings import LIBRARY, names_of

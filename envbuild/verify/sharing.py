@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import takewhile
 
-from envbuild.assemble.config import OURS
-from envbuild.assemble.rebase import BYTECODE_LINE
 from envbuild.base.tree import members
-from envbuild.compare.layers import Overlay, over, read_layer
-from envbuild.compare.pair import Report
+from envbuild.diff.layers import Overlay, over, read_layer
+from envbuild.diff.pair import Report
+from envbuild.image.config import OURS
+from envbuild.image.rebase import BYTECODE_LINE
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, history_lines
 from envbuild.verify.cache import read_cache

@@ -12,10 +12,10 @@ from envbuild.cache import read_entry, write_entry
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe
-from envbuild.splice.archive import Member, WheelArchive, check_locked
-from envbuild.splice.install import Scheme, installed_files
 from envbuild.verify.elf import Elf, read_elf
 from envbuild.verify.inflated import MemberReader
+from envbuild.wheel.archive import Member, WheelArchive, check_locked
+from envbuild.wheel.install import Scheme, installed_files
 
 _FORMAT = 1
 """Raised whenever other facts would be read from the same bytes."""

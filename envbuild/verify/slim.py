@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 
-from envbuild.compare.layers import Tree
+from envbuild.diff.layers import Tree
 from envbuild.files import data_folder
 from envbuild.lock.conflicts import marker_environment
 from envbuild.lock.facts import requirements_of

@@ -15,12 +15,12 @@ from pathlib import Path
 from isal import isal_zlib
 from zlib_ng import zlib_ng
 
-from envbuild.assemble import LayerCache, WheelFiles, assemble, making
+from envbuild.image import LayerCache, WheelFiles, assemble, making
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
-from envbuild.splice import inflate
+from envbuild.wheel import inflate
 
 TARGET = Target(python="3.11.2", machine="x86_64", glibc="2.36")
 

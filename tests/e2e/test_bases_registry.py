@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble import LayerCache, WheelFiles, assemble
 from envbuild.base import resolve_base
+from envbuild.image import LayerCache, WheelFiles, assemble
 from envbuild.lock import pylock_text
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest

@@ -9,12 +9,12 @@ from uuid import uuid4
 
 import pytest
 
-from envbuild.assemble import Compiling, LayerCache, WheelFiles, assemble
-from envbuild.assemble.bytecode import Bytecode, Store, Tally
-from envbuild.assemble.overlap import Overlap
 from envbuild.base import resolve_base
 from envbuild.base.compiling import compiling_on
 from envbuild.base.tree import read_tree
+from envbuild.image import Compiling, LayerCache, WheelFiles, assemble
+from envbuild.image.bytecode import Bytecode, Store, Tally
+from envbuild.image.overlap import Overlap
 from envbuild.lock.download import fetch
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.uv import UvResolver

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.base import resolve_base
-from envbuild.cloudbuild import CloudBuild, Secret, build, plan_yaml
+from envbuild.build.cloudbuild import CloudBuild, Secret, build, plan_yaml
 from envbuild.errors import BuildError
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference

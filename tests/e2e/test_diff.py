@@ -9,8 +9,8 @@ import pytest
 
 from envbuild.base.debian import debian_base
 from envbuild.cli.console import Progress
-from envbuild.compare import Rules, compare, opened
-from envbuild.compare.pair import read_pair
+from envbuild.diff import Rules, compare, opened
+from envbuild.diff.pair import read_pair
 from envbuild.engine.load import load_into
 from envbuild.oci.image import Image
 from envbuild.oci.layout import write_layout

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble import LayerCache, WheelFiles, assemble
 from envbuild.base import resolve_base
+from envbuild.image import LayerCache, WheelFiles, assemble
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock
 from envbuild.lock.uv import UvResolver

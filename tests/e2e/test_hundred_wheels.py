@@ -15,9 +15,9 @@ from typing import NamedTuple, cast
 
 import pytest
 
-from envbuild.assemble import Assembled, LayerCache, WheelFiles, assemble
-from envbuild.checkup.files import LIST as OWN_LIST
-from envbuild.checkup.files import PROGRAM as OWN_PROGRAM
+from envbuild.check.files import LIST as OWN_LIST
+from envbuild.check.files import PROGRAM as OWN_PROGRAM
+from envbuild.image import Assembled, LayerCache, WheelFiles, assemble
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.uv import UvResolver

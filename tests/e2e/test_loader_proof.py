@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.assemble import LayerCache, WheelFiles, assemble
 from envbuild.base import resolve_base
 from envbuild.files import data_folder
+from envbuild.image import LayerCache, WheelFiles, assemble
 from envbuild.lock import UvResolver, fetch
 from envbuild.lock.model import Lock
 from envbuild.lock.settings import read_settings, uv_environment

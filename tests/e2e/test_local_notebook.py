@@ -14,12 +14,12 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
+from envbuild.build.extend import Extended
+from envbuild.build.order import Reporter
 from envbuild.local import notebook
 from envbuild.local.model import Launch
 from envbuild.lock import Options, lock_run, read_pylock
 from envbuild.oci.reference import Reference
-from envbuild.pipeline.extend import Extended
-from envbuild.pipeline.order import Reporter
 from tests.e2e.docker_builds import wheel_folder
 from tests.e2e.services import command_output, running
 from tests.making import make_server, make_venv

@@ -24,7 +24,7 @@ from zlib_ng import zlib_ng
 sys.modules["zlib"] = zlib_ng
 sys.modules["isal"] = None
 sys.argv[0] = "envbuild"
-from envbuild.splice import inflate
+from envbuild.wheel import inflate
 assert inflate._library is zlib_ng
 from envbuild.cli import main
 main()

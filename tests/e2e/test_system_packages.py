@@ -14,13 +14,13 @@ from typing import NoReturn
 
 import pytest
 
-from envbuild.assemble import Assembled, LayerCache, WheelFiles, assemble
-from envbuild.assemble.debian.deb import open_deb
 from envbuild.base import resolve_base
 from envbuild.base.debs import copy_debs
 from envbuild.base.system import System, lock_system
 from envbuild.engine.load import load_into
 from envbuild.errors import LockError
+from envbuild.image import Assembled, LayerCache, WheelFiles, assemble
+from envbuild.image.debian.deb import open_deb
 from envbuild.lock.model import Lock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest

@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from envbuild.assemble import Compiling, LayerCache, WheelFiles, assemble
-from envbuild.assemble.bytecode import Interpreter, Store, compiled_by
 from envbuild.base import resolve_base
 from envbuild.base.interpreter import find_interpreter
+from envbuild.image import Compiling, LayerCache, WheelFiles, assemble
+from envbuild.image.bytecode import Interpreter, Store, compiled_by
 from envbuild.lock import Lock, fetch, pylock_text
 from envbuild.lock.uv import UvResolver
 from envbuild.oci.image import Image, Layer, manifest_bytes

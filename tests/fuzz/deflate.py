@@ -2,7 +2,7 @@
 
 import zlib
 
-from envbuild.splice.blocks import continued
+from envbuild.wheel.blocks import continued
 from tests.deflating import FORGED, deflated, follows, text
 
 _MOST = 1 << 20

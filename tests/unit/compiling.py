@@ -9,15 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from envbuild.assemble import LayerCache, WheelFiles
-from envbuild.assemble.bytecode import Bytecode, Interpreter, Store
-from envbuild.assemble.bytecode.interpreter import Build, ask_build
-from envbuild.assemble.overlap import find_overlaps
-from envbuild.assemble.source import OpenWheels
+from envbuild.image import LayerCache, WheelFiles
+from envbuild.image.bytecode import Bytecode, Interpreter, Store
+from envbuild.image.bytecode.interpreter import Build, ask_build
+from envbuild.image.overlap import find_overlaps
+from envbuild.image.source import OpenWheels
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe
-from envbuild.splice.layer import LayerFile
+from envbuild.wheel.layer import LayerFile
 from tests.fakes.wheels import FakeWheel
 
 PROGRAM = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.assemble.content import measured
 from envbuild.errors import UsageError
+from envbuild.image.content import measured
 from envbuild.serve.application import application
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n-----END PRIVATE KEY-----\n"

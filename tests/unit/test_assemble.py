@@ -22,16 +22,16 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble import Begun, LayerCache, WheelFiles, assemble, image, making, wheels_to_read
 from envbuild.errors import BuildError, WheelError
+from envbuild.image import Begun, LayerCache, WheelFiles, assemble, image, making, wheels_to_read
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
-from envbuild.splice import layer as splicing
-from envbuild.splice.archive import WheelArchive
-from envbuild.splice.install import InstalledFile
-from envbuild.splice.layer import LayerFile, write_layer
+from envbuild.wheel import layer as splicing
+from envbuild.wheel.archive import WheelArchive
+from envbuild.wheel.install import InstalledFile
+from envbuild.wheel.layer import LayerFile, write_layer
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.fakes.zips import Part, archive, deflated
 from tests.layers import entries_of
@@ -241,7 +241,7 @@ def test_no_library_that_inflates_decides_a_byte(tmp_path, monkeypatch):
     from isal import isal_zlib
     from zlib_ng import zlib_ng
 
-    from envbuild.splice import inflate
+    from envbuild.wheel import inflate
 
     digests = set()
     for number, module in enumerate((zlib, isal_zlib)):
@@ -440,7 +440,7 @@ def test_setuptools_wrappers_give_way_to_entry_points(tmp_path):
 
 
 def test_a_python_without_removesuffix_gets_scripts_that_it_can_run(tmp_path):
-    from envbuild.splice.scripts import script
+    from envbuild.wheel.scripts import script
 
     assert b"removesuffix" not in script("x", "a:b", "/opt/env/bin/python", "3.8")
 
@@ -592,7 +592,7 @@ def test_a_wheel_of_another_release_is_refused(tmp_path):
 
 
 def test_a_base_with_too_many_layers_is_refused(tmp_path):
-    from envbuild.assemble.plan import check_depth
+    from envbuild.image.plan import check_depth
 
     with pytest.raises(BuildError, match="more than the 100"):
         check_depth(40, 61)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from envbuild.base.tree import read_tree
-from envbuild.compare.archive import read_archive
-from envbuild.compare.layers import read_layer
+from envbuild.diff.archive import read_archive
+from envbuild.diff.layers import read_layer
 from envbuild.errors import BaseError, BuildError
 from envbuild.oci import tar_reader
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer
-from envbuild.splice import inflate
+from envbuild.wheel import inflate
 from tests.fakes.trees import image_of_layers
 
 MEGA = 1 << 20
@@ -133,7 +133,7 @@ def test_ordinary_long_names_and_records_are_read():
 _READER = """
 import resource, sys
 from pathlib import Path
-from envbuild.compare.archive import read_archive
+from envbuild.diff.archive import read_archive
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     read_archive(Path(sys.argv[1]), machine="x86_64", scratch=None)

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.assemble.bytecode import Tally, Unavailable, batch, compiler
-from envbuild.assemble.bytecode.compiler import Compiler, Failure
-from envbuild.assemble.bytecode.interpreter import FORMAT, ask_build, environment
-from envbuild.assemble.bytecode.plan import plan_bytecode
-from envbuild.assemble.bytecode.sources import bytecode_path
 from envbuild.errors import BuildError
+from envbuild.image.bytecode import Tally, Unavailable, batch, compiler
+from envbuild.image.bytecode.compiler import Compiler, Failure
+from envbuild.image.bytecode.interpreter import FORMAT, ask_build, environment
+from envbuild.image.bytecode.plan import plan_bytecode
+from envbuild.image.bytecode.sources import bytecode_path
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
-from envbuild.splice.archive import WheelArchive
+from envbuild.wheel.archive import WheelArchive
 from tests.fakes.wheels import make_wheel
 from tests.unit.compiling import LIBRARY, MINOR, SITE, Image, content_of, own_interpreter, recipe_of
 
@@ -146,7 +146,7 @@ def test_the_program_that_compiles_changes_only_with_the_format():
 
 
 def test_bytecode_is_refused_where_the_compressor_is_another_or_absent(tmp_path):
-    program = "from envbuild.splice.compressed import check_library; check_library()"
+    program = "from envbuild.wheel.compressed import check_library; check_library()"
     for text in (
         "import zlib\ndef deflate_compress(data, level): return zlib.compress(data, level)[2:-4]\n",
         "import no",

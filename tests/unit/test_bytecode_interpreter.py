@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble.bytecode import Interpreter, Unavailable
-from envbuild.assemble.bytecode.compiler import Compiler
 from envbuild.base.facts import KnownFacts
 from envbuild.base.ground import read_ground
 from envbuild.base.inspect import inspect
 from envbuild.base.interpreter import find_interpreter, runs_here
 from envbuild.errors import BaseError
+from envbuild.image.bytecode import Interpreter, Unavailable
+from envbuild.image.bytecode.compiler import Compiler
 from envbuild.lock.model import Target
 from envbuild.oci.image import LAYER_TAR, Layer
 from envbuild.recipe import Base

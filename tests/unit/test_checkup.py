@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from envbuild.checkup import LIST, PROGRAM, check_files
-from envbuild.checkup.asked import Asked, parsed
-from envbuild.checkup.files import program
-from envbuild.checkup.gpus import gpu_findings
-from envbuild.checkup.words import tokens
+from envbuild.check import LIST, PROGRAM, check_files
+from envbuild.check.asked import Asked, parsed
+from envbuild.check.files import program
+from envbuild.check.gpus import gpu_findings
+from envbuild.check.words import tokens
 from envbuild.lock import Lock
 from envbuild.recipe import LAYER_FORMAT, Base, make_recipe
 from envbuild.verify.matched import match_run
@@ -458,7 +458,7 @@ def test_it_is_syntax_and_library_of_python_37():
     tree = ast.parse(text, feature_version=(3, 7))
     attributes = {it.attr for it in ast.walk(tree) if isinstance(it, ast.Attribute)}
     assert attributes & {"removeprefix", "removesuffix", "is_relative_to"} == set()
-    assert "envbuild.checkup" not in text
+    assert "envbuild.check" not in text
     assert "TYPE_CHECKING" not in text
     assert text.startswith("#!/opt/env/bin/python -BIS\n")
 

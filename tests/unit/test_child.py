@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.assemble import Assembled, Compiling, LayerCache, WheelFiles, assemble
-from envbuild.assemble.bytecode import Store, Tally
-from envbuild.assemble.child import (
+from envbuild.build import Reporter
+from envbuild.build.extend import compiling_for
+from envbuild.errors import BuildError
+from envbuild.image import Assembled, Compiling, LayerCache, WheelFiles, assemble
+from envbuild.image.bytecode import Store, Tally
+from envbuild.image.child import (
     Addition,
     Parent,
     assemble_child,
@@ -24,18 +27,15 @@ from envbuild.assemble.child import (
     interpreter_of,
     wheels_of_child,
 )
-from envbuild.assemble.config import CREATED
-from envbuild.assemble.content import Content
-from envbuild.errors import BuildError
+from envbuild.image.config import CREATED
+from envbuild.image.content import Content
 from envbuild.lock import Lock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, Layer, canonical_json
 from envbuild.oci.reference import Reference
-from envbuild.pipeline import Reporter
-from envbuild.pipeline.extend import compiling_for
 from envbuild.registry import SharedCache
-from envbuild.splice.compressed import write_compressed
 from envbuild.verify.sharing import prove_sharing
+from envbuild.wheel.compressed import write_compressed
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.wheels import make_wheel

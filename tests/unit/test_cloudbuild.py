@@ -11,8 +11,8 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud.devtools.cloudbuild_v1 import Build, CloudBuildClient
 
-from envbuild.cloudbuild import CloudBuild, Secret, build, check
-from envbuild.cloudbuild.plan import plan
+from envbuild.build.cloudbuild import CloudBuild, Secret, build, check
+from envbuild.build.cloudbuild.plan import plan
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.image import MANIFEST
 from envbuild.oci.reference import Reference

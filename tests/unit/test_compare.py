@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from envbuild.compare import Difference, Rules, compare
+from envbuild.diff import Difference, Rules, compare
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, Descriptor, Layer

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.compare import Rules, compare
-from envbuild.compare.layers import Node, read_layer
-from envbuild.compare.pair import read_pair
+from envbuild.diff import Rules, compare
+from envbuild.diff.layers import Node, read_layer
+from envbuild.diff.pair import read_pair
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, LAYER_ZSTD, Descriptor, Image, Layer

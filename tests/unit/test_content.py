@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.assemble.content import Content, measured
 from envbuild.errors import BuildError
+from envbuild.image.content import Content, measured
 from envbuild.oci.digest import Digest
 from envbuild.oci.tar import MTIME
-from envbuild.splice.layer import LayerResult
+from envbuild.wheel.layer import LayerResult
 
 CHUNK = 16 * 65535
 

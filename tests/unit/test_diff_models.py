@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli.commands import run
-from envbuild.compare import differing_packages, differing_told, told_by_host, told_by_lock, told_by_manifest
-from envbuild.compare.facts import PREDICTIONS, RUN, differing, facts_of_manifest
+from envbuild.diff import differing_packages, differing_told, told_by_host, told_by_lock, told_by_manifest
+from envbuild.diff.facts import PREDICTIONS, RUN, differing, facts_of_manifest
 from envbuild.lock import read_pylock
 from envbuild.manifest import read_manifest
 from envbuild.oci.digest import Digest

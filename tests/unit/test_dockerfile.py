@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble.config import environment_files
-from envbuild.dockerfile import build_context
+from envbuild.image.config import environment_files
+from envbuild.image.context import build_context
 from envbuild.lock.model import LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.dockerfile import build_context, built_in, check_templates
 from envbuild.errors import BuildError, UsageError
+from envbuild.image.context import build_context, built_in, check_templates
 from tests.fakes.index import serving
 from tests.unit.dockerfiles import Instruction, parse
 from tests.unit.test_dockerfile import LOCAL, a_recipe, context

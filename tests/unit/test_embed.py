@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.assemble.child import Parent
-from envbuild.assemble.content import measured
+from envbuild.build import Reporter
 from envbuild.errors import EnvbuildError, UsageError, VerifyError
+from envbuild.image.child import Parent
+from envbuild.image.content import measured
 from envbuild.lock import Lock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.oci.digest import Digest
-from envbuild.pipeline import Reporter
 from envbuild.serve.embed import embedded
 from envbuild.serve.model import Origin
 from envbuild.verify.sides.model import read_model

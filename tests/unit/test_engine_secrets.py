@@ -6,9 +6,9 @@ import stat
 
 import pytest
 
+from envbuild.build.context import why_wheelhouse
 from envbuild.engine.secrets import hidden_words, index_secrets, pip_configuration, secret_files
 from envbuild.lock.settings import IndexSettings
-from envbuild.pipeline.context import why_wheelhouse
 
 INDEX = "https://me:pass%40word@example.com/simple"
 SETTINGS = IndexSettings(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.assemble.overlap import find_overlaps
 from envbuild.errors import BuildError
-from envbuild.splice.fingerprint import fingerprint, from_text, suspects, to_text
-from envbuild.splice.install import InstalledFile
+from envbuild.image.overlap import find_overlaps
+from envbuild.wheel.fingerprint import fingerprint, from_text, suspects, to_text
+from envbuild.wheel.install import InstalledFile
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_assemble import locked
 

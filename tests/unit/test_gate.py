@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.assemble.child import Parent
+from envbuild.build import Order, Reporter
 from envbuild.errors import MissingComponentError
+from envbuild.image.child import Parent
 from envbuild.lock.model import Lock, Target
 from envbuild.manifest.artifact import Golden
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
-from envbuild.pipeline import Order, Reporter
 from envbuild.serve import probe
 from envbuild.serve.gate import RULES, check_gate, gate
 from envbuild.serve.gate_container import Output

@@ -16,17 +16,17 @@ from typing import Self
 
 import pytest
 
-from envbuild.assemble import making
-from envbuild.assemble.source import OpenWheels, WheelFiles
 from envbuild.errors import WheelError
+from envbuild.image import making
+from envbuild.image.source import OpenWheels, WheelFiles
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.growing import AbandonedError, GrowingBlob
 from envbuild.oci.image import LAYER_GZIP, Descriptor
-from envbuild.splice import helper
-from envbuild.splice.helper import Answer, Helper, Task
-from envbuild.splice.install import Scheme
-from envbuild.splice.opened import LocalWheel, OpenWheel
+from envbuild.wheel import helper
+from envbuild.wheel.helper import Answer, Helper, Task
+from envbuild.wheel.install import Scheme
+from envbuild.wheel.opened import LocalWheel, OpenWheel
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_assemble import built, tree
 
@@ -269,7 +269,7 @@ def test_it_answers_until_its_input_ends(tmp_path):
 
 
 def test_it_ends_with_the_process_that_asks_in_the_middle_of_a_layer(tmp_path):
-    slow = "from envbuild.splice import helper; helper.written = lambda task: (print('at it'), time.sleep(600))"
+    slow = "from envbuild.wheel import helper; helper.written = lambda task: (print('at it'), time.sleep(600))"
     start = f"import sys, time; sys.path[:] = sys.argv[1:]; {slow}; helper.main()"
     began = time.monotonic()
     with asked(start, task_of(tmp_path)) as process:

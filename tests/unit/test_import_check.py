@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.build.importing import imported_distributions
+from envbuild.build.job import is_proven
 from envbuild.errors import UsageError, VerifyError
 from envbuild.files import data_folder
 from envbuild.lock import Identity, Lock, LockedRun, LockedWheel, Proof, Target
@@ -13,8 +15,6 @@ from envbuild.lock.conflicts import Conflict
 from envbuild.manifest.model import Source
 from envbuild.match import load_profiles, match
 from envbuild.oci.digest import Digest
-from envbuild.pipeline.importing import imported_distributions
-from envbuild.pipeline.job import is_proven
 from envbuild.verify.golden.runners import InInterpreter, Ran
 from envbuild.verify.imports import Imports, Place, Question, check_imports, check_metadata, import_names
 from envbuild.verify.imports.checking import NEVER

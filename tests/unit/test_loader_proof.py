@@ -17,12 +17,12 @@ from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.match import Stack, load_profiles
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Base, make_recipe
-from envbuild.splice.archive import WheelArchive
 from envbuild.verify import LoaderProof, prove_loading
 from envbuild.verify.elf import read_elf
 from envbuild.verify.image import framework_wheel
 from envbuild.verify.inflated import MemberReader
 from envbuild.verify.opened import openings
+from envbuild.wheel.archive import WheelArchive
 from tests.fakes.trees import image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.loading import MACHINE, library

@@ -12,15 +12,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from envbuild.assemble.child import Addition
+from envbuild.build import Reporter
+from envbuild.build.extend import child_name, extend
 from envbuild.errors import UsageError
+from envbuild.image.child import Addition
 from envbuild.local import notebook
 from envbuild.local.model import Launch, Port
 from envbuild.lock import Lock, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
-from envbuild.pipeline import Reporter
-from envbuild.pipeline.extend import child_name, extend
 from tests.fakes.wheels import make_wheel
 from tests.making import make_venv
 from tests.unit.locking import HERE, options

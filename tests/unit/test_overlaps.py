@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.assemble import LayerCache, WheelFiles, assemble
-from envbuild.assemble.install_order import install_order
+from envbuild.image import LayerCache, WheelFiles, assemble
+from envbuild.image.install_order import install_order
 from envbuild.lock import Lock, pylock_text, read_pylock
 from envbuild.oci.digest import Digest
 from tests.fakes.wheels import FakeWheel, make_wheel

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble import LayerCache, WheelFiles, assemble, named_base, rebase
-from envbuild.assemble.bytecode import compiled_by
 from envbuild.errors import BaseError, BuildError, VerifyError
+from envbuild.image import LayerCache, WheelFiles, assemble, named_base, rebase
+from envbuild.image.bytecode import compiled_by
 from envbuild.lock.model import Lock, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, Image, canonical_json, manifest_bytes

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble import LayerCache, LayerResult, WheelFiles, assemble, cache_keys, wheels_to_read
 from envbuild.errors import BuildError
+from envbuild.image import LayerCache, LayerResult, WheelFiles, assemble, cache_keys, wheels_to_read
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.registry import Retry, SharedCache, Upload, push

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.dockerfile import build_context
 from envbuild.errors import BuildError, LockError, UsageError
+from envbuild.image.context import build_context
 from envbuild.lock import pylock_text, requirements_text
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
@@ -405,7 +405,7 @@ def test_values_are_read_as_builders_do_and_unknown_where_they_take_from_another
     )
 )
 def test_what_the_template_writes_is_read_back(values):
-    from envbuild.dockerfile.quote import as_env
+    from envbuild.image.context.quote import as_env
 
     lines = [f"ENV {name}={as_env(value, name)}" for name, value in values.items()]
     assert dict(last_stage("\n".join(["FROM x", *lines])).variables) == values

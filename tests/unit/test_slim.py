@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.assemble import LayerCache, assemble
-from envbuild.assemble.child import Addition, Parent, assemble_child
+from envbuild.build import Order, Reporter
 from envbuild.errors import BuildError, UsageError
+from envbuild.image import LayerCache, assemble
+from envbuild.image.child import Addition, Parent, assemble_child
 from envbuild.lock import Lock, pylock_text, read_pylock
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.needs import needed
@@ -19,7 +20,6 @@ from envbuild.manifest.packages import Distribution
 from envbuild.manifest.packages import Origin as From
 from envbuild.oci.image import Image
 from envbuild.oci.layout import read_layout, write_layout
-from envbuild.pipeline import Order, Reporter
 from envbuild.recipe import SLIM_LABEL, SLIM_OF_LABEL, VARIANT_LABEL
 from envbuild.serve.model import Origin, ServeOrder, Server, Slimmed
 from envbuild.serve.slim import commanded, imported, proof_of, slimmed

@@ -13,8 +13,8 @@ from zlib_ng import zlib_ng
 
 from envbuild.oci import gzip
 from envbuild.oci.gzip import LAST, Part
-from envbuild.splice import inflate
-from envbuild.splice.blocks import continued
+from envbuild.wheel import inflate
+from envbuild.wheel.blocks import continued
 
 LIBRARIES = {"zlib": zlib, "zlib-ng": zlib_ng, "isal": isal_zlib}
 contents = st.one_of(

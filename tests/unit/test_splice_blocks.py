@@ -13,8 +13,8 @@ from isal import isal_zlib
 from zlib_ng import zlib_ng
 
 from envbuild.oci import gzip
-from envbuild.splice import blocks, inflate
-from envbuild.splice.blocks import continued, last_block
+from envbuild.wheel import blocks, inflate
+from envbuild.wheel.blocks import continued, last_block
 from tests.deflating import FORGED, LETTERS, deflated, follows, text
 
 DECODERS = {"zlib": zlib, "zlib-ng": zlib_ng}

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from envbuild.oci.digest import Digest
-from envbuild.splice import compressed
-from envbuild.splice.archive import WheelArchive
-from envbuild.splice.compressed import write_compressed
-from envbuild.splice.install import InstalledFile
-from envbuild.splice.layer import LayerFile, LayerResult, tarred, write_layer
+from envbuild.wheel import compressed
+from envbuild.wheel.archive import WheelArchive
+from envbuild.wheel.compressed import write_compressed
+from envbuild.wheel.install import InstalledFile
+from envbuild.wheel.layer import LayerFile, LayerResult, tarred, write_layer
 from tests.deflating import text
 from tests.fakes.wheels import make_wheel
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble import LayerResult, derive_recipe, named_environment
 from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BuildError
+from envbuild.image import LayerResult, derive_recipe, named_environment
 from envbuild.lock import Lock, Target, read_pylock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, Image, Layer, canonical_json, manifest_bytes

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from envbuild.assemble import Compiling, LayerCache, WheelFiles, assemble
-from envbuild.assemble.bytecode import Store, compiled_by
 from envbuild.base.interpreter import find_interpreter
 from envbuild.cache import prune, workplace
 from envbuild.errors import BuildError
+from envbuild.image import Compiling, LayerCache, WheelFiles, assemble
+from envbuild.image.bytecode import Store, compiled_by
 from envbuild.lock import Lock, LockedWheel, Target, read_settings
 from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe, make_recipe

@@ -14,7 +14,7 @@ from typing import IO, Protocol
 import docker
 
 from envbuild.base.process import output, running
-from envbuild.compare.images import check_name, opened
+from envbuild.diff.images import check_name, opened
 from envbuild.engine.build import loaded_base
 from envbuild.engine.client import connected
 from envbuild.engine.confinement import WRITABLE

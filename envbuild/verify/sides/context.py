@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast, get_args
 
-from envbuild.dockerfile import DEBS, context_check
 from envbuild.errors import BuildError, ManifestError, UsageError
+from envbuild.image.context import DEBS, context_check
 from envbuild.lock import Lock, read_pylock
 from envbuild.lock.formats import WHEELS, is_local
 from envbuild.manifest.formats.pins import Pins

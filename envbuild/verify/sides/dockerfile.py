@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from envbuild.dockerfile import build_context
 from envbuild.errors import BuildError
+from envbuild.image.context import build_context
 from envbuild.lock import Lock
 from envbuild.oci.digest import Digest
 from envbuild.recipe import PREFIX, Recipe

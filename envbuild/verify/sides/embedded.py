@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from envbuild.capture.redact import scrub_file_name, scrub_line
-from envbuild.compare.layers import Tree, place_of
+from envbuild.diff.layers import Tree, place_of
 from envbuild.manifest.artifact import Model, ModelFile
 
 _URI, _FOLDER, _DEFAULT = "AIP_STORAGE_URI", "ENVBUILD_MODEL_FOLDER", "/model"

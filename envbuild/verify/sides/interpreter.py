@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from envbuild.base.tree import resolve
-from envbuild.compare.layers import Tree
+from envbuild.diff.layers import Tree
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MINOR = re.compile(r"python(3\.\d+)")

@@ -1,0 +1,304 @@
+"""The order of the stages, on one screen; what is slow or remote is in the stages, what is printed is the caller's."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from envbuild.base import check_base, resolve_base
+from envbuild.base.compiling import check_compiles, compiling_on
+from envbuild.base.system import System, lock_system
+from envbuild.build.attesting import check_attestations, publish_parts
+from envbuild.build.check import check_builder, check_engine
+from envbuild.build.job import Job
+from envbuild.build.making import Making
+from envbuild.build.order import PLATFORMS, Order, Outcome, Part, Plan, Reporter
+from envbuild.build.outputs import write_outputs
+from envbuild.build.stamping import report_stamps, signer_for, stamp_content
+from envbuild.cache import prune, size_limit
+from envbuild.errors import RegistryError, counted
+from envbuild.image import Compiling
+from envbuild.image.bytecode import compiled_by
+from envbuild.lock import (
+    IndexSettings,
+    LockedRun,
+    Options,
+    Target,
+    lock_stack,
+    read_settings,
+)
+from envbuild.oci.index import Content, ImageIndex, image_index
+from envbuild.recipe import Base, make_recipe
+from envbuild.registry import (
+    PushResult,
+    SharedCache,
+    check_push,
+    check_repository,
+    pull,
+    push_index,
+)
+from envbuild.registry.tags import check_tag, stamped_tag, tag_stamped
+from envbuild.stamp import Content as Files
+from envbuild.stamp import Seen, Signer, StampEntry, StampResult, check_stampable, stamp
+
+_NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
+
+
+def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) -> Outcome:
+    """Carry the plans out: lock, make and push (or write) the image; the stamp comes last, or not at all."""
+    for plan in plans if order.bytecode else ():
+        check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
+    early = check_stampable(order.stamp, signer_for(order, order.continued)) if order.stamp else None
+    settled = check_destinations(order, report)
+    if early:
+        stamp_content(order, plans[0].manifest, early)
+    if order.attestations.key:
+        # A key vouches for what was made here, and not for what others say that they made.
+        order = replace(order, remote_cache=False)
+    settings = _settings(order)
+    with ExitStack() as until:
+        shared = _shared(order, until, report)
+        parts = tuple(_part(order, plan, settings, shared, report, until, settled=settled) for plan in plans)
+        images = [part.assembled.image for part in parts]
+        content: Content = images[0] if len(parts) == 1 else image_index(images)
+        pushed = _pushed(order, parts, content, report)
+        publish_parts(order, parts, pushed, report, now)
+        outcome = write_outputs(order, parts, content, pushed, report)
+    if order.stamp and early:
+        outcome = replace(outcome, stamped=_stamp(order.stamp, order, parts, now, report, early))
+    _keep_small(order.cache, report)
+    return outcome
+
+
+def _part(
+    order: Order,
+    plan: Plan,
+    settings: IndexSettings,
+    shared: SharedCache | None,
+    report: Reporter,
+    until: ExitStack,
+    *,
+    settled: bool,
+) -> Part:
+    """Make the image of one platform, and push it; `settled` where tags may not move."""
+    base = _base(order, plan, report)
+    run = _lock(order, plan, base.target, settings, report)
+    system = _system(order, plan, base, report)
+    run = replace(run, lock=replace(run.lock, packages=system.packages))
+    compiling = _compiling(order, base, report) if order.bytecode else None
+    recipe = make_recipe(plan.stack, run.lock, base, compiled_by(base.interpreter) if compiling else "")
+    target = replace(order.push, tag=None) if order.push else None
+    job = _job(order)(
+        order=order,
+        plan=plan,
+        recipe=recipe,
+        base=base,
+        run=run,
+        shared=shared,
+        report=report,
+        target=target,
+        until=until,
+        compiling=compiling,
+        system=system,
+    )
+    if settled:
+        _check_tags(job)
+    made = job.made(settings)
+    return Part(
+        plan=plan,
+        recipe=recipe,
+        assembled=made.assembled,
+        pushed=made.pushed,
+        tags=job.tags,
+        found=made.found,
+        imports=made.imports,
+        lock=run.lock,
+        pylock=job.pylock(made.run),
+        proof=made.run.proof,
+        # Of folders alone all wheels are copied anyway, and people without a network build such a context.
+        wheelhouse=made.wheelhouse or (order.offline and not recipe.packages),
+        named=made.named,
+    )
+
+
+def _system(order: Order, plan: Plan, base: Base, report: Reporter) -> System:
+    """What the run had loaded of its system and the base lacks, where that is wanted."""
+    if not order.system_packages:
+        return System()
+    found = lock_system(plan.manifest, base, order.cache, report.step, offline=order.offline)
+    for line in found.warnings:
+        report.warn(line)
+    for line in found.notes:
+        report.note(line)
+    return found
+
+
+def _job(order: Order) -> type[Job]:
+    """What makes the image."""
+    if order.builder == "assemble":
+        return Making
+    if order.builder == "cloudbuild":
+        from envbuild.build.cloud import Cloud  # noqa: PLC0415 - Google's library is slow to import
+
+        return Cloud
+    from envbuild.build.docker import Buildx, Docker  # noqa: PLC0415 - Docker's library is slow to import
+
+    return Buildx if order.builder_name else Docker
+
+
+def _settings(order: Order) -> IndexSettings:
+    settings = read_settings(order.find_links, offline=order.offline)
+    return replace(settings, ca_bundle=str(order.ca_bundle.absolute())) if order.ca_bundle else settings
+
+
+def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
+    def told(count: int) -> None:
+        report.note(f"compiling {count} modules with the base's own Python")
+
+    return compiling_on(base, order.cache, _NO_BYTECODE, told)
+
+
+def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:
+    """What was pushed: the image, or now the index of the images that were; without its tag yet."""
+    if order.push is None or not isinstance(content, ImageIndex):
+        return parts[0].pushed
+    report.step(f"pushing the index of {len(parts)} images to {order.push}")
+    indexed = push_index(content, replace(order.push, tag=None))
+    results = [part.pushed for part in parts if part.pushed]
+    sent, existing = sum(it.uploaded for it in results), sum(it.existing for it in results)
+    return replace(indexed, uploaded=sent, existing=existing)
+
+
+def _shared(order: Order, stack: ExitStack, report: Reporter) -> SharedCache | None:
+    """What the repository that is pushed to has of layers."""
+    if order.push is None or not order.remote_cache or order.builder != "assemble":
+        return None
+    return stack.enter_context(SharedCache(order.push, warn=report.warn))
+
+
+def check_destinations(order: Order, report: Reporter) -> bool:
+    """Fail before the long work when its result would have nowhere to go, or an option cannot be meant.
+
+    Say whether tags may not move there, as far as that can be known.
+    """
+    settled = False
+    size_limit()
+    check_attestations(order)
+    check_builder(order)
+    if order.push:
+        repository = check_repository(order.push, create=order.create_repository)
+        settled = bool(repository and repository.immutable_tags)
+        if repository and repository.created:
+            report.note(f"created {repository.name}")
+        if repository and repository.hint:
+            report.warn(repository.hint)
+        # Cloud Build pushes as somebody else.
+        if order.builder != "cloudbuild":
+            check_push(order.push)
+    check_engine(order)
+    return settled
+
+
+def _check_tags(job: Job) -> None:
+    """Refuse tags that name another image than will be made: of one environment there is one image, by this builder."""
+    if job.target is None:
+        return
+    # Engines make other bytes each time.
+    environment = job.recipe.environment if isinstance(job, Making) else None
+    for tag in job.tags:
+        check_tag(replace(job.target, tag=tag), environment)
+    if environment and job.order.push and job.order.push.tag and not job.wanted_tags:
+        check_tag(job.order.push, environment, indexed=True)
+
+
+def _base(order: Order, plan: Plan, report: Reporter) -> Base:
+    report.step(f"base {plan.base}")
+    base = resolve_base(
+        plan.base,
+        machine=plan.stack.machine,
+        cache=order.cache,
+        pull=lambda reference, machine: pull(reference, machine=machine),
+        report=report.note,
+        wanted_python=plan.stack.python,
+    )
+    for remark in check_base(base, plan.stack.python, plan.stack.glibc_minimum, where=plan.base):
+        report.warn(remark)
+    report.note(f"Python {base.target.python}, glibc {base.target.glibc}, {base.digest}")
+    return base
+
+
+def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, report: Reporter) -> LockedRun:
+    stack = plan.stack
+    report.step(f"locking {counted(len(stack.requirements), 'distribution')} with {order.resolver}")
+    options = Options(
+        cache=order.cache,
+        resolver=order.resolver,
+        settings=settings,
+        build=order.build,
+        say=report.note,
+        counted=report.compared,
+    )
+    run = lock_stack(stack, target, plan.manifest, options)
+    for warning in run.warnings:
+        report.warn(warning)
+    size = sum(wheel.size for wheel in run.lock.wheels)
+    report.note(f"{counted(len(run.lock.wheels), 'wheel')}, {size / 1e6:.1f} MB")
+    for note in run.notes():
+        report.note(note)
+    for wheel in run.lock.wheels:
+        if wheel.name.startswith("nvidia-cudnn-"):
+            report.note(f"cuDNN {wheel.version}, by {wheel.name}")
+    if order.require_identical:
+        run.proof.require_identical()
+    return run
+
+
+def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, early: Seen) -> str:
+    """Write each platform's image on the model that was there at first; the last record names them all."""
+    for part in parts:
+        _tag_stamped(part, report)
+    signer, content = signer_for(order, order.continued), stamp_content(order, parts[0].plan.manifest, early, report)
+    results = [_stamp_part(model, order, part, now, early, signer, content) for part in parts]
+    report_stamps(results, report, signed=signer is not None)
+    return results[-1].record
+
+
+def _tag_stamped(part: Part, report: Reporter) -> None:
+    """Give the image a tag that a cleanup policy can keep it by; without one it is on the model all the same."""
+    if part.pushed is None:
+        return
+    try:
+        tag_stamped(part.pushed.reference)
+    except RegistryError as error:
+        tag = stamped_tag(part.digest)
+        report.warn(
+            f"the image has not got the tag {tag}, by which cleanup policies keep what is stamped: {error.what}"
+        )
+
+
+def _stamp_part(
+    model: str, order: Order, part: Part, now: datetime, early: Seen, signer: Signer | None, files: Files | None
+) -> StampResult:
+    entry = StampEntry(
+        role="train",
+        variant=part.plan.stack.variant,
+        platform=PLATFORMS[part.recipe.target.machine],
+        reference=str(part.pushed.reference) if part.pushed else None,
+        digest=part.digest,
+        environment=part.recipe.environment,
+        overrides=part.plan.stack.overrides,
+        identity=part.proof.summary,
+        tag=order.push.tag if order.push else None,
+    )
+    lock = part.pylock
+    given = order.manifest
+    return stamp(model, entry, manifest=given, lock=lock, now=now, early=early, signer=signer, content=files)
+
+
+def _keep_small(cache: Path, report: Reporter) -> None:
+    """Hold the cache to the size that the user set, if any."""
+    limit = size_limit()
+    gone = prune(cache, keep=limit) if limit is not None else ()
+    if gone:
+        report.note(f"the cache is over its limit: {sum(it.size for it in gone) / 1e6:.1f} MB removed")

@@ -1,0 +1,84 @@
+"""Build contexts as folders: what people read, and what builders other than our own are given."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
+
+from envbuild.base.debs import copy_debs
+from envbuild.build.order import Order
+from envbuild.files import share, write_whole, written_whole
+from envbuild.image.context import build_context
+from envbuild.lock import IndexSettings, Lock, copy_local, requirements_text
+from envbuild.lock.download import wheel_path
+from envbuild.lock.formats import WHEELS, is_local
+from envbuild.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a context is made of."""
+
+    recipe: Recipe
+    lock: Lock
+    pylock: bytes
+    wheelhouse: bool
+    """Whether it has every wheel, so that nothing has to be fetched; the cache has those of indexes then."""
+
+
+def write_context(folder: Path, context: Context, order: Order) -> None:
+    """Write the files of a context; wheels are shared with the cache where the file system can."""
+    # In a wheelhouse, pip looks nowhere else.
+    requirements = requirements_text(replace(context.lock, direct=()) if context.wheelhouse else context.lock)
+    files = build_context(context.recipe, requirements, context.pylock, order.templates, wheelhouse=context.wheelhouse)
+    for name, data in files.items():
+        write_whole(folder / name, data)
+    copy_local(context.lock, folder)
+    if not context.wheelhouse:
+        return
+    for wheel in (it for it in context.lock.wheels if not is_local(it)):
+        _place(wheel_path(order.cache, wheel.sha256), folder / WHEELS / wheel.filename)
+    copy_debs(context.lock, order.cache, folder)
+
+
+@contextmanager
+def staged_context(context: Context, order: Order) -> Iterator[Path]:
+    """Yield a folder with the context, in the cache, where wheels need not be copied; then it is gone."""
+    order.cache.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".new-context-", dir=order.cache) as folder:
+        write_context(Path(folder), context, order)
+        yield Path(folder)
+
+
+def why_wheelhouse(settings: IndexSettings, *, secrets: bool, needed: bool, packages: bool = False) -> str:
+    """Why the wheels have to lie in the context; empty where a step of the build can fetch them itself.
+
+    `secrets` says whether the builder has any, `needed` whether all wheels are read here anyway, and `packages` whether
+    there are Debian packages.
+    """
+    reasons = {
+        "nothing but folders may be asked": settings.offline,
+        "the builder has no secrets, and would keep the index in the image's history": not secrets,
+        "they are read here anyway": needed,
+        "system packages come from this machine's mirror, which the base does not name": packages,
+        "passwords come from a keyring, which the build does not have": settings.keyring,
+        "the index is on this machine, which the build does not see": any(map(_is_near, settings.indexes)),
+    }
+    return next((reason for reason, counts in reasons.items() if counts), "")
+
+
+def _is_near(url: str) -> bool:
+    """Whether an index is a folder of this machine, or a port of its own."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return parts.scheme not in ("http", "https") or host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _place(source: Path, target: Path) -> None:
+    if share(source, target, mode=0o644):
+        return
+    with source.open("rb") as original, written_whole(target) as file:
+        shutil.copyfileobj(original, file)

@@ -1,0 +1,150 @@
+"""Images that an engine, or a builder of buildx, makes of the build context.
+
+They have the recipe's files, and other bytes each time: so they are found by their own digest alone, and never get the
+tag of an environment or a place in the shared cache, which mean that everybody would make these very bytes.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from envbuild.base.making import engine_login
+from envbuild.base.process import running
+from envbuild.build.contextual import ContextJob
+from envbuild.build.job import Made
+from envbuild.build.order import Order
+from envbuild.engine.build import Built, built, loaded_base
+from envbuild.engine.building import Transcript
+from envbuild.engine.buildkit import Client, build_remotely, can_buildkit, find_client, require_buildx
+from envbuild.engine.client import connected
+from envbuild.engine.image import find_image
+from envbuild.engine.push import push_image
+from envbuild.engine.saved import saved
+from envbuild.errors import BuildError, UsageError
+from envbuild.image import Assembled
+from envbuild.lock import IndexSettings
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image
+from envbuild.oci.reference import Reference
+from envbuild.registry import PushResult
+from envbuild.verify.golden.runners import InImage
+from envbuild.verify.imports import Place
+
+INSTEAD = "leave out --builder docker, as envbuild needs no engine to build"
+
+
+def check_docker(order: Order) -> None:
+    """Refuse what this builder cannot do, and see that what it needs is there; UsageError, MissingComponentError."""
+    if order.bytecode:
+        _refuse("--bytecode", "only the assembler compiles modules", "leave out --bytecode, or --builder docker")
+    if order.builder_name:
+        if not order.push:
+            what = "a builder of buildx gives its image to a registry"
+            _refuse(f"--builder-name {order.builder_name}", what, "give --push REPOSITORY")
+        require_buildx(find_client(), order.builder_name)
+        return
+    if len(order.platforms) > 1:
+        todo = "name a builder of buildx (--builder-name) and a repository (--push), or leave out --builder docker"
+        _refuse("--platform", "an engine builds for one platform at a time", todo)
+    if order.stamp and order.load and not (order.push or order.archive):
+        what = "an image that only an engine has, has no digest that others find it by"
+        _refuse("--stamp", what, "add --push REPOSITORY")
+    with connected(INSTEAD):
+        pass
+
+
+def _refuse(where: str, what: str, todo: str) -> None:
+    raise UsageError(what, where=where, todo=todo)
+
+
+class Docker(ContextJob):
+    """The engine that this machine is set up for."""
+
+    __slots__ = ()
+
+    def made(self, settings: IndexSettings) -> Made:
+        """Build by BuildKit where a client for it is here, else by the engine's first builder."""
+        enter = self.until.enter_context
+        engine = enter(connected(INSTEAD))
+        client = find_client() if can_buildkit(engine) else None
+        base = "" if self.pullable() else enter(loaded_base(engine, self.base.image, self.report))
+        # The context and the secrets are not needed any longer than the build.
+        with self.prepared(settings, base, secrets=client is not None) as prepared:
+            self.report.step(f"building by {_called(client)}")
+            request = prepared.request
+            image = enter(built(engine, request, self.report, buildkit=client, running=running, logins=self._logins()))
+        run = self.confirmed({})
+        there = InImage(name=image.id, client=engine, image=find_image(engine, image.id, self.report))
+        imports = self.try_imports(run, None, settings, Place(name="container engine", runner=there))
+        pushed = self._pushed(image) if self.target else None
+        found = self.from_registry(pushed.reference.digest) if pushed else self._saved(image)  # type: ignore[arg-type]
+        content = self.marked(found)
+        return Made(
+            assembled=Assembled(image=content, overlaps=(), results={}, true={}),
+            pushed=pushed,
+            run=run,
+            imports=imports,
+            wheelhouse=prepared.wheelhouse,
+            named=lambda name: image.named(name, content),
+        )
+
+    def _pushed(self, image: Built) -> PushResult:
+        self.report.step(f"pushing to {self.order.push}")
+        name = self.temporary_name()
+        sent = push_image(image.client, image.id, name, engine_login(name), self.report)
+        return PushResult(reference=name.at(sent.digest), uploaded=sent.sent, existing=0)
+
+    def _saved(self, image: Built) -> Image:
+        kept = not self.order.load or self.order.archive
+        folder = Path(self.until.enter_context(TemporaryDirectory(prefix="envbuild-"))) if kept else None
+        return saved(image, folder, self.base.image.layers, self.report)
+
+    def _logins(self) -> Mapping[str, Mapping[str, str]]:
+        if not self.pullable():
+            return {}
+        reference = Reference.parse(self.base.name)
+        login = engine_login(reference)
+        return {login["serveraddress"]: login} if login else {}
+
+
+class Buildx(ContextJob):
+    """A builder of buildx by its name: on another machine, or in Kubernetes."""
+
+    __slots__ = ()
+
+    def made(self, settings: IndexSettings) -> Made:
+        """Build there and push from there; the digest is the one that the builder was given by the registry."""
+        client = require_buildx(find_client(), self.order.builder_name)
+        if not self.pullable():
+            todo = "push the base to a registry that the builder reaches, and give it by --base"
+            _refuse(f"--base {self.base.name}", "a builder of buildx takes its base from a registry", todo)
+        with self.prepared(settings, "", secrets=True) as prepared, TemporaryDirectory(prefix="envbuild-") as folder:
+            self.report.step(f"building by {client.path}'s builder {self.order.builder_name}, and pushing")
+            metadata, request = Path(folder, "metadata.json"), prepared.request
+            transcript = Transcript(request, self.report)
+            assert self.target is not None, "the order was checked"
+            name, builder = self.target.name, self.order.builder_name
+            build_remotely(client, request, name, builder, transcript, running, metadata)
+            digest = _digest(metadata)
+        image = self.marked(self.from_registry(digest))
+        run = self.confirmed({})
+        return Made(
+            assembled=Assembled(image=image, overlaps=(), results={}, true={}),
+            pushed=PushResult(reference=self.target.at(digest), uploaded=0, existing=0),
+            run=run,
+            imports=self.try_imports(run, image, settings),
+            wheelhouse=prepared.wheelhouse,
+        )
+
+
+def _digest(metadata: Path) -> Digest:
+    try:
+        return Digest.parse(json.loads(metadata.read_bytes())["containerimage.digest"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        todo = "see that the builder can push to the registry"
+        raise BuildError("buildx does not say what it pushed", where=str(metadata), todo=todo) from error
+
+
+def _called(client: Client | None) -> str:
+    return "the engine's first builder" if client is None else f"BuildKit, with the client {client.path}"

@@ -1,0 +1,163 @@
+"""From an image and requirements to the image with more distributions on top, in an engine or wherever it is wanted."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from envbuild.base.compiling import compiling_on
+from envbuild.base.inspect import inspect
+from envbuild.base.interpreter import runs_here
+from envbuild.base.resolve import known_facts
+from envbuild.build.order import Reporter
+from envbuild.errors import UsageError
+from envbuild.image import Assembled, Compiling, LayerCache
+from envbuild.image.child import Addition, Parent, assemble_child, base_of, wheels_of_child
+from envbuild.image.content import measured
+from envbuild.lock import Arrivals, Lock
+from envbuild.lock.extras import lock_above
+from envbuild.lock.run import Options
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image, Layer, canonical_json
+from envbuild.oci.reference import DOCKER_HUB, Reference
+from envbuild.recipe import LAYER_FORMAT
+from envbuild.registry import pull
+
+_KEY = 12
+"""Digits of the key that an image in an engine is tagged by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extended:
+    """The child in the engine."""
+
+    id: str
+    """The engine's own name of it."""
+    name: Reference
+    made: Assembled | None = None
+    """None where the engine had it from an earlier run."""
+    sent: int = 0
+    """Bytes that the engine was sent."""
+
+
+def find_parent(reference: Reference, lock: Lock) -> Parent:
+    """The parent as a registry describes it, whose layers nobody downloads here; RegistryError as `pull`."""
+    image = pull(reference, machine=lock.target.machine)
+    return Parent(image=image, lock=lock, name=_undigested(reference))
+
+
+def _undigested(reference: Reference) -> str:
+    return f"{reference.name}:{reference.tag}" if reference.tag else reference.name
+
+
+def extend(
+    client: Any,
+    parent: Reference | Image,
+    requirements: Sequence[str],
+    below: Lock,
+    addition: Addition,
+    options: Options,
+    report: Reporter,
+    label: str = "more",
+) -> Extended:
+    """Have an engine, by docker-py's client, get the child of an image: what requirements need beyond the lock `below`.
+
+    The parent is a reference by digest, or an image that was made here. What the engine has is not sent; a child
+    that an earlier run made for the same requirements is taken as it is, so that nothing moves between two runs, and no
+    network is needed. UsageError for a reference without a digest; LockError, BuildError, RegistryError as the stages.
+    """
+    from envbuild.engine.load import load_into  # noqa: PLC0415 - Docker's library is slow to import
+
+    name = child_name(_digest(parent), requirements, below, addition, label)
+    known = client.images.list(name=f"{name.repository.removeprefix('library/')}:{name.tag}")
+    if known:
+        return Extended(id=str(known[0].id), name=name)
+    whole = find_parent(parent, below) if isinstance(parent, Reference) else Parent(image=parent, lock=below)
+    report.step(f"adding {', '.join(requirements)} above the environment")
+    above = lock_above(requirements, below, options)
+    for withdrawn, why in above.yanked:
+        report.warn(f"{withdrawn} was withdrawn from its index ({why or 'no reason given'})")
+    with extended(whole, above, addition, options, report) as made:
+        loaded = load_into(client, made.image, [name], report)
+    report.note(f"distributions added: {len(above.wheels)}; none of the environment's is moved")
+    return Extended(id=loaded.id, name=name, made=made, sent=loaded.sent)
+
+
+def _digest(parent: Reference | Image) -> Digest:
+    found = parent.digest if isinstance(parent, Reference) else parent.found_as or parent.digest
+    if found is None:
+        raise UsageError("the image below has to be named by digest", where=str(parent), todo="give NAME@sha256:...")
+    return found
+
+
+@contextmanager
+def extended(
+    parent: Parent,
+    above: Lock,
+    addition: Addition,
+    options: Options,
+    report: Reporter,
+    made: Callable[[Layer], None] = lambda _layer: None,
+    compiling: Compiling | None = None,
+    cache: LayerCache | None = None,
+) -> Iterator[Assembled]:
+    """Make the child of an image with the wheels of a lock above its own; its layers can be opened in the block.
+
+    `compiling` is what `compiling_for` gives. `cache` may have behind it what others share; it is ours alone without.
+    """
+    cache = cache or LayerCache(options.cache, note=report.note)
+
+    def fetched(done: int, total: int, _text: str) -> None:
+        report.progress("fetching", done, total)
+
+    with Arrivals(options.cache, report=fetched, settings=options.settings, note=report.note) as arrivals:
+        arrivals.start(wheels_of_child(parent, above, addition, cache, compiling))
+        child = assemble_child(parent, above, addition, arrivals, cache, report.progress, made, compiling)
+        _tell(child, report)
+        yield child
+
+
+def _tell(child: Assembled, report: Reporter) -> None:
+    if tally := child.bytecode:
+        report.note(f"{tally.compiled} modules have bytecode; {tally.refused} do not compile")
+        for path in tally.gave_up:
+            report.warn(f"{path} has no bytecode: compiling it took too much time or memory")
+    for line in child.remarks:
+        report.warn(line)
+    for overlap in child.overlaps:
+        others, name = ", ".join(overlap.losers), overlap.winner.name
+        report.warn(
+            f"{overlap.path} is in {others} and in {name}: the image has that of {name}, which pip installs last"
+        )
+
+
+def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | None:
+    """By what the sources of a child are compiled: the interpreter of its parent's base; None where it is for others.
+
+    Then a warning says so, and the child has no bytecode. Of the parent only the base's layers are read, and only
+    where no earlier run here did so. BaseError, RegistryError where they cannot be;
+    BuildError from the result where the interpreter turns out not to run here.
+    """
+    base = base_of(parent)
+    if reason := runs_here(base.target.machine):
+        report.warn(f"the image has no bytecode and starts slower: {reason.why}")
+        return None
+    known = known_facts(cache)
+    facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)
+    found = replace(base, python_path=facts.python_path, interpreter=facts.interpreter)
+
+    def told(count: int) -> None:
+        report.note(f"compiling {count} modules with the base's own Python")
+
+    return compiling_on(found, cache, "build without bytecode, or on a machine that can run the base", told)
+
+
+def child_name(parent: Digest, requirements: Sequence[str], below: Lock, addition: Addition, label: str) -> Reference:
+    """What the child is called in an engine: one name for each parent and what is put on it."""
+    wheels = [str(it.sha256) for it in below.wheels]
+    said = asdict(replace(addition, contents=()))
+    del said["contents"]
+    more = [str(measured(it).key) for it in addition.contents]
+    value = [LAYER_FORMAT, str(parent), wheels, list(requirements), said, *more]
+    return Reference(DOCKER_HUB, "library/envbuild-local", f"{label}-{Digest.of(canonical_json(value)).hex[:_KEY]}")

@@ -1,0 +1,118 @@
+"""Whose the files are: Python's distributions by their dist-info folders, Debian's packages by dpkg's own lists."""
+
+import csv
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from packaging.utils import canonicalize_name
+
+from envbuild.base.tree import resolve
+from envbuild.check import LIST, PROGRAM
+from envbuild.diff.layers import Tree
+from envbuild.diff.record import RECORD, rows
+from envbuild.recipe import PREFIX
+
+_DIST_INFO = re.compile(r"((?:.*/)?([^/-]+)-([^/]+)\.dist-info)(?:/.*)?")
+_STATUS = "var/lib/dpkg/status"
+_DPKG_FILE = re.compile(r"var/lib/dpkg/info/([^/:]+)(?::[^/.]+)?\.[^/.]+")
+_BYTECODE = re.compile(r"((?:.*/)?)__pycache__/([^/.]+)\.[^/]*pyc")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Package:
+    """A package, whatever its version."""
+
+    kind: Literal["debian", "envbuild", "python"]
+    name: str
+    """As its index writes it: normalised for Python."""
+
+
+_CHECK = Package("envbuild", "check")
+_OF_CHECK = {f"{PREFIX.strip('/')}/{path}" for path in (PROGRAM, LIST)}
+
+
+class Packages:
+    """The packages of one image, and whose a path is."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._versions: defaultdict[Package, set[str]] = defaultdict(set)
+        self._files: dict[str, Package] = {}
+        self._read_python(tree)
+        self._read_debian(tree)
+        self._folders = _folders(self._files)
+
+    def version(self, package: Package) -> str:
+        """Its version, several where it is there more than once; empty where it is not known to be there."""
+        return ", ".join(sorted(self._versions.get(package, ())))
+
+    def owner(self, path: str) -> Package | None:
+        """Whose a path is; a folder is a package's when all files in it that have an owner are."""
+        return self._files.get(path) or _by_name(path) or self._folders.get(path) or self._of_source(path)
+
+    def _of_source(self, path: str) -> Package | None:
+        """Bytecode that no list has is its source's, and its folder that of the sources."""
+        if match := _BYTECODE.fullmatch(path):
+            return self._files.get(f"{match[1]}{match[2]}.py")
+        folder, _, base = path.rpartition("/")
+        return self._folders.get(folder) if base == "__pycache__" else None
+
+    def _read_python(self, tree: Tree) -> None:
+        for path, node in tree.items():
+            if node.kind != "file" or not (match := _DIST_INFO.fullmatch(path)):
+                continue
+            package = Package("python", canonicalize_name(match[2]))
+            self._versions[package].add(match[3])
+            if RECORD.fullmatch(path):
+                with suppress(csv.Error):
+                    self._files.update((file, package) for file, _, _ in rows(path, node.text))
+
+    def _read_debian(self, tree: Tree) -> None:
+        status = tree.get(_STATUS)
+        for name, version in _paragraphs(status.text if status else b""):
+            self._versions[Package("debian", name)].add(version)
+
+        @cache
+        def real(folder: str) -> str:
+            return resolve(tree, folder) or folder
+
+        for path, node in tree.items():
+            match = _DPKG_FILE.fullmatch(path) if node.text else None
+            for line in node.text.decode("utf-8", "surrogateescape").splitlines() if match else ():
+                # /lib may be a link to usr/lib, and the lists know nothing of that
+                file = posixpath.join(real(posixpath.dirname(line)), posixpath.basename(line)).lstrip("/")
+                if match and file in tree and tree[file].kind != "directory":
+                    self._files[file] = Package("debian", match[1])
+
+
+def _by_name(path: str) -> Package | None:
+    """What a package manager keeps under a package's name."""
+    if match := _DIST_INFO.fullmatch(path):
+        return Package("python", canonicalize_name(match[2]))
+    if match := _DPKG_FILE.fullmatch(path):
+        return Package("debian", match[1])
+    return _CHECK if path in _OF_CHECK else None
+
+
+def _folders(files: dict[str, Package]) -> dict[str, Package | None]:
+    """Whose a folder is; None for those that several have."""
+    found: dict[str, Package | None] = {}
+    for path, package in files.items():
+        folder = posixpath.dirname(path)
+        while folder and found.get(folder, ...) not in (package, None):
+            found[folder] = None if folder in found else package
+            folder = posixpath.dirname(folder)
+    return found
+
+
+def _paragraphs(status: bytes) -> Iterator[tuple[str, str]]:
+    """Names and versions of what is installed (deb822, dpkg(1))."""
+    for paragraph in status.decode("utf-8", "surrogateescape").split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
+        if fields.get("Status", "").endswith(" installed") and "Package" in fields:
+            yield fields["Package"], fields.get("Version", "")

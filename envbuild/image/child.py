@@ -1,0 +1,350 @@
+"""An image that starts with another's layers, by digest, and has more distributions and files on top.
+
+Nothing of the parent is read but the few bytes that its virtual environment consists of, and nothing of it is changed.
+"""
+
+import io
+import json
+import posixpath
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from envbuild.check import LIST, PROGRAM
+from envbuild.errors import BuildError
+from envbuild.image.cache import LayerCache
+from envbuild.image.child_bytecode import ChildBytecode
+from envbuild.image.config import BASE_DIGEST, BASE_NAME, OURS, environment_files, inner_config, whole_config
+from envbuild.image.content import Content, measured
+from envbuild.image.expectation import Slot, find_problem
+from envbuild.image.image import (
+    Assembled,
+    Compiling,
+    Report,
+    find_overlap_note,
+    kept_prints,
+    overlap_layer,
+    overlap_slots,
+    shared_paths,
+    wheel_layer,
+)
+from envbuild.image.making import LayerOrder, Made, Maker
+from envbuild.image.plan import LayerPlan, check_depth, plan_layers
+from envbuild.image.rebase import ENVIRONMENT_LINE, named_base
+from envbuild.image.source import OpenWheels, Wheels
+from envbuild.lock.model import Lock, LockedWheel
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
+from envbuild.recipe import PREFIX, Base, Recipe
+from envbuild.wheel.fingerprint import Fingerprint, fingerprint
+from envbuild.wheel.install import InstalledFile, Scheme
+from envbuild.wheel.layer import LayerFile
+
+_SMALL = 1 << 20
+"""Bytes of a layer that holds a virtual environment's own files, compressed; it has some hundreds."""
+_TOLD = 10
+"""Clashes that are named; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parent:
+    """The image that a child starts with."""
+
+    image: Image
+    lock: Lock
+    """What it was built from."""
+    name: str = ""
+    """Where it lies, without a digest, for the child's annotations; empty to leave that out."""
+    python: str = ""
+    """Its interpreter, all links followed; empty to read it from the image, where it is needed."""
+
+    @property
+    def digest(self) -> Digest:
+        """As a registry has it."""
+        return self.image.found_as or self.image.digest
+
+    @property
+    def base(self) -> Base:
+        """The parent as what layers are put on."""
+        return Base(name=self.name, image=self.image, target=self.lock.target, python_path=self.python)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """What a child has beyond its parent, besides the distributions."""
+
+    prefix: str = PREFIX
+    """Where they are installed: in the parent's environment, or in one of its own that sees the parent's too."""
+    variables: tuple[tuple[str, str], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    entrypoint: tuple[str, ...] | None = None
+    """None for the parent's; another one drops the parent's command, as in a Dockerfile."""
+    cmd: tuple[str, ...] | None = None
+    ports: tuple[int, ...] = ()
+    user: str | None = None
+    folder: str | None = None
+    """The working folder."""
+    contents: tuple[Content, ...] = ()
+    """Files besides those of the distributions: a layer each, above all wheels, in this order."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether the distributions get a virtual environment of their own."""
+        return self.prefix != PREFIX
+
+
+def checked(addition: Addition, above: Lock, cmd: Sequence[str]) -> Addition:
+    """Let the start-up check start a command, and hold what is added as it holds the parent's packages.
+
+    The list of what is added lies beside the parent's own, which stays what it is.
+    """
+    said = {"packages": {wheel.name: wheel.version for wheel in above.wheels}}
+    path = f"{PREFIX}/{posixpath.dirname(LIST)}/added.json"
+    own = [Content("start-up check of what is added", {path: canonical_json(said)})] if above.wheels else []
+    entrypoint = (f"{PREFIX}/{PROGRAM}", "--")
+    return replace(addition, entrypoint=entrypoint, cmd=tuple(cmd), contents=(*own, *addition.contents))
+
+
+@dataclass(frozen=True, slots=True)
+class _Clash:
+    """A path that the parent has with other content."""
+
+    path: str
+    owner: str
+    wheel: LockedWheel
+
+    def __str__(self) -> str:
+        return f"{self.path} of {self.wheel.name} {self.wheel.version} is in {self.owner} too"
+
+
+def assemble_child(
+    parent: Parent,
+    above: Lock,
+    addition: Addition,
+    wheels: Wheels,
+    cache: LayerCache,
+    report: Report,
+    made: Made = lambda _layer: None,
+    compiling: Compiling | None = None,
+) -> Assembled:
+    """Make the child with the wheels of a lock above the parent's; equal inputs give equal bytes.
+
+    BuildError where the wheels would replace files of the parent, or its interpreter is not known; WheelError where a
+    wheel is not fit. To see what they would replace, those of the parent's wheels are fetched whose paths nobody noted.
+    In an environment of its own, what hides a file of the parent's is a remark, as far as paths were noted. With
+    `compiling`, all that is added has bytecode, and the parent's packages and standard library where they had none.
+    """
+    recipe = _recipe(parent, above, addition)
+    plans = plan_layers(recipe)
+    own = [_environment(recipe)] if addition.apart else []
+    contents = [measured(it) for it in addition.contents]
+    bytecode = _bytecode(parent, above, addition, compiling) if compiling else None
+    more = bytecode.most + len(contents) if bytecode else 0
+    check_depth(len(plans) + len(own) + 1 + len(contents) + more, len(parent.image.layers))
+    orders, last = [*map(wheel_layer, plans), *own], [it.order for it in contents]
+    total, done = sum(it.weight for it in (*orders, *last)), 0
+
+    def told(weight: int) -> None:
+        nonlocal done
+        done += weight
+        report("assembling", done, total)
+
+    cache.look_up([it.key for it in (*orders, *last)])
+    with Maker.working(recipe, cache, wheels) as maker:
+        overlaps = shared_paths(recipe, plans, cache, maker.opened)
+        remarks = _held_apart(parent, addition, plans, cache, maker.opened)
+        shared = [overlap_layer(recipe, overlaps)] if overlaps else []
+        compiled, tally = bytecode.of_packages(overlaps, maker) if bytecode else ([], None)
+        on_top, more_tally = bytecode.of_contents(contents, cache) if bytecode else ([], None)
+        layers = maker.layers([*orders, *shared, *compiled, *last, *on_top], told, made)
+    return Assembled(
+        image=_image(parent, addition, layers),
+        overlaps=tuple(overlaps),
+        results=maker.results,
+        true=maker.opened.true(),
+        bytecode=tally + more_tally if tally and more_tally else None,
+        remarks=remarks,
+    )
+
+
+def _image(parent: Parent, addition: Addition, layers: Sequence[Layer]) -> Image:
+    config = whole_config(parent.base, _inner(parent.base, addition), layers)
+    everything = (*parent.image.layers, *layers)
+    return Image(manifest_bytes(config, everything, _annotations(parent)), config, everything)
+
+
+def find_child_difference(
+    image: Image,
+    parent: Parent,
+    above: Lock,
+    addition: Addition,
+    cache: LayerCache,
+    compiling: Compiling | None = None,
+) -> str:
+    """Say how the found child differs from the expected one; empty if it does not."""
+    recipe = _recipe(parent, above, addition)
+    overlaps = find_overlap_note(recipe, cache)
+    contents = [measured(it) for it in addition.contents]
+    bytecode = _bytecode(parent, above, addition, compiling) if compiling else None
+    orders = [*map(wheel_layer, plan_layers(recipe)), *([_environment(recipe)] if addition.apart else [])]
+    slots = [
+        *(Slot(label=it.label, key=it.key) for it in orders),
+        *overlap_slots(recipe, overlaps),
+        *(bytecode.package_slots(overlaps, cache) if bytecode else ()),
+        *(Slot(label=it.line, key=it.key) for it in contents),
+        *(bytecode.content_slots(contents, cache) if bytecode else ()),
+    ]
+    return find_problem(image, parent.image, slots, cache, lambda layers: _image(parent, addition, layers))
+
+
+def wheels_of_child(
+    parent: Parent, above: Lock, addition: Addition, cache: LayerCache, compiling: Compiling | None = None
+) -> tuple[LockedWheel, ...]:
+    """The wheels that `assemble_child` is likely to need: those of layers that nobody has made."""
+    plans = plan_layers(_recipe(parent, above, addition))
+    lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
+    sources = _bytecode(parent, above, addition, compiling).wheels_to_read(cache) if compiling else ()
+    return tuple(dict.fromkeys((*lacking, *sources)))
+
+
+def _bytecode(parent: Parent, above: Lock, addition: Addition, compiling: Compiling) -> ChildBytecode:
+    """What a child is compiled by; of an environment of its own, only what it has itself and the standard library."""
+    said = named_base(parent.image)[1]
+    below = replace(
+        _below(parent),
+        base_digest=Digest.parse(said) if said else parent.digest,
+        python_path=parent.python or interpreter_of(parent.image),
+    )
+    return ChildBytecode(
+        compiling=compiling,
+        below=replace(below, wheels=()) if addition.apart else below,
+        above=_recipe(parent, above, addition),
+        lines=[layer.created_by.removeprefix(OURS) for layer in parent.image.layers],
+    )
+
+
+def base_of(parent: Parent) -> Base:
+    """What the parent stands on, by its own layers below the first of ours; BuildError where it has none of ours.
+
+    Its interpreter's own digest is not known by that.
+    """
+    config = json.loads(parent.image.config)
+    lines = history_lines(config, len(parent.image.layers))
+    count = next((at for at, line in enumerate(lines) if line.startswith(OURS)), 0)
+    layers, (name, digest) = parent.image.layers[:count], named_base(parent.image)
+    python = parent.python or interpreter_of(parent.image)
+    value = config | {"rootfs": config["rootfs"] | {"diff_ids": [str(it.diff_id) for it in layers]}, "history": []}
+    data = canonical_json(value)
+    image = Image(manifest_bytes(data, layers, {}), data, layers, Digest.parse(digest) if digest else None)
+    return Base(name=name or "the base", image=image, target=parent.lock.target, python_path=python)
+
+
+def interpreter_of(image: Image) -> str:
+    """The interpreter of an image's environment, all links followed, by its pyvenv.cfg (PEP 405).
+
+    Only the layer with the environment's own files is read. BuildError for an image that has no such layer.
+    """
+    for layer in image.layers:
+        if layer.created_by.removeprefix(OURS) == ENVIRONMENT_LINE and layer.descriptor.size <= _SMALL:
+            with layer.open() as file:
+                data = file.read()
+            lines = (line.partition("=") for line in _member(data, f"{PREFIX}/pyvenv.cfg").splitlines())
+            return {key.strip(): text.strip() for key, _, text in lines}.get("executable", "")
+    what = "the image does not say which interpreter its environment has"
+    todo = "use an image that envbuild assembled, or build it from the manifest"
+    raise BuildError(what, where=str(image.digest), todo=todo)
+
+
+def _member(layer: bytes, path: str) -> str:
+    with tarfile.open(fileobj=io.BytesIO(layer), mode="r:gz") as archive:
+        file = archive.extractfile(path.lstrip("/"))
+        return file.read().decode() if file else ""
+
+
+def _recipe(parent: Parent, above: Lock, addition: Addition) -> Recipe:
+    return Recipe(
+        base_name=parent.name,
+        base_digest=parent.digest,
+        python_path=(parent.python or interpreter_of(parent.image)) if addition.apart else "",
+        target=parent.lock.target,
+        wheels=above.wheels,
+        owners=above.owners,
+        variables=(),
+        labels=(),
+        prefix=addition.prefix,
+    )
+
+
+def _environment(recipe: Recipe) -> LayerOrder:
+    """The files of an environment that has its own packages first, and then the parent's."""
+    files, links = environment_files(recipe)
+    site = Scheme(prefix=PREFIX, python_minor=recipe.target.python_minor).site_packages
+    # A plain path would be searched as well, but the .pth files in it would not be read (site.addpackage).
+    line = f'import site; site.addsitedir("{PREFIX}/{site}")\n'
+    files.append(LayerFile(InstalledFile(f"{site}/envbuild-parent.pth", executable=False, source=line.encode()), None))
+    value = [recipe.layer_format, recipe.prefix, recipe.python_path, recipe.target.python, PREFIX]
+    key = Digest.of(canonical_json(["environment above", value]))
+    return LayerOrder(label=f"{ENVIRONMENT_LINE} {recipe.prefix}", key=key, files=lambda _: files, links=links)
+
+
+def _held_apart(
+    parent: Parent, addition: Addition, plans: tuple[LayerPlan, ...], cache: LayerCache, opened: OpenWheels
+) -> tuple[str, ...]:
+    """Refuse what would replace a file of the parent; say what would hide one."""
+    below = plan_layers(_below(parent))
+    theirs = kept_prints(below, cache)
+    if not addition.apart:
+        theirs |= {wheel: opened.fingerprint(wheel) for wheel in parent.lock.wheels if wheel not in theirs}
+    clashes = list(_clashes(theirs, kept_prints(plans, cache), opened))
+    if addition.apart:
+        site = Scheme(prefix=addition.prefix, python_minor=parent.lock.target.python_minor).site_packages
+        return tuple(f"{it}, and hides it" for it in clashes if it.path.startswith(f"{site}/"))
+    if clashes:
+        more = [f"and {len(clashes) - _TOLD} more"] if len(clashes) > _TOLD else []
+        lines = ["files of the environment would be replaced:", *map(str, clashes[:_TOLD]), *more]
+        todo = "leave that distribution out, or take another release of it"
+        raise BuildError("\n  - ".join(lines), where=parent.name, todo=todo)
+    return ()
+
+
+def _below(parent: Parent) -> Recipe:
+    return _recipe(parent, parent.lock, Addition())
+
+
+def _clashes(
+    theirs: Mapping[LockedWheel, Fingerprint], ours: Mapping[LockedWheel, Fingerprint], opened: OpenWheels
+) -> Iterator[_Clash]:
+    there = {path: (content, wheel.name) for wheel, rows in theirs.items() for path, content in rows.items()}
+
+    def owner(rows: Fingerprint) -> str | None:
+        found = (there[path][1] for path, content in rows.items() if path in there and there[path][0] != content)
+        return next(found, None)
+
+    for wheel in (wheel for wheel, rows in ours.items() if owner(rows)):
+        for file in opened[wheel].files:
+            if name := owner(fingerprint([file])):
+                yield _Clash(file.path, name, wheel)
+
+
+def _inner(base: Base, addition: Addition) -> dict[str, Any]:
+    """The parent's, with what is added (OCI image-spec, config.md)."""
+    inner = inner_config(base)
+    variables = dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ()) | dict(addition.variables)
+    inner["Env"] = [f"{name}={text}" for name, text in variables.items()]
+    inner["Labels"] = dict(inner.get("Labels") or {}) | dict(addition.labels)
+    if addition.entrypoint is not None:
+        inner |= {"Entrypoint": list(addition.entrypoint), "Cmd": None}
+    if addition.ports:
+        inner["ExposedPorts"] = dict(inner.get("ExposedPorts") or {}) | {f"{it}/tcp": {} for it in addition.ports}
+    said = {"Cmd": addition.cmd and list(addition.cmd), "User": addition.user, "WorkingDir": addition.folder}
+    inner |= {key: value for key, value in said.items() if value is not None}
+    return {key: value for key, value in inner.items() if value is not None}
+
+
+def _annotations(parent: Parent) -> dict[str, str]:
+    """The parent is the base now; the environment is still the parent's."""
+    value = json.loads(parent.image.manifest).get("annotations")
+    kept = dict(value) if isinstance(value, dict) else {}
+    kept.pop(BASE_NAME, None)
+    return kept | ({BASE_NAME: parent.name} if parent.name else {}) | {BASE_DIGEST: str(parent.digest)}

@@ -1,0 +1,254 @@
+"""Read a Debian package: an ar archive of two compressed tars (deb(5)), which may be hostile."""
+
+import bz2
+import gzip
+import lzma
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO, Literal, cast
+
+from envbuild.errors import BuildError, MissingComponentError
+from envbuild.image.debian.ground import fields, stanzas
+from envbuild.oci.digest import Digest
+from envbuild.oci.tar_reader import open_tar
+
+_MAGIC = b"!<arch>\n"
+_HEADER, _CHUNK = 60, 1 << 20
+_LIMIT = {"control": 64 << 20, "data": 8 << 30}
+"""Bytes, unpacked: many times what the largest package has."""
+_WORD = re.compile(r"[A-Za-z0-9][\w.+~:-]*")
+_DAMAGED = (OSError, EOFError, ValueError, tarfile.TarError, lzma.LZMAError)
+Kind = Literal["file", "directory", "symlink"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """What a package puts somewhere."""
+
+    path: str
+    """Relative to the root, as the package has it."""
+    kind: Kind
+    mode: int
+    owner: tuple[int, int] = (0, 0)
+    size: int = 0
+    target: str = ""
+    """Where a link points."""
+    source: tuple[BinaryIO, int] | bytes = b""
+    """The content, or the file and the place in it where it begins."""
+
+    def content(self) -> Iterator[bytes]:
+        """The bytes of a file, in pieces."""
+        if isinstance(self.source, bytes):
+            yield self.source
+            return
+        file, offset = self.source
+        file.seek(offset)
+        for start in range(0, self.size, _CHUNK):
+            yield file.read(min(_CHUNK, self.size - start))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deb:
+    """A package, opened."""
+
+    control: str
+    """Its stanza."""
+    scripts: Mapping[str, bytes]
+    """What else its control archive has, by name: `postinst`, `md5sums`, `conffiles`, `triggers`."""
+    items: tuple[Item, ...]
+    """What it puts somewhere, in its own order."""
+
+
+def open_deb(path: Path, sha256: Digest, stack: ExitStack) -> Deb:
+    """Open a package that has to be the locked one; its content lies in a file without a name until `stack` ends.
+
+    BuildError where it is another, or has what no package may have.
+    """
+    with path.open("rb") as file:
+        if Digest.of_file(file)[0] != sha256:
+            raise BuildError("a Debian package is not the locked one", where=path.name, todo="remove it from the cache")
+        try:
+            members = dict(_members(file))
+            control = _unpacked(path, file, members, "control", stack)
+            data = _unpacked(path, file, members, "data", stack)
+            texts = _texts(control)
+            stanza = _stanza(texts.pop("control"), path.name)
+            return Deb(control=stanza, scripts=texts, items=tuple(_items(data, path.name)))
+        except _DAMAGED as error:
+            raise _refused(path.name, f"it is damaged: {error}") from error
+        except KeyError as error:
+            raise _refused(path.name, f"it has no {error}") from error
+
+
+def _stanza(data: bytes, where: str) -> str:
+    """What a package says of itself; its name and architecture become names of files."""
+    text = data.decode().strip("\n")
+    said = fields(text)
+    for key in ("Package", "Version", "Architecture"):
+        if not _WORD.fullmatch(said.get(key, "")):
+            raise _refused(where, f"it says no valid {key}")
+    if len(stanzas(text)) != 1:
+        raise _refused(where, "it has not one stanza about itself")
+    return text
+
+
+def _refused(name: str, why: str) -> BuildError:
+    todo = "find out where it is from; build with --no-system-packages to go without"
+    return BuildError(f"a Debian package is refused: {why}", where=name, todo=todo)
+
+
+def _members(file: BinaryIO) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the name, place and size of each member of the ar archive."""
+    if file.seek(0) or file.read(len(_MAGIC)) != _MAGIC:
+        raise ValueError("no ar archive")
+    while header := file.read(_HEADER):
+        if len(header) < _HEADER or header[58:] != b"`\n":
+            raise ValueError("a header of its ar archive is broken")
+        name, size = header[:16].decode("ascii").rstrip(" /"), int(header[48:58])
+        yield name, (file.tell(), size)
+        file.seek(size + size % 2, 1)
+
+
+def _unpacked(
+    path: Path, file: BinaryIO, members: Mapping[str, tuple[int, int]], part: str, stack: ExitStack
+) -> tarfile.TarFile:
+    name = next((it for it in members if it.startswith(f"{part}.tar")), f"{part}.tar")
+    place, size = members[name]
+    file.seek(place)
+    target = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
+    ending = name.removeprefix(f"{part}.tar")
+    if ending == ".zst":
+        _unpack_zstd(path, part, target)
+    else:
+        _copy(_opened(_Part(file, size), ending), target, _LIMIT[part])
+    target.seek(0)
+    return stack.enter_context(open_tar(target))
+
+
+class _Part:
+    """A part of a file, as a file."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._left = file, size
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+def _opened(part: _Part, ending: str) -> IO[bytes]:
+    file = cast("IO[bytes]", part)
+    match ending:
+        case "":
+            return file
+        case ".gz":
+            return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
+        case ".xz" | ".lzma":
+            return lzma.open(file)
+        case ".bz2":
+            return bz2.open(file)
+        case _:
+            raise ValueError(f"it is compressed as {ending!r}, which is not known")
+
+
+def _copy(source: IO[bytes], target: IO[bytes], limit: int) -> None:
+    done = 0
+    while chunk := source.read(_CHUNK):
+        done += target.write(chunk)
+        if done > limit:
+            raise ValueError(f"more than {limit} bytes come out of it")
+
+
+def _unpack_zstd(path: Path, part: str, target: IO[bytes]) -> None:
+    """Ubuntu's packages are compressed so; Python has no zstd, and dpkg has."""
+    program = shutil.which("dpkg-deb")
+    if program is None:
+        what = "the package is compressed with zstd, and dpkg-deb, which unpacks it, is absent"
+        todo = "run on Debian or Ubuntu, or build with --no-system-packages"
+        raise MissingComponentError(what, where=path.name, todo=todo)
+    option = {"control": "--ctrl-tarfile", "data": "--fsys-tarfile"}[part]
+    command = [program, option, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            _copy(cast("IO[bytes]", process.stdout), target, _LIMIT[part])
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise ValueError("dpkg-deb cannot unpack it")
+
+
+def _texts(archive: tarfile.TarFile) -> dict[str, bytes]:
+    found = {}
+    for member in archive:
+        name = member.name.removeprefix("./")
+        content = archive.extractfile(member) if member.isfile() and "/" not in name else None
+        if content and _WORD.fullmatch(name):
+            found[name] = content.read()
+    return found
+
+
+def _items(archive: tarfile.TarFile, where: str) -> Iterator[Item]:
+    """Yield what the package has but for the root itself; BuildError for what could lead out of the image."""
+    file = cast("BinaryIO", archive.fileobj)
+    seen: dict[str, Item] = {}
+    for member in archive:
+        path = member.name.removeprefix("./").rstrip("/")
+        if path in ("", "."):
+            continue
+        _check(path, member, where)
+        kind: Kind = "directory" if member.isdir() else "symlink" if member.issym() else "file"
+        if member.islnk():
+            item = _same(member, path, seen, where)
+        else:
+            size = member.size if kind == "file" else 0
+            item = Item(
+                path=path,
+                kind=kind,
+                mode=0o777 if kind == "symlink" else member.mode & 0o7777,
+                owner=(member.uid, member.gid),
+                size=size,
+                target=member.linkname if kind == "symlink" else "",
+                source=(file, member.offset_data),
+            )
+        seen[path] = item
+        yield item
+
+
+def _check(path: str, member: tarfile.TarInfo, where: str) -> None:
+    parts = path.split("/")
+    if path.startswith("/") or not path.isprintable() or any(it in ("", ".", "..") for it in parts):
+        raise _refused(where, f"it has the path {ascii(member.name)[:120]}")
+    if any(it.startswith(".wh.") for it in parts):
+        raise _refused(where, f"{path[:120]} would hide files of the image")
+    if member.issparse() or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        raise _refused(where, f"{path[:120]} is neither file, folder nor link")
+    target = member.linkname
+    if member.issym() and (not target or not target.isprintable() or _climbs(path, target)):
+        raise _refused(where, f"the link {path[:120]} leads to {ascii(target)[:120]}")
+
+
+def _climbs(path: str, target: str) -> bool:
+    """Whether a link goes above the root."""
+    depth = 0 if target.startswith("/") else path.count("/")
+    for part in target.split("/"):
+        depth += {"..": -1, ".": 0, "": 0}.get(part, 1)
+        if depth < 0:
+            return True
+    return False
+
+
+def _same(member: tarfile.TarInfo, path: str, seen: Mapping[str, Item], where: str) -> Item:
+    """A hard link, as a file with the same content: layers are sorted, so the other may come later."""
+    other = seen.get(member.linkname.removeprefix("./"))
+    if other is None or other.kind != "file":
+        raise _refused(where, f"the hard link {path[:120]} leads to no file of the package")
+    return Item(path=path, kind="file", mode=other.mode, owner=other.owner, size=other.size, source=other.source)

@@ -1,0 +1,292 @@
+"""A wheel as a zip archive that is not trusted (PKWARE APPNOTE; binary distribution format specification).
+
+The central directory says where each entry's own compressed bytes lie. Those bytes are used as they are, so everything
+that could make two readers see two different files is refused: names that escape or repeat, links, local headers that
+disagree with the directory, bytes that belong to no entry or to two, encryption and methods other than stored and
+deflate. Names that differ in case or in Unicode's normal form only are different files, as on every Linux file system.
+"""
+
+import errno
+import mmap
+import os
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from envbuild.errors import WheelError
+from envbuild.wheel.bounds import (
+    FULL,
+    UNICODE_PATH,
+    ZIP64,
+    Extent,
+    UnboundedError,
+    check_extents,
+    descriptors,
+    extra_fields,
+    read_end,
+)
+from envbuild.wheel.inflate import expansion_limit
+
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+_LOCAL_SIGNATURE = b"PK\x03\x04"
+_UTF8, _DESCRIPTOR, _ENCRYPTED = 0x800, 0x8, 0x1
+_HARMLESS = _UTF8 | _DESCRIPTOR | 0x6
+"""Flags (APPNOTE 4.4.4); the last two only tell how hard the compressor tried."""
+_LIMIT = 64 << 30
+"""No real wheel unpacks to more bytes."""
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 512
+"""Bytes of a file's name and of its path: what Linux takes (NAME_MAX, PATH_MAX), less what engines put before it."""
+_PLAIN = re.compile(r"(?:\w[\w.+-]*/)*\w[\w.+-]*/?", re.ASCII)
+"""Nearly all paths; none of them can mean anything else."""
+_RELEASED = 64 << 10
+"""Bytes: less is not worth a system call."""
+_OF_THE_MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
+_SMALL = 64 << 20
+"""Metadata that is read into memory may be this large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One file of the archive."""
+
+    name: str
+    executable: bool
+    crc32: int
+    size: int
+    """Bytes, uncompressed."""
+    deflated: bool
+    """Whether `data` is a deflate stream; stored otherwise."""
+    offset: int
+    """Where the compressed bytes start in the archive."""
+    length: int
+    """How many there are."""
+
+
+class WheelArchive:
+    """An open wheel file, memory-mapped."""
+
+    def __init__(self, path: Path, filename: str) -> None:
+        self.filename = filename
+        with path.open("rb") as file:
+            try:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self.members = _read_members(path, self._map, filename)
+            except (ValueError, OSError) as error:
+                if getattr(error, "errno", None) in _OF_THE_MACHINE:
+                    raise  # which says nothing about the wheel
+                raise self.refuse(f"is not a readable zip archive: {error}") from error
+        self._by_name = {member.name: member for member in self.members}
+        self.proving = False
+        """Whether members that are read are to be held against RECORD."""
+        self.true: set[str] = set()
+        """Names of the members that were, and are what it says."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(BufferError):  # a view that somebody still has keeps the map
+            self._map.close()
+
+    def refuse(self, why: str) -> WheelError:
+        """Make the error that refuses this wheel."""
+        return refusal(self.filename, why)
+
+    def data(self, member: Member) -> memoryview:
+        """Return the member's compressed bytes, without copying them."""
+        return memoryview(self._map)[member.offset : member.offset + member.length]
+
+    def release(self, member: Member, done: int) -> None:
+        """Give back the memory of the first `done` bytes of a member's data; read again, they come from the file."""
+        first = member.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if done >= _RELEASED:
+            self._map.madvise(mmap.MADV_DONTNEED, first, member.offset + done - first)
+
+    def find(self, name: str) -> Member | None:
+        """Return the member of this name."""
+        return self._by_name.get(name)
+
+    def read(self, member: Member) -> bytes:
+        """Return the member's content, checked; for small files only."""
+        if member.size > _SMALL:
+            raise self.refuse(f"{member.name} has {member.size} bytes, too many for a metadata file or script")
+        data = bytes(self.data(member))
+        if member.deflated:
+            inflater = zlib.decompressobj(-15)
+            try:
+                data = inflater.decompress(data, member.size + 1)
+            except zlib.error as error:
+                raise self.refuse(f"{member.name} is damaged: {error}") from error
+            if not inflater.eof or inflater.unused_data or inflater.unconsumed_tail:
+                raise self.refuse(f"{member.name} does not end where the archive says")
+        if len(data) != member.size or zlib.crc32(data) != member.crc32:
+            raise self.refuse(f"{member.name} has another size or CRC than the archive says")
+        return data
+
+
+def refusal(filename: str, why: str) -> WheelError:
+    """Make the error that refuses a wheel."""
+    todo = "use another build of this release, or report the broken wheel to its project"
+    return WheelError(f"wheel refused: {why}", where=filename, todo=todo)
+
+
+def _read_members(path: Path, data: mmap.mmap, filename: str) -> tuple[Member, ...]:
+    try:
+        end = read_end(data)
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+        found = [_entry(info, data, filename) for info in infos]
+        check_extents([extent for _, extent in found], data, end)
+    except UnboundedError as error:
+        raise refusal(filename, str(error)) from error
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeError, OverflowError, struct.error) as error:
+        raise refusal(filename, f"is not a readable zip archive: {error}") from error
+    _check_together([member for member, _ in found], len(data), filename)
+    return tuple(member for member, _ in found if not _is_folder(member))
+
+
+def _is_folder(member: Member) -> bool:
+    """Whether the entry only names a folder, and so carries nothing."""
+    return member.name.endswith("/")
+
+
+def check_name(name: str, filename: str) -> None:
+    """Refuse a path that escapes, that means something else in a layer, or that no file can have."""
+    if len(name) <= _LONGEST_NAME and _PLAIN.fullmatch(name):
+        return
+    parts = name.removesuffix("/").split("/")
+    if name.startswith("/") or "\\" in name or ":" in parts[0] or not name.isprintable():
+        raise refusal(filename, f"path {name[:200]!r} is absolute or has forbidden characters")
+    if any(part in ("", ".", "..") for part in parts):
+        raise refusal(filename, f"path {name[:200]!r} leaves its folder")
+    if any(part.startswith(".wh.") for part in parts):
+        raise refusal(filename, f"path {name[:200]!r} means a deletion in an image layer (OCI whiteout)")
+    if len(name.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
+        raise refusal(filename, f"path {name[:200]!r} is longer than a file system takes")
+
+
+def _entry(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -> tuple[Member, Extent]:
+    check_name(info.orig_filename, filename)
+    executable = _check_kind(info, filename)
+    offset, streamed = _check_local_header(info, data, filename)
+    deflated = info.compress_type == zipfile.ZIP_DEFLATED
+    member = Member(info.orig_filename, executable, info.CRC, info.file_size, deflated, offset, info.compress_size)
+    after = descriptors(info.CRC, info.compress_size, info.file_size) if streamed else ()
+    return member, Extent(member.name, info.header_offset, offset + info.compress_size, after)
+
+
+def _check_kind(info: zipfile.ZipInfo, filename: str) -> bool:
+    """Refuse what is no plain file or folder; tell whether it may be executed."""
+    name, mode = info.orig_filename, info.external_attr >> 16
+    kind, folder = stat.S_IFMT(mode), name.endswith("/")
+    if kind not in (0, stat.S_IFDIR if folder else stat.S_IFREG):
+        raise refusal(filename, f"{name} is a link or device, not a file")
+    if folder and info.file_size:
+        raise refusal(filename, f"{name} is a folder with content")
+    if info.flag_bits & _ENCRYPTED:
+        raise refusal(filename, f"{name} is encrypted")
+    if info.flag_bits & ~_HARMLESS:
+        raise refusal(filename, f"{name} uses what few readers know (flags {info.flag_bits:#x})")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise refusal(
+            filename, f"{name} uses compression method {info.compress_type}; only stored and deflate are allowed"
+        )
+    if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
+        raise refusal(filename, f"{name} is stored, but its two sizes differ")
+    return kind == stat.S_IFREG and bool(mode & 0o111)
+
+
+def _check_local_header(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -> tuple[int, bool]:
+    """Compare an entry's local header with the directory; where its data starts, and if a descriptor follows it."""
+    name, start = info.orig_filename, info.header_offset
+    raw = data[start : start + _LOCAL_HEADER.size]
+    if len(raw) < _LOCAL_HEADER.size or raw[:4] != _LOCAL_SIGNATURE:
+        raise refusal(filename, f"{name} has no local header where the directory points")
+    fields: tuple[int, ...] = _LOCAL_HEADER.unpack(raw)[2:]
+    flags, method, _, _, crc32, packed, size, name_length, extra_length = fields
+    names_at = start + _LOCAL_HEADER.size
+    extra = data[names_at + name_length : names_at + name_length + extra_length]
+    same_name = _same_name(data[names_at : names_at + name_length], flags, info, extra)
+    if not same_name or method != info.compress_type or (flags ^ info.flag_bits) & ~_HARMLESS:
+        raise refusal(filename, f"{name}: local header and directory disagree on name or method")
+    told = {(crc32, *sizes) for sizes in _sizes(packed, size, extra)}
+    streamed = bool(flags & _DESCRIPTOR)
+    if streamed and told == {(0, 0, 0)}:
+        told = set()  # they follow behind the data
+    if not told <= {(info.CRC, info.compress_size, info.file_size)}:
+        raise refusal(filename, f"{name}: local header and directory disagree on size or CRC")
+    return names_at + name_length + extra_length, streamed
+
+
+def _same_name(local: bytes, flags: int, info: zipfile.ZipInfo, extra: bytes) -> bool:
+    """Whether all four places that may name an entry give it one name."""
+    name = info.orig_filename
+    if (flags ^ info.flag_bits) & _UTF8 and not name.isascii():
+        return False
+    try:
+        encoded = name.encode("utf-8" if flags & _UTF8 or name.isascii() else "cp437")
+    except UnicodeEncodeError:
+        return False
+    if not extra and not info.extra:
+        return local == encoded
+    others = [
+        content[5:]  # behind a version and the CRC of the name
+        for place in (extra, info.extra)
+        for kind, content in extra_fields(place)
+        if kind == UNICODE_PATH
+    ]
+    return local == encoded and all(other == name.encode() for other in others)
+
+
+def _sizes(packed: int, size: int, extra: bytes) -> set[tuple[int, int]]:
+    """All that a local header says of its sizes: in its two fields, and in ZIP64's (APPNOTE 4.5.3)."""
+    if not extra:
+        return {(packed, size)}
+    wide = [
+        struct.unpack_from("<QQ", content)[::-1]
+        for kind, content in extra_fields(extra)
+        if kind == ZIP64 and len(content) >= 16
+    ]
+    # One of the two fields may be narrow beside a ZIP64 field, which then must repeat it.
+    told = {(packed if packed != FULL else big, size if size != FULL else bigger) for big, bigger in wide}
+    return {*wide, *told} or {(packed, size)}
+
+
+def _check_together(members: list[Member], length: int, filename: str) -> None:
+    names: set[str] = set()
+    for name in (member.name for member in members if not _is_folder(member)):
+        if name in names:
+            raise refusal(filename, f"{name} is in the archive twice")
+        names.add(name)
+    if both := sorted(names & folders(member.name for member in members)):
+        raise refusal(filename, f"{both[0]} is a file and a folder")
+    size = sum(member.size for member in members)
+    if size > min(_LIMIT, expansion_limit(length)):
+        raise refusal(filename, f"is a bomb: {length} bytes would unpack to {size}")
+
+
+def folders(names: Iterable[str]) -> set[str]:
+    """All folders that some paths lie in."""
+    return {folder for name in {name.rpartition("/")[0] for name in names} for folder in parents(f"{name}/")} - {""}
+
+
+def parents(name: str) -> list[str]:
+    """List the folders that a path lies in; that of a folder, `a/b/`, is one of them."""
+    parts = name.split("/")[:-1]
+    return ["/".join(parts[: index + 1]) for index in range(len(parts))]
+
+
+def check_locked(path: Path, filename: str, size: int) -> None:
+    """Refuse a file that is not as long as the lock says, before anything in it is read."""
+    if (found := os.stat(path).st_size) != size:  # noqa: PTH116 - one call
+        raise refusal(filename, f"has {found} bytes where the lock says {size}")

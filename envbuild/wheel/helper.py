@@ -1,0 +1,163 @@
+"""Another process that writes large layers beside this one, as an interpreter keeps one core busy at a time.
+
+It reads pickled tasks from its standard input and answers each on its standard output; both are pipes of this run, and
+what is written goes straight into the file that the asking process opened. It ends with its input.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import BinaryIO
+
+from envbuild.oci.digest import Digest
+from envbuild.waiting import collect_seldom, take_turns
+from envbuild.wheel.fingerprint import Fingerprint, fingerprint
+from envbuild.wheel.install import Scheme
+from envbuild.wheel.layer import LayerResult, write_layer
+from envbuild.wheel.opened import LocalWheel, layer_files, open_wheel
+
+_CORES = os.cpu_count() or 1
+_NICE = 10
+"""On two cores all layers together are then there a tenth sooner (nice(2))."""
+_START = "import sys; sys.path[:] = sys.argv[1:]; from envbuild.wheel.helper import main; main()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A layer of wheels."""
+
+    scheme: Scheme
+    wheels: Sequence[LocalWheel]
+    file: str
+    """Where the layer goes: a file that is there and empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was written, and what was learnt of each wheel, by its sha256."""
+
+    result: LayerResult
+    true: Mapping[Digest, frozenset[str]]
+    prints: Mapping[Digest, Fingerprint]
+
+
+class Helper:
+    """The process, as it is seen from the one that asks; it works on one layer at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._busy = threading.Lock()
+        self._stopped = self._gone = False
+
+    def start(self) -> None:
+        """Let it begin to import; nothing happens where one core is all there is, or nothing can be started."""
+        if self._process is None and _CORES > 1 and sys.executable:
+            with suppress(OSError):
+                command = [sys.executable, "-c", _START, *sys.path]
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,  # what it cannot do is done here, and told then
+                    process_group=0,  # Ctrl-C is for the one that asks
+                )
+
+    def give_way(self) -> None:
+        """Let the thread that calls this use what time the process leaves: the longest work is done there."""
+        if self._process is not None and sys.platform == "linux":  # elsewhere it would concern all threads
+            with suppress(OSError):
+                os.nice(_NICE)
+
+    def stop(self) -> None:
+        """End it, whatever it is at."""
+        self._stopped = True
+        if self._process:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End it and take leave of it; it can be started again."""
+        self.stop()
+        if self._process:
+            for pipe in (self._process.stdin, self._process.stdout):
+                with suppress(OSError):  # what it did not read any more
+                    pipe.close()  # type: ignore[union-attr]
+            self._process.wait()
+        self._process, self._stopped, self._gone = None, False, False
+
+    def write(self, task: Task) -> Answer | None:
+        """Let it write a layer, and wait; None where it is at another or not there, and the file may hold anything.
+
+        What speaks against a wheel is raised as it would be here.
+        """
+        if self._process is None or self._gone or not self._busy.acquire(blocking=False):
+            return None
+        try:
+            found = self._asked(task)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            if self._stopped:
+                raise
+            self._gone = True
+            return None
+        finally:
+            self._busy.release()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _asked(self, task: Task) -> Answer | Exception:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        pickle.dump(task, self._process.stdin)
+        self._process.stdin.flush()
+        answer: Answer | Exception = pickle.load(self._process.stdout)  # noqa: S301 - a pipe to a process of ours
+        return answer
+
+
+def main() -> None:
+    """Answer tasks until nobody asks any more, even in the middle of one."""
+    take_turns()
+    collect_seldom()
+    tasks: SimpleQueue[Task] = SimpleQueue()
+    threading.Thread(target=_read, args=(tasks,), daemon=True).start()
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        while True:
+            pickle.dump(_answer(tasks.get()), answers)
+            answers.flush()
+
+
+def _read(tasks: "SimpleQueue[Task]") -> None:
+    """Take tasks until the input ends; who asked is gone then, killed perhaps, and nobody wants the rest."""
+    try:
+        while True:
+            tasks.put(pickle.load(sys.stdin.buffer))  # noqa: S301 - a pipe to the process that started this one
+    finally:
+        os._exit(0)
+
+
+def _answer(task: Task) -> Answer | Exception:
+    try:
+        return written(task)
+    except Exception as error:  # noqa: BLE001 - raised where it was asked for
+        return error
+
+
+def written(task: Task) -> Answer:
+    """Write the layer of a task."""
+    with ExitStack() as stack:
+        opened = {wheel.sha256: open_wheel(wheel, task.scheme, stack) for wheel in task.wheels}
+        pool = stack.enter_context(ThreadPoolExecutor(_CORES))
+        sink: BinaryIO = stack.enter_context(Path(task.file).open("r+b"))
+        result = write_layer(sink, task.scheme.prefix, layer_files(opened.values()), pool)
+        true = {sha256: frozenset(it.archive.true) for sha256, it in opened.items()}
+        prints = {sha256: fingerprint(it.files) for sha256, it in opened.items()}
+        return Answer(result=result, true=true, prints=prints)
