@@ -16,18 +16,18 @@ from envbuild.base.order import BaseOrder
 from envbuild.base.process import running
 from envbuild.base.resolve import layout_image, registry_reference
 from envbuild.engine.build import built, loaded_base
-from envbuild.engine.building import Request
 from envbuild.engine.buildkit import can_buildkit, find_client
 from envbuild.engine.client import connected
-from envbuild.engine.image import Report
-from envbuild.engine.inside import Inside, look_inside
-from envbuild.engine.push import push_image
+from envbuild.engine.inspection import Inside, look_inside
+from envbuild.engine.load import push_image
+from envbuild.engine.transcript import Request
 from envbuild.errors import BaseError, BuildError, MissingComponentError, RegistryError, UsageError
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import DOCKER_HUB, Reference
-from envbuild.registry import Registry
+from envbuild.registry.client import Registry
 from envbuild.registry.credentials import find
+from envbuild.report import Reporter
 
 INSTEAD = "run by hand, where there is one, what --dry-run prints"
 _HUB = "https://index.docker.io/v1/"
@@ -66,7 +66,7 @@ class MadeBase:
     inside: Inside
 
 
-def find_parent(text: str, machine: str, cache: Path, report: Report) -> Parent:
+def find_parent(text: str, machine: str, cache: Path, report: Reporter) -> Parent:
     """Find what --parent names, and pin it; UsageError, BaseError, RegistryError, MissingComponentError."""
     reference = registry_reference(text)
     with connected(INSTEAD):
@@ -80,7 +80,7 @@ def find_parent(text: str, machine: str, cache: Path, report: Report) -> Parent:
     return Parent(name=pinned(text, report))
 
 
-def pinned(text: str, report: Report) -> str:
+def pinned(text: str, report: Reporter) -> str:
     """Name a registry's image by its digest, as a tag may move; UsageError for what lies in no registry.
 
     One that no registry answers for is left to the engine, which may have it.
@@ -100,7 +100,7 @@ def pinned(text: str, report: Report) -> str:
 
 
 def make_base(
-    order: BaseOrder, parent: Parent, dockerfile: Path, name: Reference, machine: str, report: Report
+    order: BaseOrder, parent: Parent, dockerfile: Path, name: Reference, machine: str, report: Reporter
 ) -> MadeBase:
     """Build, name the result in the engine, and look into it; BaseError, with the step's last lines, when it fails."""
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def make_base(
 
 
 def _built(
-    client: docker.DockerClient, request: Request, order: BaseOrder, name: Reference, report: Report
+    client: docker.DockerClient, request: Request, order: BaseOrder, name: Reference, report: Reporter
 ) -> MadeBase:
     by = find_client() if can_buildkit(client) else None
     with built(client, request, report, buildkit=by, running=running, logins=_logins(order)) as image:
@@ -177,7 +177,9 @@ def engine_images() -> frozenset[str] | None:
         return None
 
 
-def push_base(image: str, target: Reference, report: Report, *, machine: str | None = None) -> tuple[Reference, Inside]:
+def push_base(
+    image: str, target: Reference, report: Reporter, *, machine: str | None = None
+) -> tuple[Reference, Inside]:
     """Let the engine push one of its images, and see that the registry has it; UsageError, RegistryError.
 
     It has to be for `machine` where one is named: `x86_64`.

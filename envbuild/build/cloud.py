@@ -10,13 +10,13 @@ from envbuild.build.context import Context, staged_context
 from envbuild.build.contextual import ContextJob
 from envbuild.build.job import Made
 from envbuild.build.order import PLATFORMS, Order, Plan
-from envbuild.engine.culprit import culprit
+from envbuild.engine.transcript import culprit
 from envbuild.errors import BuildError, UsageError
 from envbuild.image import Assembled
 from envbuild.lock import IndexSettings
 from envbuild.oci.reference import Reference
 from envbuild.oci.tar import MTIME
-from envbuild.registry import PushResult
+from envbuild.registry.push import PushResult
 
 _BEFORE = re.compile(r'  \| Step #\d+(?: - "[^"]*")?: (?:#\d+ (?:\d+\.\d+ )?)?')
 """What Cloud Build and BuildKit write before a line of pip's."""

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from envbuild.build.context import Context, staged_context, why_wheelhouse
 from envbuild.build.job import Job
 from envbuild.build.order import PLATFORMS
-from envbuild.engine.building import Request
-from envbuild.engine.secrets import hidden_words, index_secrets, secret_files
+from envbuild.engine.buildkit import hidden_words, index_secrets, secret_files
+from envbuild.engine.transcript import Request
 from envbuild.image import LayerCache
 from envbuild.lock import Arrivals, IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.oci.tar import MTIME
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
 from envbuild.registry.tags import remove_tag
 
 

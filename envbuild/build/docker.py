@@ -15,19 +15,19 @@ from envbuild.build.contextual import ContextJob
 from envbuild.build.job import Made
 from envbuild.build.order import Order
 from envbuild.engine.build import Built, built, loaded_base
-from envbuild.engine.building import Transcript
 from envbuild.engine.buildkit import Client, build_remotely, can_buildkit, find_client, require_buildx
 from envbuild.engine.client import connected
 from envbuild.engine.image import find_image
-from envbuild.engine.push import push_image
+from envbuild.engine.load import push_image
 from envbuild.engine.saved import saved
+from envbuild.engine.transcript import Transcript
 from envbuild.errors import BuildError, UsageError
 from envbuild.image import Assembled
 from envbuild.lock import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
-from envbuild.registry import PushResult
+from envbuild.registry.push import PushResult
 from envbuild.verify.golden.runners import InImage
 from envbuild.verify.imports import Place
 

@@ -9,16 +9,16 @@ import docker
 from docker.errors import APIError, DockerException
 from requests import RequestException
 
-from envbuild.engine.building import Request, Transcript
 from envbuild.engine.buildkit import Client, Running, build_locally
 from envbuild.engine.classic import build_classic
-from envbuild.engine.image import Report
-from envbuild.engine.left import maker, remove_left
+from envbuild.engine.container import maker, remove_left
 from envbuild.engine.load import Loaded, load_into
 from envbuild.engine.rest import Rest, had_images
+from envbuild.engine.transcript import Request, Transcript
 from envbuild.errors import BuildError, MissingComponentError
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
+from envbuild.report import Reporter
 
 BASE = "envbuild-base"
 """What a base is called in the engine while it is built on, which no registry has to have."""
@@ -42,7 +42,7 @@ class Built:
 
 
 @contextmanager
-def loaded_base(client: docker.DockerClient, image: Image, report: Report) -> Iterator[str]:
+def loaded_base(client: docker.DockerClient, image: Image, report: Reporter) -> Iterator[str]:
     """Put a base into the engine; yield a name that is this build's own, and goes when the block ends.
 
     Two builds that shared one name would take it from each other. What builds that were killed left goes before.
@@ -61,7 +61,7 @@ def loaded_base(client: docker.DockerClient, image: Image, report: Report) -> It
 def built(
     client: docker.DockerClient,
     request: Request,
-    report: Report,
+    report: Reporter,
     *,
     buildkit: Client | None,
     running: Running,

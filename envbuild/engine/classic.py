@@ -9,8 +9,8 @@ from pathlib import Path
 import docker
 from docker.auth import encode_header
 
-from envbuild.engine.building import Request, Transcript
-from envbuild.engine.events import Event, events, fault_of
+from envbuild.engine.image import Event, events, fault_of
+from envbuild.engine.transcript import Request, Transcript
 from envbuild.errors import MissingComponentError
 from envbuild.oci.tar import END, Entry, header, padding
 

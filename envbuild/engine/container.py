@@ -1,28 +1,171 @@
 """Running one file by a container's own Python: confined, nothing of this machine, nothing left behind."""
 
 import io
+import os
+import re
+import secrets
 import tarfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import product
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Event, Timer
 from types import MappingProxyType
 from typing import Any
 
 import docker
-from docker.errors import APIError, NotFound
+from docker.errors import APIError, DockerException, NotFound
 from docker.models.containers import Container
 from docker.utils.socket import frames_iter
 from requests import RequestException
 
 from envbuild.engine.client import explanation
-from envbuild.engine.confinement import confinement
 from envbuild.engine.image import LocalImage
-from envbuild.engine.left import maker
-from envbuild.engine.tarred import parents, tarred
 from envbuild.errors import UsageError
+from envbuild.report import Reporter
+
+WRITABLE = ("/tmp", "/run", "/var/tmp")  # noqa: S108 - the container's own
+"""Folders in memory; nothing else of the root file system can be written."""
+MAX_PROCESSES = 4096
+"""Processes and threads: a server on a large machine has hundreds."""
+
+
+def confinement(client: docker.DockerClient, memory: int | None = None) -> dict[str, Any]:
+    """Return docker-py's options for a container without a network, capabilities or a root that it can write.
+
+    It may use `memory` bytes, by default three quarters of what the engine's machine has. That includes WRITABLE.
+    """
+    limit = memory or client.info().get("MemTotal", 0) * 3 // 4
+    return {
+        "network_mode": "none",
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "read_only": True,
+        "tmpfs": dict.fromkeys(WRITABLE, "rw,exec,mode=1777"),
+        "mem_limit": limit,
+        "memswap_limit": limit,
+        "pids_limit": MAX_PROCESSES,
+    }
+
+
+_NAME = re.compile(r"(?:.*/)?envbuild-[a-z]+[-:](?:[0-9a-f]+-)?([0-9a-f]{8})-([1-9]\d*)-(\d+)-(\d{10})-[0-9a-f]{8}")
+_NOWHERE = "0" * 8
+_LONGEST = 24 * 60 * 60
+"""Seconds after which nobody uses what processes made that cannot be seen from here: on other machines, in containers,
+before this machine started again."""
+
+
+def maker() -> str:
+    """The end of a name that nobody else gives, and that says which process gave it, and when."""
+    began = _state(os.getpid())[1]
+    return f"{_here()}-{os.getpid()}-{began}-{int(time.time())}-{secrets.token_hex(4)}"
+
+
+def remove_left(client: docker.DockerClient, report: Reporter) -> None:
+    """Remove containers with their volumes, and then images, whose maker is gone; what the engine keeps stays."""
+    with suppress(DockerException, RequestException):
+        for name in (*_removed_containers(client), *_removed_images(client)):
+            report.note(f"removed {name}, which a command that was killed had left in the engine")
+
+
+def is_left(name: str, now: float) -> bool:
+    """Whether a name says that a process gave it that is gone."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return False
+    where, pid, began, made = found.groups()
+    if where == _NOWHERE or where != _here():
+        return now - int(made) > _LONGEST
+    return not _runs(int(pid), began)
+
+
+def _removed_containers(client: docker.DockerClient) -> Iterator[str]:
+    for one in client.api.containers(all=True):
+        name = next((it for it in one.get("Names") or () if is_left(it, time.time())), None)
+        with suppress(APIError):  # others may remove it, too
+            if name:
+                client.api.remove_container(one["Id"], force=True, v=True)
+                yield name.removeprefix("/")
+
+
+def _removed_images(client: docker.DockerClient) -> Iterator[str]:
+    for name in (tag for one in client.api.images() for tag in one.get("RepoTags") or ()):
+        with suppress(APIError):
+            if is_left(name, time.time()):
+                client.api.remove_image(name)
+                yield name
+
+
+def _here() -> str:
+    """The machine since its last start, and the namespace that numbers its processes."""
+    try:
+        boot, space = Path("/proc/sys/kernel/random/boot_id").read_text(), Path("/proc/self/ns/pid").readlink()
+    except OSError:
+        return _NOWHERE
+    return sha256(f"{os.uname().nodename}\n{boot}\n{space}".encode()).hexdigest()[:8]
+
+
+def _runs(pid: int, began: str) -> bool:
+    state, start = _state(pid)
+    if state:
+        return start == began and state not in "ZX"
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # /proc may hide the processes of others
+        return True
+    return True
+
+
+def _state(pid: int) -> tuple[str, str]:
+    """Its state and when it began, in ticks since the boot (proc_pid_stat(5)); empty and 0 where that is not told."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", "0"
+    return fields[0], fields[19]
+
+
+def tarred(files: Mapping[str, bytes | Path], folders: Mapping[str, int]) -> Iterator[bytes]:
+    """Yield a tar of folders with these modes, and of files that everybody may read.
+
+    Nothing stands behind its end, as TarFile would have it: podman leaves there, and what is still written to it then
+    breaks its pipe (buildah #6573).
+    """
+    for name, mode in folders.items():
+        yield _header(name, tarfile.DIRTYPE, mode)
+    for name, content in files.items():
+        yield from _entry(name, content)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def parents(names: Iterable[str]) -> dict[str, None]:
+    """The folders that relative paths lie in, those above before those below."""
+    return {str(folder): None for name in names for folder in reversed(PurePosixPath(name).parents[:-1])}
+
+
+def _entry(name: str, content: bytes | Path) -> Iterator[bytes]:
+    """A file as large as it was when it was opened, whatever is written to it meanwhile."""
+    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        yield _header(name, tarfile.REGTYPE, 0o644, size)
+        left = size
+        while left and (data := file.read(min(_CHUNK, left))):
+            left -= len(data)
+            yield data
+        yield bytes(left) + bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _header(name: str, kind: bytes, mode: int, size: int = 0) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode, info.size = kind, mode, size
+    return info.tobuf(tarfile.PAX_FORMAT)
+
 
 _FOLDER = "/envbuild-capture"
 """A volume of the container's own, as its root can't be written."""

@@ -1,23 +1,24 @@
-"""An image straight into a running engine: what it has is not sent, and nothing is written on the way."""
+"""An image into an engine, and from the engine to a registry."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 import docker
+from docker.auth import encode_header
 from docker.errors import ImageNotFound
 
 from envbuild.engine.client import connected
-from envbuild.engine.events import Event, events, fault_of
-from envbuild.engine.image import Report
-from envbuild.errors import BuildError, UsageError
+from envbuild.engine.image import Event, events, fault_of
+from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.archive import Archive
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.index import Content, images_of, platform_name
 from envbuild.oci.reference import Reference
+from envbuild.report import Reporter
 
 INSTEAD = "leave out --load, and give --archive FILE or --push REPOSITORY"
 """What people without an engine can do."""
@@ -45,7 +46,7 @@ class _RefusedError(BuildError):
     """What the engine said against an archive."""
 
 
-def load(content: Content, names: Sequence[Reference], report: Report) -> Loaded:
+def load(content: Content, names: Sequence[Reference], report: Reporter) -> Loaded:
     """Load an image into the engine that this machine is set up for, under these names.
 
     MissingComponentError when no engine answers, BuildError for what it refuses and for layers that are not what their
@@ -55,7 +56,7 @@ def load(content: Content, names: Sequence[Reference], report: Report) -> Loaded
         return load_into(client, content, names, report)
 
 
-def load_into(client: docker.DockerClient, content: Content, names: Sequence[Reference], report: Report) -> Loaded:
+def load_into(client: docker.DockerClient, content: Content, names: Sequence[Reference], report: Reporter) -> Loaded:
     """Load an image by this client."""
     image = _chosen(client, content)
     whole = Archive(image, tuple(names))
@@ -138,7 +139,7 @@ def _common(ours: Sequence[str], theirs: Sequence[str]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
 
 
-def _send(client: docker.DockerClient, archive: Archive, report: Report) -> int:
+def _send(client: docker.DockerClient, archive: Archive, report: Reporter) -> int:
     total = archive.size
 
     def counted() -> Iterator[bytes]:
@@ -165,3 +166,69 @@ def _refused(why: str) -> _RefusedError:
     todo = "see the engine's own log, and that its disk is not full; push to a registry instead"
     text = " ".join(str(why).split())[:500]
     return _RefusedError(f"the engine did not load the image: {text}", where="container engine", todo=todo)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What the engine said of its push."""
+
+    digest: Digest
+    """The manifest's, as the registry gave it."""
+    sent: int
+    """Bytes of layers, before the engine compressed them."""
+
+
+def push_image(
+    client: docker.DockerClient, identity: str, name: Reference, login: Mapping[str, str], report: Reporter
+) -> Sent:
+    """Let the engine push an image under a name with a tag; the name is taken from the engine again.
+
+    `login` is what the registry is asked with (Docker Engine API, "Authentication"), empty for none. RegistryError.
+    """
+    former = _name_before(client, str(name))
+    client.api.tag(identity, name.name, name.tag, force=True)
+    try:
+        return _pushed(client, name, login, report)
+    finally:
+        with suppress(docker.errors.DockerException):
+            if former:
+                client.api.tag(former, name.name, name.tag, force=True)
+            else:
+                client.api.remove_image(str(name))
+
+
+def _name_before(client: docker.DockerClient, name: str) -> str:
+    try:
+        return str(client.images.get(name).id)
+    except ImageNotFound:
+        return ""
+
+
+def _pushed(client: docker.DockerClient, name: Reference, login: Mapping[str, str], report: Reporter) -> Sent:
+    layers: dict[str, int] = {}
+    said = ""
+    headers = {"X-Registry-Auth": encode_header(dict(login))}
+    path = f"/images/{name.name}/push"
+    answered = events(client, path, params={"tag": name.tag or ""}, headers=headers, timeout=None)
+    with closing(answered):
+        for event in answered:
+            if reason := fault_of(event):
+                raise _push_refused(name, reason)
+            _count(event, layers, report)
+            said = str((event.get("aux") or {}).get("Digest") or said)
+    try:
+        return Sent(digest=Digest.parse(said), sent=sum(layers.values()))
+    except ValueError as error:
+        raise _push_refused(name, "it gave no digest") from error
+
+
+def _count(event: Event, layers: dict[str, int], report: Reporter) -> None:
+    done = (event.get("progressDetail") or {}).get("current")
+    if event.get("status") == "Pushing" and done:
+        layers[str(event.get("id"))] = int(done)
+        report.progress("pushing", sum(layers.values()), None)
+
+
+def _push_refused(name: Reference, reason: str) -> RegistryError:
+    todo = "see that the engine reaches the registry, and log in with `docker login`"
+    return RegistryError(f"the engine could not push: {' '.join(reason.split())[:500]}", where=str(name), todo=todo)

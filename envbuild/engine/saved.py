@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from envbuild.engine.build import Built
-from envbuild.engine.image import Report
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, Descriptor, Image, Layer, history_lines, manifest_bytes
 from envbuild.oci.tar_reader import open_tar
+from envbuild.report import Reporter
 
 _QUIET = 600
 """Seconds that an engine may say nothing while it gathers a large layer."""
@@ -28,7 +28,7 @@ _LEVEL = 1
 """The fastest: the engine's builds give other bytes each time, so nobody has these layers already."""
 
 
-def saved(image: Built, folder: Path | None, known: Sequence[Layer], report: Report) -> Image:
+def saved(image: Built, folder: Path | None, known: Sequence[Layer], report: Reporter) -> Image:
     """Read an image out of the engine, its layers compressed into `folder`; without one, just what they are.
 
     Of those that are `known`, the base's, the known form is taken. BuildError when what the engine gives is not whole.
@@ -50,7 +50,7 @@ def saved(image: Built, folder: Path | None, known: Sequence[Layer], report: Rep
 class _Stream(io.RawIOBase):
     """The parts of an answer as a file."""
 
-    def __init__(self, parts: Iterator[bytes], report: Report) -> None:
+    def __init__(self, parts: Iterator[bytes], report: Reporter) -> None:
         super().__init__()
         self._parts, self._report = parts, report
         self._rest, self._done = memoryview(b""), 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.engine.tarred import parents, tarred
+from envbuild.engine.container import parents, tarred
 from envbuild.errors import MissingComponentError, UsageError
 from envbuild.local.model import Engine, Launch, Mount
 from envbuild.local.ports import check_ports

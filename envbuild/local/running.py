@@ -36,7 +36,7 @@ from envbuild.local.terminal import (
     terminal_size,
     wire_of,
 )
-from envbuild.waiting import as_completed
+from envbuild.retry import as_completed
 
 T = TypeVar("T")
 Tell = Callable[[str], object]

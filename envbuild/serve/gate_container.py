@@ -17,9 +17,7 @@ from docker.utils.socket import frames_iter
 from requests import RequestException
 
 from envbuild.engine.client import explanation
-from envbuild.engine.confinement import confinement
-from envbuild.engine.left import maker
-from envbuild.engine.tarred import parents, tarred
+from envbuild.engine.container import confinement, maker, parents, tarred
 from envbuild.recipe import PREFIX
 from envbuild.serve import probe
 

@@ -15,10 +15,11 @@ import pytest
 
 from envbuild.base.process import running
 from envbuild.engine.build import built
-from envbuild.engine.building import Request
 from envbuild.engine.rest import had_images
+from envbuild.engine.transcript import Request
 from envbuild.oci.layout import read_layout
 from envbuild.oci.tar import END
+from envbuild.report import SilentReporter
 from tests.e2e import services
 from tests.e2e.docker_builds import LARGE, WHEELS, Builds, explained, extra_step, gateway, variables, wheel_folder
 from tests.fakes.index import serving
@@ -166,7 +167,7 @@ def test_what_the_engine_copies_to_the_end_after_ctrl_c_is_removed(engine, tmp_p
         engine.client.images.remove("hurried:1")
 
 
-class Hurried:
+class Hurried(SilentReporter):
     """Somebody who presses Ctrl-C when files are copied."""
 
     def note(self, text: str) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
 from tests.e2e.docker_builds import WHEELS, Builds, gateway, variables
 from tests.e2e.services import command_output
 from tests.fakes.index import serving

@@ -18,7 +18,8 @@ from envbuild.base import resolve_base
 from envbuild.base.apt import Mirror, find_mirror
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull, push
+from envbuild.registry.pull import pull
+from envbuild.registry.push import push
 from tests.e2e.services import command_output
 from tests.fakes.index import serving
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, manifest_of

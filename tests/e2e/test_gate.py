@@ -16,7 +16,7 @@ import pytest
 
 from envbuild.engine.container import run_file
 from envbuild.engine.image import find_image
-from envbuild.engine.inside import look_inside
+from envbuild.engine.inspection import look_inside
 from envbuild.engine.load import load_into
 from envbuild.errors import VerifyError
 from envbuild.manifest.artifact import Golden

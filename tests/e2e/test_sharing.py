@@ -15,7 +15,7 @@ import pytest
 from envbuild.oci.image import Image
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
 from envbuild.verify.sides.image import side_of_image

@@ -10,15 +10,15 @@ import pytest
 
 from envbuild.base.process import running
 from envbuild.engine.build import built, loaded_base
-from envbuild.engine.building import Request, Transcript
 from envbuild.engine.buildkit import Client, build_remotely, can_buildkit, find_client, require_buildx
 from envbuild.engine.client import told
-from envbuild.engine.culprit import culprit
-from envbuild.engine.push import push_image
+from envbuild.engine.load import push_image
+from envbuild.engine.transcript import Request, Transcript, culprit
 from envbuild.errors import BuildError, MissingComponentError, RegistryError
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
+from envbuild.report import SilentReporter
 from tests.fakes.engine import VERSION, client_of, serving_engine
 from tests.fakes.trees import BASE, image_of_trees
 
@@ -39,7 +39,7 @@ TOOL, NUMPY = (
 )
 
 
-class Told:
+class Told(SilentReporter):
     """What is reported."""
 
     def __init__(self) -> None:

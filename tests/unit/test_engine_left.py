@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from envbuild.engine.left import is_left, maker, remove_left
+from envbuild.engine.container import is_left, maker, remove_left
 from tests.fakes.engine import client_of, serving_engine
 from tests.unit.test_gate import reporter
 
@@ -17,7 +17,7 @@ DAY = 24 * 60 * 60
 @pytest.fixture(scope="module")
 def dead() -> str:
     """The mark of a process that is gone."""
-    program = "from envbuild.engine.left import maker; print(maker())"
+    program = "from envbuild.engine.container import maker; print(maker())"
     return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -43,7 +43,7 @@ def test_only_what_a_process_made_that_is_gone_is_left(dead):
 
 def test_a_process_that_nobody_has_waited_for_is_gone(dead):
     del dead
-    program = "from envbuild.engine.left import maker; print(maker())"
+    program = "from envbuild.engine.container import maker; print(maker())"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         mark = process.stdout.read().strip()

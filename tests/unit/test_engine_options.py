@@ -8,7 +8,7 @@ import pytest
 
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.fakes.engine import serving_engine
 from tests.fakes.images import image_of
 from tests.fakes.index import serving

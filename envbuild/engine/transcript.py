@@ -2,15 +2,17 @@
 
 import re
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from envbuild.engine.culprit import culprit
-from envbuild.engine.image import Report
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
 from envbuild.errors import BuildError
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import without_credentials
+from envbuild.report import Reporter
 
 _KEPT = 200
 """Lines of each step; pip's words on hashes that do not match are the longest that matter."""
@@ -51,7 +53,7 @@ class Request:
 class Transcript:
     """What is heard of a build: told on as it comes, and kept for what is said of a failure."""
 
-    def __init__(self, request: Request, report: Report) -> None:
+    def __init__(self, request: Request, report: Reporter) -> None:
         self._request, self._report = request, report
         self._titles: dict[str, str] = {}
         self._lines: dict[str, deque[str]] = {}
@@ -98,3 +100,32 @@ class Transcript:
 
 def _quoted(lines: list[str]) -> str:
     return "".join(f"\n  | {line}" for line in lines[-_SHOWN:])
+
+
+_PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([A-Za-z0-9.+!_-]+)")
+_WHEEL = re.compile(r"[A-Za-z0-9_.+!%-]+\.whl")
+
+
+def culprit(lines: Sequence[str], wheels: Iterable[LockedWheel]) -> LockedWheel | None:
+    """Find the lock entry that pip's error names, else the one that pip was last busy with; None when neither is there.
+
+    `lines` are what the failed step printed.
+    """
+    known = tuple(wheels)
+    first = next((number for number, line in enumerate(lines) if line.lstrip().startswith("ERROR")), len(lines))
+    ordered = (*lines[first:], *reversed(lines[:first]))
+    return next((wheel for line in ordered if (wheel := _named(line, known))), None)
+
+
+def _named(line: str, wheels: Iterable[LockedWheel]) -> LockedWheel | None:
+    files = set(_WHEEL.findall(line.replace("%2B", "+").replace("%2b", "+")))
+    pins = {(canonicalize_name(name), _version(version)) for name, version in _PIN.findall(line)}
+    return next((it for it in wheels if it.filename in files or (it.name, _version(it.version)) in pins), None)
+
+
+def _version(text: str) -> Version | str:
+    """The version as pip compares it; the text itself where it is none."""
+    try:
+        return Version(text.rstrip("."))
+    except InvalidVersion:
+        return text

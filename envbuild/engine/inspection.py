@@ -1,15 +1,20 @@
-"""What an image can say about the runs in it, and what it cannot."""
+"""Facts of an image, as its own Python reports them in a confined container."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import docker
+from docker.errors import APIError, ContainerError
+
 from envbuild.capture import script
-from envbuild.engine.client import connected
-from envbuild.engine.container import Done, run_file
-from envbuild.engine.image import LocalImage, Report, find_image
-from envbuild.errors import ManifestError
+from envbuild.engine.client import connected, explanation
+from envbuild.engine.container import Done, confinement, run_file
+from envbuild.engine.image import LocalImage, find_image
+from envbuild.errors import BaseError, ManifestError
 from envbuild.manifest import read_manifest
+from envbuild.report import Reporter
 
 NOT_OF_THE_IMAGE = ("accelerator", "cpu", "host.machine_type", "host.zone", "native.thread_pools", "platform.kernel")
 """Facts of the machine that the container ran on, which is not the one that the model was trained on."""
@@ -18,7 +23,7 @@ _OLD = "future feature annotations is not defined"
 
 
 def image_environment(
-    reference: str, arguments: Sequence[str], *, python: str | None, report: Report
+    reference: str, arguments: Sequence[str], *, python: str | None, report: Reporter
 ) -> dict[str, Any]:
     """Capture the environment in an image by its own Python; `python` is a path in the image, else it is looked for.
 
@@ -69,3 +74,48 @@ def _notes(image: LocalImage) -> list[str]:
     if image.digest is None:
         notes.append(f"no registry has given the image a digest: {image.id} is its name on one engine only")
     return notes
+
+
+_SCRIPT = r"""
+import json, os, re, sys
+said = open("/etc/os-release").read() if os.path.exists("/etc/os-release") else ""
+named = re.search(r'^PRETTY_NAME="?([^"\n]{1,99})', said, re.M)
+print(json.dumps({
+    "python": "%d.%d.%d" % sys.version_info[:3],
+    "glibc": os.confstr("CS_GNU_LIBC_VERSION").split()[-1],
+    "machine": os.uname().machine,
+    "distribution": named.group(1) if named else "",
+    "cuda": os.environ.get("CUDA_VERSION", ""),
+    "cudnn": os.environ.get("NV_CUDNN_VERSION", ""),
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """What an environment would stand on."""
+
+    python: str
+    """Its whole version."""
+    glibc: str
+    machine: str
+    """`x86_64`."""
+    distribution: str
+    """As its os-release says it."""
+    cuda: str
+    """As NVIDIA's images say it: `11.2.2`; empty without."""
+    cudnn: str
+
+
+def look_inside(client: docker.DockerClient, image: str) -> Inside:
+    """Ask an image that the engine has; BaseError when it has no Python that answers."""
+    try:
+        said = client.containers.run(
+            image, ["-I", "-c", _SCRIPT], entrypoint=["python3"], remove=True, **confinement(client)
+        )
+        found: dict[str, Any] = json.loads(said)
+        return Inside(**{name: str(value)[:99] for name, value in found.items()})
+    except (ContainerError, APIError, ValueError, TypeError) as error:
+        why = explanation(error) if isinstance(error, APIError) else str(error)[:200]
+        todo = "give an image with python3 on its PATH, for this machine"
+        raise BaseError(f"the image's Python does not answer: {why}", where=image, todo=todo) from error
