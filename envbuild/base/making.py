@@ -1,8 +1,7 @@
 """A base made by the engine from Dockerfile.base, on a parent from a registry, a layout, or Debian's own mirror."""
 
-import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +15,9 @@ from envbuild.base.order import BaseOrder
 from envbuild.base.process import running
 from envbuild.base.resolve import layout_image, registry_reference
 from envbuild.engine.build import built, loaded_base
-from envbuild.engine.buildkit import can_buildkit, find_client
+from envbuild.engine.buildkit import require_buildkit
 from envbuild.engine.client import connected
-from envbuild.engine.inspection import Inside, look_inside
+from envbuild.engine.inspection import BaseFacts, inspect_base
 from envbuild.engine.load import push_image
 from envbuild.engine.transcript import Request
 from envbuild.errors import BaseError, BuildError, MissingComponentError, RegistryError, UsageError
@@ -63,7 +62,7 @@ class MadeBase:
 
     id: str
     """The engine's own name of it."""
-    inside: Inside
+    inside: BaseFacts
 
 
 def find_parent(text: str, machine: str, cache: Path, report: Reporter) -> Parent:
@@ -115,18 +114,16 @@ def make_base(
             platform=f"linux/{ARCHITECTURES[machine]}",
             wheels=(),
             network=True,
-            arguments=order.arguments | _proxies(),
+            arguments=order.arguments,
         )
         with _told(parent):
-            return _built(client, request, order, name, report)
+            return _built(client, request, name, report)
 
 
-def _built(
-    client: docker.DockerClient, request: Request, order: BaseOrder, name: Reference, report: Reporter
-) -> MadeBase:
-    by = find_client() if can_buildkit(client) else None
-    with built(client, request, report, buildkit=by, running=running, logins=_logins(order)) as image:
-        inside = look_inside(client, image.id)
+def _built(client: docker.DockerClient, request: Request, name: Reference, report: Reporter) -> MadeBase:
+    buildkit = require_buildkit(client, INSTEAD)
+    with built(client, request, report, buildkit=buildkit, running=running) as image:
+        inside = inspect_base(client, image.id)
         client.api.tag(image.id, name.name, name.tag or "latest", force=True)
         return MadeBase(id=image.id, inside=inside)
 
@@ -141,21 +138,6 @@ def _told(parent: Parent) -> Iterator[None]:
     except BuildError as error:
         way = next((way for said, way in _WAYS.items() if said in error.what), "see what the step printed")
         raise BaseError(error.what, where=f"Dockerfile.base on {parent.name}", todo=way) from error
-
-
-def _proxies() -> dict[str, str]:
-    """The way to the network; builders write these into no image (Dockerfile reference, "Predefined ARGs")."""
-    names = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
-    return {name: value for name, value in os.environ.items() if name.lower() in names}
-
-
-def _logins(order: BaseOrder) -> Mapping[str, Mapping[str, str]]:
-    found = {}
-    for text in filter(None, (order.parent, order.python_image)):
-        reference = Reference.parse(text)
-        if login := engine_login(reference):
-            found[login["serveraddress"]] = login
-    return found
 
 
 def engine_login(reference: Reference) -> dict[str, str]:
@@ -179,14 +161,14 @@ def engine_images() -> frozenset[str] | None:
 
 def push_base(
     image: str, target: Reference, report: Reporter, *, machine: str | None = None
-) -> tuple[Reference, Inside]:
+) -> tuple[Reference, BaseFacts]:
     """Let the engine push one of its images, and see that the registry has it; UsageError, RegistryError.
 
     It has to be for `machine` where one is named: `x86_64`.
     """
     with connected("build the base where the engine is, and push from there") as client:
         identity = _image_for(client, image, machine)
-        inside = look_inside(client, identity)
+        inside = inspect_base(client, identity)
         name = replace(target, tag=target.tag or "latest")
         sent = push_image(client, identity, name, engine_login(name), report)
     with Registry(name.registry) as registry:

@@ -10,7 +10,7 @@ from envbuild.build.context import Context, staged_context
 from envbuild.build.contextual import ContextJob
 from envbuild.build.job import Made
 from envbuild.build.order import PLATFORMS, Order, Plan
-from envbuild.engine.transcript import culprit
+from envbuild.engine.transcript import find_wheel
 from envbuild.errors import BuildError, UsageError
 from envbuild.image import Assembled
 from envbuild.lock import IndexSettings
@@ -103,7 +103,7 @@ class Cloud(ContextJob):
             return cloudbuild.build(context, options, self.temporary_name(), self.report)
         except BuildError as error:
             printed = [_BEFORE.sub("", line) for line in error.what.splitlines()]
-            if wheel := culprit(printed, self.recipe.wheels):
+            if wheel := find_wheel(printed, self.recipe.wheels):
                 about = f"{error.what}\nat {wheel.name}=={wheel.version} of the lock ({wheel.filename}, {wheel.sha256})"
                 raise BuildError(about, where=error.where, todo=error.todo) from error
             raise
