@@ -470,7 +470,7 @@ def test_a_large_record_in_a_bucket_stops_no_signed_stamp_and_silence_does(tmp_p
     usual = stamp_gcs.read_object
 
     def read_object(client: Any, bucket: str, name: str, **more: Any) -> bytes | None:
-        with stamp_gcs.told(name, bucket, ""):
+        with stamp_gcs.storage_errors(name, bucket, ""):
             if name.endswith(site.newest):
                 raise ConnectionError
         return usual(client, bucket, name, **more)
