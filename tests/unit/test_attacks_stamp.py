@@ -26,7 +26,7 @@ from envbuild.oci.digest import Digest
 from envbuild.stamp import gcs as stamp_gcs
 from envbuild.stamp.directory import DirectoryStore
 from envbuild.stamp.history import read_history, read_stamp
-from envbuild.stamp.objects import found
+from envbuild.stamp.objects import open_model
 from envbuild.stamp.record import (
     Content,
     StampedFile,
@@ -651,7 +651,7 @@ def test_two_histories_that_one_key_signed_are_refused_where_stamps_are_read_and
     with pytest.raises(StampError, match="the model has two signed histories"):
         check_stampable(site.uri, signer)
     item = entry(content=b"next")
-    with found(site.uri) as model_found, pytest.raises(StampError, match="the model has two signed histories"):
+    with open_model(site.uri) as model_found, pytest.raises(StampError, match="the model has two signed histories"):
         write_stamp(model_found, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer, pause=lambda _: None)
     for name in kept:
         site.remove(name)

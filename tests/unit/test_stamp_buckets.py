@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
 from envbuild.stamp.history import read_history, read_stamp
-from envbuild.stamp.objects import found as found_model
+from envbuild.stamp.objects import open_model as found_model
 from envbuild.stamp.objects import read_uri
 from envbuild.stamp.stamping import check_stampable, stamp, write_stamp
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, model, write  # noqa: F401 - fixtures
