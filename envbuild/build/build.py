@@ -30,17 +30,16 @@ from envbuild.lock import (
 )
 from envbuild.oci.index import Content, ImageIndex, image_index
 from envbuild.recipe import Base, make_recipe
-from envbuild.registry import (
-    PushResult,
-    SharedCache,
-    check_push,
-    check_repository,
-    pull,
-    push_index,
-)
+from envbuild.registry.artifact_registry import check_repository
+from envbuild.registry.pull import pull
+from envbuild.registry.push import PushResult, check_push, push_index
+from envbuild.registry.shared_cache import SharedCache
 from envbuild.registry.tags import check_tag, stamped_tag, tag_stamped
-from envbuild.stamp import Content as Files
-from envbuild.stamp import Seen, Signer, StampEntry, StampResult, check_stampable, stamp
+from envbuild.stamp.history import Snapshot
+from envbuild.stamp.record import Content as Files
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.signature import Signer
+from envbuild.stamp.stamping import StampResult, check_stampable, stamp
 
 _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
 
@@ -254,7 +253,7 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
     return run
 
 
-def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, early: Seen) -> str:
+def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, early: Snapshot) -> str:
     """Write each platform's image on the model that was there at first; the last record names them all."""
     for part in parts:
         _tag_stamped(part, report)
@@ -278,7 +277,7 @@ def _tag_stamped(part: Part, report: Reporter) -> None:
 
 
 def _stamp_part(
-    model: str, order: Order, part: Part, now: datetime, early: Seen, signer: Signer | None, files: Files | None
+    model: str, order: Order, part: Part, now: datetime, early: Snapshot, signer: Signer | None, files: Files | None
 ) -> StampResult:
     entry = StampEntry(
         role="train",

@@ -5,10 +5,9 @@ import ssl
 from functools import lru_cache
 from pathlib import Path
 
-import certifi
-
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.settings import IndexSettings
+from envbuild.network import trusted_certificates
 
 _IN_PEM = "give a file of certificates in PEM"
 
@@ -30,8 +29,12 @@ def trusted(settings: IndexSettings) -> ssl.SSLContext:
     """
     if settings.ca_bundle:
         return _asked(settings.ca_bundle)
-    named = (os.environ.get("SSL_CERT_FILE"), settings.certificates)
-    return _together(next(filter(None, named), certifi.where()), os.environ.get("SSL_CERT_DIR"))
+    try:
+        return trusted_certificates(settings.certificates)
+    except OSError as error:
+        todo = "correct SSL_CERT_FILE, or cert in pip's settings"
+        where = os.environ.get("SSL_CERT_FILE") or settings.certificates or ""
+        raise LockError(f"the CA bundle cannot be read: {error}", where=where, todo=todo) from error
 
 
 def _asked(bundle: str) -> ssl.SSLContext:
@@ -48,16 +51,4 @@ def _only(bundle: str) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=bundle)
     if not context.cert_store_stats()["x509"]:
         raise ssl.SSLError("no certificate found")
-    return context
-
-
-@lru_cache(maxsize=4)
-def _together(bundle: str, _folder: str | None) -> ssl.SSLContext:
-    """The machine's authorities and the bundle's, read once: there are well over a hundred."""
-    context = ssl.create_default_context()
-    try:
-        context.load_verify_locations(bundle)
-    except OSError as error:
-        todo = "correct SSL_CERT_FILE, or cert in pip's settings"
-        raise LockError(f"the CA bundle cannot be read: {error}", where=bundle, todo=todo) from error
     return context

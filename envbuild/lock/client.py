@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import httpx
 
-from envbuild import waiting
+from envbuild import report
 from envbuild.errors import LockError
 from envbuild.files import home_folder
 from envbuild.lock.certificates import trusted
@@ -88,8 +88,8 @@ def retried(action: Callable[[], Result], url: str, pause: Pause = time.sleep) -
             if delay is None or not _may_pass(error):
                 raise explained(error, url) from error
             seconds = _asked_delay(error) or delay
-            if seconds >= waiting.SILENCE:
-                waiting.announce(f"waiting {seconds:.0f} s before the next try: {bare_url(url)}")
+            if seconds >= report.SILENCE:
+                report.announce(f"waiting {seconds:.0f} s before the next try: {bare_url(url)}")
             pause(seconds)
         except httpx.InvalidURL as error:
             todo = "correct it, or, if it is right, what HTTP_PROXY, HTTPS_PROXY and ALL_PROXY say"

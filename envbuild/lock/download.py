@@ -22,7 +22,7 @@ from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings, bare_url, read_settings
 from envbuild.lock.web import make_client, retried
 from envbuild.oci.digest import Digest
-from envbuild.waiting import as_completed
+from envbuild.retry import as_completed
 
 if TYPE_CHECKING:
     import httpx

@@ -12,7 +12,7 @@ from subprocess import DEVNULL, PIPE
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild import waiting
+from envbuild import report
 from envbuild.errors import LockError
 from envbuild.lock.facts import FactReader
 from envbuild.lock.faults import Fault, UnlockableError, describe, diagnose
@@ -115,13 +115,13 @@ def _wait(process: subprocess.Popen[str], name: str, text: str | None) -> tuple[
     started = time.monotonic()
     while True:
         try:
-            return process.communicate(text, waiting.SILENCE)
+            return process.communicate(text, report.SILENCE)
         except subprocess.TimeoutExpired:
             text, waited = None, time.monotonic() - started  # the text is on its way
         if waited > RESOLVER_SECONDS:
             todo = "check the index, the network and the proxy, then run again"
             raise LockError(f"{name} did not end within {waited:.0f} s", where=_SETTINGS, todo=todo)
-        waiting.announce(f"waiting for {name}, which asks the package index ({waited:.0f} s)")
+        report.announce(f"waiting for {name}, which asks the package index ({waited:.0f} s)")
 
 
 def failure(question: Question, said: str) -> LockError:

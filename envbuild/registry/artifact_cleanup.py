@@ -1,125 +1,117 @@
-"""What a repository's cleanup policies will do to one image, and when.
+"""Artifact Registry's cleanup policies: whether one could delete an image, and whether one keeps it by its tag.
 
-All conditions of a policy have to hold, a prefix holds for any tag, and what a keep policy holds for is not deleted,
-whatever else does (Artifact Registry, "Cleanup policy overview"; CleanupPolicyCondition of its API).
+A policy that keeps wins over those that delete (Artifact Registry, "Cleanup policy overview"). Ages and counts of
+versions are not evaluated: what a policy deletes later is lost as well.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
-TagState = Literal["any", "tagged", "untagged"]
-_FOREVER = datetime.max.replace(tzinfo=UTC)
+from envbuild.errors import RegistryError
+from envbuild.oci.digest import Digest
+from envbuild.oci.reference import Reference
+from envbuild.registry.artifact_registry import Package, api_errors, call_options, connected, package_of
 
+if TYPE_CHECKING:
+    from google.cloud.artifactregistry_v1 import ArtifactRegistryClient
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """One policy of a repository."""
-
-    name: str
-    deletes: bool
-    """Whether it deletes; else it keeps."""
-    tag_state: TagState = "any"
-    tag_prefixes: tuple[str, ...] = ()
-    version_prefixes: tuple[str, ...] = ()
-    package_prefixes: tuple[str, ...] = ()
-    older_than: timedelta | None = None
-    newer_than: timedelta | None = None
-    most_recent: int | None = None
-    """Keeps as many versions of each package, the newest; has no other condition than packages."""
+_READER = "artifactregistry.repositories.get, .dockerimages.get and .tags.get", "artifactregistry.reader"
+_KEEP, _UNTAGGED = 2, 2
+"""Numbers of CleanupPolicy.Action and CleanupPolicyCondition.TagState, as proto-plus names only those that it knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aged:
-    """An image as policies see it."""
+class Cleanup:
+    """An image in its repository, and the repository's policies for it."""
 
-    package: str
-    """The path inside the repository."""
-    digest: str
-    """`sha256:…`."""
-    uploaded: datetime
+    repository: str
+    """`projects/P/locations/L/repositories/R`."""
+    digest: Digest | None
+    """None if the repository has no such tag."""
+    exists: bool
+    """Whether the repository has the image."""
     tags: tuple[str, ...] = ()
-    newer: int = 0
-    """How many versions of the package are newer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
-    """What becomes of an image."""
-
-    deleted_by: str = ""
-    """The policy that will delete it; empty where none will."""
-    when: datetime | None = None
-    """From when on."""
+    deleted_by: tuple[str, ...] = ()
+    """The policies that could delete it; empty if none could, or if one keeps it."""
     kept_by: tuple[str, ...] = ()
-    """Policies that keep it now, where another would delete it."""
-    recent: int | None = None
-    """How many of the newest are kept, where nothing else keeps it: it goes when as many newer ones are there."""
+    """The policies that keep it by one of its tags, or keep everything."""
+    dry_run: bool = False
+    """Whether the repository only logs what its policies would delete."""
+    unreadable: str = ""
+    """Why Google's client cannot read the policies; then nothing is known of them."""
 
 
-def fate(policies: Sequence[Policy], image: Aged, now: datetime) -> Fate:
-    """Say which policy will delete an image, or what keeps it."""
-    deleting = [it for it in policies if it.deletes]
-    lasting = [it for it in policies if not it.deletes and it.most_recent is None]
-    counting = [it for it in policies if not it.deletes and _counts(it, image)]
-    doomed = _first(deleting, lasting, image, now)
-    if doomed is None:
-        return Fate(kept_by=tuple(it.name for it in lasting if deleting and _holds(it, image, now)))
-    when, policy = doomed
-    if counting:
-        best = max(counting, key=lambda it: it.most_recent or 0)
-        return Fate(deleted_by=policy.name, when=when, kept_by=(best.name,), recent=best.most_recent)
-    return Fate(deleted_by=policy.name, when=when)
+def read_cleanup(reference: Reference, *, endpoint: str | None = None, seconds: float = 10.0) -> Cleanup | None:
+    """Read the cleanup policies for an image; None for other registries, and without Google credentials.
+
+    RegistryError if the API refuses.
+    """
+    package = package_of(reference)
+    if package is None:
+        return None
+    with connected(endpoint) as client:
+        if client is None:
+            return None
+        with api_errors(f"show {reference}", str(reference), *_READER):
+            return _read(client, package, reference, call_options(seconds))
 
 
-def counted(policies: Iterable[Policy], package: str) -> int:
-    """How many of a package's newest versions are kept at most; 0 where none are for being new."""
-    return max((it.most_recent or 0 for it in policies if not it.deletes and _is_in(it, package)), default=0)
+def _read(client: "ArtifactRegistryClient", package: Package, reference: Reference, options: dict[str, Any]) -> Cleanup:
+    from google.api_core.exceptions import NotFound  # noqa: PLC0415 - only for Google's hosts
+    from google.protobuf.json_format import ParseError  # noqa: PLC0415
 
-
-def _first(
-    deleting: Sequence[Policy], keeping: Sequence[Policy], image: Aged, now: datetime
-) -> tuple[datetime, Policy] | None:
-    """The first moment at which it is deleted and not kept: conditions change at the ends of their durations only."""
-    spans = {span for it in (*deleting, *keeping) for span in (it.older_than, it.newer_than) if span is not None}
-    moments = sorted({now, *(when for span in spans if (when := _later(image.uploaded, span)) > now)})
-    for moment in moments:
-        if any(_holds(it, image, moment) for it in keeping):
-            continue
-        for policy in deleting:
-            if _holds(policy, image, moment):
-                return moment, policy
-    return None
-
-
-def _later(moment: datetime, span: timedelta) -> datetime:
+    policies, dry_run, unreadable = list[tuple[str, Any]](), False, ""
     try:
-        return moment + span
-    except OverflowError:
-        return _FOREVER
-
-
-def _holds(policy: Policy, image: Aged, moment: datetime) -> bool:
-    return (
-        policy.most_recent is None
-        and _is_in(policy, image.package)
-        and _is_tagged(policy, image.tags)
-        and (not policy.version_prefixes or image.digest.startswith(policy.version_prefixes))
-        and (policy.older_than is None or moment >= _later(image.uploaded, policy.older_than))
-        and (policy.newer_than is None or moment < _later(image.uploaded, policy.newer_than))
+        repository = client.get_repository(name=package.repository_name, **options)
+        policies, dry_run = sorted(repository.cleanup_policies.items()), bool(repository.cleanup_policy_dry_run)
+    except ParseError as error:
+        unreadable = str(error)
+    digest, tags, exists = reference.digest, tuple[str, ...](), False
+    try:
+        if digest is None:
+            tag = client.get_tag(name=f"{package.name}/tags/{reference.target}", **options)
+            digest = Digest.parse(tag.version.rpartition("/")[2])
+        tags = tuple(client.get_docker_image(name=f"{package.image_prefix}@{digest}", **options).tags)
+        exists = True
+    except NotFound:
+        pass
+    except ValueError as error:
+        raise RegistryError(f"the tag {reference.target} names no digest", where=package.name) from error
+    kept_by = tuple(name for name, policy in policies if _keeps(policy, package.image, tags))
+    deleting = tuple(name for name, policy in policies if _could_delete(policy, package.image))
+    return Cleanup(
+        repository=package.repository_name,
+        digest=digest,
+        exists=exists,
+        tags=tags,
+        deleted_by=() if kept_by else deleting,
+        kept_by=kept_by if deleting else (),
+        dry_run=dry_run,
+        unreadable=unreadable,
     )
 
 
-def _counts(policy: Policy, image: Aged) -> bool:
-    return policy.most_recent is not None and _is_in(policy, image.package) and image.newer < policy.most_recent
+def _action(policy: Any) -> int:
+    return int(type(policy).pb(policy).action)
 
 
-def _is_in(policy: Policy, package: str) -> bool:
-    return not policy.package_prefixes or package.startswith(policy.package_prefixes)
+def _concerns(prefixes: Any, image: str) -> bool:
+    return not prefixes or image.startswith(tuple(prefixes))
 
 
-def _is_tagged(policy: Policy, tags: Sequence[str]) -> bool:
-    if policy.tag_state != "any" and bool(tags) is not (policy.tag_state == "tagged"):
+def _could_delete(policy: Any, image: str) -> bool:
+    """Whether a policy could delete the image now or later; one with an unknown action or condition could."""
+    return _action(policy) != _KEEP and _concerns(policy.condition.package_name_prefixes, image)
+
+
+def _keeps(policy: Any, image: str, tags: tuple[str, ...]) -> bool:
+    """Whether a policy keeps the image for as long as it has its tags."""
+    condition = policy.condition
+    if _action(policy) != _KEEP or "condition" not in policy or not _concerns(condition.package_name_prefixes, image):
         return False
-    return not policy.tag_prefixes or any(tag.startswith(policy.tag_prefixes) for tag in tags)
+    if condition.version_name_prefixes or "older_than" in condition or "newer_than" in condition:
+        return False
+    tagged = type(condition).pb(condition).tag_state
+    if condition.tag_prefixes:
+        return tagged != _UNTAGGED and any(tag.startswith(tuple(condition.tag_prefixes)) for tag in tags)
+    return tagged in (0, 3) or (tagged == 1 and bool(tags))

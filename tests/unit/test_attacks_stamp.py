@@ -17,19 +17,28 @@ from typing import Any
 
 import pytest
 
-from envbuild.attest.bundle import sign_statement
+from envbuild.attest.bundle import RECORD, record_keys, record_signer, sign_statement
 from envbuild.attest.keys import signer_of
-from envbuild.attest.records import RECORD, record_keys, record_signer
 from envbuild.attest.statement import IN_TOTO, PROVENANCE, SIGNED, statement
 from envbuild.cli.commands import run
 from envbuild.errors import StampConflict, StampError, VerifyError
 from envbuild.oci.digest import Digest
-from envbuild.stamp import Content, Proof, StampedFile, check_stampable, read_history, read_stamp, stamp
 from envbuild.stamp import gcs as stamp_gcs
 from envbuild.stamp.directory import DirectoryStore
-from envbuild.stamp.objects import found
-from envbuild.stamp.record import lock_name, manifest_name, read_record, record_bytes, record_name, signature_name
-from envbuild.stamp.stamping import write_stamp
+from envbuild.stamp.history import read_history, read_stamp
+from envbuild.stamp.objects import open_model
+from envbuild.stamp.record import (
+    Content,
+    StampedFile,
+    lock_name,
+    manifest_name,
+    read_record,
+    record_bytes,
+    record_name,
+    signature_name,
+)
+from envbuild.stamp.signature import Proof
+from envbuild.stamp.stamping import check_stampable, stamp, write_stamp
 from tests.unit.attesting import key_pair
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write  # noqa: F401 - fixtures
 
@@ -461,7 +470,7 @@ def test_a_large_record_in_a_bucket_stops_no_signed_stamp_and_silence_does(tmp_p
     usual = stamp_gcs.read_object
 
     def read_object(client: Any, bucket: str, name: str, **more: Any) -> bytes | None:
-        with stamp_gcs.told(name, bucket, ""):
+        with stamp_gcs.storage_errors(name, bucket, ""):
             if name.endswith(site.newest):
                 raise ConnectionError
         return usual(client, bucket, name, **more)
@@ -642,7 +651,7 @@ def test_two_histories_that_one_key_signed_are_refused_where_stamps_are_read_and
     with pytest.raises(StampError, match="the model has two signed histories"):
         check_stampable(site.uri, signer)
     item = entry(content=b"next")
-    with found(site.uri) as model_found, pytest.raises(StampError, match="the model has two signed histories"):
+    with open_model(site.uri) as model_found, pytest.raises(StampError, match="the model has two signed histories"):
         write_stamp(model_found, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer, pause=lambda _: None)
     for name in kept:
         site.remove(name)

@@ -10,7 +10,9 @@ from envbuild.capture.model.facts import model_facts
 from envbuild.capture.reading import present
 from envbuild.lock import Lock, pylock_text, read_pylock
 from envbuild.oci.digest import Digest
-from envbuild.stamp import StampEntry, read_stamp, stamp
+from envbuild.stamp.history import read_stamp
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_from_manifest import TENSORFLOW, manifest_of
