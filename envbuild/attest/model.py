@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from envbuild.lock import Lock
+from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference

@@ -10,8 +10,7 @@ from packageurl import PackageURL
 
 from envbuild.attest.model import DEBIAN
 from envbuild.capture.redact import scrub_line
-from envbuild.lock import LockedWheel
-from envbuild.lock.model import SystemPackage
+from envbuild.lock.model import LockedWheel, SystemPackage
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 

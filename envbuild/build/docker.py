@@ -23,7 +23,7 @@ from envbuild.engine.push import push_image
 from envbuild.engine.saved import saved
 from envbuild.errors import BuildError, UsageError
 from envbuild.image import Assembled
-from envbuild.lock import IndexSettings
+from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference

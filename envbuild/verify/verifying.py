@@ -8,7 +8,9 @@ from typing import Protocol
 
 from envbuild.cache import workplace
 from envbuild.errors import BuildError
-from envbuild.lock import Arrivals, IndexSettings, Lock
+from envbuild.lock.download import Arrivals
+from envbuild.lock.model import Lock
+from envbuild.lock.settings import IndexSettings
 from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe
 from envbuild.verify.deep import blob_findings, deep_findings, make_anew, read_anew

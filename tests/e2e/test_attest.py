@@ -13,7 +13,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from envbuild.attest import Facts, Wanted, attest
-from envbuild.lock import pylock_text
+from envbuild.lock.formats import pylock_text
 from envbuild.oci.image import INDEX, MANIFEST
 from envbuild.oci.reference import Reference
 from envbuild.registry import Registry, push

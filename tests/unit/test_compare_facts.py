@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from envbuild.cli.commands import run
 from envbuild.diff import differing, facts_of_manifest
-from envbuild.lock import pylock_text
+from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.manifest import read_manifest
 from envbuild.oci.digest import Digest

@@ -12,7 +12,7 @@ import pytest
 from envbuild.cli.commands import run
 from envbuild.diff import differing_packages, differing_told, told_by_host, told_by_lock, told_by_manifest
 from envbuild.diff.facts import PREDICTIONS, RUN, differing, facts_of_manifest
-from envbuild.lock import read_pylock
+from envbuild.lock.formats import read_pylock
 from envbuild.manifest import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.layout import write_layout
