@@ -40,7 +40,8 @@ from benchmarks.build_table import CHANGED, COLD, COMMAND, EMPTY, LAYERS, LIBRAR
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base
-from envbuild.registry import pull, push
+from envbuild.registry.pull import pull
+from envbuild.registry.push import push
 from tests.e2e import services
 
 

@@ -18,8 +18,11 @@ from envbuild.lock.formats import read_held
 from envbuild.lock.model import Lock
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
-from envbuild.registry import SharedCache, Upload, environment_tag, find_environment, publish, pull, push
-from envbuild.waiting import collect_seldom, take_turns
+from envbuild.registry.pull import environment_tag, find_environment, pull
+from envbuild.registry.push import Upload, push
+from envbuild.registry.shared_cache import SharedCache
+from envbuild.registry.tags import publish
+from envbuild.retry import collect_seldom, take_turns
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from envbuild.lock.uv import UvResolver
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
 
 BIN = Path(sys.executable).parent
 MACHINE = "x86_64"

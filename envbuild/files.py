@@ -206,6 +206,14 @@ def home_folder(environ: Mapping[str, str]) -> Path:
         return Path("/nonexistent")
 
 
+def credentials_path(environ: Mapping[str, str]) -> Path:
+    """Where the file of Application Default Credentials is, or would be (google-auth, `google.auth.default`)."""
+    if path := environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return Path(path)
+    folder = environ.get("CLOUDSDK_CONFIG") or home_folder(environ) / ".config/gcloud"
+    return Path(folder) / "application_default_credentials.json"
+
+
 def cache_folder() -> Path:
     """Return where verified downloads, bases and layers are kept: ENVBUILD_CACHE, else the user's cache folder.
 

@@ -3,6 +3,7 @@
 httpx's timeouts count from the last byte, so a server that sends one byte now and then holds its client for ever.
 """
 
+import ipaddress
 import itertools
 import math
 import ssl
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import httpcore
 import httpx
 
-from envbuild import waiting
+from envbuild import report
 
 LOWEST_RATE = 1000
 """Bytes a second. Below it a transfer ends, whatever its size; above it one may take as long as it needs."""
@@ -50,6 +51,16 @@ def read_document(chunks: Iterator[bytes], limit: int) -> bytes:
         if time.monotonic() > end:
             raise httpx.ReadTimeout(f"the answer was not whole after {DOCUMENT_SECONDS:.0f} s")
     return bytes(data[: limit + 1])
+
+
+def is_loopback(host: str) -> bool:
+    """True for localhost, 127.0.0.0/8 and ::1; `host` has no port and no brackets."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class _Backend(httpcore.NetworkBackend):
@@ -141,13 +152,13 @@ class _Lines:
         """Say what is waited for, unless a line of another connection said it a moment ago."""
         now = time.monotonic()
         with self._lock:
-            if now - self._said.get(host, -math.inf) < waiting.SILENCE:
+            if now - self._said.get(host, -math.inf) < report.SILENCE:
                 return
             self._said[host] = now
-        waiting.announce(f"waiting for {host}: {request} ({waited:.0f} s)")
+        report.announce(f"waiting for {host}: {request} ({waited:.0f} s)")
 
 
 def _line_times() -> Iterator[float]:
     """Seconds of silence after which a line comes: 10, 30, 60, 120 and each 120 more."""
     for number in itertools.chain((1, 3, 6), itertools.count(12, 12)):
-        yield number * waiting.SILENCE
+        yield number * report.SILENCE

@@ -6,7 +6,7 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-from envbuild.waiting import raise_again
+from envbuild.retry import raise_again
 from tests.environ import UNTRIED, cleaned
 
 # How fast this machine is at the moment decides no test, and what a change is checked with is the same each time:

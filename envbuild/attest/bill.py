@@ -16,8 +16,7 @@ from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
-from envbuild.attest.model import Facts
-from envbuild.attest.names import base_reference, image_purl, package_purl, public_name, wheel_purl
+from envbuild.attest.statement import Facts, base_reference, image_purl, package_purl, public_name, wheel_purl
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 

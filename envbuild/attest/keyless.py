@@ -17,7 +17,7 @@ from cryptography.x509 import Certificate, ObjectIdentifier, SubjectAlternativeN
 
 from envbuild.capture.redact import scrub_line
 from envbuild.errors import EnvbuildError, MissingComponentError, RegistryError, UsageError, VerifyError
-from envbuild.waiting import within
+from envbuild.retry import within
 
 if TYPE_CHECKING:
     from sigstore.models import ClientTrustConfig

@@ -184,13 +184,13 @@ def _kms(key: str) -> Signer:
             "this key is not of the kind ECDSA P-256", where=where, todo="make one: EC_SIGN_P256_SHA256"
         ) from error
     except Exception as error:
-        raise refused(error, where) from error
+        raise kms_refusal(error, where) from error
     if public.scheme != "ecdsa-sha2-nistp256":
         raise UsageError("this key is not of the kind ECDSA P-256", where=where, todo="make one: EC_SIGN_P256_SHA256")
     return signer
 
 
-def refused(error: Exception, where: str) -> RegistryError:
+def kms_refusal(error: Exception, where: str) -> RegistryError:
     """Say that Cloud KMS did not answer as it should; its library has no one class of errors."""
     what = f"Cloud KMS does not sign with this key: {type(error).__name__}: {str(error)[:300]}"
     todo = "check the key's name, the login, and the roles cloudkms.publicKeyViewer and cloudkms.signer"

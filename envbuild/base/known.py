@@ -17,7 +17,8 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference, is_own_tag
-from envbuild.registry import Registry, pull
+from envbuild.registry.client import Registry
+from envbuild.registry.pull import pull
 
 _FOLDER = "known"
 _LONGEST = 512

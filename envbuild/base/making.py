@@ -1,8 +1,7 @@
 """A base made by the engine from Dockerfile.base, on a parent from a registry, a layout, or Debian's own mirror."""
 
-import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,18 +15,18 @@ from envbuild.base.order import BaseOrder
 from envbuild.base.process import running
 from envbuild.base.resolve import layout_image, registry_reference
 from envbuild.engine.build import built, loaded_base
-from envbuild.engine.building import Request
-from envbuild.engine.buildkit import can_buildkit, find_client
+from envbuild.engine.buildkit import require_buildkit
 from envbuild.engine.client import connected
-from envbuild.engine.image import Report
-from envbuild.engine.inside import Inside, look_inside
-from envbuild.engine.push import push_image
+from envbuild.engine.inspection import BaseFacts, inspect_base
+from envbuild.engine.load import push_image
+from envbuild.engine.transcript import Request
 from envbuild.errors import BaseError, BuildError, MissingComponentError, RegistryError, UsageError
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import DOCKER_HUB, Reference
-from envbuild.registry import Registry
+from envbuild.registry.client import Registry
 from envbuild.registry.credentials import find
+from envbuild.report import Reporter
 
 INSTEAD = "run by hand, where there is one, what --dry-run prints"
 _HUB = "https://index.docker.io/v1/"
@@ -63,10 +62,10 @@ class MadeBase:
 
     id: str
     """The engine's own name of it."""
-    inside: Inside
+    inside: BaseFacts
 
 
-def find_parent(text: str, machine: str, cache: Path, report: Report) -> Parent:
+def find_parent(text: str, machine: str, cache: Path, report: Reporter) -> Parent:
     """Find what --parent names, and pin it; UsageError, BaseError, RegistryError, MissingComponentError."""
     reference = registry_reference(text)
     with connected(INSTEAD):
@@ -80,7 +79,7 @@ def find_parent(text: str, machine: str, cache: Path, report: Report) -> Parent:
     return Parent(name=pinned(text, report))
 
 
-def pinned(text: str, report: Report) -> str:
+def pinned(text: str, report: Reporter) -> str:
     """Name a registry's image by its digest, as a tag may move; UsageError for what lies in no registry.
 
     One that no registry answers for is left to the engine, which may have it.
@@ -100,7 +99,7 @@ def pinned(text: str, report: Report) -> str:
 
 
 def make_base(
-    order: BaseOrder, parent: Parent, dockerfile: Path, name: Reference, machine: str, report: Report
+    order: BaseOrder, parent: Parent, dockerfile: Path, name: Reference, machine: str, report: Reporter
 ) -> MadeBase:
     """Build, name the result in the engine, and look into it; BaseError, with the step's last lines, when it fails."""
     with ExitStack() as stack:
@@ -115,18 +114,16 @@ def make_base(
             platform=f"linux/{ARCHITECTURES[machine]}",
             wheels=(),
             network=True,
-            arguments=order.arguments | _proxies(),
+            arguments=order.arguments,
         )
         with _told(parent):
-            return _built(client, request, order, name, report)
+            return _built(client, request, name, report)
 
 
-def _built(
-    client: docker.DockerClient, request: Request, order: BaseOrder, name: Reference, report: Report
-) -> MadeBase:
-    by = find_client() if can_buildkit(client) else None
-    with built(client, request, report, buildkit=by, running=running, logins=_logins(order)) as image:
-        inside = look_inside(client, image.id)
+def _built(client: docker.DockerClient, request: Request, name: Reference, report: Reporter) -> MadeBase:
+    buildkit = require_buildkit(client, INSTEAD)
+    with built(client, request, report, buildkit=buildkit, running=running) as image:
+        inside = inspect_base(client, image.id)
         client.api.tag(image.id, name.name, name.tag or "latest", force=True)
         return MadeBase(id=image.id, inside=inside)
 
@@ -141,21 +138,6 @@ def _told(parent: Parent) -> Iterator[None]:
     except BuildError as error:
         way = next((way for said, way in _WAYS.items() if said in error.what), "see what the step printed")
         raise BaseError(error.what, where=f"Dockerfile.base on {parent.name}", todo=way) from error
-
-
-def _proxies() -> dict[str, str]:
-    """The way to the network; builders write these into no image (Dockerfile reference, "Predefined ARGs")."""
-    names = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
-    return {name: value for name, value in os.environ.items() if name.lower() in names}
-
-
-def _logins(order: BaseOrder) -> Mapping[str, Mapping[str, str]]:
-    found = {}
-    for text in filter(None, (order.parent, order.python_image)):
-        reference = Reference.parse(text)
-        if login := engine_login(reference):
-            found[login["serveraddress"]] = login
-    return found
 
 
 def engine_login(reference: Reference) -> dict[str, str]:
@@ -177,14 +159,16 @@ def engine_images() -> frozenset[str] | None:
         return None
 
 
-def push_base(image: str, target: Reference, report: Report, *, machine: str | None = None) -> tuple[Reference, Inside]:
+def push_base(
+    image: str, target: Reference, report: Reporter, *, machine: str | None = None
+) -> tuple[Reference, BaseFacts]:
     """Let the engine push one of its images, and see that the registry has it; UsageError, RegistryError.
 
     It has to be for `machine` where one is named: `x86_64`.
     """
     with connected("build the base where the engine is, and push from there") as client:
         identity = _image_for(client, image, machine)
-        inside = look_inside(client, identity)
+        inside = inspect_base(client, identity)
         name = replace(target, tag=target.tag or "latest")
         sent = push_image(client, identity, name, engine_login(name), report)
     with Registry(name.registry) as registry:

@@ -3,21 +3,22 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from envbuild.attest import Facts, attest, check_wanted, sign
-from envbuild.attest.model import DEBIAN
+from envbuild.attest.attach import attest, check_key, sign
+from envbuild.attest.statement import DEBIAN, Facts
 from envbuild.build.order import PLATFORMS, Order, Part, Reporter
 from envbuild.errors import UsageError
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe
-from envbuild.registry import PushResult, publish
+from envbuild.registry.push import PushResult
+from envbuild.registry.tags import publish
 
 
 def check_attestations(order: Order) -> None:
-    """Fail before the long work where nothing could be signed; UsageError, and what `check_wanted` raises."""
+    """Fail before the long work where nothing could be signed; UsageError, and what `check_key` raises."""
     if order.attestations.key and order.push is None:
         what, todo = "signatures lie beside an image in a registry, and nothing is pushed", "give --push REPO too"
         raise UsageError(what, where="--sign", todo=todo)
-    check_wanted(order.attestations)
+    check_key(order.attestations)
 
 
 def publish_parts(

@@ -25,17 +25,16 @@ from envbuild.lock.run import LockedRun, Options, lock_stack
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.oci.index import Content, ImageIndex, image_index
 from envbuild.recipe import Base, make_recipe
-from envbuild.registry import (
-    PushResult,
-    SharedCache,
-    check_push,
-    check_repository,
-    pull,
-    push_index,
-)
+from envbuild.registry.artifact_registry import check_repository
+from envbuild.registry.pull import pull
+from envbuild.registry.push import PushResult, check_push, push_index
+from envbuild.registry.shared_cache import SharedCache
 from envbuild.registry.tags import check_tag, stamped_tag, tag_stamped
-from envbuild.stamp import Content as Files
-from envbuild.stamp import Seen, Signer, StampEntry, StampResult, check_stampable, stamp
+from envbuild.stamp.history import Seen
+from envbuild.stamp.record import Content as Files
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.signature import Signer
+from envbuild.stamp.stamping import StampResult, check_stampable, stamp
 
 _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
 

@@ -10,13 +10,13 @@ from envbuild.build.context import Context, staged_context
 from envbuild.build.contextual import ContextJob
 from envbuild.build.job import Made
 from envbuild.build.order import PLATFORMS, Order, Plan
-from envbuild.engine.culprit import culprit
+from envbuild.engine.transcript import find_wheel
 from envbuild.errors import BuildError, UsageError
 from envbuild.image import Assembled
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.reference import Reference
 from envbuild.oci.tar import MTIME
-from envbuild.registry import PushResult
+from envbuild.registry.push import PushResult
 
 _BEFORE = re.compile(r'  \| Step #\d+(?: - "[^"]*")?: (?:#\d+ (?:\d+\.\d+ )?)?')
 """What Cloud Build and BuildKit write before a line of pip's."""
@@ -103,7 +103,7 @@ class Cloud(ContextJob):
             return cloudbuild.build(context, options, self.temporary_name(), self.report)
         except BuildError as error:
             printed = [_BEFORE.sub("", line) for line in error.what.splitlines()]
-            if wheel := culprit(printed, self.recipe.wheels):
+            if wheel := find_wheel(printed, self.recipe.wheels):
                 about = f"{error.what}\nat {wheel.name}=={wheel.version} of the lock ({wheel.filename}, {wheel.sha256})"
                 raise BuildError(about, where=error.where, todo=error.todo) from error
             raise

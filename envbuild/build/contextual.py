@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from envbuild.build.context import Context, staged_context, why_wheelhouse
 from envbuild.build.job import Job
 from envbuild.build.order import PLATFORMS
-from envbuild.engine.building import Request
-from envbuild.engine.secrets import hidden_words, index_secrets, secret_files
+from envbuild.engine.buildkit import hidden_words, index_secrets, secret_files
+from envbuild.engine.transcript import Request
 from envbuild.image import LayerCache
 from envbuild.lock.download import Arrivals
 from envbuild.lock.settings import IndexSettings
@@ -17,7 +17,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.oci.tar import MTIME
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
 from envbuild.registry.tags import remove_tag
 
 
@@ -35,7 +35,7 @@ class ContextJob(Job):
     __slots__ = ()
 
     @contextmanager
-    def prepared(self, settings: IndexSettings, base: str, *, secrets: bool) -> Iterator[Prepared]:
+    def prepared(self, settings: IndexSettings, base: str) -> Iterator[Prepared]:
         """Stage the context, with the wheels if need be, and the secrets; all of it is gone when the block ends."""
         if self.recipe.owners:
             names = ", ".join(sorted({name for _, name in self.recipe.owners}))
@@ -43,18 +43,18 @@ class ContextJob(Job):
                 f"files that the run had from {names} can be another package's in this image, as pip installs all "
                 "packages in its own order; build with --builder assemble to get the run's files"
             )
-        wheelhouse = self.fetched_wheels(settings, secrets=secrets)
+        wheelhouse = self.fetched_wheels(settings, secrets=True)
         context = Context(recipe=self.recipe, lock=self.run.lock, pylock=self.pylock(self.run), wheelhouse=wheelhouse)
         contents = {} if wheelhouse else index_secrets(settings, self.recipe.wheels)
         with staged_context(context, self.order) as folder, secret_files(contents) as files:
             arguments = {"BASE": base} if base else {}
             request = Request(
                 context=folder,
-                dockerfile="Dockerfile" if secrets else "Dockerfile.classic",
+                dockerfile="Dockerfile",
                 platform=PLATFORMS[self.recipe.target.machine],
                 wheels=self.recipe.wheels,
                 network=not wheelhouse,
-                arguments=arguments | ({"SOURCE_DATE_EPOCH": str(MTIME)} if secrets else {}),
+                arguments=arguments | {"SOURCE_DATE_EPOCH": str(MTIME)},
                 secrets=files,
                 hidden=hidden_words(settings, contents),
             )

@@ -5,7 +5,6 @@ tag of an environment or a place in the shared cache, which mean that everybody 
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,19 +14,18 @@ from envbuild.build.contextual import ContextJob
 from envbuild.build.job import Made
 from envbuild.build.order import Order
 from envbuild.engine.build import Built, built, loaded_base
-from envbuild.engine.building import Transcript
-from envbuild.engine.buildkit import Client, build_remotely, can_buildkit, find_client, require_buildx
+from envbuild.engine.buildkit import build_remotely, find_client, require_buildkit, require_buildx
 from envbuild.engine.client import connected
 from envbuild.engine.image import find_image
-from envbuild.engine.push import push_image
-from envbuild.engine.saved import saved
+from envbuild.engine.load import push_image
+from envbuild.engine.saved import save_image
+from envbuild.engine.transcript import Transcript
 from envbuild.errors import BuildError, UsageError
 from envbuild.image import Assembled
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
-from envbuild.oci.reference import Reference
-from envbuild.registry import PushResult
+from envbuild.registry.push import PushResult
 from envbuild.verify.golden.runners import InImage
 from envbuild.verify.imports import Place
 
@@ -50,8 +48,8 @@ def check_docker(order: Order) -> None:
     if order.stamp and order.load and not (order.push or order.archive):
         what = "an image that only an engine has, has no digest that others find it by"
         _refuse("--stamp", what, "add --push REPOSITORY")
-    with connected(INSTEAD):
-        pass
+    with connected(INSTEAD) as engine:
+        require_buildkit(engine, INSTEAD)
 
 
 def _refuse(where: str, what: str, todo: str) -> None:
@@ -64,16 +62,15 @@ class Docker(ContextJob):
     __slots__ = ()
 
     def made(self, settings: IndexSettings) -> Made:
-        """Build by BuildKit where a client for it is here, else by the engine's first builder."""
+        """Build by the engine's BuildKit."""
         enter = self.until.enter_context
         engine = enter(connected(INSTEAD))
-        client = find_client() if can_buildkit(engine) else None
+        client = require_buildkit(engine, INSTEAD)
         base = "" if self.pullable() else enter(loaded_base(engine, self.base.image, self.report))
         # The context and the secrets are not needed any longer than the build.
-        with self.prepared(settings, base, secrets=client is not None) as prepared:
-            self.report.step(f"building by {_called(client)}")
-            request = prepared.request
-            image = enter(built(engine, request, self.report, buildkit=client, running=running, logins=self._logins()))
+        with self.prepared(settings, base) as prepared:
+            self.report.step(f"building by BuildKit, with the client {client.path}")
+            image = enter(built(engine, prepared.request, self.report, buildkit=client, running=running))
         run = self.confirmed({})
         there = InImage(name=image.id, client=engine, image=find_image(engine, image.id, self.report))
         imports = self.try_imports(run, None, settings, Place(name="container engine", runner=there))
@@ -86,7 +83,7 @@ class Docker(ContextJob):
             run=run,
             imports=imports,
             wheelhouse=prepared.wheelhouse,
-            named=lambda name: image.named(name, content),
+            named=lambda name: image.tag(name, content),
         )
 
     def _pushed(self, image: Built) -> PushResult:
@@ -98,14 +95,7 @@ class Docker(ContextJob):
     def _saved(self, image: Built) -> Image:
         kept = not self.order.load or self.order.archive
         folder = Path(self.until.enter_context(TemporaryDirectory(prefix="envbuild-"))) if kept else None
-        return saved(image, folder, self.base.image.layers, self.report)
-
-    def _logins(self) -> Mapping[str, Mapping[str, str]]:
-        if not self.pullable():
-            return {}
-        reference = Reference.parse(self.base.name)
-        login = engine_login(reference)
-        return {login["serveraddress"]: login} if login else {}
+        return save_image(image, folder, self.base.image.layers, self.report)
 
 
 class Buildx(ContextJob):
@@ -119,7 +109,7 @@ class Buildx(ContextJob):
         if not self.pullable():
             todo = "push the base to a registry that the builder reaches, and give it by --base"
             _refuse(f"--base {self.base.name}", "a builder of buildx takes its base from a registry", todo)
-        with self.prepared(settings, "", secrets=True) as prepared, TemporaryDirectory(prefix="envbuild-") as folder:
+        with self.prepared(settings, "") as prepared, TemporaryDirectory(prefix="envbuild-") as folder:
             self.report.step(f"building by {client.path}'s builder {self.order.builder_name}, and pushing")
             metadata, request = Path(folder, "metadata.json"), prepared.request
             transcript = Transcript(request, self.report)
@@ -144,7 +134,3 @@ def _digest(metadata: Path) -> Digest:
     except (OSError, ValueError, KeyError, TypeError) as error:
         todo = "see that the builder can push to the registry"
         raise BuildError("buildx does not say what it pushed", where=str(metadata), todo=todo) from error
-
-
-def _called(client: Client | None) -> str:
-    return "the engine's first builder" if client is None else f"BuildKit, with the client {client.path}"

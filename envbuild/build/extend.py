@@ -22,7 +22,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json
 from envbuild.oci.reference import DOCKER_HUB, Reference
 from envbuild.recipe import LAYER_FORMAT
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
 
 _KEY = 12
 """Digits of the key that an image in an engine is tagged by."""

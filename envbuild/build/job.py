@@ -18,7 +18,8 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
-from envbuild.registry import PushResult, SharedCache
+from envbuild.registry.push import PushResult
+from envbuild.registry.shared_cache import SharedCache
 from envbuild.verify import prove_loading
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import Image, Layer
-from envbuild.registry import PushResult, Upload, environment_tag, find_environment, push
+from envbuild.registry.pull import environment_tag, find_environment
+from envbuild.registry.push import PushResult, Upload, push
 
-_NAME = 60
 """Letters of a layer's name beside a bar."""
 
 
@@ -128,7 +128,7 @@ class Making(Job):
             yield None
             return
         believing = self.order.remote_cache
-        with Upload(self.target, report=self._sent, landed=self._landed, believing=believing) as upload:
+        with Upload(self.target, report=self.report, landed=self._landed, believing=believing) as upload:
             try:
                 yield upload
             except BaseException:
@@ -149,9 +149,6 @@ class Making(Job):
             self.report.note(f"new layers need {many}, {size / 1e6:.1f} MB")
         else:
             self.report.note("no wheel has to be read: every layer was made before")
-
-    def _sent(self, name: str, done: int, total: int) -> None:
-        self.report.progress(f"pushing {name[:_NAME]}", done, total)
 
     def _landed(self, blob: GrowingBlob) -> None:
         """Publish a layer that took long at once: a run that ends before its end need not send it again."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from envbuild.attest import Wanted
+from envbuild.attest.attach import AttestOptions
 from envbuild.image import Assembled
 from envbuild.lock.identity import Proof
 from envbuild.lock.model import Lock
@@ -15,7 +15,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.index import Content, platform_name
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
-from envbuild.registry import PushResult
+from envbuild.registry.push import PushResult
 
 if TYPE_CHECKING:
     from envbuild.build.cloudbuild import CloudBuild
@@ -97,7 +97,7 @@ class Order:
     """Certificate authorities that indexes are believed by, before those of pip and of this machine."""
     system_packages: bool = True
     """Whether the image gets the Debian packages that the run had libraries loaded from and the base lacks."""
-    attestations: Wanted = field(default_factory=Wanted)
+    attestations: AttestOptions = field(default_factory=AttestOptions)
     """What is said of each image that is pushed, and what signs it."""
     minimum_record: int = 0
     """The lowest number of a signed record that is accepted and continued."""

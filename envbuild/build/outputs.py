@@ -12,7 +12,7 @@ from envbuild.oci.archive import Archive, write_archive
 from envbuild.oci.index import Content
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import PushResult
+from envbuild.registry.push import PushResult
 
 if TYPE_CHECKING:
     from envbuild.engine.load import Loaded

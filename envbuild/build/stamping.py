@@ -7,7 +7,11 @@ from envbuild.build.order import Order, Reporter
 from envbuild.errors import StampError
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
-from envbuild.stamp import Content, Seen, Signer, StampResult, parse_model_uri
+from envbuild.stamp.history import Seen
+from envbuild.stamp.record import Content
+from envbuild.stamp.signature import Signer
+from envbuild.stamp.stamping import StampResult
+from envbuild.stamp.store import parse_model_uri
 
 _TODO = (
     "give the model that this run saved, or the manifest of the run that saved this one; --stamp-anyway stamps it all "
@@ -62,7 +66,7 @@ def signer_for(order: Order, trusted: Sequence[str] = ()) -> Signer | None:
     """What signs records; None without a key. Records of the `trusted` public keys are continued as well."""
     if order.attestations.key is None:
         return None
-    from envbuild.attest.records import record_signer  # noqa: PLC0415 - its libraries are slow to import
+    from envbuild.attest.bundle import record_signer  # noqa: PLC0415 - its libraries are slow to import
 
     return record_signer(order.attestations.key, trusted, order.minimum_record)
 

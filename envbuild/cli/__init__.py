@@ -22,7 +22,7 @@ def main() -> NoReturn:
         signal.signal(signal.SIGINT, _leave)
     from envbuild.cli.commands import run
     from envbuild.cli.printed import own_streams
-    from envbuild.waiting import collect_seldom, raise_again, take_turns
+    from envbuild.retry import collect_seldom, raise_again, take_turns
 
     own_streams()
     take_turns()

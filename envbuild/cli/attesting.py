@@ -8,7 +8,7 @@ import typer
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.attest import Wanted
+    from envbuild.attest.attach import AttestOptions
 
 Sign = Annotated[
     str | None,
@@ -31,10 +31,10 @@ class Attesting:
     no_attest: NoAttest = False
 
 
-def wanted_of(group: Attesting) -> "Wanted":
+def wanted_of(group: Attesting) -> "AttestOptions":
     """What is wanted; UsageError for a key without a name."""
-    from envbuild.attest import Wanted
+    from envbuild.attest.attach import AttestOptions
 
     if group.sign is not None and not group.sign.strip():
         raise UsageError("--sign is empty", where="--sign", todo="give a key, or leave it out; is a variable unset?")
-    return Wanted(statements=not group.no_attest, key=group.sign)
+    return AttestOptions(statements=not group.no_attest, key=group.sign)

@@ -99,12 +99,13 @@ def _copied(source: "Reference", target: "Reference", machine: str | None, progr
 
     from envbuild.base import known_facts
     from envbuild.files import cache_folder
-    from envbuild.registry import copy_image, pull
+    from envbuild.registry.copy import copy_image
+    from envbuild.registry.pull import pull
 
     if machine:
         pull(source, machine=machine)  # refuses an image that is for another one
     progress.step(f"copying {source} to {target}")
-    done = copy_image(source, target, machine=machine, report=progress.progress)
+    done = copy_image(source, target, machine=machine, report=progress)
     known, name = known_facts(cache_folder()), str(replace(source, digest=None))
     for digest in done.manifests:
         known.remember_mirror(digest, name)
@@ -123,7 +124,7 @@ def _copied(source: "Reference", target: "Reference", machine: str | None, progr
 def _keep(mirror: "Reference", name: str, machine: str) -> None:
     """Note it for `base list` by the digest of this machine's image, under which facts are kept."""
     from envbuild.errors import RegistryError
-    from envbuild.registry import pull
+    from envbuild.registry.pull import pull
 
     try:
         image = pull(mirror, machine=machine)

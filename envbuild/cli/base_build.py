@@ -124,7 +124,7 @@ def _command(order: "BaseOrder", tag: str, machine: str) -> str:
 
 def _check_target(target: "Reference", progress: Progress, *, create: bool) -> None:
     """Fail before the long work when its result would have nowhere to go."""
-    from envbuild.registry import check_push
+    from envbuild.registry.push import check_push
 
     base_push.check_place(target, progress, create=create)
     check_push(target)

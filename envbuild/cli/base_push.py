@@ -50,7 +50,7 @@ def run(
 
 def check_place(place: "Reference", progress: Progress, *, create: bool) -> None:
     """See that the repository is there, or create it; RegistryError."""
-    from envbuild.registry import check_repository
+    from envbuild.registry.artifact_registry import check_repository
 
     repository = check_repository(place, create=create)
     if repository and repository.created:
@@ -101,12 +101,12 @@ def pushed(source: str, target: "Reference", machine: str, progress: Progress) -
     """Push what was bootstrapped, or a layout, without an engine."""
     from dataclasses import replace
 
-    from envbuild.registry import push
+    from envbuild.registry.push import push
 
     base = base_of(source, machine, progress)
     suite = source.removeprefix("debian:") if source.startswith("debian:") else None
     progress.step(f"pushing {source} to {target}")
-    done = push(base.image, replace(target, tag=target.tag or suite), report=progress.progress)
+    done = push(base.image, replace(target, tag=target.tag or suite), report=progress)
     facts = {"python": base.target.python, "glibc": base.target.glibc, "distribution": base.distribution}
     keep(str(done.reference), "pushed", parent=source if suite else "", machine=machine, **facts)
     return {

@@ -76,7 +76,7 @@ class ByLock:
 def _image(text: str, machine: str) -> "Image":
     from envbuild.base import layout_image, registry_reference
     from envbuild.oci.login import exists
-    from envbuild.registry import pull
+    from envbuild.registry.pull import pull
 
     todo = "give an image reference, or an OCI layout folder"
     if text.startswith(_UNREAD) or (exists(text) and not Path(text, "oci-layout").is_file()):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.filesize import decimal
 
-from envbuild.waiting import announcing
+from envbuild.report import announcing
 
 if TYPE_CHECKING:
     from rich.console import Console

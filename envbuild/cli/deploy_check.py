@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from envbuild.oci.reference import Reference
-    from envbuild.stamp import Proof
+    from envbuild.stamp.signature import Proof
     from envbuild.verify.findings import Finding
     from envbuild.verify.policy import Policy
     from envbuild.verify.reports import Verdict
@@ -125,7 +125,7 @@ def _findings(
     model: str, given: "Reference", machine: str, proof: "Proof | None", progress: Progress
 ) -> "tuple[Reference, tuple[Finding, ...]]":
     """The image by the digest that was looked at, and what was found: a tag may name another one meanwhile."""
-    from envbuild.registry import pull
+    from envbuild.registry.pull import pull
     from envbuild.serve.gate_deploy import deploy_findings, digest_of
     from envbuild.verify.sides.model import read_model
 

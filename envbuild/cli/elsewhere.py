@@ -35,7 +35,7 @@ def _by_interpreter(python: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_container(image: str, python: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    from envbuild.engine import image_environment
+    from envbuild.engine.inspection import image_environment
 
     arguments = [f"--requires={name}" for name in required_names(options["requires"])] + _arguments(options)
     with Progress() as report:

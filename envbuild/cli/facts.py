@@ -46,7 +46,7 @@ def _lock(name: str, _python: str | None, _others: Others, _progress: Progress) 
 
 def _model(name: str, _python: str | None, _others: Others, progress: Progress) -> Said:
     from envbuild.diff import told_by_model
-    from envbuild.stamp import record_digest
+    from envbuild.stamp.record import record_digest
     from envbuild.verify.sides.model import read_model
 
     found = read_model(name)

@@ -13,7 +13,8 @@ from envbuild.cli.vouching import MinimumRecord, Signed, proof_of
 from envbuild.errors import StampError
 
 if TYPE_CHECKING:
-    from envbuild.stamp import History, Recorded, Stamp, StampedImage
+    from envbuild.stamp.history import History, Recorded
+    from envbuild.stamp.record import Stamp, StampedImage
 
 Model = Annotated[str, typer.Argument(help="A stamped model: gs://..., a folder, or a file.", metavar="MODEL")]
 Whole = Annotated[bool, typer.Option("--history", help="Show all records, the newest first, and what each changed.")]
@@ -31,7 +32,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Show which images a model is stamped with: by role, variant and platform, with what they were made from."""
-    from envbuild.stamp import read_history
+    from envbuild.stamp.history import read_history
 
     check_stdout()
     proof = proof_of((signed,) if signed is not None else (), minimum_record)
@@ -83,7 +84,7 @@ def _lines(found: "History") -> Iterator[str]:
 
 
 def _image(image: "StampedImage") -> Iterator[str]:
-    from envbuild.stamp import lock_name, manifest_name
+    from envbuild.stamp.record import lock_name, manifest_name
 
     yield f"  {' '.join(image.slot)}: {image.image}"
     yield f"    environment {image.environment}"
@@ -111,7 +112,7 @@ def _record(record: "Recorded", before: "tuple[Recorded, ...]", *, whole: bool) 
 
 
 def _changes(before: "Stamp | None", after: "Stamp") -> Iterator[str]:
-    from envbuild.stamp import changes
+    from envbuild.stamp.history import changes
 
     for old, new in changes(before, after):
         slot = " ".join((new or old).slot)  # type: ignore[union-attr]

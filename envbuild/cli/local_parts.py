@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from envbuild.local.acquire import Building
     from envbuild.local.model import Choice, Machine, Settled, Subject
     from envbuild.lock.run import Options
-    from envbuild.stamp import Proof
+    from envbuild.stamp.signature import Proof
     from envbuild.verify.findings import Finding
 
 _REMEDY = "do what the lines above say, or go on all the same with --check warn"

@@ -11,7 +11,7 @@ from envbuild.cli.targets import in_one_line, kind_of
 if TYPE_CHECKING:
     from envbuild.manifest.model import Contract, TrainingManifest
     from envbuild.oci.reference import Reference
-    from envbuild.stamp import Proof
+    from envbuild.stamp.signature import Proof
     from envbuild.verify.against import Target
 
 

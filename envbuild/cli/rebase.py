@@ -53,7 +53,7 @@ def run(
     Prints the new image's reference by digest; no tag moves but those that --push names.
     """
     from envbuild.image import rebase
-    from envbuild.registry import pull
+    from envbuild.registry.pull import pull
 
     check_stdout()
     if create_repository and push is None:
@@ -117,7 +117,8 @@ def base_named_by(image: "Image", source: str, option: str) -> str:
 
 
 def _pushed(rebased: "Rebased", source: "Reference", target: "Reference", progress: Progress) -> dict[str, Any]:
-    from envbuild.registry import environment_tag, push
+    from envbuild.registry.pull import environment_tag
+    from envbuild.registry.push import push
 
     environment = rebased.recipe.environment if rebased.recipe else None
     done = push(
@@ -125,7 +126,7 @@ def _pushed(rebased: "Rebased", source: "Reference", target: "Reference", progre
         target,
         # Of layers that another repository had, nobody here knows what their wheels give.
         tags=(environment_tag(environment),) if environment and target.name == source.name else (),
-        report=progress.progress,
+        report=progress,
     )
     progress.note(f"{done.uploaded / 1e6:.1f} MB sent, {done.existing / 1e6:.1f} MB were there")
     return {

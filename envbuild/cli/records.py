@@ -190,8 +190,8 @@ def _in_bucket(uri: str) -> "Record":
 def _object(uri: str) -> bytes | None:
     """Read an object; None where there is none."""
     from envbuild.manifest import MAX_MANIFEST
-    from envbuild.stamp import parse_model_uri
     from envbuild.stamp.gcs import connected, read_object
+    from envbuild.stamp.store import parse_model_uri
 
     place = parse_model_uri(uri)
     with connected(ManifestError) as client:

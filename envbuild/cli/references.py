@@ -57,7 +57,7 @@ def base_of(text: str, machine: str, progress: Progress) -> "Base":
     """Get a base, and what lies in it."""
     from envbuild.base import resolve_base
     from envbuild.files import cache_folder
-    from envbuild.registry import pull
+    from envbuild.registry.pull import pull
 
     return resolve_base(
         text,

@@ -10,7 +10,7 @@ from envbuild.errors import counted
 if TYPE_CHECKING:
     from envbuild.build import Outcome, Part
     from envbuild.oci.image import Layer
-    from envbuild.registry import PushResult
+    from envbuild.registry.push import PushResult
     from envbuild.serve.model import Served, ServeOrder
     from envbuild.serve.origin import Start
 

@@ -22,7 +22,7 @@ from envbuild.errors import EnvbuildError, UsageError, VerifyError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuild.stamp import Proof
+    from envbuild.stamp.signature import Proof
     from envbuild.verify import Finding
     from envbuild.verify.policy import Policy
     from envbuild.verify.reports import Verdict

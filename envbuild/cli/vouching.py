@@ -14,7 +14,7 @@ from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
-    from envbuild.stamp import Proof
+    from envbuild.stamp.signature import Proof
     from envbuild.verify import Finding
     from envbuild.verify.against import Target
 
@@ -125,8 +125,8 @@ def required_keys(signed: str | None, listed: tuple[str, ...]) -> tuple[str, ...
 def proof_of(keys: Sequence[str], minimum: int | None) -> "Proof | None":
     """What a stamp has to prove; None where no key is named, and UsageError for a lowest record without a key."""
     if keys:
-        from envbuild.attest.records import record_keys
-        from envbuild.stamp import Proof
+        from envbuild.attest.bundle import record_keys
+        from envbuild.stamp.signature import Proof
 
         return Proof(keys=record_keys(keys), minimum=minimum or 0)
     if minimum is not None:

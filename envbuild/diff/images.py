@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import docker
 from docker.errors import NotFound
@@ -17,23 +16,14 @@ from envbuild.errors import BaseError, BuildError, UsageError
 from envbuild.oci.image import Image
 from envbuild.oci.login import exists, refuse_login
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
+from envbuild.report import Reporter
 
 _ENGINE = "docker-daemon:"
 _ARCHIVES = ("docker-archive:", "oci-archive:")
 _QUIET = 600
 """Seconds that an engine may say nothing while it packs an image."""
 _FORMS = "a reference, an OCI layout (DIR, oci:DIR:NAME), an archive of one image (FILE), or docker-daemon:NAME"
-
-
-class Teller(Protocol):
-    """Where it is told what goes on."""
-
-    def note(self, text: str, /) -> None:
-        """Say a detail."""
-
-    def progress(self, label: str, done: int, total: int | None, /) -> None:
-        """Show how many bytes are done."""
 
 
 def check_name(text: str) -> None:
@@ -45,7 +35,7 @@ def check_name(text: str) -> None:
 
 
 @contextmanager
-def opened(text: str, *, machine: str, cache: Path, teller: Teller) -> Iterator[Image]:
+def opened(text: str, *, machine: str, cache: Path, teller: Reporter) -> Iterator[Image]:
     """Yield the image that `text` names, whose layers can be read in the block.
 
     `REFERENCE` and `docker://REFERENCE` are a registry's; `DIR` and `oci:DIR[:NAME]` OCI layouts; `FILE`,
@@ -113,7 +103,7 @@ def _pulled(text: str, machine: str) -> Image:
     return pull(reference, machine=machine)
 
 
-def _saved(name: str, path: Path, teller: Teller) -> Path:
+def _saved(name: str, path: Path, teller: Reporter) -> Path:
     teller.note(f"saving {name} from the container engine")
     done = 0
     with connected("push the image, and give its reference") as client, path.open("wb") as file:

@@ -21,7 +21,7 @@ from envbuild.lock.model import Lock
 from envbuild.manifest.artifact import Model
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.parse import shape
-from envbuild.stamp import Stamp
+from envbuild.stamp.record import Stamp
 
 _NOT_OF_A_HOST = (
     "model", "model_uri", "golden", "code", "entry", "numerics", "source", "created", "disagreements",

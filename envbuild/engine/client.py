@@ -1,11 +1,10 @@
-"""The engine that this machine is set up for, and what it refuses, in our words."""
+"""The container engine that this machine is configured for, and its errors as envbuild's."""
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from socket import AF_UNIX
-from socket import socket as new_socket
+from socket import AF_UNIX, socket
 
 import docker
 from docker.context import ContextAPI
@@ -15,13 +14,9 @@ from requests import RequestException
 
 from envbuild.errors import BuildError, MissingComponentError
 
+AGAIN = "check the engine's log, then run the command again"
 _SECONDS = 60
-"""For one answer; running and pulling take as long as they take."""
-_TODO = "start Docker, or podman's socket (podman system service), or let DOCKER_HOST name an engine; without one, "
-
-
-_FORMS = "give DOCKER_HOST as unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST"
-_OR_NONE = "without it, Docker's or podman's socket on this machine is taken"
+"""For one answer; running and pulling have no limit."""
 _PATHS = ("unix://", "npipe://", "http+unix://")
 """Addresses that are paths, in which an @ is a letter."""
 
@@ -30,94 +25,78 @@ _PATHS = ("unix://", "npipe://", "http+unix://")
 def connected(instead: str) -> Iterator[docker.DockerClient]:
     """Yield a client of the engine that DOCKER_HOST or Docker's context names, else of Docker or podman here.
 
-    `instead` is what people without one can do.
-
-    MissingComponentError when none answers, BuildError for what the engine refuses inside the block.
+    `instead` is what the user can do without an engine. MissingComponentError when none answers, BuildError for what
+    the engine refuses inside the block.
     """
-    with _client(instead) as client, told():
-        yield client
-
-
-@contextmanager
-def _client(instead: str) -> Iterator[docker.DockerClient]:
-    socket = podman_socket(os.environ, Path("/var/run/docker.sock"))
-    _check_address(os.environ.get("DOCKER_HOST", ""))
+    host = os.environ.get("DOCKER_HOST", "")
     try:
-        _try_socket(f"unix://{socket}" if socket else _address())
-        if socket is None:
-            client = docker.from_env(timeout=_SECONDS, use_ssh_client=True)
+        parse_host(host)
+    except (DockerException, ValueError):  # their messages contain the whole address, with any password
+        what = "the address of the container engine is malformed, or has a password"
+        todo = (
+            "give DOCKER_HOST as unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST; if it is not set, Docker's or "
+            "podman's socket on this machine is used"
+        )
+        raise MissingComponentError(what, where=f"DOCKER_HOST={_without_login(host)}", todo=todo) from None
+    podman = podman_socket(os.environ, Path("/var/run/docker.sock"))
+    try:
+        _try_socket(f"unix://{podman}" if podman else host or str(ContextAPI.kwargs_from_context().get("base_url", "")))
+        if podman:
+            client = docker.DockerClient(base_url=f"unix://{podman}", timeout=_SECONDS)
         else:
-            client = docker.DockerClient(base_url=f"unix://{socket}", timeout=_SECONDS)
+            client = docker.from_env(timeout=_SECONDS, use_ssh_client=True)
     except (DockerException, RequestException, OSError) as error:
-        raise MissingComponentError(_absence(error), where=_place(socket), todo=_TODO + instead) from error
+        denied = isinstance(error, PermissionError) or "PermissionError" in str(error)
+        what = "this user may not access the container engine" if denied else "no container engine answers"
+        where = f"unix://{podman}" if podman else _without_login(host) or "Docker's default socket"
+        todo = (
+            "start Docker or podman's socket (podman system service), or let DOCKER_HOST name an engine; without one, "
+            f"{instead}"
+        )
+        raise MissingComponentError(what, where=where, todo=todo) from error
     try:
-        yield client
+        with translated_errors():
+            yield client
     finally:
         client.close()
 
 
-def _address() -> str:
-    """Where docker.from_env goes."""
-    return os.environ.get("DOCKER_HOST") or str(ContextAPI.kwargs_from_context().get("base_url") or "")
-
-
 def _try_socket(address: str) -> None:
-    """Docker's library never closes a socket that it cannot connect; OSError."""
+    """Connect once, as Docker's library never closes a socket that it cannot connect; OSError."""
     kind, _, path = parse_host(address).partition("://")
     if kind == "http+unix":
-        with new_socket(AF_UNIX) as tried:
-            tried.settimeout(_SECONDS)
-            tried.connect(f"/{path.lstrip('/')}")
+        with socket(AF_UNIX) as connection:
+            connection.settimeout(_SECONDS)
+            connection.connect(f"/{path.lstrip('/')}")
 
 
 def podman_socket(environment: Mapping[str, str], docker_socket: Path) -> Path | None:
-    """Find podman's socket, where neither a setting nor Docker's own socket says which engine to take."""
+    """Find podman's socket, if neither a variable nor Docker's own socket selects an engine."""
     if any(environment.get(name) for name in ("DOCKER_HOST", "DOCKER_CONTEXT")) or docker_socket.exists():
         return None
     folders = (environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}", "/run")
     sockets = (Path(folder, "podman/podman.sock") for folder in folders)
-    return next((socket for socket in sockets if socket.is_socket()), None)
+    return next((path for path in sockets if path.is_socket()), None)
 
 
-def _check_address(host: str) -> None:
-    try:
-        parse_host(host)
-    except (DockerException, ValueError):  # their messages have all of it, a password too
-        what, todo = "the address of the container engine is malformed, or has a password", f"{_FORMS}; {_OR_NONE}"
-        raise MissingComponentError(what, where=f"DOCKER_HOST={_bare(host)}", todo=todo) from None
-
-
-def _place(socket: Path | None) -> str:
-    return f"unix://{socket}" if socket else _bare(os.environ.get("DOCKER_HOST", "")) or "Docker's default socket"
-
-
-def _bare(host: str) -> str:
-    """The address without user and password, also where it is none."""
+def _without_login(host: str) -> str:
+    """The address without user and password, even if it is malformed."""
     end = host.find("://") + len("://") if "://" in host else 0
     return host if host[:end] in _PATHS else host[:end] + host[end:].rpartition("@")[2]
 
 
-def _absence(error: Exception) -> str:
-    if isinstance(error, PermissionError) or "PermissionError" in str(error):
-        return "this user may not speak to the container engine"
-    return "no container engine answers"
-
-
 @contextmanager
-def told() -> Iterator[None]:
-    """Say in our words what the engine refuses in the block, and that it ended."""
+def translated_errors() -> Iterator[None]:
+    """Raise BuildError for what the engine refuses in the block, MissingComponentError when it stops answering."""
     try:
         yield
     except APIError as error:
-        raise BuildError(f"the engine refused: {explanation(error)}", where="container engine", todo=_AGAIN) from error
+        raise BuildError(f"the engine refused: {explanation(error)}", where="container engine", todo=AGAIN) from error
     except (DockerException, RequestException) as error:
-        text = "the engine stopped answering"
-        raise MissingComponentError(text, where="container engine", todo=_AGAIN) from error
-
-
-_AGAIN = "see the engine's own log, then run the command again"
+        what = "the engine stopped answering"
+        raise MissingComponentError(what, where="container engine", todo=AGAIN) from error
 
 
 def explanation(error: APIError) -> str:
-    """Return what the engine itself said, on one line."""
+    """The engine's own message, on one line."""
     return " ".join(str(error.explanation or error).split())[:500]

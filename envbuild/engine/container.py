@@ -1,35 +1,171 @@
-"""Running one file by a container's own Python: confined, nothing of this machine, nothing left behind."""
+"""Containers of images that others built: confined, without files of this machine, and removed at the end."""
 
 import io
+import os
+import re
+import secrets
 import tarfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import product
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Event, Timer
 from types import MappingProxyType
 from typing import Any
 
 import docker
-from docker.errors import APIError, NotFound
+from docker.errors import APIError, DockerException, NotFound
 from docker.models.containers import Container
 from docker.utils.socket import frames_iter
 from requests import RequestException
 
 from envbuild.engine.client import explanation
-from envbuild.engine.confinement import confinement
 from envbuild.engine.image import LocalImage
-from envbuild.engine.left import maker
-from envbuild.engine.tarred import parents, tarred
 from envbuild.errors import UsageError
+from envbuild.report import Reporter
+
+WRITABLE = ("/tmp", "/run", "/var/tmp")  # noqa: S108 - the container's own
+"""Folders in memory; the rest of the root file system is read-only."""
+MAX_PROCESSES = 4096
+"""Processes and threads: a server on a large machine has hundreds."""
+
+
+def confinement(client: docker.DockerClient, memory: int | None = None) -> dict[str, Any]:
+    """Return docker-py's options for a container without network and capabilities, with a read-only root.
+
+    It may use `memory` bytes, WRITABLE included; by default three quarters of the memory of the engine's machine.
+    """
+    limit = memory or client.info().get("MemTotal", 0) * 3 // 4
+    return {
+        "network_mode": "none",
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "read_only": True,
+        "tmpfs": dict.fromkeys(WRITABLE, "rw,exec,mode=1777"),
+        "mem_limit": limit,
+        "memswap_limit": limit,
+        "pids_limit": MAX_PROCESSES,
+    }
+
+
+_NAME = re.compile(r"(?:.*/)?envbuild-[a-z]+[-:](?:[0-9a-f]+-)?([0-9a-f]{8})-([1-9]\d*)-(\d+)-(\d{10})-[0-9a-f]{8}")
+_REMOVED = "removed {}, which a killed command had left in the engine"
+_UNKNOWN = "0" * 8
+_LONGEST = 24 * 60 * 60
+"""Seconds after which names of processes that this one cannot see are leftovers: those of other machines or containers,
+and from before this machine's last start."""
+
+
+def owner_suffix() -> str:
+    """A unique end of a name in the engine, which tells the process that created it, and when."""
+    started = _state(os.getpid())[1]
+    return f"{_machine()}-{os.getpid()}-{started}-{int(time.time())}-{secrets.token_hex(4)}"
+
+
+def remove_leftovers(client: docker.DockerClient, report: Reporter) -> None:
+    """Remove the containers, their volumes and the images of commands that were killed; ignore what cannot go."""
+    with suppress(DockerException, RequestException):
+        for container in client.api.containers(all=True):
+            name = next((it for it in container.get("Names") or () if is_leftover(it, time.time())), None)
+            with suppress(APIError):  # other commands may remove it, too
+                if name:
+                    client.api.remove_container(container["Id"], force=True, v=True)
+                    report.note(_REMOVED.format(name.removeprefix("/")))
+        for name in (tag for image in client.api.images() for tag in image.get("RepoTags") or ()):
+            with suppress(APIError):
+                if is_leftover(name, time.time()):
+                    client.api.remove_image(name)
+                    report.note(_REMOVED.format(name))
+
+
+def is_leftover(name: str, now: float) -> bool:
+    """Whether a process that no longer runs created this name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return False
+    machine, pid, started, created = match.groups()
+    if machine == _UNKNOWN or machine != _machine():
+        return now - int(created) > _LONGEST
+    return not _runs(int(pid), started)
+
+
+def _machine() -> str:
+    """Identify the machine since its last start, and the namespace that numbers its processes."""
+    try:
+        boot, space = Path("/proc/sys/kernel/random/boot_id").read_text(), Path("/proc/self/ns/pid").readlink()
+    except OSError:
+        return _UNKNOWN
+    return sha256(f"{os.uname().nodename}\n{boot}\n{space}".encode()).hexdigest()[:8]
+
+
+def _runs(pid: int, started: str) -> bool:
+    state, start = _state(pid)
+    if state:
+        return start == started and state not in "ZX"
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # /proc may hide the processes of others
+        return True
+    return True
+
+
+def _state(pid: int) -> tuple[str, str]:
+    """Its state and start in ticks since the boot (proc_pid_stat(5)); empty and 0 if unknown."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", "0"
+    return fields[0], fields[19]
+
+
+def tar_stream(files: Mapping[str, bytes | Path], folders: Mapping[str, int]) -> Iterator[bytes]:
+    """Yield a tar of folders with these modes, and of files that everybody may read.
+
+    Nothing follows its end marker, unlike TarFile's padding: podman stops reading there, and the rest would break the
+    pipe (buildah #6573).
+    """
+    for name, mode in folders.items():
+        yield _header(name, tarfile.DIRTYPE, mode)
+    for name, content in files.items():
+        yield from _entry(name, content)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def parents(names: Iterable[str]) -> dict[str, None]:
+    """The parent folders of relative paths, the upper ones first."""
+    return {str(folder): None for name in names for folder in reversed(PurePosixPath(name).parents[:-1])}
+
+
+def _entry(name: str, content: bytes | Path) -> Iterator[bytes]:
+    """A file of the size that it had when it was opened, even if another process writes to it meanwhile."""
+    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        yield _header(name, tarfile.REGTYPE, 0o644, size)
+        left = size
+        while left and (data := file.read(min(_CHUNK, left))):
+            left -= len(data)
+            yield data
+        yield bytes(left) + bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _header(name: str, kind: bytes, mode: int, size: int = 0) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode, info.size = kind, mode, size
+    return info.tobuf(tarfile.PAX_FORMAT)
+
 
 _FOLDER = "/envbuild-capture"
-"""A volume of the container's own, as its root can't be written."""
+"""An anonymous volume, as the container's root is read-only."""
 _OUT = f"{_FOLDER}/out/result"
-"""In a folder that anybody may write to, as images run as whom they like."""
-_ELSEWHERE = ("/opt/env/bin/python", "/opt/venv/bin/python", "/opt/conda/bin/python")
-"""Where images have a Python that they do not put on PATH."""
+"""In a folder that everybody may write to, as images run as any user."""
+_OFF_PATH = ("/opt/env/bin/python", "/opt/venv/bin/python", "/opt/conda/bin/python")
+"""Interpreters that images do not put on PATH."""
 MAX_RESULT = 64 * 2**20
 """Bytes."""
 _CHUNK = 1 << 20
@@ -37,15 +173,15 @@ _NOTHING: Mapping[str, bytes | Path] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What a container left."""
+class ContainerResult:
+    """The end of a container."""
 
     code: int
     """Its exit code."""
     result: bytes | None
-    """The file that it was told to write, if it did."""
+    """The contents of the file given by --out, if it was written."""
     late: bool = False
-    """Whether it was ended, as its time was up."""
+    """Whether it was killed because its time was up."""
 
 
 def run_file(
@@ -58,28 +194,28 @@ def run_file(
     heard: Callable[[str], None],
     beside: Mapping[str, bytes | Path] = _NOTHING,
     seconds: float | None = None,
-) -> Done:
+) -> ContainerResult:
     """Run a file by the image's Python with `--out FILE` and arguments; `heard` gets the lines that it prints.
 
-    As the image's user, confined and without its entry point. Copies of the files in `beside` lie by these names
-    beside it, also in folders. After `seconds` it is ended. UsageError if the image has no Python.
+    It runs as the image's user, confined, without the image's entry point. The files of `beside` are copied to its
+    folder under these names. After `seconds` it is killed. UsageError if the image has no Python.
     """
     interpreter = python or _find_python(client, image)
     command = [f"{_FOLDER}/capture.py", "--out", _OUT, *arguments]
     with _created(client, image.id, entrypoint=[interpreter], command=command) as container:
         files = {"capture.py": script.encode(), **beside}
-        container.put_archive(_FOLDER, tarred(files, {**dict.fromkeys(parents(files), 0o755), "out": 0o777}))
+        container.put_archive(_FOLDER, tar_stream(files, {**dict.fromkeys(parents(files), 0o755), "out": 0o777}))
         with _ended_after(seconds, container) as ended:
             with _started(client, container, f"--image {image.reference}", interpreter) as printed:
                 for line in _lines(printed):
                     heard(line)
             code = int(container.wait(timeout=None)["StatusCode"])
-        return Done(code, _read(container, _OUT), late=ended.is_set())
+        return ContainerResult(code, _read(container, _OUT), late=ended.is_set())
 
 
 @contextmanager
 def _ended_after(seconds: float | None, container: Container) -> Iterator[Event]:
-    """Kill a container that still runs after some seconds; the event says that this was so."""
+    """Kill a container that still runs after some seconds; the event tells whether this happened."""
     ended = Event()
 
     def end() -> None:
@@ -101,8 +237,8 @@ def _ended_after(seconds: float | None, container: Container) -> Iterator[Event]
 def _started(
     client: docker.DockerClient, container: Container, where: str, interpreter: str
 ) -> Iterator[Iterable[bytes]]:
-    """Start a container; yield what it prints, of which nothing is missed."""
-    patience, client.api.timeout = client.api.timeout, None  # it may be silent for as long as it likes
+    """Start a container; yield all of its output."""
+    patience, client.api.timeout = client.api.timeout, None  # it may be silent for any time
     try:
         socket = container.attach_socket(params={"stdout": 1, "stderr": 1, "stream": 1})
     finally:
@@ -111,16 +247,16 @@ def _started(
         container.start()
         yield (data for _, data in frames_iter(socket, tty=False))
     except APIError as error:
-        todo = "say with --python where in the image its Python lies; see that the image is for this machine"
+        todo = "give the path of the image's Python by --python; check that the image is for this machine"
         raise UsageError(f"the image cannot run {interpreter}: {explanation(error)}", where=where, todo=todo) from error
     finally:
-        getattr(socket, "_response", socket).close()  # what owns the connection is kept there by docker-py
+        getattr(socket, "_response", socket).close()  # docker-py keeps the connection's owner there
 
 
 @contextmanager
 def _created(client: docker.DockerClient, image: str, **options: Any) -> Iterator[Container]:
-    """Create a container; however the block ends, even before the engine has said its id, it is removed."""
-    name = f"envbuild-run-{maker()}"
+    """Create a container, and remove it even if the block ends before the engine has answered its id."""
+    name = f"envbuild-run-{owner_suffix()}"
     try:
         yield client.containers.create(image, name=name, volumes=[_FOLDER], **confinement(client), **options)
     finally:
@@ -129,16 +265,16 @@ def _created(client: docker.DockerClient, image: str, **options: Any) -> Iterato
 
 
 def _find_python(client: docker.DockerClient, image: LocalImage) -> str:
-    """Find the Python that the image runs; a shell to ask is not in every image, so its files are looked at."""
+    """Find the image's Python by its files, as not every image has a shell."""
     on_path = (f"{folder.rstrip('/')}/{name}" for name, folder in product(("python3", "python"), image.path))
-    if found := first_file(client, image.id, (*on_path, *_ELSEWHERE)):
+    if found := first_file(client, image.id, (*on_path, *_OFF_PATH)):
         return found
-    todo = "name an image that a model was trained in, or say with --python where in the image its Python lies"
+    todo = "name an image that a model was trained in, or give the path of the image's Python by --python"
     raise UsageError("the image has no Python on its PATH", where=f"--image {image.reference}", todo=todo)
 
 
 def first_file(client: docker.DockerClient, image: str, paths: Sequence[str]) -> str | None:
-    """The first of these paths that an image has, which is not started for it."""
+    """The first of these paths that an image has; the image is not started."""
     with _created(client, image, entrypoint=["none"]) as container:
         return next((path for path in paths if _exists(container, path)), None)
 
@@ -165,7 +301,7 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _read(container: Container, path: str) -> bytes | None:
-    """Read one file of a container that has ended; None if it is not there or too large."""
+    """Read a file of a container that has ended; None if it is absent or too large."""
     try:
         chunks, _ = container.get_archive(path)
     except NotFound:

@@ -1,8 +1,10 @@
-"""Images of an engine: had already, or pulled, and by which digest a registry knows them."""
+"""Images of an engine: found or pulled, with the digest by which a registry knows them; and the engine's events."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import docker
 from docker.errors import APIError, ImageNotFound
@@ -11,22 +13,49 @@ from rich.filesize import decimal
 
 from envbuild.engine.client import explanation
 from envbuild.errors import RegistryError, UsageError
+from envbuild.report import Reporter
+
+Event = Mapping[str, Any]
+
+
+def events(
+    client: docker.DockerClient,
+    path: str,
+    *,
+    data: Iterator[bytes] | bytes = b"",
+    params: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float | None,
+) -> Generator[Event, None, None]:
+    """Post to the engine and yield its events; closing the generator hangs up, which ends the engine's work.
+
+    docker-py's own methods keep the connection open after an error or Ctrl-C. `timeout` is seconds of silence.
+    """
+    api = client.api
+    url = f"{api.base_url}/v{api.api_version}{path}"
+    with closing(api.post(url, data=data, params=params, headers=headers, stream=True, timeout=timeout)) as response:
+        for line in filter(bytes.strip, response.iter_lines()):
+            yield _event(line)
+        if not response.ok:
+            yield {"error": f"status {response.status_code}"}
+
+
+def fault_of(event: Event) -> str:
+    """The error that an event reports; empty when there is none."""
+    return str(event.get("error") or event.get("message") or "")
+
+
+def _event(line: bytes) -> Event:
+    """Parse a line; anything but an event comes from a proxy, and is an error."""
+    with suppress(ValueError):
+        event = json.loads(line)
+        if isinstance(event, dict):
+            return event
+    return {"error": line.decode(errors="replace")}
+
 
 _QUIET = 600
-"""Seconds that an engine may say nothing while it unpacks what it pulled."""
-
-
-class Report(Protocol):
-    """Who is told what the engine does."""
-
-    def step(self, text: str, /) -> None:
-        """Announce a stage."""
-
-    def note(self, text: str, /) -> None:
-        """Say a detail."""
-
-    def progress(self, label: str, done: int, total: int | None, /) -> None:
-        """Show bytes."""
+"""Seconds of silence while the engine unpacks layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +63,17 @@ class LocalImage:
     """An image that the engine has."""
 
     reference: str
-    """As it was asked for."""
+    """As given by the user."""
     id: str
-    """The engine's own name of it, which no registry has to know."""
+    """The engine's own id of it."""
     digest: str | None
     """`repository@sha256:...`, if it was pulled or pushed."""
     path: tuple[str, ...]
     """The folders of its PATH."""
 
 
-def find_image(client: docker.DockerClient, reference: str, report: Report) -> LocalImage:
-    """Find an image, or pull it; UsageError for what is no reference, RegistryError if it cannot be pulled."""
+def find_image(client: docker.DockerClient, reference: str, report: Reporter) -> LocalImage:
+    """Find an image, or pull it; UsageError for an invalid reference, RegistryError if it cannot be pulled."""
     try:
         attributes = _attributes(client, reference)
     except ImageNotFound:
@@ -64,13 +93,13 @@ def _attributes(client: docker.DockerClient, reference: str) -> Mapping[str, Any
     except ImageNotFound:
         raise
     except (APIError, docker.errors.NullResource) as error:
-        todo = "give it as docker run would take it: HOST/NAME:TAG, NAME@sha256:..., or an image's id"
-        raise UsageError("this is no image reference", where=f"--image {reference}", todo=todo) from error
+        todo = "give it as for docker run: HOST/NAME:TAG, NAME@sha256:..., or an image id"
+        raise UsageError("not an image reference", where=f"--image {reference}", todo=todo) from error
     return attributes
 
 
 def registry_digest(reference: str, digests: Iterable[str]) -> str | None:
-    """Choose the `repository@digest` of the repository that was asked for, else the first by name."""
+    """Choose the `repository@digest` of the reference's own repository, else the first by name."""
     known = sorted(digests)
     repository, _ = parse_repository_tag(reference)
     own = [digest for digest in known if digest.partition("@")[0] == repository]
@@ -80,12 +109,12 @@ def registry_digest(reference: str, digests: Iterable[str]) -> str | None:
 
 def _path(config: Mapping[str, Any]) -> tuple[str, ...]:
     variables = dict(item.partition("=")[::2] for item in config.get("Env") or ())
-    # What engines set where an image does not.
+    # Engines set this if the image does not.
     path = variables.get("PATH") or "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return tuple(folder for folder in path.split(":") if folder.startswith("/"))
 
 
-def _pull(client: docker.DockerClient, reference: str, report: Report) -> None:
+def _pull(client: docker.DockerClient, reference: str, report: Reporter) -> None:
     report.step(f"Pulling {reference}, which the engine does not have")
     repository, tag = parse_repository_tag(reference)
     layers: dict[str, Layer] = {}
@@ -98,7 +127,9 @@ def _pull(client: docker.DockerClient, reference: str, report: Report) -> None:
             layer = layer_after(event, before)
             if layer and layer != before:
                 layers[str(event["id"])] = layer
-                _tell(report, *pulled(layers.values()))
+                size, total = pulled(layers.values())
+                if size:
+                    report.progress("pulled", size, total)
     except APIError as error:
         raise _not_pulled(reference, explanation(error)) from error
     if size := pulled(layers.values())[0]:
@@ -107,17 +138,17 @@ def _pull(client: docker.DockerClient, reference: str, report: Report) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """How much of a layer is here, in bytes."""
+    """How many bytes of a layer are downloaded."""
 
     done: int = 0
     total: int | None = None
-    """None until the engine says it."""
+    """None until the engine reports it."""
 
 
 def layer_after(event: Mapping[str, Any], before: Layer | None) -> Layer | None:
-    """Read an event of a pull (Docker Engine API, ImageCreate); None for what says nothing of a download.
+    """Apply an event of a pull (Docker Engine API, ImageCreate); None for events that are about no download.
 
-    Of a small layer an engine may tell the size only as it unpacks it.
+    Engines may report the size of a small layer only when they unpack it.
     """
     status, detail = event.get("status"), event.get("progressDetail") or {}
     total = int(detail.get("total") or 0) or (before.total if before else None)
@@ -131,19 +162,13 @@ def layer_after(event: Mapping[str, Any], before: Layer | None) -> Layer | None:
 
 
 def pulled(layers: Iterable[Layer]) -> tuple[int, int | None]:
-    """Add up what is here and what there is, in bytes; no total until every layer's is known."""
+    """Add up the bytes of layers: those downloaded and all; the total is None until every layer's is known."""
     known = list(layers)
     totals = [it.total for it in known if it.total is not None]
     return sum(it.done for it in known), sum(totals) if len(totals) == len(known) else None
 
 
-def _tell(report: Report, done: int, total: int | None) -> None:
-    if done:
-        report.progress("pulled", done, total)
-
-
 def _not_pulled(reference: str, reason: str) -> RegistryError:
-    todo = "see that the name is right and the registry can be reached, log in with `docker login`, or build it first"
-    return RegistryError(
-        f"the image is not here and cannot be pulled: {reason}", where=f"--image {reference}", todo=todo
-    )
+    what = f"the image is not here and cannot be pulled: {reason}"
+    todo = "check the name and the registry, log in with `docker login`, or build it first"
+    return RegistryError(what, where=f"--image {reference}", todo=todo)

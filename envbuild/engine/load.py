@@ -1,30 +1,31 @@
-"""An image straight into a running engine: what it has is not sent, and nothing is written on the way."""
+"""Images into an engine, without sending the layers that it has; and from the engine to a registry."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 import docker
-from docker.errors import ImageNotFound
+from docker.auth import encode_header
+from docker.errors import DockerException, ImageNotFound
 
 from envbuild.engine.client import connected
-from envbuild.engine.events import Event, events, fault_of
-from envbuild.engine.image import Report
-from envbuild.errors import BuildError, UsageError
+from envbuild.engine.image import events, fault_of
+from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.archive import Archive
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.index import Content, images_of, platform_name
 from envbuild.oci.reference import Reference
+from envbuild.report import Reporter
 
 INSTEAD = "leave out --load, and give --archive FILE or --push REPOSITORY"
-"""What people without an engine can do."""
-_QUIET = 600
-"""Seconds that an engine may say nothing while it unpacks what it got."""
-_LOOKED_AT = 100
-"""Images of the engine, newest first, that are asked for their layers: some milliseconds each."""
+"""What a user without an engine can do."""
+_SECONDS = 600
+"""Seconds of silence while the engine unpacks layers."""
+_MOST_IMAGES = 100
+"""Images of the engine, newest first, whose layers are compared: some milliseconds each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Loaded:
     """An image that the engine has now."""
 
     id: str
-    """The engine's own name of it: the digest of its config, or of its manifest where containerd keeps the images."""
+    """The engine's own id: the digest of its config, or of its manifest if containerd keeps the images."""
     image: Image
     """The one of an index that is for this engine."""
     sent: int
@@ -41,127 +42,163 @@ class Loaded:
     """Bytes of compressed layers that were not sent, as the engine had them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """The result of an engine's push."""
+
+    digest: Digest
+    """The manifest's, as the registry answered it."""
+    sent: int
+    """Bytes of layers, before the engine compressed them."""
+
+
 class _RefusedError(BuildError):
-    """What the engine said against an archive."""
+    """The engine refused an archive."""
 
 
-def load(content: Content, names: Sequence[Reference], report: Report) -> Loaded:
-    """Load an image into the engine that this machine is set up for, under these names.
+def load(content: Content, names: Sequence[Reference], report: Reporter) -> Loaded:
+    """Load an image under these names into the engine that this machine is configured for.
 
-    MissingComponentError when no engine answers, BuildError for what it refuses and for layers that are not what their
-    descriptors say, UsageError for names by digest and an index without an image for the engine.
+    MissingComponentError when no engine answers, BuildError for what it refuses and for layers that do not match their
+    descriptors, UsageError for names by digest and an index without an image for the engine.
     """
     with connected(INSTEAD) as client:
         return load_into(client, content, names, report)
 
 
-def load_into(client: docker.DockerClient, content: Content, names: Sequence[Reference], report: Report) -> Loaded:
-    """Load an image by this client."""
-    image = _chosen(client, content)
-    whole = Archive(image, tuple(names))
+def load_into(client: docker.DockerClient, content: Content, names: Sequence[Reference], report: Reporter) -> Loaded:
+    """Load an image by this client; errors as `load`."""
+    image = _image_for(client, content)
+    archive = Archive(image, tuple(names))
     total = sum(layer.descriptor.size for layer in image.layers)
-    if identity := _found(client, image):
+    if identity := _id_of(client, image):
         for name in names:
             client.api.tag(identity, name.name, name.tag or "latest", force=True)
         return Loaded(id=identity, image=image, sent=0, existing=total)
-    lean = replace(whole, without=_had(client, image))
+    omitted = _existing_layers(client, image)
     try:
-        sent, without = _send(client, lean, report), lean.without
+        sent = _send(client, replace(archive, without=omitted), report)
     except _RefusedError:
-        if not lean.without:
+        if not omitted:
             raise
         # The image that these layers belonged to may have been removed a moment ago.
-        sent, without = _send(client, whole, report), whole.without
-    identity = _found(client, image)
+        omitted, sent = frozenset(), _send(client, archive, report)
+    identity = _id_of(client, image)
     if identity is None:
-        what = f"the engine took the image, and has neither {image.config_digest} nor {image.digest}"
-        raise BuildError(what, where="container engine", todo="see the engine's own log; push to a registry instead")
-    existing = sum(layer.descriptor.size for layer in image.layers if layer.descriptor.digest in without)
+        what = f"the engine accepted the image, but has neither {image.config_digest} nor {image.digest}"
+        raise BuildError(what, where="container engine", todo="check the engine's log; push to a registry instead")
+    existing = sum(layer.descriptor.size for layer in image.layers if layer.descriptor.digest in omitted)
     return Loaded(id=identity, image=image, sent=sent, existing=existing)
 
 
-def _chosen(client: docker.DockerClient, content: Content) -> Image:
+def _image_for(client: docker.DockerClient, content: Content) -> Image:
     images = images_of(content)
     if len(images) == 1:
         return images[0]
     version = client.version()
-    wanted = f"{version['Os']}/{version['Arch']}"
-    offered = {platform_name(image): image for image in images}
-    # The engine names no variant; where there are several, the plain one or the first is as good as it gets.
-    fitting = [image for name, image in offered.items() if name == wanted or name.startswith(f"{wanted}/")]
+    platform = f"{version['Os']}/{version['Arch']}"
+    platforms = {platform_name(image): image for image in images}
+    # The engine names no variant, so the first that fits is taken.
+    fitting = [image for name, image in platforms.items() if name == platform or name.startswith(f"{platform}/")]
     if not fitting:
-        what = f"the engine is {wanted}, and the images are for {', '.join(offered)}"
+        what = f"the engine is {platform}, and the images are for {', '.join(platforms)}"
         raise UsageError(what, where="--platform", todo="add the engine's platform, or use an engine of another")
     return fitting[0]
 
 
-def _found(client: docker.DockerClient, image: Image) -> str | None:
-    """The engine's name of the image, which is content-addressed in one of two ways."""
+def _id_of(client: docker.DockerClient, image: Image) -> str | None:
+    """The engine's id of the image, which is content-addressed in one of two ways; None if it is not there."""
     for digest in (image.config_digest, image.digest):
         with suppress(ImageNotFound):
             return str(client.images.get(str(digest)).id)
     return None
 
 
-def _had(client: docker.DockerClient, image: Image) -> frozenset[Digest]:
-    """The layers that need not be in the archive, as the engine looks for them before it opens it.
+def _existing_layers(client: docker.DockerClient, image: Image) -> frozenset[Digest]:
+    """The layers that need not be in the archive.
 
-    Docker's own store does so for layers on the same layers below (moby, image/tarexport/load.go); containerd and
-    podman want all that the manifest names.
+    Docker's own store looks for layers on the same layers below before it opens the archive (moby,
+    image/tarexport/load.go); containerd and podman need all that the manifest names.
     """
-    if not _own_store(client):
+    components = client.version().get("Components") or ()
+    status = client.info().get("DriverStatus") or ()
+    is_docker = any(one.get("Name") == "Engine" for one in components)
+    if not is_docker or any("containerd" in str(row) for row in status):
         return frozenset()
-    ours = [str(layer.diff_id) for layer in image.layers]
-    longest = max((_common(ours, theirs) for theirs in _chains(client)), default=0)
+    diff_ids, longest = [str(layer.diff_id) for layer in image.layers], 0
+    newest = sorted(client.api.images(), key=lambda one: int(one.get("Created") or 0), reverse=True)
+    for one in newest[:_MOST_IMAGES]:
+        with suppress(ImageNotFound):
+            attributes: Mapping[str, Any] = client.api.inspect_image(one["Id"])
+            pairs = zip(diff_ids, (attributes.get("RootFS") or {}).get("Layers") or (), strict=False)
+            longest = max(longest, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
     needed = {layer.descriptor.digest for layer in image.layers[longest:]}
     return frozenset(layer.descriptor.digest for layer in image.layers[:longest]) - needed
 
 
-def _own_store(client: docker.DockerClient) -> bool:
-    components = client.version().get("Components") or ()
-    status = client.info().get("DriverStatus") or ()
-    return any(one.get("Name") == "Engine" for one in components) and not any(
-        "containerd" in str(row) for row in status
-    )
-
-
-def _chains(client: docker.DockerClient) -> Iterator[Sequence[str]]:
-    """The uncompressed layers of each image, lowest first."""
-    newest = sorted(client.api.images(), key=lambda one: int(one.get("Created") or 0), reverse=True)
-    for one in newest[:_LOOKED_AT]:
-        with suppress(ImageNotFound):
-            attributes: Mapping[str, Any] = client.api.inspect_image(one["Id"])
-            yield (attributes.get("RootFS") or {}).get("Layers") or ()
-
-
-def _common(ours: Sequence[str], theirs: Sequence[str]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
-
-
-def _send(client: docker.DockerClient, archive: Archive, report: Report) -> int:
+def _send(client: docker.DockerClient, archive: Archive, report: Reporter) -> int:
     total = archive.size
 
-    def counted() -> Iterator[bytes]:
-        done = 0
+    def parts() -> Iterator[bytes]:
+        sent = 0
         for part in archive.parts():
             yield part
-            done += len(part)
-            report.progress("loading", done, total)
+            sent += len(part)
+            report.progress("loading", sent, total)
 
-    answered = events(client, "/images/load", data=counted(), timeout=_QUIET)
-    faults = [fault for event in answered if (fault := _fault(event))]
-    if faults:
-        raise _refused(faults[0])
+    faults = []
+    for event in events(client, "/images/load", data=parts(), timeout=_SECONDS):
+        line = str(event.get("stream") or "")
+        # containerd's store reports an error as ordinary output (moby, image_exporter.go).
+        faults.append(fault_of(event) or (line if line.startswith("Error unpacking") else ""))
+    if fault := next(filter(None, faults), ""):
+        text = " ".join(fault.split())[:500]
+        todo = "check the engine's log, and that its disk is not full; push to a registry instead"
+        raise _RefusedError(f"the engine did not load the image: {text}", where="container engine", todo=todo)
     return total
 
 
-def _fault(event: Event) -> str:
-    """What an event says against the image; containerd's store says it in passing (moby, image_exporter.go)."""
-    said = str(event.get("stream") or "")
-    return fault_of(event) or (said if said.startswith("Error unpacking") else "")
+def push_image(
+    client: docker.DockerClient, identity: str, name: Reference, login: Mapping[str, str], report: Reporter
+) -> Pushed:
+    """Let the engine push an image under a name with a tag; afterwards the name is as before in the engine.
+
+    `login` is the registry's authentication (Docker Engine API, "Authentication"), empty for none. RegistryError.
+    """
+    former = ""
+    with suppress(ImageNotFound):
+        former = str(client.images.get(str(name)).id)
+    client.api.tag(identity, name.name, name.tag, force=True)
+    try:
+        return _push(client, name, login, report)
+    finally:
+        with suppress(DockerException):
+            if former:
+                client.api.tag(former, name.name, name.tag, force=True)
+            else:
+                client.api.remove_image(str(name))
 
 
-def _refused(why: str) -> _RefusedError:
-    todo = "see the engine's own log, and that its disk is not full; push to a registry instead"
-    text = " ".join(str(why).split())[:500]
-    return _RefusedError(f"the engine did not load the image: {text}", where="container engine", todo=todo)
+def _push(client: docker.DockerClient, name: Reference, login: Mapping[str, str], report: Reporter) -> Pushed:
+    layers: dict[str, int] = {}
+    fault, digest = "", ""
+    headers = {"X-Registry-Auth": encode_header(dict(login))}
+    # No timeout: registries may need minutes for the last byte of a large layer.
+    answer = events(client, f"/images/{name.name}/push", params={"tag": name.tag or ""}, headers=headers, timeout=None)
+    with closing(answer):
+        for event in answer:
+            if fault := fault_of(event):
+                break
+            sent = (event.get("progressDetail") or {}).get("current")
+            if event.get("status") == "Pushing" and sent:
+                layers[str(event.get("id"))] = int(sent)
+                report.progress("pushing", sum(layers.values()), None)
+            digest = str((event.get("aux") or {}).get("Digest") or digest)
+    try:
+        if not fault:
+            return Pushed(digest=Digest.parse(digest), sent=sum(layers.values()))
+    except ValueError:
+        fault = "it gave no digest"
+    what = f"the engine could not push: {' '.join(fault.split())[:500]}"
+    todo = "check that the engine reaches the registry, and log in with `docker login`"
+    raise RegistryError(what, where=str(name), todo=todo)

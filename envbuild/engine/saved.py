@@ -1,4 +1,4 @@
-"""An engine's image as one of ours, read from what `docker save` gives (moby, image/spec/v1.2.md)."""
+"""An engine's image, read from the archive of `docker save` (moby, image/spec/v1.2.md)."""
 
 import gzip
 import hashlib
@@ -12,79 +12,81 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from envbuild.engine.build import Built
-from envbuild.engine.image import Report
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, Descriptor, Image, Layer, history_lines, manifest_bytes
 from envbuild.oci.tar_reader import open_tar
+from envbuild.report import Reporter
 
 _QUIET = 600
-"""Seconds that an engine may say nothing while it gathers a large layer."""
+"""Seconds of silence while the engine collects a large layer."""
 _CHUNK = 1 << 20
 _JSON_LIMIT = 4 << 20
 _GZIP = b"\x1f\x8b"
 _TODO = "push the image instead (--push), or load it (--load)"
 _LEVEL = 1
-"""The fastest: the engine's builds give other bytes each time, so nobody has these layers already."""
+"""The fastest: each build by an engine has other bytes, so no registry has these layers already."""
 
 
-def saved(image: Built, folder: Path | None, known: Sequence[Layer], report: Report) -> Image:
-    """Read an image out of the engine, its layers compressed into `folder`; without one, just what they are.
+def save_image(image: Built, folder: Path | None, base: Sequence[Layer], report: Reporter) -> Image:
+    """Read an image out of the engine, its layers compressed into `folder`; without a folder, only their digests.
 
-    Of those that are `known`, the base's, the known form is taken. BuildError when what the engine gives is not whole.
+    The base's layers stay as they are in `base`. BuildError when the archive is incomplete.
     """
     image.client.api.timeout = _QUIET
-    found = _Found(folder, {layer.diff_id: layer for layer in known})
+    contents = _Archive(folder, {layer.diff_id: layer for layer in base})
     stream = _Stream(image.client.api.get_image(image.id), report)
     try:
         with open_tar(io.BufferedReader(stream, _CHUNK), stream=True) as archive:
             for member in archive:
                 file = archive.extractfile(member) if member.isreg() else None
                 if file is not None:
-                    found.take(member.name, member.size, file)
+                    contents.add(member.name, member.size, file)
     except tarfile.TarError as error:
-        raise BuildError(f"what the engine gives is no image: {error}", where="container engine", todo=_TODO) from error
-    return found.image()
+        raise BuildError(
+            f"the engine's archive cannot be read: {error}", where="container engine", todo=_TODO
+        ) from error
+    return contents.image()
 
 
 class _Stream(io.RawIOBase):
-    """The parts of an answer as a file."""
+    """The chunks of an answer as a file."""
 
-    def __init__(self, parts: Iterator[bytes], report: Report) -> None:
+    def __init__(self, parts: Iterator[bytes], report: Reporter) -> None:
         super().__init__()
         self._parts, self._report = parts, report
-        self._rest, self._done = memoryview(b""), 0
+        self._pending, self._read = memoryview(b""), 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if not self._rest:
-            self._rest = memoryview(next(self._parts, b""))
-            self._done += len(self._rest)
-            self._report.progress("reading from the engine", self._done, None)
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        if not self._pending:
+            self._pending = memoryview(next(self._parts, b""))
+            self._read += len(self._pending)
+            self._report.progress("reading from the engine", self._read, None)
+        size = min(len(buffer), len(self._pending))
+        buffer[:size], self._pending = self._pending[:size], self._pending[size:]
         return size
 
 
 @dataclass(slots=True)
-class _Found:
-    """The members of the archive: its few small texts, and its layers by what they are uncompressed."""
+class _Archive:
+    """The members of the archive: its few small JSON files, and its layers by diff id."""
 
     folder: Path | None
-    known: Mapping[Digest, Layer]
+    base: Mapping[Digest, Layer]
     texts: dict[str, bytes] = field(default_factory=dict)
     layers: dict[Digest, Layer] = field(default_factory=dict)
 
-    def take(self, name: str, size: int, file: IO[bytes]) -> None:
+    def add(self, name: str, size: int, file: IO[bytes]) -> None:
         head = file.read(min(size, _CHUNK))
         if head[:1] in (b"{", b"[") and size <= _JSON_LIMIT:
             self.texts[name] = head + file.read()
         elif size >= tarfile.BLOCKSIZE or head.startswith(_GZIP):
             layer = self._layer(head, file)
-            self.layers[layer.diff_id] = self.known.get(layer.diff_id, layer)
-            if layer.path and layer.diff_id in self.known:
+            self.layers[layer.diff_id] = self.base.get(layer.diff_id, layer)
+            if layer.path and layer.diff_id in self.base:
                 layer.path.unlink()
 
     def _layer(self, head: bytes, file: IO[bytes]) -> Layer:
@@ -101,12 +103,12 @@ class _Found:
         return Layer(descriptor, diff_id, lambda: path.open("rb"), path=path)
 
     def image(self) -> Image:
-        """Join what was found; BuildError where something is missing."""
+        """Join the members; BuildError if one is missing."""
         try:
             config = self.texts[json.loads(self.texts["manifest.json"])[0]["Config"]]
             layers = tuple(_described(self.layers, json.loads(config)))
         except (KeyError, ValueError, TypeError, IndexError) as error:
-            what = "the engine does not give the whole image"
+            what = "the engine's archive of the image is incomplete"
             raise BuildError(what, where="container engine", todo=_TODO) from error
         return Image(manifest_bytes(config, layers, {}), config, layers)
 
@@ -147,7 +149,7 @@ def _digest(parts: Iterator[bytes], target: IO[bytes] | gzip.GzipFile | None = N
 
 
 def _plain(head: bytes, file: IO[bytes]) -> Iterator[bytes]:
-    """The uncompressed bytes; engines with containerd's store give layers as they lie in a registry."""
+    """The uncompressed bytes; engines with containerd's store save layers as a registry has them."""
     inflated = zlib.decompressobj(zlib.MAX_WBITS | 16) if head.startswith(_GZIP) else None
     chunk = head
     while chunk:

@@ -18,7 +18,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer, Opener
 from envbuild.recipe import Recipe
-from envbuild.waiting import as_completed
+from envbuild.retry import as_completed
 from envbuild.wheel.compressed import write_compressed
 from envbuild.wheel.helper import Helper, Task
 from envbuild.wheel.layer import LayerFile, LayerResult, Link, tarred, write_layer

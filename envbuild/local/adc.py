@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import UsageError
+from envbuild.files import credentials_path
 from envbuild.local.model import Mount, Settled
-from envbuild.stamp.who import credentials_path
 from envbuild.verify.findings import Finding
 
 VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"

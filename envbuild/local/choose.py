@@ -7,7 +7,7 @@ from envbuild.errors import StampError
 from envbuild.local.gpus import obstacle
 from envbuild.local.model import Choice, Machine, Subject, Variant, VariantChoice
 from envbuild.local.subject import machine_of
-from envbuild.stamp import StampedImage
+from envbuild.stamp.record import StampedImage
 from envbuild.verify.rules.gpu import needs_gpu
 from envbuild.verify.sides.frameworks import frameworks_of
 

@@ -27,8 +27,7 @@ from envbuild.local.dotenv import read_dotenv
 from envbuild.local.exposure import reserved
 from envbuild.local.model import Mount, Settled, Subject
 from envbuild.manifest.model import Data
-from envbuild.stamp import ModelUri, parse_model_uri
-from envbuild.stamp.uri import encodable
+from envbuild.stamp.store import ModelUri, encodable, parse_model_uri
 from envbuild.trust import Claim, Voucher
 from envbuild.verify.rules.variables import NUMERIC
 

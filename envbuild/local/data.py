@@ -13,7 +13,7 @@ from envbuild.errors import UsageError
 from envbuild.local.exposure import exposure, reserved, socket_in
 from envbuild.local.model import WORKSPACE, Mount
 from envbuild.manifest.model import Data
-from envbuild.stamp.uri import encodable
+from envbuild.stamp.store import encodable
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _NO_BUCKET = (

@@ -10,7 +10,7 @@ from envbuild.lock.model import Lock
 from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, TrainingManifest
 from envbuild.oci.layout import ARCHITECTURES
-from envbuild.stamp import StampedImage
+from envbuild.stamp.record import StampedImage
 from envbuild.verify.findings import Finding
 from envbuild.verify.sides import Side
 

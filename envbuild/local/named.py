@@ -8,12 +8,13 @@ import docker
 from docker.errors import APIError, NullResource
 
 from envbuild.diff.images import opened
-from envbuild.engine.image import Report, find_image
+from envbuild.engine.image import find_image
 from envbuild.engine.load import load_into
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.files import cache_folder
 from envbuild.local.subject import machine_of
 from envbuild.oci.login import exists
+from envbuild.report import Reporter
 from envbuild.verify.sides import Side
 from envbuild.verify.sides.frameworks import frameworks_of
 
@@ -22,7 +23,7 @@ _ARCHIVES = ("oci:", "oci-archive:", "docker-archive:")
 _FRAMEWORK, _VARIANT, _CUDA = "dev.envbuild.framework", "dev.envbuild.variant", "dev.envbuild.cuda"
 
 
-def side_of_named(text: str, client: docker.DockerClient | None, machine: str, report: Report) -> Side:
+def side_of_named(text: str, client: docker.DockerClient | None, machine: str, report: Reporter) -> Side:
     """What an image says of itself: the engine's own, else the registry's or that of a layout or archive here."""
     if client is not None and not lies_here(text):
         try:
@@ -41,7 +42,7 @@ def side_of_named(text: str, client: docker.DockerClient | None, machine: str, r
             raise BuildError("the image's config is not valid JSON", where=text, todo="build it again") from error
 
 
-def brought(text: str, client: docker.DockerClient, machine: str, report: Report) -> tuple[str, str | None]:
+def brought(text: str, client: docker.DockerClient, machine: str, report: Reporter) -> tuple[str, str | None]:
     """The engine's name of an image, and its digest in a registry; what lies here is loaded, all else pulled."""
     if not lies_here(text):
         found = find_image(client, _bare(text), report)
@@ -50,7 +51,7 @@ def brought(text: str, client: docker.DockerClient, machine: str, report: Report
         return load_into(client, image, (), report).id, None
 
 
-def size_of(text: str, client: docker.DockerClient | None, machine: str, report: Report) -> int | None:
+def size_of(text: str, client: docker.DockerClient | None, machine: str, report: Reporter) -> int | None:
     """Bytes of an image's layers, compressed; 0 if the engine has it, None where nobody can be asked."""
     if client is not None and not lies_here(text):
         try:

@@ -16,17 +16,18 @@ import docker
 import httpx
 
 from envbuild.build.extend import Extended, extend
-from envbuild.build.order import Reporter
+from envbuild.build.order import Reporter as BuildReporter
 from envbuild.files import write_whole
 from envbuild.image.child import Addition
 from envbuild.local.model import Launch, Port
-from envbuild.local.venv import Teller, held_venv
+from envbuild.local.venv import held_venv
 from envbuild.local.venv_folder import is_held
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.lock.run import Options, lock_above
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference
+from envbuild.report import Reporter
 
 PREFIX = "/opt/notebook"
 PORT = 8888
@@ -50,7 +51,7 @@ def new_token() -> str:
 
 
 def notebook_image(
-    client: docker.DockerClient, parent: Reference | Image, below: Lock, options: Options, report: Reporter
+    client: docker.DockerClient, parent: Reference | Image, below: Lock, options: Options, report: BuildReporter
 ) -> Extended:
     """Have the engine get the image with the server above an environment's, which was built from the lock `below`."""
     return extend(client, parent, REQUIREMENTS, below, ADDITION, options, report, LABEL)
@@ -143,7 +144,7 @@ def _answers(port: int, token: str) -> bool:
 
 
 @contextmanager
-def held_server(environment: Path, below: Lock, options: Options, report: Teller) -> Iterator[Path]:
+def held_server(environment: Path, below: Lock, options: Options, report: Reporter) -> Iterator[Path]:
     """Have the server in a virtual environment beside another, which was made of the lock `below`; yield its Python.
 
     Nobody changes it until the block ends. What was made for the same lock is taken as it is: nothing is resolved.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.engine.tarred import parents, tarred
+from envbuild.engine.container import parents, tar_stream
 from envbuild.errors import MissingComponentError, UsageError
 from envbuild.local.model import Engine, Launch, Mount
 from envbuild.local.ports import check_ports
@@ -77,7 +77,7 @@ def home(launch: Launch) -> str | None:
 def folders(path: str) -> bytes:
     """A tar of a folder that anybody may write to, whoever the program runs as; of those above it, what /tmp is."""
     relative = path.lstrip("/")
-    return b"".join(tarred({}, dict.fromkeys((*parents([relative]), relative), 0o1777)))
+    return b"".join(tar_stream({}, dict.fromkeys((*parents([relative]), relative), 0o1777)))
 
 
 def _covers(mount: Mount, path: str) -> bool:

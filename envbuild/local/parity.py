@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from envbuild.engine.image import Report
 from envbuild.errors import UsageError
 from envbuild.local.contract import recorded_model
 from envbuild.local.model import Subject
-from envbuild.stamp import ModelUri
+from envbuild.report import Reporter
+from envbuild.stamp.store import ModelUri
 from envbuild.verify.findings import Finding
 from envbuild.verify.golden import Runner, check
 
 
-def parity(subject: Subject, runner: Runner, *, cache: Path, report: Report) -> Iterator[Finding]:
+def parity(subject: Subject, runner: Runner, *, cache: Path, report: Reporter) -> Iterator[Finding]:
     """Run the recorded sample in an environment; yield what differs, else one finding with the largest difference.
 
     UsageError at once where nobody says which sample or model is meant, StampError where the model cannot be had,

@@ -6,7 +6,7 @@ from envbuild.errors import counted
 from envbuild.local.model import Choice, Subject
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.oci.digest import Digest
-from envbuild.stamp import StampedImage
+from envbuild.stamp.record import StampedImage
 from envbuild.verify.rules.builds import family
 from envbuild.verify.rules.known import is_nvidia
 from envbuild.verify.rules.saying import listing

@@ -17,7 +17,7 @@ import docker
 from docker.errors import APIError, DockerException, NotFound
 from requests import RequestException
 
-from envbuild.engine.client import explanation, told
+from envbuild.engine.client import explanation, translated_errors
 from envbuild.errors import MissingComponentError, UsageError
 from envbuild.local.model import Engine, Launch
 from envbuild.local.options import Attached, Caller, container_config, folders, home
@@ -36,7 +36,7 @@ from envbuild.local.terminal import (
     terminal_size,
     wire_of,
 )
-from envbuild.waiting import as_completed
+from envbuild.retry import as_completed
 
 T = TypeVar("T")
 Tell = Callable[[str], object]
@@ -72,7 +72,7 @@ def run_launch(client: docker.DockerClient, engine: Engine, launch: Launch, tell
     check_output()
     _check_sources(engine, launch)
     attached = Attached(stdin=has_input(), size=terminal_size() if launch.interactive else None)
-    with told(), _patient(client), caught_signals() as caught:
+    with translated_errors(), _patient(client), caught_signals() as caught:
         config = container_config(launch, engine, _caller(), attached)
         run = _Run(client, launch, attached, caught, tell)
         try:

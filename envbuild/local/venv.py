@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.filesize import decimal
 
 from envbuild.cache import workplace
 from envbuild.capture.machine import platform_facts
-from envbuild.engine.image import Report
 from envbuild.errors import BuildError, UsageError, counted
 from envbuild.local.model import Choice, Machine, Subject
 from envbuild.local.venv_folder import Made, begun, check_place, finished, is_held, moved, opened
@@ -22,6 +21,7 @@ from envbuild.lock.formats import WHEELS, requirements_text
 from envbuild.lock.model import Lock
 from envbuild.lock.tags import Rank, parsed_wheel, ranked_tags
 from envbuild.oci.layout import ARCHITECTURES
+from envbuild.report import Reporter
 
 _EXACTLY = (
     *("--no-deps", "--no-index", "--require-hashes", "--only-binary", ":all:"),
@@ -31,15 +31,8 @@ _NAMED = 5
 _CONTAINER = "leave out --venv, and let a container engine run its image"
 
 
-class Teller(Report, Protocol):
-    """Who is told what goes on."""
-
-    def warn(self, text: str, /) -> None:
-        """Say what the reader should not miss."""
-
-
 @contextmanager
-def held_venv(folder: Path, lock: Lock, python: str, report: Teller, *, cache: Path) -> Iterator[Path]:
+def held_venv(folder: Path, lock: Lock, python: str, report: Reporter, *, cache: Path) -> Iterator[Path]:
     """Have a virtual environment of exactly the locked wheels in a folder, and yield its interpreter.
 
     Nobody changes it until the block ends. `python` is the exact version that is wanted; another of the same minor
@@ -68,7 +61,7 @@ def held_venv(folder: Path, lock: Lock, python: str, report: Teller, *, cache: P
         yield folder / "bin" / "python"
 
 
-def _say_python(folder: Path, held: Made, python: str, lock: Lock, report: Teller) -> None:
+def _say_python(folder: Path, held: Made, python: str, lock: Lock, report: Reporter) -> None:
     if python not in {held.python, lock.target.python_minor}:
         report.warn(
             f"its Python is {held.python}: {python} is neither on this machine nor could it be downloaded; "
@@ -99,13 +92,13 @@ def _fits(filename: str, tags: Rank) -> bool:
     return wheel is not None and any(tag in tags for tag in wheel[3])
 
 
-def _say_moved(folder: Path, lock: Lock, report: Teller) -> None:
+def _say_moved(folder: Path, lock: Lock, report: Reporter) -> None:
     report.note(f"{folder} was made from the same lock, and is kept")
     if changes := moved(folder, lock):
         report.warn(f"packages of it were changed since: {_some(changes)}; remove {folder} to have the lock's again")
 
 
-def _make(folder: Path, lock: Lock, python: str, report: Teller, cache: Path, key: int) -> None:
+def _make(folder: Path, lock: Lock, python: str, report: Reporter, cache: Path, key: int) -> None:
     """Fill the folder; after an error or Ctrl-C nothing is left in it."""
     program = interpreter(python, report)
     report.step(f"making a virtual environment of {counted(len(lock.wheels), 'wheel')} in {folder}")
@@ -135,7 +128,7 @@ def _check_whole(folder: Path, lock: Lock) -> None:
         raise BuildError(f"uv installed something else: {_some(changes)}", where=str(folder), todo=todo)
 
 
-def _fetched(lock: Lock, shelf: Path, cache: Path, report: Report) -> None:
+def _fetched(lock: Lock, shelf: Path, cache: Path, report: Reporter) -> None:
     """Put verified wheels under their names beside a requirements file that has their digests once more."""
     (shelf / WHEELS).mkdir()
     (shelf / "requirements.txt").write_bytes(requirements_text(lock))

@@ -13,13 +13,13 @@ from typing import IO, Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild.engine.image import Report
 from envbuild.errors import UsageError
 from envbuild.files import write_whole
 from envbuild.lock.model import Lock
 from envbuild.lock.tags import same_version
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
+from envbuild.report import Reporter
 
 MARKER = ".envbuild.json"
 """What makes a folder one of ours; it says from which lock only when everything is there."""
@@ -79,7 +79,7 @@ def check_place(folder: Path) -> None:
 class Door:
     """The lock of a folder: used by many, or changed by one."""
 
-    def __init__(self, folder: Path, file: IO[bytes], report: Report) -> None:
+    def __init__(self, folder: Path, file: IO[bytes], report: Reporter) -> None:
         self._folder, self._file, self._report = folder, file, report
 
     @property
@@ -109,7 +109,7 @@ class Door:
 
 
 @contextmanager
-def opened(folder: Path, report: Report) -> Iterator[Door]:
+def opened(folder: Path, report: Reporter) -> Iterator[Door]:
     """Have a folder's lock at hand, the folder made where it is missing; UsageError where it holds what is not ours."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,16 +8,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from envbuild.engine.image import Report
 from envbuild.errors import MissingComponentError
 from envbuild.lock.settings import uv_environment, uv_program, without_credentials
+from envbuild.report import Reporter
 
 _ALONE = ("--no-project", "--system")
 """No project's Python, and none of a virtual environment that is active."""
 _MOST_LINES = 6
 
 
-def interpreter(python: str, report: Report) -> Path:
+def interpreter(python: str, report: Reporter) -> Path:
     """Find CPython of an exact version here, else have uv download it; then the same for its minor version.
 
     MissingComponentError where there is none at all.
@@ -50,7 +50,7 @@ def _here(version: str) -> Path | None:
     return Path(found.stdout.strip()) if found.returncode == 0 else None
 
 
-def _downloaded(version: str, report: Report) -> str:
+def _downloaded(version: str, report: Reporter) -> str:
     """Have uv install its own build, where it keeps these; what it says if that fails."""
     allowed = os.environ.get("UV_PYTHON_DOWNLOADS") or "manual"
     environment = uv_environment() | {"UV_PYTHON_DOWNLOADS": allowed}

@@ -1,8 +1,8 @@
 """HTTP clients for package indexes: certificates, credentials, retries, and errors that say what to do."""
 
-import email.utils
 import netrc
 import os
+import re
 import ssl
 import subprocess
 import threading
@@ -10,28 +10,24 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
-from datetime import UTC, datetime
 from functools import lru_cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Self, TypeVar
 
 import certifi
 import httpx
 
-from envbuild import waiting
 from envbuild.errors import LockError, UsageError
 from envbuild.files import home_folder
 from envbuild.lock.settings import IndexSettings, bare_url
 from envbuild.network import enforce_minimum_rate
+from envbuild.retry import TRANSIENT_STATUSES, Retry, Transient
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 
-_DELAYS = (0.5, 1.5)
-"""Seconds before the second and the third try."""
-_LONGEST_DELAY = 30.0
-"""The longest Retry-After, in seconds, that is respected."""
-_TEMPORARY = frozenset({408, 425, 429})
+RETRY = Retry(first=0.5, longest=30.0)
 _TIMEOUT = httpx.Timeout(30, connect=15)
 _WORKERS = 4
 """Each has its own connection, and so its own name lookup, which takes seconds where a packet is lost."""
@@ -138,24 +134,29 @@ def in_parallel(function: Callable[[Value], Result], values: Iterable[Value]) ->
 
 def retried(action: Callable[[], Result], url: str, pause: Callable[[float], object] = time.sleep) -> Result:
     """Run `action` up to three times, as long as the error may be temporary; then raise LockError."""
-    for delay in (*_DELAYS, None):
+
+    def attempt(_number: int) -> Result:
         try:
             return action()
+        except httpx.HTTPStatusError as error:
+            status = error.response.status_code
+            if status in TRANSIENT_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                seconds = error.response.headers.get("Retry-After", "")
+                # The date form is ignored, as clocks differ.
+                after = float(seconds) if re.fullmatch(r"[0-9]{1,9}", seconds) else None
+                raise Transient(explained(error, url), after=after) from error
+            raise explained(error, url) from error
+        except httpx.UnsupportedProtocol as error:
+            raise explained(error, url) from error
+        except httpx.TransportError as error:
+            raise Transient(explained(error, url)) from error
         except httpx.HTTPError as error:
-            if isinstance(error, httpx.HTTPStatusError):
-                temporary = error.response.status_code >= 500 or error.response.status_code in _TEMPORARY
-            else:
-                temporary = isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
-            if delay is None or not temporary:
-                raise explained(error, url) from error
-            seconds = _retry_after(error) or delay
-            if seconds >= waiting.SILENCE:
-                waiting.announce(f"waiting {seconds:.0f} s before the next try: {bare_url(url)}")
-            pause(seconds)
+            raise explained(error, url) from error
         except httpx.InvalidURL as error:
             todo = "correct it; if it is correct, check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
             raise LockError(f"the address is not valid: {error}", where=bare_url(url), todo=todo) from error
-    raise AssertionError
+
+    return RETRY.run(attempt, pause=pause)
 
 
 def explained(error: httpx.HTTPError, url: str) -> LockError:
@@ -232,15 +233,3 @@ def _from_keyring(place: httpx.URL) -> str | None:
         if not done.returncode and done.stdout.strip():
             return done.stdout.strip()
     return None
-
-
-def _retry_after(error: httpx.HTTPError) -> float | None:
-    """The Retry-After of the answer in seconds (RFC 9110, section 10.2.3), within reason."""
-    text = error.response.headers.get("Retry-After", "") if isinstance(error, httpx.HTTPStatusError) else ""
-    if text.isdigit():
-        return min(float(text), _LONGEST_DELAY)
-    try:
-        until = email.utils.parsedate_to_datetime(text) - datetime.now(UTC)
-    except (ValueError, TypeError):
-        return None
-    return min(max(until.total_seconds(), 0.0), _LONGEST_DELAY)

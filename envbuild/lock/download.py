@@ -23,7 +23,7 @@ from envbuild.lock.client import make_client, retried
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings, bare_url, local_path, read_settings
 from envbuild.oci.digest import Digest
-from envbuild.waiting import as_completed
+from envbuild.retry import as_completed
 
 Report = Callable[[int, int, str], None]
 """Called with bytes done, bytes of all wheels, and the name of the file at hand; by one thread at a time."""

@@ -15,7 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from envbuild import waiting
+from envbuild import report
 from envbuild.errors import LockError
 from envbuild.lock.client import Client, LateClient, in_parallel
 from envbuild.lock.dependencies import Conflict, find_conflict, marker_environment, readable_requirements
@@ -105,14 +105,14 @@ def run_resolver(
         try:
             while out is None:
                 try:
-                    out, err = process.communicate(text, waiting.SILENCE)
+                    out, err = process.communicate(text, report.SILENCE)
                 except subprocess.TimeoutExpired:
                     text, waited = None, time.monotonic() - started  # the text is already being sent
                     if waited > RESOLVER_SECONDS:
                         todo = "check the index, the network and the proxy, then run again"
                         what = f"{name} did not end within {waited:.0f} s"
                         raise LockError(what, where=_SETTINGS, todo=todo) from None
-                    waiting.announce(f"waiting for {name}, which asks the package index ({waited:.0f} s)")
+                    report.announce(f"waiting for {name}, which asks the package index ({waited:.0f} s)")
         except BaseException:
             process.kill()
             raise

@@ -28,7 +28,7 @@ from envbuild.oci.image import (
     parse_manifest,
 )
 from envbuild.oci.index import Content, top_index
-from envbuild.waiting import as_completed
+from envbuild.retry import as_completed
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -26,8 +26,8 @@ from google.protobuf.json_format import ParseError
 from requests import RequestException
 
 from envbuild.errors import RegistryError
+from envbuild.network import is_loopback
 from envbuild.registry.faults import printable
-from envbuild.registry.transport import is_loopback
 
 ENDPOINT = "ENVBUILD_ARTIFACT_REGISTRY_ENDPOINT"
 """The variable that names another API endpoint; one on loopback is used without credentials."""

@@ -14,8 +14,8 @@ from envbuild.errors import RegistryError
 from envbuild.network import read_document
 from envbuild.registry.credentials import Credentials, Found, find
 from envbuild.registry.faults import Aim, redacted, refusal
-from envbuild.registry.retry import TRANSIENT_STATUSES, Transient
 from envbuild.registry.transport import Transport, explained, hop
+from envbuild.retry import TRANSIENT_STATUSES, Transient
 
 _SCHEME = re.compile(r"[\s,]*([A-Za-z][A-Za-z0-9_-]*)(?=\s|,|$)")
 _PARAMETER = re.compile(r'[\s,]*([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))', re.DOTALL)

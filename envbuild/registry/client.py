@@ -6,8 +6,9 @@ still being written goes by one PATCH between them, as Docker's engine and go-co
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import BinaryIO, Self, TypeVar
 
@@ -17,12 +18,56 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_INDEX, DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Opener
 from envbuild.registry.auth import Authorizer, bounded, retry_after
-from envbuild.registry.body import Progress, blob_reader, outgoing
-from envbuild.registry.call import Call, Manifest
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import CHECK_REGISTRY, Aim, redacted, refusal
-from envbuild.registry.retry import TRANSIENT_STATUSES, Retry, Transient
-from envbuild.registry.transport import LONG_ANSWER, Transport, api_root, hop, same_origin
+from envbuild.registry.transport import (
+    LONG_ANSWER,
+    Progress,
+    Transport,
+    api_root,
+    blob_reader,
+    hop,
+    outgoing,
+    same_origin,
+)
+from envbuild.retry import TRANSIENT_STATUSES, Retry, Transient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A manifest as the registry sent it."""
+
+    data: bytes
+    media_type: str
+    """The Content-Type, without parameters."""
+    said_digest: str
+    """The Docker-Content-Digest header, empty when there was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request, which may have to be sent more than once."""
+
+    method: str
+    url: httpx.URL
+    aim: Aim
+    source: str = ""
+    """Another repository to read from in the same request (mount)."""
+    headers: dict[str, str] = field(default_factory=dict)
+    body: Callable[[], bytes | Iterable[bytes]] | None = None
+    """Makes the body anew for each sending."""
+    large: bool = False
+    answer_within: float | None = None
+    """Seconds that the registry may take until it begins to answer; None for the usual ones."""
+    also: frozenset[int] = frozenset()
+    """Statuses beside success that the caller understands."""
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        actions = "pull,push" if self.aim.action == "push" else "pull"
+        own = f"repository:{self.aim.repository}:{actions}"
+        return (own, f"repository:{self.source}:pull") if self.source else (own,)
+
 
 MANIFEST_LIMIT = 4 << 20
 """Bytes of the largest manifest that is read; every registry takes as much (distribution-spec, "Pushing Manifests")."""

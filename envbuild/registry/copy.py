@@ -1,6 +1,5 @@
 """Registry -> registry: manifests byte for byte, blobs mounted where that can be, else streamed; nothing is kept."""
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -14,9 +13,10 @@ from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.pull import ARCHITECTURES, chosen, read_manifest, reason
-from envbuild.registry.push import PARALLEL, Report, confirm
-from envbuild.registry.retry import Retry
+from envbuild.registry.push import PARALLEL, confirm
 from envbuild.registry.tags import publish
+from envbuild.report import SILENT, Reporter
+from envbuild.retry import Retry
 
 _DEPTH = 3
 """Indexes in indexes; nobody makes more."""
@@ -57,7 +57,7 @@ def copy_image(
     target: Reference,
     *,
     machine: str | None = None,
-    report: Report = lambda _name, _done, _size: None,
+    report: Reporter = SILENT,
     retry: Retry | None = None,
 ) -> Copied:
     """Copy an image, or an index with all its images, and give it the target's tag, else the source's.
@@ -71,9 +71,7 @@ def copy_image(
         here = there if same else stack.enter_context(Registry(source.registry, retry=retry))
         parts = _parts(here, source, ARCHITECTURES.get(machine, machine) if machine else None)
         lacking = [part for part in parts if not there.has_manifest(target.repository, part.digest)]
-        copy = _Copy(
-            here=here, source=source.repository, there=there, target=target.repository, report=_one_by_one(report)
-        )
+        copy = _Copy(here=here, source=source.repository, there=there, target=target.repository, report=report)
         blobs = {blob.digest: blob for part in lacking for blob in part.blobs}
         sent, mounted = copy.blobs(sorted(blobs.values(), key=lambda blob: (-blob.size, blob.digest)))
         for part in lacking:
@@ -109,16 +107,6 @@ def _below(registry: Registry, source: Reference, value: Mapping[str, Any], data
     yield _Part(data=data, media_type=str(value["mediaType"]), blobs=tuple(map(Descriptor.from_dict, blobs)))
 
 
-def _one_by_one(report: Report) -> Report:
-    lock = threading.Lock()
-
-    def told(name: str, done: int, size: int) -> None:
-        with lock:
-            report(name, done, size)
-
-    return told
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
     """From a repository to another one."""
@@ -128,7 +116,7 @@ class _Copy:
     there: Registry
     """The very same object where both repositories lie in one registry."""
     target: str
-    report: Report
+    report: Reporter
 
     def blobs(self, blobs: Sequence[Descriptor]) -> tuple[int, int]:
         """Bring all blobs; return the bytes that were sent, and those that were mounted."""
@@ -144,13 +132,13 @@ class _Copy:
         return sum(sent for sent, _ in done), sum(mounted for _, mounted in done)
 
     def _blob(self, blob: Descriptor) -> tuple[int, int]:
-        name, size = str(blob.digest), blob.size
+        name, size = f"copying {blob.digest}", blob.size
         if self.there.has_blob(self.target, blob.digest):
-            self.report(name, size, size)
+            self.report.progress(name, size, size)
             return 0, 0
         if self.here is self.there and self.there.mount(self.target, blob.digest, source=self.source):
-            self.report(name, size, size)
+            self.report.progress(name, size, size)
             return 0, size
         opened = partial(self.here.open_blob, self.source, blob)
-        self.there.put_blob(self.target, blob, opened, progress=lambda done: self.report(name, done, size))
+        self.there.put_blob(self.target, blob, opened, progress=lambda done: self.report.progress(name, done, size))
         return size, 0

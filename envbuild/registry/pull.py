@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,11 +23,11 @@ from envbuild.oci.image import (
     parse_manifest,
 )
 from envbuild.oci.reference import Reference
-from envbuild.registry.call import Manifest
-from envbuild.registry.client import MANIFEST_LIMIT, Registry
+from envbuild.registry.client import MANIFEST_LIMIT, Manifest, Registry
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import CHECK_REGISTRY, printable
-from envbuild.registry.retry import Retry
+from envbuild.retry import Retry
+from envbuild.trust import Claim, Voucher
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 _LAYERS = frozenset({LAYER_GZIP, LAYER_TAR, LAYER_ZSTD})
@@ -149,3 +150,35 @@ def _oci(descriptor: Descriptor, reference: Reference) -> Descriptor:
         what = f"{reference} has a layer of type {printable(media_type)}, which cannot be read"
         raise RegistryError(what, where=str(reference), todo="name a base with tar layers that are in the registry")
     return Descriptor(media_type, descriptor.digest, descriptor.size, descriptor.annotations)
+
+
+def environment_tag(environment: Digest) -> str:
+    """`env-a1b2c3d4e5f6`: the tag of an environment's image; a guess only, so what it names is looked at."""
+    return f"env-{environment.short}"
+
+
+def find_environment(
+    reference: Reference,
+    environment: Digest,
+    *,
+    machine: str,
+    credentials: Credentials | None = None,
+    retry: Retry | None = None,
+) -> Claim[Image] | None:
+    """Find what a repository has as the image of an environment; None when it has none. RegistryError as `pull`."""
+    tagged = replace(reference, tag=environment_tag(environment), digest=None)
+    return find_tagged(tagged, machine=machine, credentials=credentials, retry=retry)
+
+
+def find_tagged(
+    tagged: Reference, *, machine: str, credentials: Credentials | None = None, retry: Retry | None = None
+) -> Claim[Image] | None:
+    """Find the image under a tag that anybody who may push can have set; None when there is none."""
+    try:
+        image = pull(tagged, machine=machine, credentials=credentials, retry=retry)
+    except RegistryError as error:
+        if error.status == 404:
+            return None
+        raise
+    found = tuple(replace(layer, found="registry") for layer in image.layers)
+    return Claim(replace(image, layers=found), Voucher.REGISTRY, str(tagged))

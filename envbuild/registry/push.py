@@ -1,4 +1,4 @@
-"""Image -> registry: blobs in parallel, then the manifest by digest, then its confirmation; tags come last."""
+"""Image or index -> registry: blobs in parallel, the manifest by digest, its confirmation; tags come last."""
 
 import json
 import threading
@@ -15,20 +15,21 @@ from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.blobs import open_file
 from envbuild.oci.digest import Digest
 from envbuild.oci.growing import AbandonedError, GrowingBlob
-from envbuild.oci.image import CONFIG, MANIFEST, Descriptor, Image, Layer
+from envbuild.oci.image import CONFIG, INDEX, MANIFEST, Descriptor, Image, Layer
+from envbuild.oci.index import ImageIndex
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import CHECK_REGISTRY, printable
-from envbuild.registry.retry import Retry
 from envbuild.registry.tags import publish
-from envbuild.waiting import as_completed
+from envbuild.report import SILENT, Reporter
+from envbuild.retry import Retry, as_completed
 
+_LABEL = 60
+"""Characters of a layer's name in progress lines."""
 PARALLEL = 4
 """Blobs at once; go-containerregistry's number."""
 
-Report = Callable[[str, int, int], None]
-"""Told what a blob holds, the bytes of it that are there, and all of its bytes; never by two threads at once."""
 Landed = Callable[[GrowingBlob], None]
 """Told, by a thread of its own, a layer that was sent while it was written, once the registry has it."""
 How = Literal["sent", "mounted", "there"]
@@ -54,7 +55,7 @@ def push(
     reference: Reference,
     *,
     tags: Sequence[str] = (),
-    report: Report = lambda _name, _done, _size: None,
+    report: Reporter = SILENT,
     credentials: Credentials | None = None,
     retry: Retry | None = None,
 ) -> PushResult:
@@ -84,7 +85,7 @@ class Upload:
         self,
         reference: Reference,
         *,
-        report: Report = lambda _name, _done, _size: None,
+        report: Reporter = SILENT,
         landed: Landed = lambda _blob: None,
         credentials: Credentials | None = None,
         retry: Retry | None = None,
@@ -216,7 +217,7 @@ class Upload:
 
     def _told(self, label: str, done: int, size: int) -> None:
         with self._lock:
-            self._report(label, done, size)
+            self._report.progress(f"pushing {label[:_LABEL]}", done, size)
 
 
 def _config(image: Image) -> Layer:
@@ -264,3 +265,36 @@ def confirm(registry: Registry, reference: Reference, data: bytes) -> None:
         what = f"{reference.registry} does not confirm {digest}: it gives {other}"
         todo = f"nothing was tagged or stamped; {CHECK_REGISTRY}"
         raise RegistryError(what, where=str(reference.at(digest)), todo=todo)
+
+
+def push_index(
+    index: ImageIndex,
+    reference: Reference,
+    *,
+    tags: Sequence[str] = (),
+    image_tags: Mapping[Digest, Sequence[str]] | None = None,
+    report: Reporter = SILENT,
+    credentials: Credentials | None = None,
+    retry: Retry | None = None,
+) -> PushResult:
+    """Push an index and its images; tag it with the reference's tag and `tags`, and its images with `image_tags`.
+
+    Raises RegistryError, BuildError when a layer's bytes are not what its descriptor says, and UsageError. After an
+    error before the index is confirmed no tag points to it or to one of its images.
+    """
+    place = replace(reference, tag=None, digest=None)
+    # The images' tags first: whoever finds the index by its tag finds the rest done.
+    wanted = {place.at(it): valid_tags(place, named, it) for it, named in (image_tags or {}).items()}
+    wanted[place.at(index.digest)] = valid_tags(reference, tags, index.digest)
+    pushed = [push(image, place, report=report, credentials=credentials, retry=retry) for image in index.images]
+    with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
+        if not registry.has_manifest(place.repository, index.digest):
+            registry.put_manifest(place.repository, str(index.digest), index.data, INDEX)
+        confirm(registry, place, index.data)
+    if any(wanted.values()):
+        publish(wanted, credentials=credentials, retry=retry)
+    return PushResult(
+        reference=place.at(index.digest),
+        uploaded=sum(result.uploaded for result in pushed),
+        existing=sum(result.existing for result in pushed),
+    )

@@ -11,7 +11,7 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.pull import named_manifest
-from envbuild.registry.retry import Retry
+from envbuild.retry import Retry
 
 _REFUSALS = frozenset({400, 403, 405, 409, 412})
 """How registries answer who moves a tag that may not: they do not agree on one."""

@@ -1,5 +1,7 @@
-"""HTTP to a registry: one pool, timeouts, cancellation, and where a registry may send its clients."""
+"""HTTP to a registry: connections, timeouts, cancellation, redirects, and the bodies of blobs."""
 
+import hashlib
+import io
 import ipaddress
 import logging
 import os
@@ -7,18 +9,21 @@ import socket
 import ssl
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Any
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import httpx
 
 from envbuild.errors import RegistryError
-from envbuild.network import enforce_minimum_rate
+from envbuild.network import enforce_minimum_rate, is_loopback
+from envbuild.oci.blobs import read_blob
+from envbuild.oci.image import Descriptor, Opener
 from envbuild.oci.reference import DOCKER_HUB
 from envbuild.registry.faults import CHECK_REGISTRY, is_tls, redacted, unreachable
-from envbuild.registry.retry import Transient
+from envbuild.retry import Retry, Transient
 
 CONNECT = 10.0
 ANSWER = 60.0
@@ -30,16 +35,6 @@ _DOCKER_HUB_API = "registry-1.docker.io"
 # Both log URLs and response headers, where upload and storage locations carry signatures.
 for _name in ("httpx", "httpcore"):
     logging.getLogger(_name).setLevel(logging.WARNING)
-
-
-def is_loopback(host: str) -> bool:
-    """True for localhost, 127.0.0.0/8 and ::1; `host` has no port and no brackets."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def api_root(host: str) -> httpx.URL:
@@ -234,3 +229,95 @@ def _cut(opened: socket.socket) -> None:
     with suppress(OSError):
         # Not SSLSocket.shutdown: it drops the TLS state first, and a write in between would go out plain.
         socket.socket.shutdown(opened, socket.SHUT_RDWR)
+
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_CHUNK = 1 << 20
+
+Progress = Callable[[int], None]
+"""Is told how many bytes of a blob have gone out, counted from 0 again for each try."""
+
+
+def outgoing(opener: Opener, descriptor: Descriptor, progress: Progress, check: Callable[[], None]) -> Iterator[bytes]:
+    """Yield a blob's bytes; BuildError before its last chunk when they are not the descriptor's.
+
+    So no registry ever gets a whole wrong blob. `check` is called before each chunk and may raise to stop.
+    """
+    sent = 0
+    for chunk in read_blob(opener, descriptor, where=str(descriptor.digest)):
+        check()
+        yield chunk
+        sent += len(chunk)
+        progress(sent)
+
+
+Opened = Callable[[int], httpx.Response]
+"""Asks for a blob from this byte on."""
+
+
+def blob_reader(opened: Opened, descriptor: Descriptor, retry: Retry) -> BinaryIO:
+    """Read a blob as a file that goes on after a break, and that checks size and digest at its end."""
+    # BufferedReader is a BinaryIO in all but name.
+    return cast("BinaryIO", io.BufferedReader(_Body(opened, descriptor, retry), _CHUNK))
+
+
+class _Body(io.RawIOBase):
+    """The bodies of one or, after breaks, several responses as raw input."""
+
+    def __init__(self, opened: Opened, descriptor: Descriptor, retry: Retry) -> None:
+        super().__init__()
+        self._opened, self._descriptor = opened, descriptor
+        self._breaks = retry.tries
+        """How often the connection may still break."""
+        self._hasher, self._size, self._rest = hashlib.sha256(), 0, memoryview(b"")
+        self._response = opened(0)
+        self._chunks = self._response.iter_raw()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        if not self._rest:
+            self._rest = memoryview(self._checked(self._next()))
+        view = memoryview(buffer).cast("B")
+        count = min(len(view), len(self._rest))
+        view[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def _next(self) -> bytes:
+        while True:
+            try:
+                with explained(self._response.request.url):
+                    return next((piece for piece in self._chunks if piece), b"")
+            except Transient as transient:
+                self._breaks -= 1
+                self._response.close()
+                if self._breaks <= 0:
+                    raise transient.error from transient
+            self._response = self._opened(self._size)
+            if self._size and self._response.status_code != HTTPStatus.PARTIAL_CONTENT:
+                raise RegistryError("the registry cannot go on in the middle of a blob", where=self._where)
+            self._chunks = self._response.iter_raw()
+
+    def _checked(self, chunk: bytes) -> bytes:
+        self._hasher.update(chunk)
+        self._size += len(chunk)
+        whole = self._size == self._descriptor.size and self._hasher.hexdigest() == self._descriptor.digest.hex
+        if self._size > self._descriptor.size or not (chunk or whole):
+            what = f"blob {self._descriptor.digest} is not what its digest says ({self._size} bytes read)"
+            todo = "push the image again from where it still is, and see whether the registry's storage is damaged"
+            raise RegistryError(what, where=self._where, todo=todo)
+        return chunk
+
+    @property
+    def _where(self) -> str:
+        return redacted(self._response.request.url)
+
+    def close(self) -> None:
+        # Also called for an object whose __init__ failed.
+        if hasattr(self, "_response"):
+            self._response.close()
+        super().close()

@@ -16,7 +16,7 @@ from envbuild.capture.model.places import STAMP_FOLDER
 from envbuild.errors import UsageError
 from envbuild.image.content import Content
 from envbuild.serve.model import APP_FOLDER, ServeOrder
-from envbuild.stamp import parse_model_uri
+from envbuild.stamp.store import parse_model_uri
 
 IGNORED = (
     ".git", ".hg", ".svn", "__pycache__", "*.pyc", ".venv", ".env", ".env.*", ".envrc", ".dockerignore", ".ds_store",

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from envbuild.attest import Facts, attest
-from envbuild.attest.model import DEBIAN
+from envbuild.attest.attach import attest
+from envbuild.attest.statement import DEBIAN, Facts
 from envbuild.build import Reporter
 from envbuild.build.attesting import build_options
 from envbuild.image import named_base
 from envbuild.oci.digest import Digest
-from envbuild.registry import publish
+from envbuild.registry.tags import publish
 from envbuild.serve.model import Origin, Served, ServeOrder
 from envbuild.serve.stamping import joined_lock
 

@@ -19,7 +19,9 @@ from envbuild.lock.run import Options, lock_above, useless
 from envbuild.lock.settings import read_settings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
-from envbuild.registry import PushResult, SharedCache, pull, push
+from envbuild.registry.pull import pull
+from envbuild.registry.push import PushResult, push
+from envbuild.registry.shared_cache import SharedCache
 from envbuild.serve.application import application_of
 from envbuild.serve.attesting import publish_served
 from envbuild.serve.check import OWN_RUNTIME, check_serving
@@ -34,11 +36,10 @@ from envbuild.serve.servers import server_parts
 from envbuild.serve.slim import proof_of
 from envbuild.serve.slim_parent import find_slimmed, slim_parent
 from envbuild.serve.stamping import stamp_served
-from envbuild.stamp import check_stampable
+from envbuild.stamp.stamping import check_stampable
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
 
-_NAME = 60
 """Letters of a layer's name beside a bar."""
 
 
@@ -289,8 +290,4 @@ def _pushed(order: Order, image: Image, report: Reporter) -> PushResult | None:
     if order.push is None:
         return None
     report.step(f"pushing to {order.push}")
-
-    def told(name: str, done: int, total: int) -> None:
-        report.progress(f"pushing {name[:_NAME]}", done, total)
-
-    return push(image, replace(order.push, tag=None), report=told)
+    return push(image, replace(order.push, tag=None), report=report)

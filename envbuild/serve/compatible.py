@@ -15,7 +15,7 @@ from envbuild.build import Reporter
 from envbuild.errors import UsageError
 from envbuild.manifest.artifact import Model
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
 from envbuild.serve.model import Origin, ServeOrder, ServerName
 from envbuild.serve.saved_model import SavedFacts, saved_facts
 from envbuild.serve.server_versions import (

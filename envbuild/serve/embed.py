@@ -16,7 +16,7 @@ from envbuild.image.content import Content
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.oci.digest import Digest
 from envbuild.serve.model import MODEL_FOLDER, Origin
-from envbuild.stamp import read_history
+from envbuild.stamp.history import read_history
 from envbuild.verify.golden.model import HeldModel, held
 from envbuild.verify.rules.modelfiles import Changes, compared
 from envbuild.verify.sides.content import as_stamped, is_rewritten

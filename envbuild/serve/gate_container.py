@@ -17,9 +17,7 @@ from docker.utils.socket import frames_iter
 from requests import RequestException
 
 from envbuild.engine.client import explanation
-from envbuild.engine.confinement import confinement
-from envbuild.engine.left import maker
-from envbuild.engine.tarred import parents, tarred
+from envbuild.engine.container import confinement, owner_suffix, parents, tar_stream
 from envbuild.recipe import PREFIX
 from envbuild.serve import probe
 
@@ -176,7 +174,7 @@ def serving(client: docker.DockerClient, launch: Launch) -> Iterator[Serving]:
 
     NotStartedError where it cannot be started, so that nothing of the image ran.
     """
-    api, name = client.api, f"envbuild-gate-{maker()}"
+    api, name = client.api, f"envbuild-gate-{owner_suffix()}"
     host = api.create_host_config(
         **confinement(client, launch.memory),
         log_config=LogConfig(type="none"),  # the engine must not fill its disk with what is printed
@@ -187,7 +185,7 @@ def serving(client: docker.DockerClient, launch: Launch) -> Iterator[Serving]:
                 launch.image, name=name, volumes=[FOLDER], environment=dict(launch.variables), host_config=host
             )
         files = {_PROBE: Path(probe.__file__), **launch.files}
-        api.put_archive(name, FOLDER, tarred(files, dict.fromkeys(parents(files), 0o755)))
+        api.put_archive(name, FOLDER, tar_stream(files, dict.fromkeys(parents(files), 0o755)))
         output = Output(launch.output)
         with _heard(client, name, output):
             with _told():

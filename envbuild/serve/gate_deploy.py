@@ -11,8 +11,8 @@ from envbuild.oci.image import Image, Layer
 from envbuild.oci.index import platform_name
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull
-from envbuild.stamp import Stamp, StampedImage
+from envbuild.registry.pull import pull
+from envbuild.stamp.record import Stamp, StampedImage
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import hold
 from envbuild.verify.rules.modelfiles import model_files

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from envbuild.engine.confinement import WRITABLE
+from envbuild.engine.container import WRITABLE
 from envbuild.manifest.artifact import Golden
 from envbuild.serve.gate_container import Reply, Serving
 from envbuild.serve.gate_sample import RULE as PREDICTED

@@ -9,7 +9,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.recipe import LAYER_FORMAT
-from envbuild.registry import find_tagged
+from envbuild.registry.pull import find_tagged
 from envbuild.trust import Claim
 
 RECIPE_LABEL = "dev.envbuild.serving"

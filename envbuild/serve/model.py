@@ -12,11 +12,11 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
-from envbuild.registry import PushResult
+from envbuild.registry.push import PushResult
 from envbuild.verify.findings import Finding
 
 if TYPE_CHECKING:
-    from envbuild.stamp import StampedImage
+    from envbuild.stamp.record import StampedImage
     from envbuild.verify.sides.model import StampedModel
 
 ServerName = Literal["fastapi", "tf-serving", "triton"]

@@ -22,7 +22,8 @@ from envbuild.oci.layout import ARCHITECTURES, read_layout
 from envbuild.oci.reference import Reference
 from envbuild.serve.model import Origin, ServeOrder
 from envbuild.serve.parent import check_parent
-from envbuild.stamp import Proof, Stamp, StampedImage, lock_name
+from envbuild.stamp.record import Stamp, StampedImage, lock_name
+from envbuild.stamp.signature import Proof
 from envbuild.verify.sides.current import current_stamp, manifest_copy
 from envbuild.verify.sides.model import StampedModel, artifact_findings, read_model
 
@@ -140,7 +141,7 @@ def _proof(order: ServeOrder) -> Proof | None:
     key, named = order.order.attestations.key, order.training_keys
     if not named and not key:
         return None
-    from envbuild.attest.records import record_keys, record_signer  # noqa: PLC0415 - its libraries are slow to import
+    from envbuild.attest.bundle import record_keys, record_signer  # noqa: PLC0415 - its libraries are slow to import
 
     # With a parent key alone, the stamp may be training's or an earlier one of this very signer.
     keys = record_keys(named) if order.signed or not key else record_signer(key, named)

@@ -4,7 +4,7 @@ from envbuild.build import Reporter
 from envbuild.errors import VerifyError
 from envbuild.oci.reference import Reference
 from envbuild.serve.model import ServeOrder
-from envbuild.stamp import StampedImage
+from envbuild.stamp.record import StampedImage
 from envbuild.verify.signed import check_signed
 
 

@@ -11,7 +11,9 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.tags import stamped_tag, tag_stamped
 from envbuild.serve.compatible import RELATION
 from envbuild.serve.model import Served, ServeOrder
-from envbuild.stamp import Seen, StampEntry, stamp
+from envbuild.stamp.history import Seen
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
 
 
 def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, report: Reporter) -> str:

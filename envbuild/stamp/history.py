@@ -1,14 +1,118 @@
 """All that a model was ever stamped with: its records, from the newest back to the first."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from envbuild.errors import VerifyError
+from envbuild.errors import StampConflict, StampError, VerifyError
 from envbuild.stamp.objects import Model, found, read_records
-from envbuild.stamp.record import Stamp, StampedImage, is_record_name, signature_name
-from envbuild.stamp.signature import Proof, prove, unproven, vouching
-from envbuild.stamp.stamping import Recorded, look, previous
+from envbuild.stamp.record import (
+    FOLDER,
+    RECORD_LIMIT,
+    Stamp,
+    StampedImage,
+    is_record_name,
+    pointed,
+    read_record,
+    signature_name,
+)
+from envbuild.stamp.signature import Proof, Signer, newest_signed, prove, records_of, unproven, vouching
 from envbuild.stamp.store import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One record, by its name inside the model's folder."""
+
+    name: str
+    stamp: Stamp | None
+    """None where there is no such record to be trusted; then nobody knows what was before it."""
+    data: bytes = b""
+    """The bytes that are there, with all that a newer minor version says."""
+    fault: str = ""
+    """Why there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The anchor, and the record that it pointed to, at one moment."""
+
+    state: State
+    record: Recorded | None
+    """None without a stamp; else one that has been read."""
+    base: tuple[str, Stamp] | None = None
+    """The record that the next one continues, and its name: this one, or for a key the newest that it has signed."""
+    records: Mapping[str, Stamp] = field(default_factory=dict)
+    """With a key, all records for the model."""
+
+    @property
+    def name(self) -> str | None:
+        """The record's name."""
+        return self.record.name if self.record else None
+
+    @property
+    def stamp(self) -> Stamp | None:
+        """What the record says."""
+        return self.record.stamp if self.record else None
+
+    @property
+    def continued(self) -> Stamp | None:
+        """The record that the next one continues, where it was written for this very content of the anchor."""
+        stamp = self.base[1] if self.base else None
+        return stamp if stamp and stamp.anchor.generation == self.state.generation else None
+
+    @property
+    def current(self) -> bool:
+        """Whether the record is of this very content: what replaced it, or a copy, may have kept the metadata."""
+        return self.stamp is not None and self.stamp.anchor.generation == self.state.generation
+
+    @property
+    def images(self) -> tuple[StampedImage, ...]:
+        """What this very content was stamped with."""
+        return self.stamp.images if self.stamp and self.current else ()
+
+
+def read_stamp(model_uri: str) -> Stamp | None:
+    """Read what a model is stamped with; None when it bears no stamp."""
+    with found(model_uri) as model:
+        return look(model).stamp
+
+
+def look(model: Model, signer: Signer | None = None) -> Seen:
+    """Read the anchor's state, the record that it points to, and the record that the next one continues."""
+    state = model.store.state(model.anchor)
+    if state is None:
+        raise StampConflict("the model was removed while it was looked at", where=model.uri, todo=_REPLACED)
+    name = pointed(state.metadata, model.uri)
+    records = records_of(model, name) if signer else {}
+    base = newest_signed(model, records, signer) if signer else None
+    if name is None:
+        return Seen(state=state, record=None, base=base, records=records)
+    data = model.store.read(name, limit=RECORD_LIMIT)
+    if data is None:
+        command = model.store.unpointing(model.anchor)
+        todo = f"copy its folder {FOLDER}/ from where it was stamped, or remove the pointer and stamp anew: {command}"
+        raise StampError(f"the record that the model points to is missing: {name}", where=model.uri, todo=todo)
+    record = read_record(name, data)
+    if signer is None:
+        base = (name, record)
+    return Seen(state=state, record=Recorded(name=name, stamp=record, data=data), base=base, records=records)
+
+
+_REPLACED = "stamp again only if the model that is there now comes from this run"
+
+
+def previous(model: Model, record: Stamp) -> Recorded | None:
+    """Read the record that a record continues; None when it continues none."""
+    name = record.previous
+    if name is None:
+        return None
+    data = model.store.read(name, limit=RECORD_LIMIT)
+    if data is None:
+        return Recorded(name=name, stamp=None, fault="not there any more")
+    try:
+        return Recorded(name=name, stamp=read_record(name, data), data=data)
+    except StampError as error:
+        return Recorded(name=name, stamp=None, data=data, fault=error.what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,18 @@ from pathlib import Path
 from envbuild.errors import EnvbuildError, StampError
 from envbuild.stamp.directory import DirectoryStore, read_file
 from envbuild.stamp.record import FOLDER, RECORD_LIMIT, Stamp, is_record_name, read_record
-from envbuild.stamp.store import SAVED_MODEL, Store, Unreachable, choose_anchor, is_model_file, order
-from envbuild.stamp.uri import LONGEST_NAME, ModelUri, encodable, parse_model_uri
+from envbuild.stamp.store import (
+    LONGEST_NAME,
+    SAVED_MODEL,
+    ModelUri,
+    Store,
+    Unreachable,
+    choose_anchor,
+    encodable,
+    is_model_file,
+    order,
+    parse_model_uri,
+)
 
 _LONGEST_OWN = len(f"/{FOLDER}/record-{64 * '0'}.json")
 """Bytes that the longest name of what a stamp writes adds to that of the folder."""

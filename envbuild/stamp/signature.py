@@ -1,7 +1,7 @@
 """Signatures of records: which stamp of a model is proven, and what makes one unsigned, foreign or out of date.
 
 A record's signature lies beside it and is written before the pointer moves, so that no pointer names a record whose
-signature is still to come. How a key signs and checks is not known here: see `envbuild.attest.records`.
+signature is still to come. How a key signs and checks is not known here: see `envbuild.attest.bundle`.
 """
 
 import os.path
@@ -13,8 +13,7 @@ from envbuild.errors import StampError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.stamp.objects import Model, Vouched, read_records
 from envbuild.stamp.record import Stamp, is_record_name, record_digest, signature_name
-from envbuild.stamp.store import Unreachable
-from envbuild.stamp.uri import parse_model_uri
+from envbuild.stamp.store import Unreachable, parse_model_uri
 from envbuild.trust import Claim, Voucher
 
 SIGNATURE_LIMIT = 1024 * 1024

@@ -9,20 +9,28 @@ A key vouches for a whole record. So a record that is signed continues the newes
 whatever the pointer names.
 """
 
+import getpass
+import json
+import os
+import platform
 import random
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from itertools import takewhile
+from typing import Any
 
+from envbuild.capture.redact import scrub_line
 from envbuild.errors import StampConflict, StampError
+from envbuild.files import credentials_path
+from envbuild.stamp.history import Seen, look, previous
 from envbuild.stamp.objects import Model, found
 from envbuild.stamp.record import (
     FOLDER,
     MAX_METADATA,
-    RECORD_LIMIT,
     Anchor,
     Content,
     Stamp,
@@ -34,9 +42,7 @@ from envbuild.stamp.record import (
     manifest_name,
     merged,
     metadata_size,
-    pointed,
     pointer,
-    read_record,
     record_bytes,
     record_digest,
     record_name,
@@ -44,9 +50,8 @@ from envbuild.stamp.record import (
     signature_name,
     stamped,
 )
-from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, newest_signed, records_of, vouching
-from envbuild.stamp.store import Changed, State, Unreachable, Unsure
-from envbuild.stamp.who import stamper
+from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, vouching
+from envbuild.stamp.store import Changed, Unreachable, Unsure
 
 TRIES = 16
 
@@ -66,58 +71,6 @@ class StampResult:
     """Why it does not."""
     unsigned_now: bool = False
     """Whether it is not signed, and takes the place of a record that is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """One record, by its name inside the model's folder."""
-
-    name: str
-    stamp: Stamp | None
-    """None where there is no such record to be trusted; then nobody knows what was before it."""
-    data: bytes = b""
-    """The bytes that are there, with all that a newer minor version says."""
-    fault: str = ""
-    """Why there is none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """The anchor, and the record that it pointed to, at one moment."""
-
-    state: State
-    record: Recorded | None
-    """None without a stamp; else one that has been read."""
-    base: tuple[str, Stamp] | None = None
-    """The record that the next one continues, and its name: this one, or for a key the newest that it has signed."""
-    records: Mapping[str, Stamp] = field(default_factory=dict)
-    """With a key, all records for the model."""
-
-    @property
-    def name(self) -> str | None:
-        """The record's name."""
-        return self.record.name if self.record else None
-
-    @property
-    def stamp(self) -> Stamp | None:
-        """What the record says."""
-        return self.record.stamp if self.record else None
-
-    @property
-    def continued(self) -> Stamp | None:
-        """The record that the next one continues, where it was written for this very content of the anchor."""
-        stamp = self.base[1] if self.base else None
-        return stamp if stamp and stamp.anchor.generation == self.state.generation else None
-
-    @property
-    def current(self) -> bool:
-        """Whether the record is of this very content: what replaced it, or a copy, may have kept the metadata."""
-        return self.stamp is not None and self.stamp.anchor.generation == self.state.generation
-
-    @property
-    def images(self) -> tuple[StampedImage, ...]:
-        """What this very content was stamped with."""
-        return self.stamp.images if self.stamp and self.current else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,12 +133,6 @@ def check_stampable(model_uri: str, signer: Signer | None = None) -> Seen:
             if fork := find_fork(model, seen.records, signer):
                 raise StampError(fork, where=model.uri)
         return seen
-
-
-def read_stamp(model_uri: str) -> Stamp | None:
-    """Read what a model is stamped with; None when it bears no stamp."""
-    with found(model_uri) as model:
-        return look(model).stamp
 
 
 def some_time(tried: int) -> None:
@@ -384,27 +331,6 @@ def _kept(base: Stamp, inputs: _Inputs) -> tuple[StampedImage, ...]:
     )
 
 
-def look(model: Model, signer: Signer | None = None) -> Seen:
-    """Read the anchor's state, the record that it points to, and the record that the next one continues."""
-    state = model.store.state(model.anchor)
-    if state is None:
-        raise StampConflict("the model was removed while it was looked at", where=model.uri, todo=_REPLACED)
-    name = pointed(state.metadata, model.uri)
-    records = records_of(model, name) if signer else {}
-    base = newest_signed(model, records, signer) if signer else None
-    if name is None:
-        return Seen(state=state, record=None, base=base, records=records)
-    data = model.store.read(name, limit=RECORD_LIMIT)
-    if data is None:
-        command = model.store.unpointing(model.anchor)
-        todo = f"copy its folder {FOLDER}/ from where it was stamped, or remove the pointer and stamp anew: {command}"
-        raise StampError(f"the record that the model points to is missing: {name}", where=model.uri, todo=todo)
-    record = read_record(name, data)
-    if signer is None:
-        base = (name, record)
-    return Seen(state=state, record=Recorded(name=name, stamp=record, data=data), base=base, records=records)
-
-
 _REPLACED = "stamp again only if the model that is there now comes from this run"
 
 
@@ -448,20 +374,6 @@ def _chain(model: Model, seen: Seen) -> Iterator[tuple[str, Stamp, Stamp | None]
         name, record = record.previous, before
 
 
-def previous(model: Model, record: Stamp) -> Recorded | None:
-    """Read the record that a record continues; None when it continues none."""
-    name = record.previous
-    if name is None:
-        return None
-    data = model.store.read(name, limit=RECORD_LIMIT)
-    if data is None:
-        return Recorded(name=name, stamp=None, fault="not there any more")
-    try:
-        return Recorded(name=name, stamp=read_record(name, data), data=data)
-    except StampError as error:
-        return Recorded(name=name, stamp=None, data=data, fault=error.what)
-
-
 def _check_rival(before: StampedImage | None, after: StampedImage | None, image: StampedImage, where: str) -> None:
     """StampConflict when a record put another image into the place of ours, be it one that was there before."""
     if after is None or after == before or after.digest == image.digest:
@@ -493,3 +405,52 @@ def _check_size(metadata: dict[str, str], where: str) -> None:
     if size > MAX_METADATA:
         todo = "remove metadata that the model does not need"
         raise StampError(f"the model's metadata would have {size} of {MAX_METADATA} bytes", where=where, todo=todo)
+
+
+_LONGEST = 200
+_IMPERSONATED = re.compile(r"/serviceAccounts/([^/:]+):generateAccessToken\Z")
+_CREDENTIALS_LIMIT = 1024 * 1024
+
+
+def stamper(*, google: bool) -> str | None:
+    """Return who is recorded to have stamped; None where nobody can tell, or where ENVBUILD_BY is set and empty.
+
+    ENVBUILD_BY if it is set; else the account that Google's default credentials name in their file, if `google`; else
+    `user@host`.
+    """
+    told = os.environ.get("ENVBUILD_BY")
+    if told is not None:
+        return _line(told)
+    return (google and _line(_account(_credentials()))) or _line(_here())
+
+
+def _line(text: str) -> str | None:
+    """One line of it that people can read, without what looks like a secret: it can never be taken back."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    return scrub_line(line)[:_LONGEST].strip() or None
+
+
+def _here() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return ""
+    return f"{user}@{platform.node()}"
+
+
+def _credentials() -> dict[str, Any]:
+    """Read the file that google.auth.default() looks into first, and nothing that has to be asked for."""
+    try:
+        with credentials_path(os.environ).open("rb") as file:
+            value = json.loads(file.read(_CREDENTIALS_LIMIT))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _account(credentials: dict[str, Any]) -> str:
+    """Name the account of the credentials' file (google-auth, `google/auth/_default.py`): only what is no secret."""
+    impersonated = _IMPERSONATED.search(str(credentials.get("service_account_impersonation_url") or ""))
+    if impersonated:
+        return impersonated[1]
+    return str(credentials.get("client_email") or credentials.get("account") or "")

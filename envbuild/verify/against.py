@@ -9,8 +9,8 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull
-from envbuild.stamp import StampedImage
+from envbuild.registry.pull import pull
+from envbuild.stamp.record import StampedImage
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import ARTIFACT, hold
 from envbuild.verify.sharing import prove_sharing

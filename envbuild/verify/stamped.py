@@ -6,8 +6,10 @@ from dataclasses import replace
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
-from envbuild.registry import Credentials, Registry, Retry, environment_tag
-from envbuild.registry.pull import read_manifest
+from envbuild.registry.client import Registry
+from envbuild.registry.credentials import Credentials
+from envbuild.registry.pull import environment_tag, read_manifest
+from envbuild.retry import Retry
 from envbuild.stamp.record import Stamp, StampedImage
 from envbuild.verify.findings import Finding
 

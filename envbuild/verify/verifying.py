@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from envbuild.cache import workplace
 from envbuild.errors import BuildError
@@ -13,23 +12,11 @@ from envbuild.lock.model import Lock
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe
+from envbuild.report import Reporter
 from envbuild.verify.deep import blob_findings, deep_findings, make_anew, read_anew
 from envbuild.verify.findings import Finding
 from envbuild.verify.matched import Matched, Run, loader_findings, match_run, stack_finding
 from envbuild.verify.standing import Subject, base_finding, standing
-
-
-class Teller(Protocol):
-    """Where it is told what goes on."""
-
-    def step(self, text: str) -> None:
-        """Announce a stage."""
-
-    def note(self, text: str) -> None:
-        """Say a detail."""
-
-    def progress(self, label: str, done: int, total: int | None) -> None:
-        """Show how many bytes are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +35,7 @@ class Inquiry:
     settings: IndexSettings
 
 
-def verify_image(inquiry: Inquiry, teller: Teller) -> tuple[Finding, ...]:
+def verify_image(inquiry: Inquiry, teller: Reporter) -> tuple[Finding, ...]:
     """Everything that has to agree, in the order of what it rests on; nothing more is asked of a wrong base.
 
     LockError for a wheel that cannot be had, MatchError and ManifestError for the run, BuildError where the image
@@ -70,7 +57,7 @@ class _Verification:
     subject: Subject
     folder: Path
     """Where what is made or remembered goes."""
-    teller: Teller
+    teller: Reporter
 
     def findings(self) -> Iterator[Finding]:
         first = base_finding(self.subject)

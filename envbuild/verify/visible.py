@@ -1,8 +1,8 @@
 """Whether data in Cloud Storage can be seen with the credentials of this machine."""
 
 from envbuild.errors import EnvbuildError
-from envbuild.stamp import parse_model_uri
 from envbuild.stamp.gcs import GcsStore, connected
+from envbuild.stamp.store import parse_model_uri
 
 
 def visible(uri: str) -> bool | None:

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import BinaryIO
 
 from envbuild.oci.digest import Digest
-from envbuild.waiting import collect_seldom, take_turns
+from envbuild.retry import collect_seldom, take_turns
 from envbuild.wheel.fingerprint import Fingerprint, fingerprint
 from envbuild.wheel.install import Scheme
 from envbuild.wheel.layer import LayerResult, write_layer

@@ -17,8 +17,6 @@ from tests.environ import cleaned
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, manifest_of
 
-BUILDERS = {"classic": {"DOCKER_BUILDKIT": "0"}, "buildkit": {}}
-"""What makes envbuild take one or the other."""
 WHEELS = (TENSORFLOW, TOOL)
 LARGE = make_wheel("tool", "1.0", {"tool.py": "def main(): pass", "tool.bin": bytes(160 << 20)})
 """A wheel that is small as a file, and 160 MiB on a disk."""
@@ -66,7 +64,7 @@ class Builds:
         if not (self.folder / "cache/bases").exists():
             (self.folder / "cache/bases").symlink_to(self.cache / "envbuild/bases")
         ours = {"TMPDIR": str(self.folder / "tmp"), "ENVBUILD_CACHE": str(self.folder / "cache"), "NO_COLOR": "1"}
-        return cleaned(os.environ) | ours | {"DOCKER_HOST": self.engine.url} | BUILDERS[self.builder]
+        return cleaned(os.environ) | ours | {"DOCKER_HOST": self.engine.url}
 
     def command(self, *arguments: str | Path) -> list[str]:
         options = ("--builder", "docker", "--base", "debian:bookworm", "--out", str(self.folder / "out"))

@@ -22,7 +22,9 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import CONFIG, INDEX, LAYER_GZIP, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, SharedCache, pull
+from envbuild.registry.client import Registry
+from envbuild.registry.pull import pull
+from envbuild.registry.shared_cache import SharedCache
 from tests.fakes.index import serving
 from tests.fakes.trees import BASE, image_of_trees
 from tests.fakes.wheels import make_wheel

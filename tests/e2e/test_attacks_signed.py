@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.attest import Wanted, sign
+from envbuild.attest.attach import AttestOptions, sign
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull, push
-from envbuild.stamp import StampEntry, stamp
+from envbuild.registry.pull import pull
+from envbuild.registry.push import push
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
 from tests.environ import cleaned
 from tests.fakes.trees import image_of_layers, layer_of_tree
-from tests.unit.attesting import Said, key_pair
+from tests.reporting import Recorder
+from tests.unit.attesting import key_pair
 from tests.unit.test_cli_bases import OLD
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, manifest_of
 from tests.unit.test_stamp import NOW
@@ -72,7 +75,7 @@ class Place:
         made = image_of_layers(*layers, env=json.loads(image.config)["config"]["Env"])
         reference = push(made, Reference.parse(f"{self.name}/serve:{tag}")).reference
         if key:
-            sign(reference, Wanted(key=str(key)), Said())
+            sign(reference, AttestOptions(key=str(key)), Recorder())
         return str(reference)
 
     def stamped(self, reference: str) -> None:

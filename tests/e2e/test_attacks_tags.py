@@ -5,17 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.attest import Wanted, sign
-from envbuild.attest.bundle import BUNDLE
+from envbuild.attest.attach import AttestOptions, sign
+from envbuild.attest.statement import BUNDLE
 from envbuild.oci.image import INDEX, canonical_json
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, push
+from envbuild.registry.client import Registry
+from envbuild.registry.push import push
 from envbuild.registry.referrers import Artifact, attach, read_artifact, referrers, subject_of
 from tests.fakes.images import image_of
 from tests.fakes.index import serving
 from tests.faults.proxy import FAIR, FaultyRegistry
 from tests.faults.site import tags_of
-from tests.unit.attesting import Said, key_pair
+from tests.reporting import Recorder
+from tests.unit.attesting import key_pair
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, Site
 
 pytestmark = pytest.mark.real
@@ -68,10 +70,10 @@ def test_serving_is_signed_only_on_a_training_image_that_the_key_signed(site, re
         return done.stderr
 
     assert f"the training image {trained} is not signed by --sign's key: it has no signature" in served(code=16)
-    sign(trained, Wanted(key=str(other)), Said())
+    sign(trained, AttestOptions(key=str(other)), Recorder())
     assert "none of its 1 signatures is by the key" in served(code=16)
     elsewhere = push(image_of([b"another image"]), Reference(registry.host, f"{name}/else")).reference
-    sign(elsewhere, Wanted(key=str(key)), Said())
+    sign(elsewhere, AttestOptions(key=str(key)), Recorder())
     with Registry(registry.host) as there:
         subject = subject_of(there, elsewhere).digest
         [one] = referrers(there, elsewhere.repository, subject)

@@ -12,17 +12,20 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from envbuild.attest import Facts, Wanted, attest
+from envbuild.attest.attach import AttestOptions, attest
+from envbuild.attest.statement import Facts
 from envbuild.lock.formats import pylock_text
 from envbuild.oci.image import INDEX, MANIFEST
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, push
+from envbuild.registry.client import Registry
+from envbuild.registry.push import push
 from envbuild.registry.referrers import Artifact, attach, subject_of
 from tests.e2e.parts import envbuild
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.sigstore import IDENTITY, SIGNED, FakeSigstore
-from tests.unit.attesting import Said, facts_of, key_pair, lock_of, wheel
+from tests.reporting import Recorder
+from tests.unit.attesting import facts_of, key_pair, lock_of, wheel
 
 pytestmark = pytest.mark.real
 DOCS = Path(__file__).parents[2] / "docs/attestations.md"
@@ -43,7 +46,7 @@ def signed(registry, tmp_path) -> tuple[Facts, Path]:
     facts = facts_at(registry.host, f"test/{uuid.uuid4().hex}")
     os.environ["COSIGN_PASSWORD"] = "letmein"
     try:
-        assert len(attest(facts, Wanted(key=str(private)), Said())) == 5
+        assert len(attest(facts, AttestOptions(key=str(private)), Recorder())) == 5
     finally:
         del os.environ["COSIGN_PASSWORD"]
     return facts, public

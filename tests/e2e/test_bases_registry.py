@@ -27,7 +27,10 @@ from envbuild.oci.image import (
 )
 from envbuild.oci.reference import Reference
 from envbuild.recipe import PYTHON_LABEL, Base, Recipe
-from envbuild.registry import Registry, Retry, pull, push
+from envbuild.registry.client import Registry
+from envbuild.registry.pull import pull
+from envbuild.registry.push import push
+from envbuild.retry import Retry
 from tests.e2e import services
 from tests.fakes.images import docker_manifest_of
 from tests.fakes.trees import layer_of_tree

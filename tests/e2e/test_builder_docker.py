@@ -1,4 +1,4 @@
-"""Images that a real engine builds of the context: by its first builder and by BuildKit, and all that can go wrong."""
+"""Images that a real engine builds of the context by BuildKit, and all that can go wrong."""
 
 import json
 import os
@@ -6,19 +6,13 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 import uuid
 from pathlib import Path
 
 import httpx
 import pytest
 
-from envbuild.base.process import running
-from envbuild.engine.build import built
-from envbuild.engine.building import Request
-from envbuild.engine.rest import had_images
 from envbuild.oci.layout import read_layout
-from envbuild.oci.tar import END
 from tests.e2e import services
 from tests.e2e.docker_builds import LARGE, WHEELS, Builds, explained, extra_step, gateway, variables, wheel_folder
 from tests.fakes.index import serving
@@ -33,13 +27,8 @@ pytestmark = pytest.mark.real
 SLEEP = 'RUN ["sleep", "20"]'
 
 
-@pytest.fixture(params=["classic", "buildkit"])
-def builds(request, tmp_path, engine, cache):
-    return Builds(tmp_path, engine, cache, request.param)
-
-
 @pytest.fixture
-def buildkit(tmp_path, engine, cache):
+def builds(tmp_path, engine, cache):
     return Builds(tmp_path, engine, cache, "buildkit")
 
 
@@ -83,62 +72,58 @@ def test_what_is_stamped_is_the_registrys_digest_and_nothing_is_shared_as_if_all
     assert pointer["objects"]["saved_model.pb"]["metadata"]["envbuild-image-train-cpu"] == result["image"]
     tags = httpx.get(f"http://{host}/v2/{name}/tags/list", trust_env=False).json()["tags"]
     assert f"stamped-{result['digest'][7:19]}" in tags
-    assert (
-        {tag}
-        <= {it for it in tags if not it.startswith(("stamped-", "sha256-", "pushing-"))}
-        <= {"classic", "buildkit"}
-    )
+    assert {tag} <= {it for it in tags if not it.startswith(("stamped-", "sha256-", "pushing-"))} <= {"buildkit"}
     assert [it["found"] for it in result["layers"]] == ["base", "made"]
     builds.forget()
     assert builds.left() == set()
 
 
-def test_an_image_that_cannot_be_signed_gets_no_tag_that_anybody_asked_for(buildkit, registry, tmp_path):
+def test_an_image_that_cannot_be_signed_gets_no_tag_that_anybody_asked_for(builds, registry, tmp_path):
     key, _ = key_pair(tmp_path)
     name = f"docker/{uuid.uuid4().hex}"
     with serving(*WHEELS) as index, FaultyRegistry(registry.host, FAIR) as proxy:
         proxy.subjects = 403
-        done = buildkit.run("--push", f"{proxy.host}/{name}:v1", "--sign", key, **variables(index.url))
+        done = builds.run("--push", f"{proxy.host}/{name}:v1", "--sign", key, **variables(index.url))
     assert done.returncode == 14, done.stderr
     assert "no tag was moved" in done.stderr
     assert {it.partition("-")[0] for it in tags_of(registry.host, name)} <= {"pushing"}
-    buildkit.forget()
+    builds.forget()
 
 
-def test_without_another_place_there_is_a_layout_on_the_bases_own_layers(buildkit):
-    done = buildkit.run("--offline", "--find-links", wheel_folder(buildkit.folder / "wheels"))
+def test_without_another_place_there_is_a_layout_on_the_bases_own_layers(builds):
+    done = builds.run("--offline", "--find-links", wheel_folder(builds.folder / "wheels"))
     assert done.returncode == 0, done.stderr
-    image = read_layout(buildkit.folder / "out", machine="x86_64")
-    assert done.stdout == f"{buildkit.folder / 'out'}@{image.digest}\n"
-    [base] = [read_layout(it.parent, machine="x86_64") for it in bases(buildkit.cache)]
+    image = read_layout(builds.folder / "out", machine="x86_64")
+    assert done.stdout == f"{builds.folder / 'out'}@{image.digest}\n"
+    [base] = [read_layout(it.parent, machine="x86_64") for it in bases(builds.cache)]
     assert image.layers[0].descriptor.digest == base.layers[0].descriptor.digest
-    buildkit.forget()
-    assert buildkit.left() == set()
+    builds.forget()
+    assert builds.left() == set()
 
 
 def bases(cache):
     return (cache / "envbuild/bases").glob("debian-bookworm-x86_64-*/index.json")
 
 
-def test_an_index_that_serves_other_bytes_is_found_out_and_the_lock_entry_is_named(buildkit):
+def test_an_index_that_serves_other_bytes_is_found_out_and_the_lock_entry_is_named(builds):
     """Parts of the file are the true ones, by which it is locked; the whole file is another."""
     other = make_wheel("tool", "1.0", {"tool.py": "import os"})
-    address = gateway(buildkit.engine)
+    address = gateway(builds.engine)
     with serving(*WHEELS, host=address) as index:
         index.files[TOOL.filename], index.shown[TOOL.filename] = other.data, TOOL.data
-        done = buildkit.run(**variables(index.url, UV_INSECURE_HOST=address, PIP_TRUSTED_HOST=address))
+        done = builds.run(**variables(index.url, UV_INSECURE_HOST=address, PIP_TRUSTED_HOST=address))
     said = explained(done, 13, r"the build failed, at tool==1\.0 of the lock \(tool-1\.0-py3-none-any\.whl, sha256:")
     assert f"| {' ' * 8}Expected sha256 {TOOL.sha256}" in said
-    assert buildkit.left() == set()
+    assert builds.left() == set()
 
 
-def test_a_step_that_fails_says_its_last_lines_and_leaves_nothing(buildkit):
-    templates = extra_step(buildkit.folder / "templates", "RUN echo so far; echo no further; exit 3")
-    done = buildkit.run("--offline", "--find-links", wheel_folder(buildkit.folder / "wheels"), "--template", templates)
+def test_a_step_that_fails_says_its_last_lines_and_leaves_nothing(builds):
+    templates = extra_step(builds.folder / "templates", "RUN echo so far; echo no further; exit 3")
+    done = builds.run("--offline", "--find-links", wheel_folder(builds.folder / "wheels"), "--template", templates)
     said = explained(done, 13, r"the build failed: a step ended with exit code 3\n")
     assert "\n  | so far\n  | no further\n" in said
     assert "where: " in said
-    assert buildkit.left() == set()
+    assert builds.left() == set()
 
 
 def test_ctrl_c_ends_the_build_and_leaves_nothing(builds):
@@ -148,35 +133,6 @@ def test_ctrl_c_ends_the_build_and_leaves_nothing(builds):
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=60) == 130, builds.said()
     assert builds.left() == set()
-
-
-def test_what_the_engine_copies_to_the_end_after_ctrl_c_is_removed(engine, tmp_path):
-    """It makes an image of it, which may have lost its parent by then."""
-    (tmp_path / "large").write_bytes(os.urandom(200 << 20))
-    (tmp_path / "Dockerfile").write_text("FROM hurried:1\nENV A=1\nCOPY large /large\nENV B=2\n")
-    request = Request(context=tmp_path, dockerfile="Dockerfile", platform="linux/amd64", wheels=(), network=False)
-    engine.client.api.import_image_from_data(END, repository="hurried", tag="1")
-    try:
-        before = had_images(engine.client)
-        with pytest.raises(KeyboardInterrupt), built(engine.client, request, Hurried(), buildkit=None, running=running):
-            raise AssertionError
-        time.sleep(5)  # for what would come
-        assert had_images(engine.client) == before
-    finally:
-        engine.client.images.remove("hurried:1")
-
-
-class Hurried:
-    """Somebody who presses Ctrl-C when files are copied."""
-
-    def note(self, text: str) -> None:
-        if " : COPY " in text:
-            raise KeyboardInterrupt
-
-    step = note
-
-    def progress(self, label: str, done: int, total: int | None) -> None:
-        """Nothing is shown."""
 
 
 def test_an_engine_that_is_killed_while_it_builds(builds):
@@ -192,7 +148,7 @@ def test_an_engine_that_is_killed_while_it_builds(builds):
 
 
 def test_a_full_disk_of_the_engine(tmp_path, engine, cache):
-    builds = Builds(tmp_path, engine, cache, "classic")
+    builds = Builds(tmp_path, engine, cache, "buildkit")
     links = wheel_folder(builds.folder / "wheels", TENSORFLOW, LARGE)
     with services.running_engine("280m") as small:
         builds.engine, builds.before = small, frozenset()
@@ -201,28 +157,28 @@ def test_a_full_disk_of_the_engine(tmp_path, engine, cache):
         assert builds.left() == set()
 
 
-def test_without_an_engine_nothing_is_begun(buildkit):
-    folder = buildkit.folder
+def test_without_an_engine_nothing_is_begun(builds):
+    folder = builds.folder
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / "dead.sock"))
     for name in ("none.sock", "dead.sock"):
-        done = buildkit.run(DOCKER_HOST=f"unix://{folder / name}")
+        done = builds.run(DOCKER_HOST=f"unix://{folder / name}")
         said = explained(done, 17, "no container engine answers")
         assert name in said
         assert "leave out --builder docker" in said
         assert "locking" not in said
-    assert buildkit.left() == set()
+    assert builds.left() == set()
 
 
-def test_a_socket_that_is_not_for_this_user(buildkit):
+def test_a_socket_that_is_not_for_this_user(builds):
     # In /tmp itself, as the tests' own TMPDIR may be closed to others.
     with tempfile.TemporaryDirectory(prefix="envbuild-user-", dir="/tmp") as place:
         Path(place).chmod(0o777)
-        environment = buildkit.environment | {"HOME": place, "TMPDIR": place, "ENVBUILD_CACHE": f"{place}/cache"}
-        (Path(place) / "manifest.json").write_bytes((buildkit.folder / "manifest.json").read_bytes())
-        Path(buildkit.engine.socket).parent.chmod(0o755)
+        environment = builds.environment | {"HOME": place, "TMPDIR": place, "ENVBUILD_CACHE": f"{place}/cache"}
+        (Path(place) / "manifest.json").write_bytes((builds.folder / "manifest.json").read_bytes())
+        Path(builds.engine.socket).parent.chmod(0o755)
         command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-        command += buildkit.command("--out", f"{place}/out")
+        command += builds.command("--out", f"{place}/out")
         done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     assert "this user may not speak to the container engine" in explained(done, 17, "docker.sock")
 

@@ -22,7 +22,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.fakes.trees import layer_of_tree
 
 pytestmark = pytest.mark.real

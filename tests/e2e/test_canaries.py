@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
 from tests.e2e.docker_builds import WHEELS, Builds, gateway, variables
 from tests.e2e.services import command_output
 from tests.fakes.index import serving
@@ -69,9 +69,7 @@ def of_netrc(index, folder: Path) -> Mapping[str, str]:
     return variables(f"{index.root}/simple", NETRC=str(netrc))
 
 
-@pytest.mark.parametrize(
-    ("builder", "credentials"), [("buildkit", of_address), ("buildkit", of_netrc), ("classic", of_address)]
-)
+@pytest.mark.parametrize(("builder", "credentials"), [("buildkit", of_address), ("buildkit", of_netrc)])
 def test_no_secret_of_the_index_is_anywhere(builder, credentials, tmp_path, engine, cache, registry, authority, index):
     builds, place = Builds(tmp_path, engine, cache, builder), f"{registry.host}/canaries/small"
     settings = credentials(index, tmp_path)

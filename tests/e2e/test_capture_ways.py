@@ -20,7 +20,7 @@ from envbuild.base import resolve_base
 from envbuild.capture import script
 from envbuild.manifest import read_manifest
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.e2e.services import podman_places, running
 from tests.environ import cleaned
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.docker_builds import BUILDERS
 from tests.e2e.services import Engine, report_of
 from tests.environ import cleaned
 from tests.fakes.libraries import NVML, shared_library
@@ -179,11 +178,8 @@ def test_a_command_that_is_not_there_or_cannot_run_ends_as_with_a_shell(image):
     assert image.run("--", "/etc").code == 126
 
 
-@pytest.mark.parametrize("builder", ["buildkit", pytest.param("classic", marks=pytest.mark.slow)])
-def test_an_engine_puts_the_very_same_files_there(image, tmp_path, cache, builder, monkeypatch):
-    for name, text in BUILDERS[builder].items():
-        monkeypatch.setenv(name, text)
-    other = made(tmp_path, image.engine, cache, f"example.com/checkup:{builder}", "--builder", "docker")
+def test_an_engine_puts_the_very_same_files_there(image, tmp_path, cache):
+    other = made(tmp_path, image.engine, cache, "example.com/checkup:buildkit", "--builder", "docker")
     try:
         paths = (CHECK, "/opt/env/share/envbuild/lock.json", "/opt/env/share/envbuild", "/opt/env/share")
         one, two = ([_member(it, path) for path in paths] for it in (image, other))

@@ -29,7 +29,8 @@ from envbuild.recipe import Base, Recipe
 from envbuild.serve.application import application
 from envbuild.serve.embed import embedded
 from envbuild.serve.model import Origin
-from envbuild.stamp import StampEntry, stamp
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
 from envbuild.verify.sides.model import read_model
 from tests.e2e.services import ContainerFailed
 from tests.fakes.trees import layer_of_tree

@@ -16,7 +16,9 @@ from envbuild.build.cloudbuild import CloudBuild, Secret, build, plan_yaml
 from envbuild.errors import BuildError
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, push
+from envbuild.registry.client import Registry
+from envbuild.registry.push import push
+from envbuild.report import SilentReporter
 from tests.e2e.services import command_output
 from tests.environ import cleaned
 from tests.fakes.cloudbuild import FakeCloudBuild
@@ -48,7 +50,7 @@ int main(int count, char **words) {
 """
 
 
-class Told:
+class Told(SilentReporter):
     """A Report that remembers."""
 
     def __init__(self) -> None:

@@ -31,6 +31,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
+from envbuild.report import SILENT
 from tests.e2e.services import command_output
 from tests.fakes.index import serving
 from tests.fakes.wheels import FakeWheel, make_wheel
@@ -62,14 +63,11 @@ NASTY = {
 
 @pytest.fixture(scope="module")
 def base(cache, engine) -> Base:
-    class Quiet:
-        step = note = progress = staticmethod(lambda *_: None)
-
     def pull(*_: Any) -> Any:
         raise AssertionError("a bootstrapped base needs no registry")
 
     found = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=pull, report=print)
-    load_into(engine.client, found.image, [Reference.parse(BASE)], Quiet())
+    load_into(engine.client, found.image, [Reference.parse(BASE)], SILENT)
     return found
 
 
@@ -161,10 +159,7 @@ def assembled(base, engine, tmp_path_factory) -> str:
     files = WheelFiles({Digest(wheel.sha256): folder / wheel.filename for wheel in WHEELS_HERE})
     made = assemble(recipe_on(base), base, files, LayerCache(folder / "cache"), lambda *_: None)
 
-    class Quiet:
-        step = note = progress = staticmethod(lambda *_: None)
-
-    load_into(engine.client, made.image, [Reference.parse("context/assembled:latest")], Quiet())
+    load_into(engine.client, made.image, [Reference.parse("context/assembled:latest")], SILENT)
     return "context/assembled:latest"
 
 

@@ -10,7 +10,7 @@ from envbuild.base import resolve_base
 from envbuild.capture import script
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.e2e.parts import index_access
 from tests.fakes.gcs import FakeGcs
 

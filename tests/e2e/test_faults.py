@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.corpus import FILENAME, many
 from tests.fakes.images import image_of
 from tests.faults import kills, pushes

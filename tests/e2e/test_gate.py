@@ -16,7 +16,7 @@ import pytest
 
 from envbuild.engine.container import run_file
 from envbuild.engine.image import find_image
-from envbuild.engine.inside import look_inside
+from envbuild.engine.inspection import inspect_base
 from envbuild.engine.load import load_into
 from envbuild.errors import VerifyError
 from envbuild.manifest.artifact import Golden
@@ -201,7 +201,7 @@ def test_what_an_image_is_asked_for_its_environment_runs_just_so(engine, train):
     program = f"import os, sys\n{SECLUDED}\nimport beside.it\nopen(sys.argv[2], 'w').write('done')"
     done = run_file(engine.client, image, program, (), python=None, heard=heard.append, beside={"beside/it.py": b""})
     assert (done.code, done.result) == (0, b"done"), heard
-    assert look_inside(engine.client, image.id).machine == "x86_64"
+    assert inspect_base(engine.client, image.id).machine == "x86_64"
     assert engine.client.volumes.list() == []
 
 

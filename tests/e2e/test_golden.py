@@ -17,7 +17,7 @@ from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from envbuild.verify.golden import InInterpreter, check, in_image
 from tests.fakes.gcs import FakeGcs
 

@@ -15,7 +15,7 @@ from envbuild.lock.model import Lock
 from envbuild.lock.uv import UvResolver
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
-from envbuild.registry import push
+from envbuild.registry.push import push
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

@@ -23,7 +23,7 @@ from envbuild.match import Stack, load_profiles
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, make_recipe
-from envbuild.registry import push
+from envbuild.registry.push import push
 from envbuild.verify import LoaderProof, prove_loading
 from envbuild.verify.ground import read_ground
 from envbuild.verify.image import Case, framework_wheel, make_case

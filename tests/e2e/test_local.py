@@ -17,7 +17,8 @@ import yaml
 
 from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.oci.digest import Digest
-from envbuild.stamp import StampEntry, stamp
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
 from tests.e2e.api_tap import tapped
 from tests.e2e.docker_builds import WHEELS, explained, wheel_folder
 from tests.e2e.services import Engine, running_engine

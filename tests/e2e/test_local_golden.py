@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.oci.digest import Digest
-from envbuild.stamp import StampEntry, stamp
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
 from tests.e2e.test_golden import trained  # noqa: F401 - a fixture
 from tests.environ import cleaned
 

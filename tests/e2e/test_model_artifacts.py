@@ -17,7 +17,7 @@ from envbuild.capture import script
 from envbuild.capture.golden import golden_facts
 from envbuild.capture.model.facts import model_facts
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.e2e.parts import index_access
 from tests.e2e.services import command_output
 from tests.fakes.gcs import FakeGcs

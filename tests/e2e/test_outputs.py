@@ -25,8 +25,9 @@ from envbuild.oci.image import Image
 from envbuild.oci.index import image_index
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull
-from envbuild.registry.index import push_index
+from envbuild.registry.pull import pull
+from envbuild.registry.push import push_index
+from envbuild.report import SilentReporter
 from tests.e2e.services import command_output, podman_places, running
 from tests.fakes.images import image_of
 
@@ -52,7 +53,7 @@ def never_opened():
     raise AssertionError("opened")
 
 
-class Told:
+class Told(SilentReporter):
     """A Report that remembers."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from envbuild.base import resolve_base
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.e2e.parts import index_access
 from tests.e2e.services import ContainerFailed
 

@@ -13,7 +13,7 @@ import pytest
 from envbuild.oci.digest import Digest
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.e2e.services import podman_places
 
 pytestmark = pytest.mark.real

@@ -15,7 +15,10 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import LAYER_TAR, Descriptor, Image, Layer, manifest_bytes
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, Retry, Upload, pull, push
+from envbuild.registry.client import Registry
+from envbuild.registry.pull import pull
+from envbuild.registry.push import Upload, push
+from envbuild.retry import Retry
 from tests.fakes.images import config_of, docker_manifest_of, image_of
 
 pytestmark = pytest.mark.real

@@ -10,7 +10,7 @@ import pytest
 
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.e2e.parts import index_access
 from tests.e2e.test_end_to_end import ROOT, bases
 

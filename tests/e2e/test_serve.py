@@ -8,8 +8,9 @@ import pytest
 from envbuild.capture.model.facts import model_facts
 from envbuild.capture.reading import present
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, pull
-from envbuild.stamp import read_stamp
+from envbuild.registry.client import Registry
+from envbuild.registry.pull import pull
+from envbuild.stamp.history import read_stamp
 from tests.e2e.docker_builds import WHEELS, explained, wheel_folder
 from tests.e2e.test_local import Local
 from tests.fakes.wheels import make_wheel

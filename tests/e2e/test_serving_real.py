@@ -19,7 +19,7 @@ import pytest
 
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Array
-from envbuild.stamp import read_stamp
+from envbuild.stamp.history import read_stamp
 from tests.e2e.docker_builds import explained
 from tests.e2e.services import Engine, command_output
 from tests.e2e.test_equivalence import without_gpu

@@ -15,11 +15,10 @@ import pytest
 from envbuild.oci.image import Image
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
 from envbuild.verify.sides.image import side_of_image
-from tests.e2e.docker_builds import BUILDERS
 from tests.e2e.services import Engine, LocalRegistry, report_of
 from tests.environ import cleaned
 from tests.fakes.wheels import make_wheel
@@ -60,11 +59,11 @@ class Maker:
         self.engine.client.api.prune_builds(all=True)
         options = ["--base", "debian:bookworm", "--offline", "--find-links", str(self.folder / "wheels")]
         options += ["--out", str(self.folder / tag), "--push", f"{self.registry.host}/{self.repository}:{tag}"]
-        options += ["--builder", "docker"] if self.builder in BUILDERS else []
+        options += ["--builder", "docker"] if self.builder == "buildkit" else []
         ours = {"ENVBUILD_CACHE": str(self.cache / "envbuild"), "DOCKER_HOST": self.engine.url}
         done = subprocess.run(
             [sys.executable, "-m", "envbuild", "from-manifest", str(manifest), *options],
-            env=cleaned(os.environ) | ours | BUILDERS.get(self.builder, {}),
+            env=cleaned(os.environ) | ours,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, report_of(done)
@@ -92,7 +91,7 @@ class Images:
     more: Reference
 
 
-SLOW = [pytest.param(builder, marks=pytest.mark.slow) for builder in ("buildkit", "classic")]  # 40 s each
+SLOW = [pytest.param(builder, marks=pytest.mark.slow) for builder in ("buildkit",)]  # 40 s each
 
 
 @pytest.fixture(scope="module", params=["assemble", *SLOW])
@@ -171,7 +170,7 @@ def test_a_pin_that_is_moved_on_top_is_named(images, proof):
 
 def test_another_builders_image_of_the_same_run_agrees(images, engine, registry, cache):
     """Assembled and built by an engine, the files are the same."""
-    builder = "assemble" if images.maker.builder in BUILDERS else "buildkit"
+    builder = "assemble" if images.maker.builder == "buildkit" else "buildkit"
     image = Maker(images.maker.folder, builder, engine, registry, cache).image("other", TRAINED)
     one, other = (pull(it, machine="x86_64") for it in (images.train, image))
     found = prove_sharing(one, other, lambda *_: None)

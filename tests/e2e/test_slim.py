@@ -14,9 +14,9 @@ from envbuild.lock.uv import Tree, UvResolver, resolve_tree
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.recipe import SLIM_LABEL
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
 from envbuild.serve.slim import slimmed
-from envbuild.stamp import read_stamp
+from envbuild.stamp.history import read_stamp
 from envbuild.verify.slim import training_only
 from tests.environ import cleaned
 from tests.unit.test_sides_manifest import a_manifest, wheel

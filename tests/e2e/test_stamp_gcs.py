@@ -12,7 +12,10 @@ from google.cloud.storage import Client
 from envbuild.cli.commands import run
 from envbuild.errors import StampError
 from envbuild.oci.digest import Digest
-from envbuild.stamp import check_stampable, read_history, read_stamp, read_uri, record_bytes
+from envbuild.stamp.history import read_history, read_stamp
+from envbuild.stamp.objects import read_uri
+from envbuild.stamp.record import record_bytes
+from envbuild.stamp.stamping import check_stampable
 from tests.e2e.services import running
 from tests.fakes.index import closed_port
 from tests.unit.test_stamp import entry, write

@@ -27,6 +27,7 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
+from envbuild.report import SilentReporter
 from tests.e2e.docker_builds import Builds, wheel_folder
 from tests.e2e.services import Engine, command_output
 from tests.unit.test_from_manifest import manifest_of
@@ -39,7 +40,7 @@ LEFT_OUT = r"missing +/usr/share/(?:doc|man|info|locale|lintian)/"
 LOADING = "import ctypes, sys; [ctypes.CDLL(name) for name in sys.argv[1:]]; print('loaded')"
 
 
-class Told:
+class Told(SilentReporter):
     """A Report that remembers nothing."""
 
     def step(self, text: str) -> None:

@@ -18,7 +18,7 @@ from envbuild.lock.uv import UvResolver
 from envbuild.oci.image import Image, Layer, manifest_bytes
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
-from envbuild.registry import PushResult, push
+from envbuild.registry.push import PushResult, push
 
 pytestmark = pytest.mark.real
 

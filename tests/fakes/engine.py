@@ -3,6 +3,7 @@
 import base64
 import json
 import socketserver
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -50,16 +51,8 @@ class FakeEngine:
     containers: set[str] = field(default_factory=set)
     events: list[Mapping[str, Any]] = field(default_factory=list)
     """What the next build or push says."""
-    made: set[str] = field(default_factory=set)
-    """The images that the next build makes on its way."""
-    late: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Those that are there only after its last event, and what is known of them: `Parent`, `Container`, `Config`."""
-    known: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What is known of images."""
     result: str | None = None
     """The id that the next build gives its tag, if it comes to that."""
-    cut: bool = False
-    """Whether the connection breaks after the events."""
     dead: bool = False
     """Whether it hangs up on everybody."""
     archive: bytes = b""
@@ -123,7 +116,6 @@ class _Handler(BaseHTTPRequestHandler):
                 "Config": {},
                 "Os": "linux",
                 "Architecture": "amd64",
-                **engine.known.get(identity or "", {}),
             }
             self._json(found if identity else {"message": "No such image"}, 200 if identity else 404)
 
@@ -140,21 +132,13 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/build" and engine.result:
             engine.images.add(engine.result)
             engine.names[parameters["t"]] = engine.result
-        if path == "/build":
-            engine.images |= engine.made
         with suppress(ConnectionError):  # an engine goes on, whoever hung up
             self._stream(engine.events)
-        if path == "/build":
-            engine.known.update(engine.late)
-            engine.images |= engine.late.keys()
 
     def do_DELETE(self) -> None:
         kind, _, name = self._path().lstrip("/").partition("/")
         if kind == "containers":
             self.engine.containers.discard(name)
-        elif any(it.get("Parent") == name for key, it in self.engine.known.items() if key in self.engine.images):
-            self._json({"message": "image has dependent child images"}, 409)
-            return
         else:
             self.engine.remove(name)
         self._json([])
@@ -190,10 +174,40 @@ class _Handler(BaseHTTPRequestHandler):
         for event in events:
             line = json.dumps(event).encode() + b"\r\n"
             self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-        if self.engine.cut:
-            self.close_connection = True
-        else:
-            self.wfile.write(b"0\r\n\r\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+
+COMMAND = """#!{python}
+import shutil, sys
+from pathlib import Path
+import docker
+folder, arguments = Path({folder!r}), sys.argv[1:]
+if arguments[0] == "--version":
+    print("Docker version 20.10.24+dfsg1, build 2")
+elif arguments[0] == "buildx":
+    sys.exit(1)
+else:
+    (folder / "arguments").write_text("\\n".join(arguments))
+    shutil.copytree(arguments[-1], folder / "context")
+    print((folder / "said").read_text(), end="")
+    if code := int((folder / "code").read_text()):
+        sys.exit(code)
+    api = docker.APIClient(base_url={url!r})
+    api.post(api._url("/build"), params={{"t": arguments[arguments.index("--tag") + 1]}})
+"""
+
+
+def building_command(folder: Path, engine: FakeEngine) -> Path:
+    """A docker command in a folder, whose builds give the engine's `result`.
+
+    The folder then has its `arguments` and the `context`; its file `said` is what it prints, `code` its exit code.
+    """
+    folder.mkdir(exist_ok=True)
+    (folder / "docker").write_text(COMMAND.format(python=sys.executable, folder=str(folder), url=engine.url))
+    (folder / "docker").chmod(0o755)
+    (folder / "said").touch()
+    (folder / "code").write_text("0")
+    return folder
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):

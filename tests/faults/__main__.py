@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.e2e.services import running_registry
 from tests.faults import kills, pushes
 from tests.faults.site import Site, make_site

@@ -12,7 +12,10 @@ from envbuild.errors import RegistryError
 from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.reference import Reference
-from envbuild.registry import Credentials, PushResult, Retry, Upload, publish, push
+from envbuild.registry.credentials import Credentials
+from envbuild.registry.push import PushResult, Upload, push
+from envbuild.registry.tags import publish
+from envbuild.retry import Retry
 from tests.fakes.images import image_of
 from tests.faults.proxy import FaultyRegistry, Weather
 from tests.faults.site import Site, require, tags_of

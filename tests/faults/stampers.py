@@ -12,9 +12,10 @@ from google.cloud.storage import Client
 from envbuild.errors import StampConflict
 from envbuild.oci.digest import Digest
 from envbuild.stamp.gcs import GcsStore
+from envbuild.stamp.history import look
 from envbuild.stamp.objects import Model
 from envbuild.stamp.record import StampEntry
-from envbuild.stamp.stamping import StampResult, look, write_stamp
+from envbuild.stamp.stamping import StampResult, write_stamp
 from envbuild.stamp.store import State, Store
 from tests.fakes.gcs import FakeGcs, Fault, Kind
 from tests.faults.turns import Turns

@@ -13,28 +13,14 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from envbuild.attest import Facts
+from envbuild.attest.statement import Facts
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.fakes.images import image_of
 
 STARTED = datetime(2026, 11, 22, 8, 30, tzinfo=UTC)
-
-
-class Said:
-    """What was told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def wheel(name: str, version: str, url: str = "") -> LockedWheel:

@@ -10,7 +10,7 @@ from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.manifest import read_manifest
 from envbuild.manifest.hardware import Accelerator, Cpu, Gpu
 from envbuild.oci.digest import Digest
-from envbuild.stamp import StampedImage
+from envbuild.stamp.record import StampedImage
 
 GIB = 1 << 30
 FLAGS = ["avx", "avx2", "fma", "sse2", "sse4_1", "sse4_2"]

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from envbuild.attest.records import record_keys, record_signer
+from envbuild.attest.bundle import record_keys, record_signer
 from envbuild.capture.model import facts as facts_module
 from envbuild.capture.model import places
 from envbuild.cli.commands import run
 from envbuild.errors import VerifyError
 from envbuild.lock.formats import pylock_text
-from envbuild.stamp import Proof, stamp
+from envbuild.stamp.signature import Proof
+from envbuild.stamp.stamping import stamp
 from envbuild.verify.findings import Finding
 from envbuild.verify.sides.content import content_of
 from envbuild.verify.sides.model import artifact_findings, files_now, read_model

@@ -9,7 +9,7 @@ from io import BytesIO
 
 import pytest
 
-from envbuild import network, waiting
+from envbuild import network, report
 from envbuild.cli.console import Progress
 from envbuild.errors import LockError, RegistryError
 from envbuild.lock import index as lock_index
@@ -21,9 +21,11 @@ from envbuild.lock.settings import IndexSettings
 from envbuild.lock.uv import UvResolver
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import MANIFEST, Descriptor
-from envbuild.registry import Registry, Retry, transport
 from envbuild.registry import client as registry_client
+from envbuild.registry import transport
+from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
+from envbuild.retry import Retry
 from tests.fakes.registry import FakeRegistry
 from tests.unit.locking import HERE
 
@@ -96,13 +98,13 @@ def swallowing(opened: socket.socket, stopped: threading.Event) -> None:
 def quick(monkeypatch) -> None:
     """Measure rates over a fraction of a second."""
     monkeypatch.setattr(network, "RATE_SECONDS", 0.3)
-    monkeypatch.setattr(waiting, "SILENCE", 0.2)
+    monkeypatch.setattr(report, "SILENCE", 0.2)
 
 
 @pytest.fixture
 def lines() -> Iterator[list[str]]:
     said: list[str] = []
-    with waiting.announcing(said.append):
+    with report.announcing(said.append):
         yield said
 
 
@@ -131,7 +133,7 @@ def test_a_blob_that_drips_ends():
 
 @pytest.mark.parametrize("answer", [dripping, dripping_head])
 def test_an_index_that_drips_ends(answer, monkeypatch):
-    monkeypatch.setattr("envbuild.lock.client._DELAYS", ())
+    monkeypatch.setattr("envbuild.lock.client.RETRY", Retry(tries=1))
     with (
         server(answer) as host,
         LateClient(index_of(host)) as client,
@@ -183,7 +185,7 @@ def test_a_silent_registry_is_named_with_what_was_asked_and_a_manifest_s_answer_
 
 
 def test_a_silent_host_is_named_more_seldom_the_longer_it_is_silent(lines, monkeypatch):
-    monkeypatch.setattr(waiting, "SILENCE", 0.1)
+    monkeypatch.setattr(report, "SILENCE", 0.1)
     monkeypatch.setattr(transport, "ANSWER", 0.8)
     with server(silent) as host, registry_of(host) as registry, pytest.raises(RegistryError, match="no answer in time"):
         registry.put_manifest("app", "v1", b"{}", MANIFEST)
@@ -289,7 +291,7 @@ def test_a_command_says_on_stderr_what_is_waited_for(capsys, monkeypatch):
     monkeypatch.setattr(transport, "ANSWER", 0.5)
     with Progress(), server(silent) as host, registry_of(host) as registry, pytest.raises(RegistryError):
         registry.manifest("app", "v1")
-    waiting.announce("after its end nothing is said")
+    report.announce("after its end nothing is said")
     said = capsys.readouterr().err
     assert "  waiting for 127.0.0.1: GET /v2/app/manifests/v1 (" in said
     assert "after" not in said

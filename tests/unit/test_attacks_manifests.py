@@ -13,7 +13,9 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Image
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import Retry, copy_image, pull
+from envbuild.registry.copy import copy_image
+from envbuild.registry.pull import pull
+from envbuild.retry import Retry
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 

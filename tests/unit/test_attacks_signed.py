@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 import envbuild.serve.build
-from envbuild.attest import Wanted, sign
-from envbuild.attest.records import record_signer
+from envbuild.attest.attach import AttestOptions, sign
+from envbuild.attest.bundle import record_signer
 from envbuild.capture.model.facts import model_facts
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from envbuild.serve.embed import embedded
-from envbuild.stamp import StampEntry, read_stamp, stamp
-from envbuild.stamp.record import lock_name, manifest_name
-from tests.unit.attesting import Said, key_pair
+from envbuild.stamp.history import read_stamp
+from envbuild.stamp.record import StampEntry, lock_name, manifest_name
+from envbuild.stamp.stamping import stamp
+from tests.reporting import Recorder
+from tests.unit.attesting import key_pair
 from tests.unit.test_deploy_check import PATCH, SERVER, on_top, pulled, pushed, site, wrong  # noqa: F401 - fixtures
 from tests.unit.test_stamp import NOW, gcs  # noqa: F401 - a fixture
 from tests.unit.test_verify_targets import MOVED, built, manifest
@@ -50,7 +52,7 @@ class Signed:
         return stamp(str(self.model), entry, manifest=manifest, lock=lock, now=NOW, signer=signer).record
 
     def sign(self, reference: str) -> str:
-        sign(Reference.parse(reference), Wanted(key=str(self.private)), Said())
+        sign(Reference.parse(reference), AttestOptions(key=str(self.private)), Recorder())
         return reference
 
     def serving(self, name: str, *trees: Any, signed: bool = True) -> str:

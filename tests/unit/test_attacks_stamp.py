@@ -17,19 +17,28 @@ from typing import Any
 
 import pytest
 
-from envbuild.attest.bundle import sign_statement
+from envbuild.attest.bundle import RECORD, record_keys, record_signer, sign_statement
 from envbuild.attest.keys import signer_of
-from envbuild.attest.records import RECORD, record_keys, record_signer
 from envbuild.attest.statement import IN_TOTO, PROVENANCE, SIGNED, statement
 from envbuild.cli.commands import run
 from envbuild.errors import StampConflict, StampError, VerifyError
 from envbuild.oci.digest import Digest
-from envbuild.stamp import Content, Proof, StampedFile, check_stampable, read_history, read_stamp, stamp
 from envbuild.stamp import gcs as stamp_gcs
 from envbuild.stamp.directory import DirectoryStore
+from envbuild.stamp.history import read_history, read_stamp
 from envbuild.stamp.objects import found
-from envbuild.stamp.record import lock_name, manifest_name, read_record, record_bytes, record_name, signature_name
-from envbuild.stamp.stamping import write_stamp
+from envbuild.stamp.record import (
+    Content,
+    StampedFile,
+    lock_name,
+    manifest_name,
+    read_record,
+    record_bytes,
+    record_name,
+    signature_name,
+)
+from envbuild.stamp.signature import Proof
+from envbuild.stamp.stamping import check_stampable, stamp, write_stamp
 from tests.unit.attesting import key_pair
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write  # noqa: F401 - fixtures
 

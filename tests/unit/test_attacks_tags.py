@@ -7,15 +7,16 @@ import time
 
 import pytest
 
-from envbuild.attest import Wanted, attest, sign
-from envbuild.attest.bundle import BUNDLE
+from envbuild.attest.attach import AttestOptions, attest, sign
+from envbuild.attest.statement import BUNDLE
 from envbuild.errors import RegistryError
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry
+from envbuild.registry.client import Registry
 from envbuild.registry.referrers import Artifact, attach, read_artifact, referrers, subject_of
-from envbuild.stamp import read_stamp
+from envbuild.stamp.history import read_stamp
 from tests.fakes.registry import FakeRegistry
-from tests.unit.attesting import Said, facts_of, key_pair
+from tests.reporting import Recorder
+from tests.unit.attesting import facts_of, key_pair
 from tests.unit.test_cli_bases import Done
 from tests.unit.test_serve_build import Serving, site  # noqa: F401 - a fixture
 
@@ -128,13 +129,13 @@ def test_a_serving_image_is_signed_only_on_a_training_image_that_the_key_signed(
         assert tags_of(site.registry, "serving") == {}
 
     refused("it has no signature")
-    sign(trained, Wanted(key=str(other)), Said())
+    sign(trained, AttestOptions(key=str(other)), Recorder())
     refused("none of its 1 signatures is by the key")
     refused("none of its 1 signatures is by the key", "--variant", "cpu", "--slim")
     refused("none of its 1 signatures is by the key", "--parent-key", str(public))
     # A signature by the right key for another image, put beside this one.
     elsewhere = facts_of(site.host).reference
-    sign(elsewhere, Wanted(key=str(key)), Said())
+    sign(elsewhere, AttestOptions(key=str(key)), Recorder())
     with Registry(site.host) as registry:
         subject = subject_of(registry, elsewhere).digest
         [bundle] = [
@@ -194,9 +195,9 @@ def test_a_training_image_that_was_never_pushed_is_not_signed(site, tmp_path):  
 @pytest.mark.parametrize("listed", [True, False])
 def test_an_artifact_whose_bytes_are_others_when_it_is_read_back_is_not_attached(tmp_path, listed):
     with FakeRegistry(referrers=listed) as registry:
-        facts, said = facts_of(registry.host), Said()
+        facts, said = facts_of(registry.host), Recorder()
         registry.fail("GET", "blobs/", kind="body", body=b"{}", times=100)
-        assert attest(facts, Wanted(), said) == ()
+        assert attest(facts, AttestOptions(), said) == ()
         assert len(said.warnings) == 1
         with pytest.raises(RegistryError):
-            attest(facts, Wanted(key=str(key_pair(tmp_path)[0])), said)
+            attest(facts, AttestOptions(key=str(key_pair(tmp_path)[0])), said)

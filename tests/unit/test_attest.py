@@ -13,15 +13,14 @@ from jsonschema import Draft202012Validator
 from referencing import Registry as Schemas
 from referencing import Resource
 
-from envbuild.attest import Wanted, attest, check_wanted, sign
+from envbuild.attest.attach import AttestOptions, attest, check_key, sign
 from envbuild.attest.bill import bill_of_materials
-from envbuild.attest.builder import LOCAL, builder_of
-from envbuild.attest.provenance import BUILD, provenance
-from envbuild.attest.statement import PROVENANCE, statement
+from envbuild.attest.statement import BUILD, LOCAL, PROVENANCE, builder_of, provenance, statement
 from envbuild.errors import RegistryError, UsageError
 from envbuild.oci.digest import Digest
 from tests.fakes.registry import FakeRegistry
-from tests.unit.attesting import STARTED, Said, facts_of, key_pair, lock_of, wheel
+from tests.reporting import Recorder
+from tests.unit.attesting import STARTED, facts_of, key_pair, lock_of, wheel
 
 SCHEMAS = Path(__file__).parents[1] / "data/schemas"
 TRACED = {
@@ -130,14 +129,14 @@ def test_the_builder_is_the_ci_that_says_so(variables, builder, run):
 def test_each_push_attaches_what_is_missing_and_nothing_twice(tmp_path, listed):
     key, _ = key_pair(tmp_path)
     with FakeRegistry(referrers=listed) as fake:
-        facts, said = facts_of(fake.host), Said()
-        assert len(attest(facts, Wanted(), said)) == 2
+        facts, said = facts_of(fake.host), Recorder()
+        assert len(attest(facts, AttestOptions(), said)) == 2
         later = replace(facts, finished=STARTED + timedelta(days=1))
-        assert attest(later, Wanted(), said) == ()
-        assert len(attest(later, Wanted(key=str(key)), said)) == 3
-        assert attest(later, Wanted(key=str(key)), said) == ()
-        assert sign(facts.reference, Wanted(key=str(key)), said) == ()
-        assert len(attest(later, Wanted(key=str(key_pair(tmp_path, "other")[0])), said)) == 3
+        assert attest(later, AttestOptions(), said) == ()
+        assert len(attest(later, AttestOptions(key=str(key)), said)) == 3
+        assert attest(later, AttestOptions(key=str(key)), said) == ()
+        assert sign(facts.reference, AttestOptions(key=str(key)), said) == ()
+        assert len(attest(later, AttestOptions(key=str(key_pair(tmp_path, "other")[0])), said)) == 3
         assert len(attached(fake)) == 8
     assert said.warnings == []
 
@@ -145,8 +144,8 @@ def test_each_push_attaches_what_is_missing_and_nothing_twice(tmp_path, listed):
 def test_an_index_is_signed_and_nothing_else_is_said_of_it(fake, tmp_path):
     key, _ = key_pair(tmp_path)
     reference = facts_of(fake.host).reference
-    assert sign(reference, Wanted(), Said()) == ()
-    assert len(sign(reference, Wanted(key=str(key)), Said())) == 1
+    assert sign(reference, AttestOptions(), Recorder()) == ()
+    assert len(sign(reference, AttestOptions(key=str(key)), Recorder())) == 1
     [bundle] = attached(fake)
     payload = json.loads(base64.b64decode(json.loads(bundle)["dsseEnvelope"]["payload"]))
     assert (payload["predicateType"], payload["predicate"]) == ("https://sigstore.dev/cosign/sign/v1", {})
@@ -154,7 +153,7 @@ def test_an_index_is_signed_and_nothing_else_is_said_of_it(fake, tmp_path):
 
 def test_what_is_attached_is_what_the_schemas_say(fake, tmp_path):
     key, _ = key_pair(tmp_path)
-    attest(facts_of(fake.host), Wanted(key=str(key)), Said())
+    attest(facts_of(fake.host), AttestOptions(key=str(key)), Recorder())
     [bill], [built] = attached(fake, "cyclonedx+json"), attached(fake, "in-toto+json")
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill.decode()) is None
     check("in-toto-statement-v1.schema.json", json.loads(built))
@@ -174,20 +173,20 @@ def test_what_is_attached_is_what_the_schemas_say(fake, tmp_path):
 def test_nothing_is_attached_where_nothing_is_wanted(fake):
     facts = facts_of(fake.host)
     before = len(fake.requests)
-    assert attest(facts, Wanted(statements=False), Said()) == ()
+    assert attest(facts, AttestOptions(statements=False), Recorder()) == ()
     assert len(fake.requests) == before
 
 
 def test_a_registry_that_refuses_is_told_of_and_is_an_error_only_with_a_key(tmp_path):
     key, _ = key_pair(tmp_path)
     with FakeRegistry() as fake:
-        facts, said = facts_of(fake.host), Said()
+        facts, said = facts_of(fake.host), Recorder()
         fake.fail("PUT", "manifests/", status=400, times=9)
         before = dict(fake.tags)
-        assert attest(facts, Wanted(), said) == ()
+        assert attest(facts, AttestOptions(), said) == ()
         assert "no bill of materials and no provenance" in said.warnings[0]
         with pytest.raises(RegistryError):
-            attest(facts, Wanted(key=str(key)), said)
+            attest(facts, AttestOptions(key=str(key)), said)
         assert fake.tags == before
 
 
@@ -205,7 +204,7 @@ def test_no_statement_tells_a_secret_or_where_things_lie_here(fake, tmp_path, mo
         model="/home/me/models/churn",
         parameters=(("extra", "a @ https://user:s3cret@h.example/a.whl?token=tok3n, b @ file:///home/me/b.whl"),),
     )
-    attest(facts, Wanted(key=str(key)), Said())
+    attest(facts, AttestOptions(key=str(key)), Recorder())
     monkeypatch.undo()
     told = b"".join(attached(fake)) + b"".join(data for _, data in fake.repositories["team/app"].manifests.values())
     told += b"".join(base64.b64decode(json.loads(it)["dsseEnvelope"]["payload"]) for it in attached(fake, "v0.3+json"))
@@ -215,6 +214,6 @@ def test_no_statement_tells_a_secret_or_where_things_lie_here(fake, tmp_path, mo
 
 
 def test_a_key_that_cannot_sign_is_refused_before_anything_else(tmp_path):
-    check_wanted(Wanted(key=str(key_pair(tmp_path)[0])))
+    check_key(AttestOptions(key=str(key_pair(tmp_path)[0])))
     with pytest.raises(UsageError, match="the key cannot be read"):
-        check_wanted(Wanted(key=str(tmp_path / "absent.pem")))
+        check_key(AttestOptions(key=str(tmp_path / "absent.pem")))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.attest import Wanted, attest, check_wanted, keyless
+from envbuild.attest import keyless
+from envbuild.attest.attach import AttestOptions, attest, check_key
 from envbuild.attest.bundle import judge, sign_statement
 from envbuild.attest.keyless import CERTIFIED, Identity, KeylessSigner
 from envbuild.attest.keys import public_key_of, signer_of
@@ -22,7 +23,8 @@ from envbuild.verify.signed import check_signed
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.sigstore import IDENTITY, ISSUER, FakeSigstore
 from tests.fakes.sigstore import SIGNED as SIGNED_BY
-from tests.unit.attesting import Said, facts_of, key_pair
+from tests.reporting import Recorder
+from tests.unit.attesting import facts_of, key_pair
 
 SUBJECT = Digest.of(b"image")
 SAYS = statement(SUBJECT, SIGNED, {})
@@ -227,9 +229,9 @@ def test_what_is_no_bundle_is_nobodys(instance, data):
 def test_an_image_is_signed_once_and_found_signed_by_the_identity(instance):
     with FakeRegistry() as registry:
         facts = facts_of(registry.host)
-        attest(facts, Wanted(key="keyless"), Said())
+        attest(facts, AttestOptions(key="keyless"), Recorder())
         assert instance.asked == [CERTIFY, LOG, LOG, LOG]
-        assert attest(facts, Wanted(key="keyless"), Said()) == ()
+        assert attest(facts, AttestOptions(key="keyless"), Recorder()) == ()
         assert instance.asked == [CERTIFY, LOG, LOG, LOG], "one certificate serves a command"
         [finding] = check_signed(facts.reference, SIGNED_BY)
         [other] = check_signed(facts.reference, SIGNED_BY + "2")
@@ -245,7 +247,7 @@ def test_signatures_by_a_key_and_by_an_identity_lie_beside_each_other(instance, 
     with FakeRegistry() as registry:
         facts = facts_of(registry.host)
         for key in (str(private), "keyless"):
-            assert len(attest(facts, Wanted(statements=False, key=key), Said())) == 3
+            assert len(attest(facts, AttestOptions(statements=False, key=key), Recorder())) == 3
         for by in (public, SIGNED_BY):
             [finding] = check_signed(facts.reference, by)
             assert finding.agrees
@@ -254,20 +256,20 @@ def test_signatures_by_a_key_and_by_an_identity_lie_beside_each_other(instance, 
 def test_another_job_signs_beside_the_first(instance, monkeypatch):
     with FakeRegistry() as registry:
         facts = facts_of(registry.host)
-        attest(facts, Wanted(statements=False, key="keyless"), Said())
+        attest(facts, AttestOptions(statements=False, key="keyless"), Recorder())
         monkeypatch.setenv("SIGSTORE_ID_TOKEN", instance.token("acme/ml/.github/workflows/other.yml@refs/heads/main"))
-        assert len(attest(facts, Wanted(statements=False, key="keyless"), Said())) == 3
+        assert len(attest(facts, AttestOptions(statements=False, key="keyless"), Recorder())) == 3
 
 
 def test_without_a_ci_identity_it_says_what_to_set_up(instance, monkeypatch):
     monkeypatch.delenv("SIGSTORE_ID_TOKEN")
     monkeypatch.setattr("id._internal.oidc.ambient.detect_gcp", lambda _: None)
     with pytest.raises(UsageError, match="no CI identity") as caught:
-        check_wanted(Wanted(key="keyless"))
+        check_key(AttestOptions(key="keyless"))
     assert "permissions: id-token: write" in caught.value.todo
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     with pytest.raises(UsageError, match="no CI identity"):
-        check_wanted(Wanted(key="keyless"))
+        check_key(AttestOptions(key="keyless"))
 
 
 def test_githubs_token_is_asked_for_and_shown_nowhere(instance, monkeypatch, caplog):
@@ -385,7 +387,7 @@ def test_without_sigstore_it_says_what_to_install(monkeypatch):
 def test_nothing_else_imports_sigstore(tmp_path):
     private, _ = key_pair(tmp_path)
     code = (
-        "import sys, envbuild.cli, envbuild.verify.signed, envbuild.attest.signing\n"
+        "import sys, envbuild.cli, envbuild.verify.signed, envbuild.attest.attach\n"
         "from envbuild.attest.bundle import judge, sign_statement\nfrom envbuild.attest.keys import signer_of\n"
         f"sign_statement(b'{{}}', signer_of({str(private)!r}), '')\n"
         "assert not {it for it in sys.modules if it.split('.')[0] in ('sigstore', 'tuf', 'id', 'jwt', 'pydantic')}"

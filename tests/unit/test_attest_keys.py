@@ -12,19 +12,20 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from nacl.secret import SecretBox
 from securesystemslib.signer import SSlibKey
 
-from envbuild.attest import Wanted, attest
-from envbuild.attest.bundle import BUNDLE, judge, sign_statement
+from envbuild.attest.attach import AttestOptions, attest
+from envbuild.attest.bundle import judge, sign_statement
 from envbuild.attest.keys import hint_of, public_key_of, signer_of
-from envbuild.attest.statement import IN_TOTO, PROVENANCE, SIGNED, statement
+from envbuild.attest.statement import BUNDLE, IN_TOTO, PROVENANCE, SIGNED, statement
 from envbuild.errors import RegistryError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry
+from envbuild.registry.client import Registry
 from envbuild.registry.referrers import Artifact, attach, subject_of
 from envbuild.verify.signed import check_signed
 from tests.fakes.registry import FakeRegistry
-from tests.unit.attesting import Said, facts_of, key_pair
+from tests.reporting import Recorder
+from tests.unit.attesting import facts_of, key_pair
 
 SUBJECT = Digest.of(b"image")
 SAYS = statement(SUBJECT, SIGNED, {})
@@ -100,7 +101,7 @@ def test_what_names_the_key_and_is_no_statement_is_told_from_what_others_left(ke
 
 def test_a_broken_bundle_that_names_the_key_fails_beside_a_signature_that_holds(fake, keys):
     facts = facts_of(fake.host)
-    attest(facts, Wanted(statements=False, key=str(keys[0])), Said())
+    attest(facts, AttestOptions(statements=False, key=str(keys[0])), Recorder())
     put(fake, facts.reference, without_envelope(sign_statement(SAYS, signer_of(str(keys[0])), "")))
     good, wrong = check_signed(facts.reference, keys[1])
     assert (good.agrees, wrong.agrees, wrong.severity) == (True, False, "error")
@@ -111,7 +112,7 @@ def test_what_the_key_signed_is_a_statement_new_or_old_or_an_error(fake, keys):
     facts, signer = facts_of(fake.host), signer_of(str(keys[0]))
     old = SAYS.replace(b"Statement/v1", b"Statement/v0.1")
     assert verdict(sign_statement(old, signer, ""), keys[1]) == ("holds", "")
-    attest(facts, Wanted(statements=False, key=str(keys[0])), Said())
+    attest(facts, AttestOptions(statements=False, key=str(keys[0])), Recorder())
     put(fake, facts.reference, sign_statement(b"[]", signer, ""))
     good, wrong = check_signed(facts.reference, keys[1])
     assert (good.agrees, wrong.agrees) == (True, False)
@@ -212,7 +213,7 @@ def put(fake: FakeRegistry, subject: Reference, data: bytes) -> None:
 def test_a_signed_image_is_found_signed_by_tag_and_by_digest(fake, keys):
     private, public = keys
     facts = facts_of(fake.host)
-    attest(facts, Wanted(key=str(private)), Said())
+    attest(facts, AttestOptions(key=str(private)), Recorder())
     for reference in (facts.reference, Reference(fake.host, "team/app", "v1")):
         [finding] = check_signed(reference, public)
         assert (finding.agrees, finding.rule or finding.about) == (True, "signed")
@@ -222,7 +223,7 @@ def test_a_signed_image_is_found_signed_by_tag_and_by_digest(fake, keys):
 def test_what_is_not_signed_or_by_another_key_says_so(fake, keys, tmp_path):
     facts = facts_of(fake.host)
     [none] = check_signed(facts.reference, keys[1])
-    attest(facts, Wanted(statements=False, key=str(keys[0])), Said())
+    attest(facts, AttestOptions(statements=False, key=str(keys[0])), Recorder())
     [other] = check_signed(facts.reference, key_pair(tmp_path, "other")[1])
     assert (none.agrees, none.says) == (False, "it has no signature")
     assert (other.agrees, other.severity) == (False, "error")
@@ -242,7 +243,7 @@ def test_a_signature_of_another_image_or_of_provenance_alone_is_none(fake, keys)
 
 def test_a_statement_that_was_changed_is_found_beside_a_signature_that_holds(fake, keys):
     facts = facts_of(fake.host)
-    attest(facts, Wanted(key=str(keys[0])), Said())
+    attest(facts, AttestOptions(key=str(keys[0])), Recorder())
     assert facts.reference.digest
     bundle = sign_statement(statement(facts.reference.digest, PROVENANCE, {}), signer_of(str(keys[0])), "")
     lie = statement(facts.reference.digest, PROVENANCE, {"builder": "another"})

@@ -7,7 +7,8 @@ from envbuild.errors import BaseError, RegistryError, UsageError
 from envbuild.oci.image import DOCKER_MANIFEST
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import Retry, pull
+from envbuild.registry.pull import pull
+from envbuild.retry import Retry
 from tests.fakes.images import docker_manifest_of
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import BASE, image_of_trees

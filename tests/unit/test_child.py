@@ -33,7 +33,7 @@ from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, Layer, canonical_json
 from envbuild.oci.reference import Reference
-from envbuild.registry import SharedCache
+from envbuild.registry.shared_cache import SharedCache
 from envbuild.verify.sharing import prove_sharing
 from envbuild.wheel.compressed import write_compressed
 from tests.fakes.images import image_of

@@ -16,6 +16,7 @@ from envbuild.build.cloudbuild.plan import plan
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.image import MANIFEST
 from envbuild.oci.reference import Reference
+from envbuild.report import SilentReporter
 from tests.fakes.cloudbuild import FakeCloudBuild, ProjectGcs
 from tests.fakes.cloudbuild_runs import wait
 from tests.fakes.registry import FakeRegistry
@@ -25,7 +26,7 @@ BUCKET = "proj-1_cloudbuild"
 PUSHES = 'if [ "$1" = push ]; then echo "v1: digest: $DIGEST size: 2"; exit; fi\n'
 
 
-class Told:
+class Told(SilentReporter):
     """A Report that remembers."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from envbuild.oci.archive import write_archive
 from envbuild.oci.image import LAYER_TAR, LAYER_ZSTD, Image, Layer
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from tests.fakes.engine import serving_engine
 from tests.fakes.index import serving
 from tests.fakes.registry import FakeRegistry

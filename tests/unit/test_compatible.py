@@ -12,7 +12,7 @@ from envbuild.manifest.artifact import Model, Writer
 from envbuild.manifest.model import Framework
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
+from envbuild.registry.push import push
 from envbuild.serve.compatible import Compatible, Held, check_compatible, compared, tensorflow_finding
 from envbuild.serve.saved_model import SavedFacts, saved_facts
 from envbuild.serve.server_versions import TRITON_ONNX, TRITON_TENSORFLOW, ImageSays, image_says, since, version_in

@@ -10,8 +10,10 @@ from envbuild.cli import commands
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull, push
-from envbuild.stamp import StampEntry, stamp
+from envbuild.registry.pull import pull
+from envbuild.registry.push import push
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
 from tests.fakes.index import serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import image_of_layers, layer_of_tree

@@ -16,7 +16,8 @@ from envbuild.lock.formats import read_pylock
 from envbuild.manifest import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.layout import write_layout
-from envbuild.stamp import StampEntry, stamp
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.trees import image_of_layers
 from tests.unit.comparing import file, layer

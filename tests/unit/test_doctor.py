@@ -15,7 +15,8 @@ import pytest
 from envbuild.errors import RegistryError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
-from envbuild.stamp import StampEntry, stamp
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
 from envbuild.verify.doctor import Check, checked, machine_checks, target_of
 from envbuild.verify.doctor.checking import ok, wrong
 from envbuild.verify.doctor.google import google_credentials, storage

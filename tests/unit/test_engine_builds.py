@@ -1,8 +1,6 @@
 """Builds by an engine: what it is asked, what its answers come to, and what is removed again."""
 
-import io
 import os
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,16 +8,16 @@ import pytest
 
 from envbuild.base.process import running
 from envbuild.engine.build import built, loaded_base
-from envbuild.engine.building import Request, Transcript
-from envbuild.engine.buildkit import Client, build_remotely, can_buildkit, find_client, require_buildx
-from envbuild.engine.client import told
-from envbuild.engine.culprit import culprit
-from envbuild.engine.push import push_image
+from envbuild.engine.buildkit import Client, build_remotely, find_client, require_buildkit, require_buildx
+from envbuild.engine.client import translated_errors
+from envbuild.engine.load import push_image
+from envbuild.engine.transcript import Request, Transcript, find_wheel
 from envbuild.errors import BuildError, MissingComponentError, RegistryError
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
-from tests.fakes.engine import VERSION, client_of, serving_engine
+from envbuild.report import SilentReporter
+from tests.fakes.engine import VERSION, building_command, client_of, serving_engine
 from tests.fakes.trees import BASE, image_of_trees
 
 RESULT, STEP = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -39,7 +37,7 @@ TOOL, NUMPY = (
 )
 
 
-class Told:
+class Told(SilentReporter):
     """What is reported."""
 
     def __init__(self) -> None:
@@ -83,146 +81,10 @@ def request_(tmp_path):
     )
 
 
-def fail(client, request_, buildkit=None):
+def fail(client, request_, buildkit):
     """Build what cannot be built."""
-    with told(), built(client, request_, Told(), buildkit=buildkit, running=running):
+    with translated_errors(), built(client, request_, Told(), buildkit=buildkit, running=running):
         raise AssertionError
-
-
-def said(*lines: str) -> list[dict]:
-    return [{"stream": f"{line}\n"} for line in lines]
-
-
-def test_the_first_builder_gets_the_context_and_leaves_nothing_but_the_image(engine, client, request_):
-    engine.made, engine.containers, engine.result = {STEP}, {"1" * 12}, RESULT
-    engine.events = [
-        *said("Step 1/2 : FROM base", f" ---> {'b' * 12}", "Step 2/2 : RUN x", f" ---> Running in {'1' * 12}", "hello"),
-        {"aux": {"ID": RESULT}},
-        *said("Successfully built aaaaaaaaaaaa"),
-    ]
-    told = Told()
-    with built(
-        client, request_, told, buildkit=None, running=running, logins={"example.com": {"password": "x"}}
-    ) as image:
-        assert image.id == RESULT
-        [tag] = engine.names
-        assert tag.startswith("envbuild-build:")
-        assert image.named(Reference.parse("example.com/mine:1"), image_of_trees(BASE)).id == RESULT
-    assert engine.names == {"example.com/mine:1": RESULT}
-    assert (engine.images, engine.containers) == ({RESULT}, set())
-    [asked] = engine.requests
-    assert asked.parameters == {
-        "t": tag, "dockerfile": "Dockerfile", "platform": "linux/amd64", "networkmode": "none", "nocache": "true",
-        "rm": "true", "forcerm": "true", "buildargs": '{"BASE": "envbuild-base:1"}',
-    }  # fmt: skip
-    assert asked.decoded("X-Registry-Config") == {"example.com": {"password": "x"}}
-    with tarfile.open(fileobj=io.BytesIO(asked.body)) as archive:
-        assert archive.getnames() == ["Dockerfile", "wheels", "wheels/a.whl"]
-        assert archive.getmember("wheels/a.whl").size == 1000
-    assert asked.body.count(b"wheel" * 200) == 1
-    assert told.lines == ["Step 1/2 : FROM base", "Step 2/2 : RUN x", "hello", "Successfully built aaaaaaaaaaaa"]
-
-
-def test_podman_says_the_same_in_other_words(engine, client, request_):
-    engine.made, engine.result = {STEP}, RESULT
-    lines = ("[2/3] STEP 4/9: RUN x", f"--> {'b' * 11}", "hello", "Successfully tagged docker.io/library/x:1", "a" * 64)
-    engine.events, heard = said(*lines), Told()
-    with built(client, request_, heard, buildkit=None, running=running) as image:
-        assert image.id == RESULT
-    assert engine.images == set()
-    assert heard.lines[:2] == ["[2/3] STEP 4/9: RUN x", "hello"]
-
-
-def test_what_has_a_name_is_not_removed_though_the_build_stood_on_it(engine, client, request_):
-    engine.images, engine.names, engine.result = {STEP}, {"somebodys:1": STEP}, RESULT
-    engine.events = [*said(f" ---> {'b' * 12}"), {"aux": {"ID": RESULT}}]
-    with built(client, request_, Told(), buildkit=None, running=running):
-        pass
-    assert (engine.images, engine.names) == ({STEP}, {"somebodys:1": STEP})
-
-
-def test_a_failed_step_shows_its_last_lines_and_the_lock_entry(engine, client, request_):
-    engine.made, engine.containers = {STEP}, {"1" * 12}
-    engine.events = [
-        *said(f" ---> {'b' * 12}", "Step 7/9 : RUN pip", f" ---> Running in {'1' * 12}"),
-        *said(*(f"line {number}" for number in range(99)), "ERROR: No matching distribution found for my_tool==1.0"),
-        {"errorDetail": {}, "error": "The command '/bin/sh -c a secret' returned a non-zero code: 1"},
-    ]
-    with pytest.raises(BuildError) as caught, built(client, request_, Told(), buildkit=None, running=running):
-        raise AssertionError
-    text = str(caught.value)
-    first, *lines = text.splitlines()
-    assert (
-        first
-        == f"the build failed, at my-tool==1.0 of the lock ({TOOL.filename}, {TOOL.sha256}): a step ended with exit code 1"
-    )
-    assert lines[0] == "  | line 85"
-    assert lines[14] == "  | ERROR: No matching distribution found for my_tool==1.0"
-    assert lines[15] == "  where: Step 7/9 : RUN pip"
-    assert (engine.images, engine.containers) == (set(), set())
-
-
-def test_what_the_engine_had_is_not_removed_though_it_has_no_name(engine, client, request_):
-    engine.images, engine.result = {STEP}, RESULT
-    engine.events = [*said("Step 1/1 : FROM b", f" ---> {'b' * 12}"), {"aux": {"ID": RESULT}}]
-    with built(client, request_, Told(), buildkit=None, running=running):
-        pass
-    assert engine.images == {STEP}
-
-
-class Hurried(Told):
-    """Somebody who presses Ctrl-C when a line comes."""
-
-    def note(self, text: str) -> None:
-        if text == "enough":
-            raise KeyboardInterrupt
-
-
-def test_what_the_engine_makes_after_ctrl_c_is_removed_and_nothing_of_others(engine, client, request_):
-    base, told, *others = (f"sha256:{letter * 64}" for letter in "0123456")
-    former, elsewhere, alike, late = others[0], others[1], others[2], f"sha256:{'e' * 64}"
-    orphan, top, first = (f"sha256:{letter * 64}" for letter in "cdf")
-    engine.images, engine.made, engine.names = {base, former}, {told}, {"base:1": base}
-    engine.late = {
-        late: {"Parent": told},
-        top: {"Parent": late},
-        orphan: {"Config": {"Image": told}},  # as engines have it whose image lost its parent
-        first: {"Parent": base, "Container": "9" * 64},
-        elsewhere: {"Parent": former},
-        alike: {"Parent": base, "Container": "8" * 64, "Config": {"Image": base}},
-    }
-    engine.events = said(f" ---> {'0' * 12}", f" ---> Running in {'9' * 12}", f" ---> {'1' * 12}", "enough")
-    with pytest.raises(KeyboardInterrupt), built(client, request_, Hurried(), buildkit=None, running=running):
-        raise AssertionError
-    assert engine.images == {base, former, elsewhere, alike}
-
-
-@pytest.mark.parametrize("cut", [True, False])
-def test_an_engine_that_ends_in_the_middle_is_absent_and_no_failed_build(engine, client, request_, cut):
-    engine.cut, engine.events = cut, said("Step 1/9 : FROM base")
-    with pytest.raises(MissingComponentError, match="stopped answering"):
-        fail(client, request_)
-
-
-def test_a_full_disk_says_where_space_is_wanted(engine, client, request_):
-    engine.events = [*said("Step 1/1 : RUN x"), {"error": "write /x: No space left on device"}]
-    with pytest.raises(BuildError, match="the engine's disk is full") as caught:
-        fail(client, request_)
-    assert "docker system prune" in caught.value.todo
-
-
-def test_no_line_shows_a_password_or_drives_the_terminal(engine, client, request_):
-    engine.result = RESULT
-    engine.events = [
-        *said(
-            "Looking in https://me:pass%40word@example.com/simple", "say pass@word", "\x1b[31mred\x1b[0m", "1%\r2%\r"
-        ),
-        {"aux": {"ID": RESULT}},
-    ]
-    told = Told()
-    with built(client, request_, told, buildkit=None, running=running):
-        pass
-    assert told.lines == ["Looking in https://example.com/simple", "say ***", "red", "2%"]
 
 
 def test_a_base_has_a_name_of_its_own_while_it_is_built_on(engine, client):
@@ -247,13 +109,13 @@ PIP = {
 
 @pytest.mark.parametrize("line", PIP)
 def test_pips_words_name_the_lock_entry(line):
-    assert culprit([line], (TOOL, NUMPY)) == PIP[line]
+    assert find_wheel([line], (TOOL, NUMPY)) == PIP[line]
 
 
 def test_the_error_counts_before_what_pip_was_busy_with_and_then_the_last():
     busy = ["Collecting my-tool==1.0", "Collecting numpy==1.26.4+cpu"]
-    assert culprit(busy, (TOOL, NUMPY)) == NUMPY
-    assert culprit([*busy, "ERROR: THESE PACKAGES DO NOT MATCH", "    my-tool==1.0 from x:"], (TOOL, NUMPY)) == TOOL
+    assert find_wheel(busy, (TOOL, NUMPY)) == NUMPY
+    assert find_wheel([*busy, "ERROR: THESE PACKAGES DO NOT MATCH", "    my-tool==1.0 from x:"], (TOOL, NUMPY)) == TOOL
 
 
 def test_a_push_gives_the_registrys_digest_and_the_name_back(engine, client):
@@ -315,15 +177,13 @@ OLD, NEW = "Docker version 20.10.24+dfsg1, build 2", "Docker version 28.2.2, bui
 PLUGIN = "echo github.com/docker/buildx v0.17"
 
 
-def test_the_client_is_one_that_can_and_not_just_the_first(tmp_path, monkeypatch):
+def test_the_client_is_one_that_can_and_not_just_the_first(tmp_path):
     new, old = docker_command(tmp_path / "new", NEW), docker_command(tmp_path / "old", OLD)
     plugin = docker_command(tmp_path / "plugin", NEW, PLUGIN)
     podman = docker_command(tmp_path / "podman", "podman version 4.3.1", "echo buildah 1")
     assert find_client(os.pathsep.join((new, podman))) is None
     assert find_client(os.pathsep.join((new, old))) == Client(path=f"{old}/docker", buildx=False)
     assert find_client(os.pathsep.join((old, plugin))) == Client(path=f"{plugin}/docker", buildx=True)
-    monkeypatch.setenv("DOCKER_BUILDKIT", "0")
-    assert find_client(plugin) is None
 
 
 def test_builders_of_buildx_need_the_plugin():
@@ -334,17 +194,23 @@ def test_builders_of_buildx_need_the_plugin():
 
 
 @pytest.mark.parametrize(
-    ("version", "can"),
-    [
-        (VERSION, True),
-        (VERSION | {"ApiVersion": "1.38"}, False),
-        (VERSION | {"Components": [{"Name": "Podman Engine"}]}, False),
-        ({"ApiVersion": "1.41"}, False),
-    ],
+    "version",
+    [VERSION | {"ApiVersion": "1.38"}, VERSION | {"Components": [{"Name": "Podman Engine"}]}, {"ApiVersion": "1.41"}],
 )
-def test_engines_that_have_buildkit(engine, client, version, can):
+def test_an_engine_without_buildkit_is_refused(engine, client, tmp_path, monkeypatch, version):
+    monkeypatch.setenv("PATH", docker_command(tmp_path / "old", OLD))
+    assert require_buildkit(client, "assemble") == Client(path=f"{tmp_path}/old/docker", buildx=False)
     engine.version = version
-    assert can_buildkit(client) is can
+    with pytest.raises(MissingComponentError, match="no BuildKit") as caught:
+        require_buildkit(client, "assemble")
+    assert "assemble" in caught.value.todo
+
+
+def test_an_engine_with_buildkit_needs_a_docker_command(client, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingComponentError, match="no docker command") as caught:
+        require_buildkit(client, "assemble")
+    assert "assemble" in caught.value.todo
 
 
 @pytest.fixture
@@ -359,7 +225,7 @@ def test_buildkit_gets_secrets_as_files_and_nothing_secret_in_its_arguments(
     monkeypatch.setenv("BUILDX_BUILDER", "elsewhere")
     engine.images = {RESULT}
     request_ = replace(request_, network=True, secrets={"pip": tmp_path / "pip.conf"})
-    with pytest.raises(BuildError, match="does not have the image"):  # as this client builds nothing
+    with pytest.raises(BuildError, match="does not have the built image"):  # as this client builds nothing
         fail(client, request_, old)
     arguments = (tmp_path / "old/arguments").read_text().splitlines()
     assert arguments[:2] == ["build", "--tag"]
@@ -431,3 +297,47 @@ def test_a_builder_elsewhere_pushes_itself(request_, tmp_path):
         f"--file={request_.context}/Dockerfile", "--network=none", "--build-arg=BASE=envbuild-base:1",
         str(request_.context),
     ]  # fmt: skip
+
+
+def test_an_image_keeps_only_the_names_that_it_is_given(engine, client, request_, tmp_path):
+    engine.result = RESULT
+    buildkit = Client(path=f"{building_command(tmp_path / 'docker', engine)}/docker", buildx=False)
+    with built(client, request_, Told(), buildkit=buildkit, running=running) as image:
+        assert image.id == RESULT
+        [tag] = engine.names
+        assert tag.startswith("envbuild-build:")
+        assert image.tag(Reference.parse("example.com/mine:1"), image_of_trees(BASE)).id == RESULT
+    assert engine.names == {"example.com/mine:1": RESULT}
+
+
+def test_a_full_disk_is_named(client, request_, old, tmp_path):
+    (tmp_path / "old/said").write_text("#1 [1/1] RUN x\n#1 ERROR: write /x: No space left on device\n")
+    (tmp_path / "old/code").write_text("1")
+    with pytest.raises(BuildError, match="disk is full") as caught:
+        fail(client, request_, old)
+    assert "docker system prune" in caught.value.todo
+
+
+def test_a_failed_step_shows_its_last_lines(client, request_, old, tmp_path):
+    lines = "".join(f"#7 1.0 line {number}\n" for number in range(99))
+    (tmp_path / "old/said").write_text(f"#7 [2/2] RUN pip\n{lines}#7 ERROR: exit code: 1\n")
+    (tmp_path / "old/code").write_text("1")
+    with pytest.raises(BuildError) as caught:
+        fail(client, request_, old)
+    first, *shown, where, _ = str(caught.value).splitlines()
+    assert first.endswith("a step ended with exit code 1")
+    assert shown == [f"  | line {number}" for number in range(84, 99)]
+    assert where == "  where: [2/2] RUN pip"
+
+
+def test_no_line_shows_a_password_or_drives_the_terminal(request_):
+    told = Told()
+    transcript = Transcript(request_, told)
+    for line in (
+        "Looking in https://me:pass%40word@example.com/simple",
+        "say pass@word",
+        "\x1b[31mred\x1b[0m",
+        "1%\r2%\r",
+    ):
+        transcript.add(line, "1")
+    assert told.lines == ["Looking in https://example.com/simple", "say ***", "red", "2%"]

@@ -1,15 +1,13 @@
 """`--builder docker` from the command line, against a fake engine, a fake docker and a fake registry."""
 
-import io
 import json
-import tarfile
 
 import pytest
 
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import push
-from tests.fakes.engine import serving_engine
+from envbuild.registry.push import push
+from tests.fakes.engine import building_command, serving_engine
 from tests.fakes.images import image_of
 from tests.fakes.index import serving
 from tests.fakes.registry import FakeRegistry
@@ -41,26 +39,29 @@ def site(tmp_path, index):
     return Site(tmp_path, index.url)
 
 
-def sent(engine) -> dict[str, bytes]:
-    """The files of the context that the engine got."""
-    [asked] = engine.requests
-    with tarfile.open(fileobj=io.BytesIO(asked.body)) as tar:
-        return {it.name: file.read() for it in tar if (file := tar.extractfile(it))}
+@pytest.fixture
+def docker(site, engine):
+    """The folder of a docker command."""
+    return building_command(site.folder / "docker", engine)
 
 
-def test_the_first_builder_gets_all_wheels_and_neither_network_nor_index(site, engine, index):
-    done = site.build(
-        *DOCKER, "--load", "mine:1", "--json", "--out", "out", DOCKER_HOST=engine.url, DOCKER_BUILDKIT="0"
-    )
+def variables(engine, docker) -> dict[str, str]:
+    return {"DOCKER_HOST": engine.url, "PATH": f"{docker}:/usr/bin:/bin"}
+
+
+def test_an_index_on_this_machine_gives_its_wheels_to_the_context_and_the_steps_no_network(site, engine, docker, index):
+    done = site.build(*DOCKER, "--load", "mine:1", "--json", "--out", "out", **variables(engine, docker))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["loaded"], result["image"], result["layout"]) == (ID, None, None)
-    files = sent(engine)
+    context = docker / "context"
+    files = {str(it.relative_to(context)): it.read_bytes() for it in context.rglob("*") if it.is_file()}
     assert files["wheels/" + TOOL.filename] == TOOL.data
     assert {name for name, data in files.items() if str(index.port).encode() in data} == {"pylock.toml"}
-    asked = engine.requests[0].parameters
-    assert (asked["networkmode"], asked["dockerfile"]) == ("none", "Dockerfile.classic")
-    assert json.loads(asked["buildargs"]).keys() == {"BASE"}
+    arguments = (docker / "arguments").read_text().splitlines()
+    assert "--network=none" in arguments
+    assert not [it for it in arguments if it.startswith("--secret")]
+    assert next(it for it in arguments if it.startswith("--file=")).endswith("/Dockerfile")
     assert engine.names == {"somebodys:1": str(image_of_trees(BASE).config_digest), "mine:1": ID}
     written = {
         str(it.relative_to(site.folder / "out/context")) for it in (site.folder / "out").rglob("*") if it.is_file()
@@ -69,10 +70,17 @@ def test_the_first_builder_gets_all_wheels_and_neither_network_nor_index(site, e
     assert not list((site.folder / "cache").glob(".new-*"))
 
 
-def test_without_a_name_a_layout_is_all_that_is_left(site, engine):
-    done = site.build(
-        *DOCKER, "--out", "out", "--stamp", "model", "--json", DOCKER_HOST=engine.url, DOCKER_BUILDKIT="0"
-    )
+def test_podman_is_refused_before_anything_is_asked(site, engine, docker, index):
+    engine.version = {"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine"}]}
+    before = site.files()
+    done = site.build(*DOCKER, "--out", "out", **variables(engine, docker))
+    assert (done.returncode, done.stdout) == (17, "")
+    assert "BuildKit" in done.stderr
+    assert (site.files(), index.requests) == (before, [])
+
+
+def test_without_a_name_a_layout_is_all_that_is_left(site, engine, docker):
+    done = site.build(*DOCKER, "--out", "out", "--stamp", "model", "--json", **variables(engine, docker))
     result = json.loads(done.stdout)
     image = read_layout(site.folder / "out", machine="x86_64")
     assert (image.config, str(image.digest)) == (CONFIG, result["digest"])
@@ -81,13 +89,16 @@ def test_without_a_name_a_layout_is_all_that_is_left(site, engine):
     assert engine.images == {str(image_of_trees(BASE).config_digest)}
 
 
-def test_a_build_that_fails_writes_nothing(site, engine):
+def test_a_build_that_fails_writes_nothing(site, engine, docker):
+    (docker / "said").write_text("#5 [2/2] RUN x\n#5 ERROR: process did not complete successfully: exit code: 7\n")
+    (docker / "code").write_text("7")
     before = site.files()
-    engine.events, engine.result = [{"error": "The command 'x' returned a non-zero code: 7"}], None
-    done = site.build(*DOCKER, "--out", "out", DOCKER_HOST=engine.url, DOCKER_BUILDKIT="0")
+    done = site.build(*DOCKER, "--out", "out", **variables(engine, docker))
     assert (done.returncode, done.stdout) == (13, "")
     assert "the build failed: a step ended with exit code 7" in done.stderr
-    assert site.files() == before
+    assert {it for it in site.files() if not str(it).startswith("docker/")} == {
+        it for it in before if not str(it).startswith("docker/")
+    }
     assert engine.names.keys() == {"somebodys:1"}
 
 

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from envbuild.build.context import why_wheelhouse
-from envbuild.engine.secrets import hidden_words, index_secrets, pip_configuration, secret_files
+from envbuild.engine.buildkit import hidden_words, index_secrets, pip_configuration, secret_files
 from envbuild.lock.settings import IndexSettings
 
 INDEX = "https://me:pass%40word@example.com/simple"

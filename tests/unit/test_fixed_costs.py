@@ -42,7 +42,6 @@ def test_uv_is_looked_for_in_no_thread(tmp_path):
     [
         ("import envbuild", "envbuild.capture.record"),
         ("import envbuild.lock", "envbuild.capture.record"),
-        ("import envbuild.registry, httpx; httpx.Client().close()", "rich"),
         ("from envbuild.cli import console; console.Progress().step('text')", "rich.console"),
     ],
 )

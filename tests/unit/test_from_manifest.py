@@ -16,7 +16,7 @@ from envbuild.oci.image import MANIFEST, canonical_json
 from envbuild.oci.index import image_index
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import SharedCache
+from envbuild.registry.shared_cache import SharedCache
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import Fault, closed_port, serving
 from tests.fakes.registry import FakeRegistry

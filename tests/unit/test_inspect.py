@@ -5,7 +5,7 @@ import json
 import pytest
 
 from envbuild.cli.commands import run
-from envbuild.stamp import changes, read_history
+from envbuild.stamp.history import changes, read_history
 from tests.unit.test_stamp import InBucket, InFolder, entry, gcs, model, write  # noqa: F401 - fixtures
 
 ALL = (("train", b"one"), ("serve", b"two"), ("train", b"three"))

@@ -9,7 +9,7 @@ from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.manifest.hardware import Accelerator, Gpu, Mig
 from envbuild.manifest.model import Data, Framework
 from envbuild.oci.digest import Digest
-from envbuild.stamp import StampedImage
+from envbuild.stamp.record import StampedImage
 from tests.unit.test_local_contract import subject
 
 CPU = Choice(variant="cpu", platform="linux/amd64", gpus=False)

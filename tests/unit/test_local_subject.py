@@ -13,7 +13,8 @@ from envbuild.errors import StampError
 from envbuild.local.subject import chosen_side, subject_of_image, subject_of_manifest, subject_of_model
 from envbuild.lock.formats import pylock_text
 from envbuild.manifest import read_manifest
-from envbuild.stamp import manifest_name, stamp
+from envbuild.stamp.record import manifest_name
+from envbuild.stamp.stamping import stamp
 from envbuild.verify.sides import Side
 from envbuild.verify.sides.model import read_model
 from tests.unit.choosing import CUDA, ON_CPU, RUN, image, lock, of_run, stamped

@@ -15,7 +15,7 @@ from envbuild.local.venv import check_fits, held_venv, lost
 from envbuild.local.venv_folder import MARKER
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
-from envbuild.stamp import StampedImage
+from envbuild.stamp.record import StampedImage
 from envbuild.verify.sides import Side
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.making import make_venv

@@ -14,7 +14,7 @@ from envbuild.oci.archive import write_archive
 from envbuild.oci.blobs import is_blob
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.layout import write_layout
-from envbuild.registry.body import outgoing
+from envbuild.registry.transport import outgoing
 from tests.fakes.images import image_of
 
 

@@ -9,7 +9,8 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import INDEX, canonical_json
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, push
+from envbuild.registry.client import Registry
+from envbuild.registry.push import push
 from envbuild.registry.referrers import Artifact, Referrer, attach, read_artifact, referrers, subject_of
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry

@@ -4,8 +4,7 @@ import pytest
 
 from envbuild.errors import RegistryError
 from envbuild.oci.reference import Reference
-from envbuild.registry import check_repository
-from envbuild.registry.artifact_registry import Repository
+from envbuild.registry.artifact_registry import Repository, check_repository
 from tests.fakes.artifact_registry import FakeArtifactRegistry
 
 NAME = "projects/proj/locations/europe-west1/repositories/images"

@@ -7,7 +7,7 @@ import pytest
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
-from envbuild.registry.artifact_images import outlook
+from envbuild.registry.artifact_cleanup import outlook
 from tests.fakes.artifact_registry import FakeArtifactRegistry
 
 NAME = "projects/proj/locations/europe-west1/repositories/images"

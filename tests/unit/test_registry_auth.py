@@ -10,8 +10,11 @@ import pytest
 
 from envbuild.errors import RegistryError
 from envbuild.oci.reference import Reference
-from envbuild.registry import Credentials, Registry, Retry, pull, push
-from envbuild.registry.credentials import find
+from envbuild.registry.client import Registry
+from envbuild.registry.credentials import Credentials, find
+from envbuild.registry.pull import pull
+from envbuild.registry.push import push
+from envbuild.retry import Retry
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 

@@ -9,7 +9,8 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_INDEX, DOCKER_MANIFEST, INDEX, MANIFEST, Image, canonical_json
 from envbuild.oci.reference import Reference
-from envbuild.registry import Retry, copy_image
+from envbuild.registry.copy import copy_image
+from envbuild.retry import Retry
 from tests.fakes.images import docker_manifest_of, image_of
 from tests.fakes.registry import FakeRegistry
 

@@ -15,9 +15,13 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.growing import AbandonedError, GrowingBlob
 from envbuild.oci.image import Descriptor, Image, Layer
 from envbuild.oci.reference import Reference
-from envbuild.registry import Credentials, PushResult, Retry, Upload, publish, push
+from envbuild.registry.credentials import Credentials
+from envbuild.registry.push import PushResult, Upload, push
+from envbuild.registry.tags import publish
+from envbuild.retry import Retry
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
+from tests.reporting import Recorder
 
 FAST = Retry(first=0, longest=0.01)
 UPLOAD = "/blobs/uploads/[0-9a-f]"
@@ -140,16 +144,16 @@ def test_who_asked_is_told_of_what_has_landed(registry, image, tmp_path):
 
 
 def test_what_is_there_is_told_while_it_goes(registry, image, tmp_path):
-    told: list[tuple[str, int, int]] = []
-    with Upload(at(registry), retry=FAST, report=lambda *it: told.append(it)) as upload:
+    recorder = Recorder()
+    with Upload(at(registry), retry=FAST, report=recorder) as upload:
         writer = Writer(image=image, path=tmp_path / "layer", upload=upload)
         writer.written()
         writer.finish()
-    ours = [(done, total) for name, done, total in told if name == "the layer"]
+    ours = [(done, total) for name, done, total in recorder.bytes if name == "pushing the layer"]
     assert len(ours) > 1
     size = writer.layer.descriptor.size
     assert [done for done, _ in ours] == sorted(done for done, _ in ours)
-    assert all(done < total for done, total in ours[:-1])
+    assert all(total and done < total for done, total in ours[:-1])
     assert ours[-1] == (size, size)
 
 

@@ -6,7 +6,9 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_INDEX, DOCKER_MANIFEST, INDEX, MANIFEST, Image, canonical_json
 from envbuild.oci.reference import Reference
-from envbuild.registry import Retry, pull, push
+from envbuild.registry.pull import pull
+from envbuild.registry.push import push
+from envbuild.retry import Retry
 from tests.fakes.images import config_of, docker_manifest_of, image_of, layer_of
 from tests.fakes.registry import FakeRegistry
 

@@ -12,9 +12,13 @@ from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, Retry, Upload, check_push, pull, push
+from envbuild.registry.client import Registry
+from envbuild.registry.pull import pull
+from envbuild.registry.push import Upload, check_push, push
+from envbuild.retry import Retry
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
+from tests.reporting import Recorder
 
 FAST = Retry(first=0, longest=0.01)
 CHANGES = {
@@ -135,11 +139,13 @@ def test_the_config_goes_after_the_layers_and_tags_come_last():
 
 
 def test_progress_of_each_blob_ends_at_its_size():
-    image, seen = image_of(), {}
+    image, recorder = image_of(), Recorder()
     with FakeRegistry() as registry:
-        push(image, at(registry), report=lambda name, done, size: seen.update({name: (done, size)}), retry=FAST)
+        push(image, at(registry), report=recorder, retry=FAST)
     sizes = {layer.created_by: layer.descriptor.size for layer in image.layers} | {"config": len(image.config)}
-    assert seen == {name: (size, size) for name, size in sizes.items()}
+    assert {name: (done, size) for name, done, size in recorder.bytes} == {
+        f"pushing {name}": (size, size) for name, size in sizes.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -392,8 +398,8 @@ def test_mount_shares_a_blob_of_the_same_registry():
 
 def test_retry_after_is_honoured_and_bounded():
     retry = Retry(first=1, longest=20)
-    assert retry.delay(1, 7) == 7
-    assert retry.delay(1, 86400) == 20
-    assert 0.75 <= retry.delay(1) <= 1.25
-    assert 2.25 <= retry.delay(2) <= 3.75
-    assert retry.delay(9) <= 25
+    assert retry.pause(1, 7) == 7
+    assert retry.pause(1, 86400) == 20
+    assert 0.75 <= retry.pause(1) <= 1.25
+    assert 2.25 <= retry.pause(2) <= 3.75
+    assert retry.pause(9) <= 25

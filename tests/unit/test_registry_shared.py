@@ -10,7 +10,9 @@ from envbuild.errors import BuildError
 from envbuild.image import LayerCache, LayerResult, WheelFiles, assemble, cache_keys, wheels_to_read
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
-from envbuild.registry import Retry, SharedCache, Upload, push
+from envbuild.registry.push import Upload, push
+from envbuild.registry.shared_cache import SharedCache
+from envbuild.retry import Retry
 from envbuild.trust import Voucher
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.wheels import FakeWheel, make_wheel

@@ -13,10 +13,10 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, INDEX, MANIFEST
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, Retry
-from envbuild.registry.artifact_cleanup import Aged, Policy, fate
-from envbuild.registry.artifact_policies import policy_of
+from envbuild.registry.artifact_cleanup import Aged, Policy, fate, policy_of
+from envbuild.registry.client import Registry
 from envbuild.registry.tags import check_tag, set_tag, stamped_tag, tag_stamped
+from envbuild.retry import Retry
 from tests.fakes.registry import FakeRegistry
 
 AT_ONCE = Retry(first=0, longest=0)

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.errors import RegistryError
-from envbuild.registry import Registry, Retry
 from envbuild.registry.auth import Challenge, challenges
+from envbuild.registry.client import Registry
 from envbuild.registry.faults import printable, redacted, unreachable
 from envbuild.registry.transport import Transport, api_root, hop
+from envbuild.retry import Retry
 from tests.fakes.registry import FakeRegistry
 
 PUBLIC, PRIVATE, LOCAL = "https://8.8.8.8", "https://10.1.2.3", "http://127.0.0.1:5000"

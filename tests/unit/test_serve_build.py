@@ -13,8 +13,9 @@ from envbuild.capture.model.facts import model_facts
 from envbuild.capture.reading import present
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull, push
-from envbuild.stamp import read_stamp
+from envbuild.registry.pull import pull
+from envbuild.registry.push import push
+from envbuild.stamp.history import read_stamp
 from tests.fakes.index import serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import image_of_layers

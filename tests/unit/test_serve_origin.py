@@ -11,7 +11,9 @@ from envbuild.capture.reading import present
 from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
-from envbuild.stamp import StampEntry, read_stamp, stamp
+from envbuild.stamp.history import read_stamp
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_from_manifest import TENSORFLOW, manifest_of

@@ -11,7 +11,7 @@ import pytest
 from envbuild.errors import RegistryError
 from envbuild.oci.image import MANIFEST, Image, canonical_json
 from envbuild.oci.reference import Reference
-from envbuild.registry import pull
+from envbuild.registry.pull import pull
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
 from tests.fakes.registry import FakeRegistry

@@ -19,7 +19,8 @@ from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.manifest import read_manifest
 from envbuild.oci.digest import Digest
-from envbuild.stamp import StampEntry, stamp
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import hold
 from envbuild.verify.sides.manifest import side_of_manifest

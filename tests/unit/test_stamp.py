@@ -15,10 +15,11 @@ import pytest
 
 from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
 from envbuild.oci.digest import Digest
-from envbuild.stamp import StampEntry, check_stampable, read_stamp, read_uri, stamp
+from envbuild.stamp.history import read_stamp
 from envbuild.stamp.objects import found as found_model
-from envbuild.stamp.record import pointer, read_record, record_bytes, record_name, stamped
-from envbuild.stamp.stamping import write_stamp
+from envbuild.stamp.objects import read_uri
+from envbuild.stamp.record import StampEntry, pointer, read_record, record_bytes, record_name, stamped
+from envbuild.stamp.stamping import check_stampable, stamp, write_stamp
 from envbuild.stamp.store import choose_anchor
 from tests.fakes.gcs import FakeGcs
 

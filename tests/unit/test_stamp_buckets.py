@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
-from envbuild.stamp import check_stampable, read_history, read_stamp, read_uri, stamp
+from envbuild.stamp.history import read_history, read_stamp
 from envbuild.stamp.objects import found as found_model
-from envbuild.stamp.stamping import write_stamp
+from envbuild.stamp.objects import read_uri
+from envbuild.stamp.stamping import check_stampable, stamp, write_stamp
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, model, write  # noqa: F401 - fixtures
 
 ANCHOR = "runs/1/saved_model.pb"

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from envbuild.attest.records import record_keys, record_signer
+from envbuild.attest.bundle import record_keys, record_signer
 from envbuild.capture import hashing
 from envbuild.capture.model.facts import model_facts
 from envbuild.errors import StampError
-from envbuild.stamp import Content, Proof, StampedFile, check_stampable, read_history, read_stamp, stamp
-from envbuild.stamp.record import read_record, record_bytes, record_name
+from envbuild.stamp.history import read_history, read_stamp
+from envbuild.stamp.record import Content, StampedFile, read_record, record_bytes, record_name
+from envbuild.stamp.signature import Proof
+from envbuild.stamp.stamping import check_stampable, stamp
 from envbuild.verify.sides.content import content_of
 from envbuild.verify.sides.model import artifact_findings, files_now, read_model
 from tests.fakes.gcs import FakeGcs

@@ -8,9 +8,10 @@ import pytest
 
 from envbuild.cli.commands import run
 from envbuild.errors import EnvbuildError, StampError, UsageError
-from envbuild.stamp import check_stampable, parse_model_uri, read_history, read_stamp, read_uri
-from envbuild.stamp.store import choose_anchor
-from envbuild.stamp.who import stamper
+from envbuild.stamp.history import read_history, read_stamp
+from envbuild.stamp.objects import read_uri
+from envbuild.stamp.stamping import check_stampable, stamper
+from envbuild.stamp.store import choose_anchor, parse_model_uri
 from tests.unit.test_stamp import InFolder, entry, gcs, write  # noqa: F401 - fixtures
 
 MORE = ["README.md", ".gitattributes", "a.onnx", "b.onnx", "0/saved_model.pb"]

@@ -8,8 +8,9 @@ from envbuild.cli.commands import run
 from envbuild.errors import StampConflict, StampError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
-from envbuild.stamp import check_stampable, read_history, read_stamp, record_bytes, stamp
-from envbuild.stamp.record import read_record, record_name
+from envbuild.stamp.history import read_history, read_stamp
+from envbuild.stamp.record import read_record, record_bytes, record_name
+from envbuild.stamp.stamping import check_stampable, stamp
 from tests.unit.test_stamp import (  # noqa: F401 - fixtures
     NOW,
     InBucket,

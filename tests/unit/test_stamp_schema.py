@@ -9,8 +9,9 @@ import jsonschema
 import pytest
 
 from envbuild.cli.commands import run
-from envbuild.stamp import Content, StampedFile, read_history, stamp
-from envbuild.stamp.record import read_record, record_bytes, record_name
+from envbuild.stamp.history import read_history
+from envbuild.stamp.record import Content, StampedFile, read_record, record_bytes, record_name
+from envbuild.stamp.stamping import stamp
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, model, write  # noqa: F401 - fixtures
 
 SCHEMA = json.loads(resources.files("envbuild.stamp").joinpath("schema.json").read_text("utf-8"))

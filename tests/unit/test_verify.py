@@ -24,7 +24,9 @@ from envbuild.oci.index import image_index
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base
-from envbuild.registry import SharedCache, pull, push
+from envbuild.registry.pull import pull
+from envbuild.registry.push import push
+from envbuild.registry.shared_cache import SharedCache
 from envbuild.verify.standing import Subject
 from tests.fakes.index import Fault, serving
 from tests.fakes.registry import FakeRegistry

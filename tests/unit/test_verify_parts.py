@@ -17,6 +17,7 @@ from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.settings import read_settings
 from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe, make_recipe
+from envbuild.report import SilentReporter
 from envbuild.verify import Finding, Inquiry, Run, verify_image
 from envbuild.verify.deep import read_anew
 from envbuild.verify.matched import match_run
@@ -34,7 +35,7 @@ RUN = Run(manifest=json.dumps(manifest_of(("tensorflow", "2.15.1"), accelerator=
 TARGET = Target(python="3.11.2", machine=MACHINE, glibc="2.36")
 
 
-class Told:
+class Told(SilentReporter):
     """What the verification told."""
 
     def __init__(self) -> None:

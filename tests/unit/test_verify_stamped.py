@@ -9,7 +9,8 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import INDEX, MANIFEST
 from envbuild.oci.reference import Reference
-from envbuild.registry import Retry, environment_tag
+from envbuild.registry.pull import environment_tag
+from envbuild.retry import Retry
 from envbuild.stamp.record import Anchor, Stamp, StampedImage, StampEntry, stamped
 from envbuild.verify.stamped import registry_findings, tag_findings
 from tests.fakes.registry import FakeRegistry

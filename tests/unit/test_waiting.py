@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.waiting import within
+from envbuild.retry import within
 
 
 class Last:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from google.cloud.devtools.cloudbuild_v1 import Build
@@ -21,24 +20,12 @@ from envbuild.build.cloudbuild.plan import plan, submitted
 from envbuild.build.cloudbuild.service import ENDED, Service
 from envbuild.build.cloudbuild.source import Source, check_owned, packed, upload
 from envbuild.errors import BaseError, BuildError, EnvbuildError, RegistryError
+from envbuild.network import is_loopback
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry
-from envbuild.registry.transport import is_loopback
+from envbuild.registry.client import Registry
+from envbuild.report import Reporter
 from envbuild.stamp import gcs
-
-
-class Report(Protocol):
-    """Who is told what happens."""
-
-    def step(self, text: str, /) -> None:
-        """Announce a stage."""
-
-    def note(self, text: str, /) -> None:
-        """Say a detail."""
-
-    def warn(self, text: str, /) -> None:
-        """Say what should not be missed."""
 
 
 def check_base(base: str) -> None:
@@ -63,7 +50,7 @@ def check(options: CloudBuild) -> None:
         _check_bucket(storage, options)
 
 
-def build(context: Path, options: CloudBuild, target: Reference, report: Report) -> Reference:
+def build(context: Path, options: CloudBuild, target: Reference, report: Reporter) -> Reference:
     """Build a context and push it to `target`, which has a tag; return the image by its digest in the registry.
 
     When it is interrupted, the build is cancelled. BuildError with the failing step and the last lines of the log,
@@ -90,7 +77,7 @@ def _check_bucket(storage: Client, options: CloudBuild) -> None:
         check_owned(storage, options.project, options.contexts[0])
 
 
-def _uploaded(context: Path, storage: Client, options: CloudBuild, report: Report) -> Source:
+def _uploaded(context: Path, storage: Client, options: CloudBuild, report: Reporter) -> Source:
     _check_bucket(storage, options)
     bucket, prefix = options.contexts
     with packed(context) as archive:
@@ -100,7 +87,7 @@ def _uploaded(context: Path, storage: Client, options: CloudBuild, report: Repor
     return source
 
 
-def _watched(api: Service, log: Log, started: Build, options: CloudBuild, report: Report) -> Build:
+def _watched(api: Service, log: Log, started: Build, options: CloudBuild, report: Reporter) -> Build:
     """Tell the log until the build ends; return it when it succeeded."""
     if started.log_url:
         report.note(started.log_url)
@@ -120,12 +107,12 @@ def _watched(api: Service, log: Log, started: Build, options: CloudBuild, report
     return current
 
 
-def _tell(lines: Iterable[str], report: Report) -> None:
+def _tell(lines: Iterable[str], report: Reporter) -> None:
     for line in lines:
         report.note(line)
 
 
-def _cancelled(api: Service, known: str, mark: str, report: Report) -> None:
+def _cancelled(api: Service, known: str, mark: str, report: Reporter) -> None:
     """End the build; where that fails, say how to do it by hand."""
     report.step("cancelling the build")
     try:

@@ -25,7 +25,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 
 from envbuild.build.cloudbuild.patience import seconds
 from envbuild.errors import BuildError, UsageError
-from envbuild.registry.transport import is_loopback
+from envbuild.network import is_loopback
 
 ENDPOINT = "ENVBUILD_CLOUDBUILD_ENDPOINT"
 """The variable that names another API endpoint; one on loopback is used without credentials."""

@@ -183,7 +183,7 @@ def place_of(uri: str, recorded: Optional[Mapping[str, int]] = None, seconds: fl
         return BucketPlace(uri, recorded)
     path, scheme = uri, URI_SCHEME.match(uri)
     if scheme:
-        # `?` and `#` are characters of the path, as they are where the stamp is looked for (envbuild.stamp.uri).
+        # `?` and `#` are characters of the path, as they are where the stamp is looked for (envbuild.stamp.store).
         host, slash, path = uri[scheme.end() :].partition("/")
         if scheme.group(1).lower() != "file" or host not in ("", "localhost"):
             raise Unread("only paths, file:// and gs:// are read")

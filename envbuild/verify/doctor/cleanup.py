@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from envbuild.oci.reference import Reference
-from envbuild.registry.artifact_images import Outlook
+from envbuild.registry.artifact_cleanup import Outlook
 from envbuild.verify.doctor.checking import ok, wrong
 from envbuild.verify.findings import Finding
 

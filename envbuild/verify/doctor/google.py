@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 
+from envbuild.files import credentials_path
 from envbuild.lock.settings import bare_url
-from envbuild.stamp.who import credentials_path
 from envbuild.verify.doctor.checking import ok, wrong
 from envbuild.verify.findings import Finding
 

@@ -9,10 +9,13 @@ from functools import partial
 from envbuild.errors import EnvbuildError, RegistryError, StampError, UsageError
 from envbuild.oci.login import exists, refuse_login
 from envbuild.oci.reference import Reference
-from envbuild.registry import Registry, Retry
-from envbuild.registry.artifact_images import outlook
-from envbuild.registry.artifact_names import place_of
-from envbuild.stamp import History, Stamp, StampedImage, parse_model_uri, read_history
+from envbuild.registry.artifact_cleanup import outlook
+from envbuild.registry.artifact_registry import place_of
+from envbuild.registry.client import Registry
+from envbuild.retry import Retry
+from envbuild.stamp.history import History, read_history
+from envbuild.stamp.record import Stamp, StampedImage
+from envbuild.stamp.store import parse_model_uri
 from envbuild.verify.doctor.checking import Check, checked, ok, refused, wrong
 from envbuild.verify.doctor.cleanup import lost, outlook_findings
 from envbuild.verify.doctor.network import login_for

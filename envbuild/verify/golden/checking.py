@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.capture import script
-from envbuild.engine.image import Report
 from envbuild.errors import UsageError
 from envbuild.manifest.artifact import Array, Golden
 from envbuild.manifest.model import TrainingManifest
+from envbuild.report import Reporter
 from envbuild.verify.findings import Finding
 from envbuild.verify.golden import program
 from envbuild.verify.golden.arrays import DamagedError
@@ -46,7 +46,7 @@ def check(
     runners: Iterable[Runner],
     *,
     cache: Path,
-    report: Report,
+    report: Reporter,
     seconds: float = SECONDS,
 ) -> Iterator[Finding]:
     """Run a manifest's sample with a model in each environment; yield what differs, and one finding where nothing does.

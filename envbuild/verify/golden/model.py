@@ -12,10 +12,10 @@ from envbuild.cache import workplace
 from envbuild.capture.gcs import Unread
 from envbuild.capture.model.facts import READERS, facts_of_place
 from envbuild.capture.model.places import STAMP_FOLDER, LocalPlace, place_of
-from envbuild.engine.image import Report
 from envbuild.errors import StampError
 from envbuild.manifest.artifact import Model
-from envbuild.stamp import ModelUri, parse_model_uri
+from envbuild.report import Reporter
+from envbuild.stamp.store import ModelUri, parse_model_uri
 
 _TODO = "give the URI of the model's file or folder"
 
@@ -49,7 +49,7 @@ class HeldModel:
 
 
 @contextmanager
-def held(model_uri: str, cache: Path, report: Report) -> Iterator[HeldModel]:
+def held(model_uri: str, cache: Path, report: Reporter) -> Iterator[HeldModel]:
     """Yield a model; one in Cloud Storage lies on the cache's disk meanwhile.
 
     StampError where it cannot be had, UsageError where that is no URI of a model.
@@ -96,7 +96,7 @@ def _start(paths: Mapping[str, Any]) -> str:
     return path.rpartition("/")[0] if re.fullmatch(r"(?:.*/)?saved_model\.pb(?:txt)?", path) else path
 
 
-def _downloaded(uri: ModelUri, folder: Path, report: Report) -> tuple[Path, dict[str, int]]:
+def _downloaded(uri: ModelUri, folder: Path, report: Reporter) -> tuple[Path, dict[str, int]]:
     """Download a model's objects at the generations that they have now; return its file or folder, and those."""
     from envbuild.stamp.gcs import connected, told  # noqa: PLC0415 - Google's client takes a second to load
 

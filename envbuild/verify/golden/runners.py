@@ -17,11 +17,11 @@ from envbuild.base.process import output, running
 from envbuild.diff.images import check_name, opened
 from envbuild.engine.build import loaded_base
 from envbuild.engine.client import connected
-from envbuild.engine.confinement import WRITABLE
-from envbuild.engine.container import MAX_RESULT, run_file
-from envbuild.engine.image import LocalImage, Report, find_image
+from envbuild.engine.container import MAX_RESULT, WRITABLE, run_file
+from envbuild.engine.image import LocalImage, find_image
 from envbuild.errors import UsageError
 from envbuild.oci.login import exists
+from envbuild.report import Reporter
 
 INSTEAD = "leave out --run, or give host and --python PATH instead of images: an interpreter needs no engine"
 """What people without an engine can do."""
@@ -79,7 +79,7 @@ class InImage:
 
 
 @contextmanager
-def in_image(text: str, *, machine: str, cache: Path, report: Report) -> Iterator[InImage]:
+def in_image(text: str, *, machine: str, cache: Path, report: Reporter) -> Iterator[InImage]:
     """Yield a runner for an image: a reference, which the engine pulls, or what `compare.opened` opens, which it loads.
 
     What was loaded is gone from the engine when the block ends. MissingComponentError without an engine, RegistryError

@@ -4,7 +4,7 @@ import io
 from dataclasses import replace
 
 from envbuild.manifest.artifact import Model, ModelFile
-from envbuild.stamp import Content, StampedFile
+from envbuild.stamp.record import Content, StampedFile
 from envbuild.verify.rules.modelfiles import being, compared, listed, told
 from envbuild.verify.sums import sums_of
 

@@ -3,8 +3,8 @@
 from envbuild.errors import StampError
 from envbuild.manifest.reader import MAX_MANIFEST
 from envbuild.oci.digest import Digest
-from envbuild.stamp import Stamp, manifest_name
 from envbuild.stamp.objects import found
+from envbuild.stamp.record import Stamp, manifest_name
 from envbuild.verify.sides.model import StampedModel, train_image
 
 _ANEW = "stamp it with the run that made it: envbuild from-manifest MANIFEST --push REPOSITORY --stamp MODEL"

@@ -17,18 +17,11 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.parse import Parser
 from envbuild.manifest.reader import MAX_MANIFEST
 from envbuild.oci.digest import Digest
-from envbuild.stamp import (
-    History,
-    Proof,
-    Stamp,
-    StampedImage,
-    lock_name,
-    manifest_name,
-    parse_model_uri,
-    read_history,
-)
+from envbuild.stamp.history import History, read_history
 from envbuild.stamp.objects import found
-from envbuild.stamp.store import Store
+from envbuild.stamp.record import Stamp, StampedImage, lock_name, manifest_name
+from envbuild.stamp.signature import Proof
+from envbuild.stamp.store import Store, parse_model_uri
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.modelfiles import Changes, being, compared, digests, doubt, has_digest, listed, told
 from envbuild.verify.sides.content import is_rewritten, recorded

@@ -22,7 +22,7 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import printable
-from envbuild.registry.retry import Retry
+from envbuild.retry import Retry
 from envbuild.trust import Claim, Voucher
 
 LAYER = "application/vnd.envbuild.layer.v1"

@@ -1,15 +1,20 @@
-"""Waiting for threads so that Ctrl-C always gets through, and none waits long for another."""
+"""Retries, deadlines, and waiting for threads so that Ctrl-C always gets through."""
 
 import gc
 import os
+import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
 from typing import TypeVar
+
+from envbuild.errors import EnvbuildError
+from envbuild.report import SILENCE, announce
 
 _T = TypeVar("_T")
 _SECONDS = 0.5
@@ -20,26 +25,59 @@ _NEW = 14_000
 """Objects, twenty times what an interpreter lets come before it looks through them."""
 _SOON = 0.05
 """Seconds, after which what swallowed an interrupt is over."""
-SILENCE = 10.0
-"""Seconds of silence after which a line says what is waited for."""
-_listeners: list[Callable[[str], None]] = []
-"""Where those lines go."""
+TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+"""HTTP statuses after which the same request may succeed."""
 
 
-@contextmanager
-def announcing(listener: Callable[[str], None]) -> Iterator[None]:
-    """Let what `announce` says go to the listener within the block, from any thread."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
+class Transient(Exception):  # noqa: N818 - not an error yet: it becomes `error` when all tries are used up
+    """A failure that may pass; `Retry.run` catches it."""
+
+    def __init__(self, error: EnvbuildError, *, after: float | None = None) -> None:
+        super().__init__(error.what)
+        self.error = error
+        self.after = after
+        """Seconds that the server asked to wait (Retry-After)."""
 
 
-def announce(text: str) -> None:
-    """Say what is waited for, to the newest listener if there is one."""
-    for listener in _listeners[-1:]:
-        listener(text)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How often and after which pauses something is tried; `Retry(first=0)` does not wait at all."""
+
+    tries: int = 3
+    first: float = 1.0
+    """Seconds before the second try."""
+    factor: float = 3.0
+    """Each later pause is so many times as long as the one before."""
+    longest: float = 60.0
+    """Seconds of the longest pause, whatever Retry-After says: no server may hold a job for hours."""
+
+    def pause(self, tried: int, after: float | None = None) -> float:
+        """Seconds to wait after `tried` tries: Retry-After if there is one, else exponential with jitter."""
+        if after is not None:
+            return min(max(after, 0.0), self.longest)
+        exponential = self.first * self.factor ** min(tried - 1, 64)
+        # Jitter keeps parallel clients from coming back in step; it decides nothing that is secret.
+        return min(exponential, self.longest) * random.uniform(0.75, 1.25)  # noqa: S311
+
+    def run(self, attempt: Callable[[int], _T], *, pause: Callable[[float], object] = time.sleep) -> _T:
+        """Call `attempt(number)`, counted from 1, until it returns or raises anything but Transient.
+
+        After the last try the error of Transient is raised, with the number of tries in it.
+        """
+        for number in range(1, self.tries):
+            try:
+                return attempt(number)
+            except Transient as transient:
+                seconds = self.pause(number, transient.after)
+                if seconds >= SILENCE:
+                    announce(f"waiting {seconds:.0f} s before the next try: {transient.error.what}")
+                pause(seconds)
+        try:
+            return attempt(max(self.tries, 1))
+        except Transient as transient:
+            error = copy(transient.error)
+            error.what = f"{error.what} ({self.tries} tries)"
+            raise error from transient
 
 
 def take_turns() -> None:
