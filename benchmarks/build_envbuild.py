@@ -13,7 +13,9 @@ from envbuild.base import resolve_base
 from envbuild.base.compiling import compiling_on
 from envbuild.image import Compiling, LayerCache, assemble, cache_keys, find_difference, wheels_to_read
 from envbuild.image.bytecode import compiled_by
-from envbuild.lock import Arrivals, Lock, read_held
+from envbuild.lock.download import Arrivals
+from envbuild.lock.formats import read_held
+from envbuild.lock.model import Lock
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.pull import environment_tag, find_environment, pull

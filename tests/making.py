@@ -4,7 +4,8 @@ from pathlib import Path
 
 from envbuild.local.notebook import held_server
 from envbuild.local.venv import held_venv
-from envbuild.lock import Lock, Options
+from envbuild.lock.model import Lock
+from envbuild.lock.run import Options
 from envbuild.report import Reporter
 
 

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from packageurl import PackageURL
 
 from envbuild.capture.redact import scrub_line
-from envbuild.lock import Lock, LockedWheel
-from envbuild.lock.model import SystemPackage
+from envbuild.lock.model import Lock, LockedWheel, SystemPackage
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference

@@ -11,7 +11,15 @@ from envbuild.base.suites import SOURCES, WITHOUT, Suite, find_suite
 from envbuild.errors import LockError
 from envbuild.image.debian import Ground, SystemLayer
 from envbuild.lock.model import SystemPackage
-from envbuild.lock.system import Chosen, Held, Missing, choose, distribution_name, find_missing, wanted_packages
+from envbuild.lock.system import (
+    BaseContents,
+    Chosen,
+    Missing,
+    choose,
+    distribution_name,
+    find_missing,
+    wanted_packages,
+)
 from envbuild.manifest.model import TrainingManifest
 from envbuild.recipe import Base
 
@@ -48,7 +56,7 @@ def lock_system(
     if not _has_system_libraries(manifest):
         return System()
     ground = read_ground(base.image, base.name, cache)
-    missing = find_missing(manifest.native, Held(installed=ground.installed, libraries=ground.libraries))
+    missing = find_missing(manifest.native, BaseContents(installed=ground.installed, libraries=ground.libraries))
     if not missing.packages:
         return System(warnings=missing.warnings, notes=missing.notes)
     if not ground.status:

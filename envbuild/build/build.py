@@ -20,14 +20,9 @@ from envbuild.cache import prune, size_limit
 from envbuild.errors import RegistryError, counted
 from envbuild.image import Compiling
 from envbuild.image.bytecode import compiled_by
-from envbuild.lock import (
-    IndexSettings,
-    LockedRun,
-    Options,
-    Target,
-    lock_stack,
-    read_settings,
-)
+from envbuild.lock.model import Target
+from envbuild.lock.run import LockedRun, Options, lock_stack
+from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.oci.index import Content, ImageIndex, image_index
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.artifact_registry import check_repository

@@ -8,7 +8,7 @@ from envbuild.build.outputs import LAYOUT_NAME
 from envbuild.errors import UsageError
 from envbuild.files import UNFINISHED, check_stageable
 from envbuild.image.context import check_templates
-from envbuild.lock.certificates import check_bundle
+from envbuild.lock.client import check_bundle
 from envbuild.oci.archive import check_archive
 from envbuild.oci.layout import is_free
 

@@ -13,7 +13,7 @@ from envbuild.build.order import PLATFORMS, Order, Plan
 from envbuild.engine.transcript import find_wheel
 from envbuild.errors import BuildError, UsageError
 from envbuild.image import Assembled
-from envbuild.lock import IndexSettings
+from envbuild.lock.settings import IndexSettings
 from envbuild.oci.reference import Reference
 from envbuild.oci.tar import MTIME
 from envbuild.registry.push import PushResult

@@ -12,9 +12,10 @@ from envbuild.base.debs import copy_debs
 from envbuild.build.order import Order
 from envbuild.files import share, write_whole, written_whole
 from envbuild.image.context import build_context
-from envbuild.lock import IndexSettings, Lock, copy_local, requirements_text
 from envbuild.lock.download import wheel_path
-from envbuild.lock.formats import WHEELS, is_local
+from envbuild.lock.formats import WHEELS, copy_local, is_local, requirements_text
+from envbuild.lock.model import Lock
+from envbuild.lock.settings import IndexSettings
 from envbuild.recipe import Recipe
 
 

@@ -11,7 +11,8 @@ from envbuild.build.order import PLATFORMS
 from envbuild.engine.buildkit import hidden_words, index_secrets, secret_files
 from envbuild.engine.transcript import Request
 from envbuild.image import LayerCache
-from envbuild.lock import Arrivals, IndexSettings
+from envbuild.lock.download import Arrivals
+from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference

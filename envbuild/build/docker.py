@@ -22,7 +22,7 @@ from envbuild.engine.saved import save_image
 from envbuild.engine.transcript import Transcript
 from envbuild.errors import BuildError, UsageError
 from envbuild.image import Assembled
-from envbuild.lock import IndexSettings
+from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.registry.push import PushResult

@@ -15,9 +15,9 @@ from envbuild.errors import UsageError
 from envbuild.image import Assembled, Compiling, LayerCache
 from envbuild.image.child import Addition, Parent, assemble_child, base_of, wheels_of_child
 from envbuild.image.content import measured
-from envbuild.lock import Arrivals, Lock
-from envbuild.lock.extras import lock_above
-from envbuild.lock.run import Options
+from envbuild.lock.download import Arrivals
+from envbuild.lock.model import Lock
+from envbuild.lock.run import Options, lock_above
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json
 from envbuild.oci.reference import DOCKER_HUB, Reference

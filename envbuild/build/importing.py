@@ -7,8 +7,9 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import counted
 from envbuild.image import LayerCache
-from envbuild.lock import IndexSettings, LockedRun
-from envbuild.lock.resolving import asking
+from envbuild.lock.resolution import open_question
+from envbuild.lock.run import LockedRun
+from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match import Stack
 from envbuild.match.limits import broken_hand_limits
@@ -68,7 +69,7 @@ def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSet
         return Imports(place="metadata")
     versions = {wheel.name.replace("-", "_"): wheel.version for wheel in run.lock.wheels}
     modules: dict[str, str] = {}
-    with asking((), run.lock.target, settings, job.order.cache) as question:
+    with open_question((), run.lock.target, settings, job.order.cache) as question:
         for wheel in run.lock.wheels:
             if wheel.name in names:
                 files, own = question.reader.files(wheel) or (), wheel.name.replace("-", "_")

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from envbuild.base.system import System
 from envbuild.build.order import Order, Plan, Reporter
 from envbuild.image import Assembled, Compiling, LayerCache
-from envbuild.lock import Arrivals, IndexSettings, LockedRun, confirm, pylock_text
+from envbuild.lock.download import Arrivals
+from envbuild.lock.formats import pylock_text
+from envbuild.lock.run import LockedRun, confirm
+from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json

@@ -17,7 +17,9 @@ from envbuild.image import (
     find_difference,
     wheels_to_read,
 )
-from envbuild.lock import Arrivals, IndexSettings, LockedWheel
+from envbuild.lock.download import Arrivals
+from envbuild.lock.model import LockedWheel
+from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import Image, Layer

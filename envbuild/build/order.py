@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from envbuild.attest.attach import AttestOptions
 from envbuild.image import Assembled
-from envbuild.lock import Lock, Proof
+from envbuild.lock.identity import Proof
+from envbuild.lock.model import Lock
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match import CudaChoice, Profiles, Stack, VariantChoice
 from envbuild.oci.digest import Digest

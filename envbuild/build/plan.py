@@ -8,7 +8,7 @@ from envbuild.base import refuse_base
 from envbuild.build.order import Order, Plan
 from envbuild.errors import ManifestError
 from envbuild.files import data_folder
-from envbuild.lock import origin_fault
+from envbuild.lock.faults import origin_fault
 from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match import FRAMEWORKS, Decision, Profiles, frameworks_of, load_profiles, match, name_of

@@ -33,7 +33,7 @@ class ByLock:
         """Hold the image against lock and base, and against the run where its manifest is given."""
         from envbuild.cli.rebase import base_named_by, read_lock
         from envbuild.files import cache_folder
-        from envbuild.lock import read_settings
+        from envbuild.lock.settings import read_settings
         from envbuild.verify import Inquiry, verify_image
 
         locked, settings = read_lock(self.lock), read_settings()

@@ -15,7 +15,7 @@ from envbuild.cli.references import AsJson, Platform, machine_of
 from envbuild.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
-    from envbuild.diff import Rules
+    from envbuild.diff.comparison import Rules
 
 _FORMS = "An image (a reference, an OCI layout, an archive, docker-daemon:NAME), a manifest, a model, a lock, or host"
 _LONGEST_PATH = 4096
@@ -143,7 +143,7 @@ _HOST = "give host as A or B, or leave the option out"
 
 
 def _rules(ignore: list[str], *, as_installed: bool, mtimes: bool) -> "Rules":
-    from envbuild.diff import Rules
+    from envbuild.diff.comparison import Rules
 
     if as_installed and mtimes:
         todo = "leave one of them out"
@@ -156,21 +156,22 @@ def _rules(ignore: list[str], *, as_installed: bool, mtimes: bool) -> "Rules":
 def _facts(a: Given, b: Given, python: str | None, progress: Progress) -> Result:
     """Hold two against each other by their facts; a host is captured last, as it is asked for what the other names."""
     from envbuild.cli.facts import READERS, Said
-    from envbuild.diff import differing_locks, differing_packages, differing_told
+    from envbuild.diff.facts import compare_descriptions, compare_locks, compare_packages
 
     said: dict[Given, Said] = {}
     for it in sorted({a, b}, key=lambda it: it.kind == "host"):
         others = [other.manifest for other in said.values() if other.manifest]
         said[it] = READERS[it.kind](it.name, python, others, progress)
     locks = (a.kind, b.kind).count("lock")
-    compare = (differing_told, differing_packages, differing_locks)[locks]
+    compare = (compare_descriptions, compare_packages, compare_locks)[locks]
     kind = _KINDS[a.kind] if a.kind == b.kind else "two"
     outcome = compare(said[a].told, said[b].told)
     return Result(kind=kind, outcome=outcome, digests=(said[a].digest, said[b].digest))
 
 
 def _images(a: str, b: str, rules: "Rules", machine: str, progress: Progress) -> Result:
-    from envbuild.diff import check_name, compare, opened
+    from envbuild.diff.comparison import compare
+    from envbuild.diff.images import check_name, open_image
     from envbuild.files import cache_folder
 
     for text in (a, b):
@@ -178,7 +179,8 @@ def _images(a: str, b: str, rules: "Rules", machine: str, progress: Progress) ->
     progress.step(f"comparing {a} and {b}")
     with ExitStack() as stack:
         before, after = (
-            stack.enter_context(opened(text, machine=machine, cache=cache_folder(), teller=progress)) for text in (a, b)
+            stack.enter_context(open_image(text, machine=machine, cache=cache_folder(), report=progress))
+            for text in (a, b)
         )
         difference = compare(before, after, rules, names=(a, b), report=progress.progress)
     digests = (str(before.found_as or before.digest), str(after.found_as or after.digest))

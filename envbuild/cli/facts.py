@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from envbuild.cli.console import Progress
 
 if TYPE_CHECKING:
-    from envbuild.diff import Told
+    from envbuild.diff.facts import Description
     from envbuild.manifest.model import TrainingManifest
 
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Said:
     """What something says."""
 
-    told: "Told"
+    told: "Description"
     digest: str | None = None
     """Of its bytes, of a model's of its record; None where it has none."""
     manifest: "TrainingManifest | None" = None
@@ -28,24 +28,24 @@ Others = Sequence["TrainingManifest"]
 
 def _manifest(name: str, _python: str | None, _others: Others, progress: Progress) -> Said:
     from envbuild.cli.records import read_run
-    from envbuild.diff import told_by_manifest
+    from envbuild.diff.facts import describe_manifest
     from envbuild.manifest.formats import Given
     from envbuild.oci.digest import Digest
 
     _, data, manifest = read_run(name, None, Given(), progress)
-    return Said(told=told_by_manifest(manifest), digest=str(Digest.of(data)), manifest=manifest)
+    return Said(told=describe_manifest(manifest), digest=str(Digest.of(data)), manifest=manifest)
 
 
 def _lock(name: str, _python: str | None, _others: Others, _progress: Progress) -> Said:
     from envbuild.cli.rebase import read_lock
-    from envbuild.diff import told_by_lock
+    from envbuild.diff.facts import describe_lock
     from envbuild.oci.digest import Digest
 
-    return Said(told=told_by_lock(read_lock(Path(name), "")), digest=str(Digest.of(Path(name).read_bytes())))
+    return Said(told=describe_lock(read_lock(Path(name), "")), digest=str(Digest.of(Path(name).read_bytes())))
 
 
 def _model(name: str, _python: str | None, _others: Others, progress: Progress) -> Said:
-    from envbuild.diff import told_by_model
+    from envbuild.diff.facts import describe_model
     from envbuild.stamp.record import record_digest
     from envbuild.verify.sides.model import read_model
 
@@ -56,21 +56,21 @@ def _model(name: str, _python: str | None, _others: Others, progress: Progress) 
         progress.warn(f"{copy}: {fault}")
     locks = {" ".join(slot): lock for slot, lock in found.locks.items()}
     digest = str(record_digest(found.history.records[0].name)) if found.stamp else None
-    told = told_by_model(found.model, found.manifest, found.stamp, locks)
+    told = describe_model(found.model, found.manifest, found.stamp, locks)
     return Said(told=told, digest=digest, manifest=found.manifest)
 
 
 def _host(name: str, python: str | None, others: Others, progress: Progress) -> Said:
     """Capture this machine, with the variables that the other side names."""
     from envbuild.capture.reading import manifest_text
-    from envbuild.diff import told_by_host
+    from envbuild.diff.facts import describe_host
     from envbuild.manifest import read_manifest
 
     recorded = [variable for manifest in others for variable, _ in manifest.variables]
     required = [it.name for manifest in others if manifest.contract for it in manifest.contract.variables]
     progress.step(f"capturing this machine by {python or 'the Python that envbuild runs on'}")
     manifest = read_manifest(manifest_text(_captured(python, recorded, required)).encode(), name)
-    return Said(told=told_by_host(manifest), manifest=manifest)
+    return Said(told=describe_host(manifest), manifest=manifest)
 
 
 def _captured(python: str | None, variables: list[str], requires: list[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from envbuild.build import Reporter
     from envbuild.local.acquire import Building
     from envbuild.local.model import Choice, Machine, Settled, Subject
-    from envbuild.lock import Options
+    from envbuild.lock.run import Options
     from envbuild.stamp.signature import Proof
     from envbuild.verify.findings import Finding
 
@@ -125,7 +125,8 @@ def reporter_of(progress: Progress) -> "Reporter":
 def options_of(asked: Asked, progress: Progress) -> "Options":
     """How what is put on top of an environment is locked."""
     from envbuild.files import cache_folder
-    from envbuild.lock import Options, read_settings
+    from envbuild.lock.run import Options
+    from envbuild.lock.settings import read_settings
 
     settings = read_settings(asked.wanted.find_links or (), offline=asked.wanted.offline)
     return Options(cache=cache_folder(), settings=settings, say=progress.note, counted=locking.counter(progress))

@@ -25,7 +25,7 @@ from envbuild.cli.local_parts import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuild.lock import Lock
+    from envbuild.lock.model import Lock
     from envbuild.verify.findings import Finding
 
 

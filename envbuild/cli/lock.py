@@ -15,7 +15,8 @@ from envbuild.errors import UsageError, counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from envbuild.lock import LockedRun, Options, Target
+    from envbuild.lock.model import Target
+    from envbuild.lock.run import LockedRun, Options
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match import Stack
 
@@ -72,7 +73,8 @@ def run(
     the index since are refused. Prints the path of pylock.toml.
     """
     from envbuild.files import cache_folder
-    from envbuild.lock import Options, read_settings
+    from envbuild.lock.run import Options
+    from envbuild.lock.settings import read_settings
     from envbuild.manifest.formats import Given
 
     started = time.monotonic()
@@ -147,7 +149,8 @@ def _lock(
     identical: bool,
 ) -> "LockedRun":
     """Lock, hold the result to the lock that is there, fetch where that is wanted, tell all of it, and write it."""
-    from envbuild.lock import lock_stack, read_held, refuse_changed, write_lock
+    from envbuild.lock.formats import read_held, write_lock
+    from envbuild.lock.run import lock_stack, refuse_changed
 
     held = read_held(out)
     as_of = f", as of {stack.gaps.before}" if stack.gaps and stack.gaps.before else ""
@@ -204,7 +207,7 @@ def _target(
     stack: "Stack", base: str | None, base_glibc: str | None, glibc: str | None, cache: Path, progress: Progress
 ) -> "Target":
     """The base's Python and glibc where one is named; else the run's Python, and the glibc of the default base."""
-    from envbuild.lock import stack_target
+    from envbuild.lock.tags import stack_target
 
     if base is None:
         return stack_target(stack, base_glibc, glibc)
@@ -226,7 +229,9 @@ def _target(
 
 
 def _download(folder: Path, locked: "LockedRun", options: "Options", progress: Progress) -> "LockedRun":
-    from envbuild.lock import confirm, fetch, write_wheelhouse
+    from envbuild.lock.download import fetch
+    from envbuild.lock.formats import write_wheelhouse
+    from envbuild.lock.run import confirm
 
     wheels = locked.lock.wheels
     progress.step(f"putting {counted(len(wheels), 'wheel')} into {folder}")

@@ -55,12 +55,14 @@ class Opening:
         return Target(side=side_of_model(model), model=model)
 
     def _image(self, name: str) -> "Target":
-        from envbuild.diff import opened
+        from envbuild.diff.images import open_image
         from envbuild.files import cache_folder
         from envbuild.verify.against import Target
         from envbuild.verify.sides.image import side_of_image
 
-        image = self.stack.enter_context(opened(name, machine=self.machine, cache=cache_folder(), teller=self.progress))
+        image = self.stack.enter_context(
+            open_image(name, machine=self.machine, cache=cache_folder(), report=self.progress)
+        )
         side = side_of_image(image, name, machine=self.machine, report=self.progress.progress)
         return Target(side=side, image=image, reference=_reference(name))
 

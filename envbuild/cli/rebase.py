@@ -16,7 +16,7 @@ from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.image import Rebased
-    from envbuild.lock import Lock
+    from envbuild.lock.model import Lock
     from envbuild.oci.image import Image
     from envbuild.oci.reference import Reference
 
@@ -94,7 +94,7 @@ def _image(text: str) -> "Reference":
 
 def read_lock(path: Path, option: str = "--lock ") -> "Lock":
     """Read what --lock names, or an argument; UsageError where there is no such file."""
-    from envbuild.lock import read_pylock
+    from envbuild.lock.formats import read_pylock
 
     try:
         return read_pylock(path.read_bytes(), str(path), path.parent)

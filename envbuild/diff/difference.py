@@ -1,16 +1,35 @@
-"""In what two images differ, grouped by package: as values, as lines for people, and as JSON."""
+"""The difference of two images, grouped by package: as values, as lines for people, and as JSON."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from envbuild.diff.facts import ANOTHER, SECRET
 from envbuild.diff.layers import Node
 from envbuild.diff.packages import Package
-from envbuild.diff.settings import Setting
 
 _WORDS = {"sha256": "content", "extended": "extended attributes", "mtime": "time", "target": "target"}
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting that differs in the configs of two images."""
+
+    name: str
+    """`Env PATH`, `Labels maintainer`, `Entrypoint`."""
+    before: Any
+    """None where it is not set."""
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_shown(self.before)} -> {_shown(self.after)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The setting for --json."""
+        return {"name": self.name, "before": self.before, "after": self.after}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,19 +43,19 @@ class Change:
     after: Node | None
     """None where it was removed."""
     fields: tuple[str, ...] = ()
-    """In what a changed one differs: names of Node's fields."""
+    """The differing fields of Node, where it was changed."""
 
     @property
     def kind(self) -> Literal["added", "removed", "changed"]:
-        """What became of it."""
+        """Whether it was added, removed or changed."""
         return "added" if self.before is None else "removed" if self.after is None else "changed"
 
     def __str__(self) -> str:
-        said = ", ".join(_said(name, self.before, self.after) for name in self.fields if self.before and self.after)
-        return f"{_SIGNS[self.kind]} /{self.path}" + (f": {said}" if said else "")
+        texts = [_field(name, self.before, self.after) for name in self.fields if self.before and self.after]
+        return f"{_SIGNS[self.kind]} /{self.path}" + (f": {', '.join(texts)}" if texts else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """As --json has it."""
+        """The change for --json."""
         fields = [_WORDS.get(name, name) for name in self.fields]
         return {
             "path": f"/{self.path}",
@@ -49,19 +68,19 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """What differs of one package, or of the files that no package has."""
+    """The changes of one package, or of the files without a package."""
 
     package: Package | None
     before: str
-    """Its version; empty where it is not there, or where that is not known."""
+    """Its version; empty where it is absent or not known."""
     after: str
     changes: tuple[Change, ...]
 
     def __str__(self) -> str:
         counts = Counter(change.kind for change in self.changes)
-        said = ", ".join(f"{counts[kind]} {kind}" for kind in ("added", "removed", "changed") if counts[kind])
+        numbers = ", ".join(f"{counts[kind]} {kind}" for kind in ("added", "removed", "changed") if counts[kind])
         kind = self.package.kind if self.package else "files"
-        return f"{kind:<8} {self._title()}: {said}"
+        return f"{kind:<8} {self._title()}: {numbers}"
 
     def _title(self) -> str:
         if self.package is None:
@@ -73,7 +92,7 @@ class Group:
         return f"{self.package.name}{' ' if version else ''}{version}{note}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As --json has it."""
+        """The group for --json."""
         package = self.package
         return {
             "kind": package.kind if package else None,
@@ -86,16 +105,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """In what two images differ."""
+    """The differences of two images."""
 
     settings: tuple[Setting, ...] = ()
     groups: tuple[Group, ...] = ()
     left_out: int = 0
-    """Paths that differ, and that were not to count."""
+    """Number of paths that differ and that the rules leave out."""
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs that counts."""
+        """Whether there is no difference that counts."""
         return not (self.settings or self.groups)
 
     @property
@@ -106,15 +125,15 @@ class Difference:
     @property
     def summary(self) -> str:
         """One line."""
-        rest = f" ({_number(self.left_out, 'path')} left out)" if self.left_out else ""
+        left_out = f" ({_number(self.left_out, 'path')} left out)" if self.left_out else ""
         if self.equal:
-            return f"equal: all files and settings agree{rest}"
+            return f"equal: all files and settings agree{left_out}"
         packages = sum(group.package is not None for group in self.groups)
         paths = f"{_number(len(self.changes), 'path')} in {_number(packages, 'package')}"
-        return f"different: {paths}, {_number(len(self.settings), 'setting')}{rest}"
+        return f"different: {paths}, {_number(len(self.settings), 'setting')}{left_out}"
 
     def lines(self, *, files: bool = False) -> Iterator[str]:
-        """Yield the summary, each setting, and each package, with its files where they are asked for."""
+        """Yield the summary, each setting, and each package, with its files if `files` is set."""
         yield self.summary
         yield from (f"config   {setting}" for setting in self.settings)
         for group in self.groups:
@@ -122,7 +141,7 @@ class Difference:
             yield from (f"  {change}" for change in group.changes if files)
 
     def to_dict(self) -> dict[str, Any]:
-        """As --json has it."""
+        """The difference for --json."""
         return {
             "equal": self.equal,
             "left_out": self.left_out,
@@ -131,15 +150,20 @@ class Difference:
         }
 
 
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return str(value) if value in (SECRET, ANOTHER) else json.dumps(value, ensure_ascii=False)
+
+
 def _number(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _said(field: str, before: Node, after: Node) -> str:
+def _field(field: str, before: Node, after: Node) -> str:
     if field == "kind":
         return f"{before.kind} -> {after.kind}"
-    values = [_value(field, node) for node in (before, after)]
-    change = "" if field in ("sha256", "extended") else f" {values[0]} -> {values[1]}"
+    change = "" if field in ("sha256", "extended") else f" {_value(field, before)} -> {_value(field, after)}"
     return _WORDS.get(field, field) + change
 
 

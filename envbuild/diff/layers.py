@@ -4,18 +4,22 @@ What layers do can be joined before it is known what they lie on, so layers that
 something depends on them. Contents are hashed as they pass and not kept.
 """
 
+import _imp
 import hashlib
 import posixpath
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import takewhile
 from typing import Literal
 
 from envbuild.base.tree import DAMAGED, members
-from envbuild.diff.bytecode import stamp_of
 from envbuild.errors import BuildError
-from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Layer
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Image, Layer
 
 _CHUNK = 1 << 20
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
@@ -217,3 +221,99 @@ def _content(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> tu
             pieces.append(chunk)
     data = b"".join(pieces)
     return hasher.digest(), data if kept and wanted else b"", stamp_of(path, data) if wanted or compiled else b""
+
+
+_MAGICS = (3495, 3531, 3571, 3627)
+"""Of Python 3.11 to 3.14; older ones hash sources by another function, which no Python that runs envbuild has."""
+_KEYS = tuple(int.from_bytes(it.to_bytes(2, "little") + b"\r\n", "little") for it in _MAGICS)
+_HEADER, _HASH = 16, 8
+_UNCHECKED = (1).to_bytes(4, "little")
+
+
+def stamp_of(path: str, content: bytes) -> bytes:
+    """The hashes of a source for each Python (PEP 552), the header of bytecode; empty for other files."""
+    if path.endswith(".pyc"):
+        return content[:_HEADER]
+    return b"".join(_imp.source_hash(key, content) for key in _KEYS) if path.endswith(".py") else b""
+
+
+def is_unchecked(bytecode: bytes) -> bool:
+    """Whether Python uses bytecode with this header without reading its source."""
+    return bytecode[4:8] == _UNCHECKED
+
+
+def is_of(bytecode: bytes, source: bytes) -> bool | None:
+    """Whether the header of bytecode has the hash of a source; None for a Python whose hash is not known."""
+    magic = int.from_bytes(bytecode[:2], "little")
+    if magic not in _MAGICS:
+        return None
+    start = _MAGICS.index(magic) * _HASH
+    return bytecode[8:_HEADER] == source[start : start + _HASH]
+
+
+Report = Callable[[str, int, int | None], None]
+"""Called with a label, and how many bytes of how many are done."""
+
+
+def read_pair(a: Image, b: Image, names: tuple[str, str], report: Report) -> tuple[Tree, Tree]:
+    """Read the files of two images; BuildError where a layer cannot be read.
+
+    Their common lowest layers, by the configs' diff ids, are read only where they can make a difference; else the
+    files that only these layers have are absent from both.
+    """
+    pairs = zip(a.layers, b.layers, strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0].diff_id == pair[1].diff_id, pairs))
+    reading = _Reading((*a.layers, *b.layers), report)
+    reading.announce("reading layers", (*a.layers[shared:], *b.layers[shared:]))
+    left, right = reading.joined(a.layers[shared:], names[0]), reading.joined(b.layers[shared:], names[1])
+    if shared and not (_independent(left, right) and _independent(right, left)):
+        reading.announce("reading layers that both have", a.layers[:shared])
+        below = reading.joined(a.layers[:shared], names[0])
+        left, right = over(below, left), over(below, right)
+    for overlay, name in ((left, names[0]), (right, names[1])):
+        for path, target in overlay.borrowed.items():
+            what = f"a layer has {path} as a hard link to {target}, which does not exist"
+            raise BuildError(what, where=name, todo="make the image again")
+    return {"": IMPLIED} | left.nodes, {"": IMPLIED} | right.nodes
+
+
+def _independent(one: Overlay, other: Overlay) -> bool:
+    """Whether nothing in `one` has to be compared with the layers below `other`."""
+    return (
+        not one.borrowed
+        and all(
+            other.settles(path) or (node is IMPLIED and other.nodes.get(path) is IMPLIED)
+            for path, node in one.nodes.items()
+        )
+        and all(other.hides(path) for path in one.hidden)
+        and all(path in other.emptied or other.hides(path) for path in one.emptied)
+    )
+
+
+class _Reading:
+    """Reads each layer once, and keeps the overlays that are needed again."""
+
+    def __init__(self, layers: Sequence[Layer], report: Report) -> None:
+        self._times = Counter(layer.diff_id for layer in layers)
+        self._known: dict[Digest, Overlay] = {}
+        self._report = report
+        self._label, self._done, self._total = "", 0, 0
+
+    def announce(self, label: str, layers: Sequence[Layer]) -> None:
+        """Set the label and the total for the layers that are read next."""
+        sizes = {layer.diff_id: layer.descriptor.size for layer in layers}
+        self._label, self._done, self._total = label, 0, sum(sizes.values())
+
+    def joined(self, layers: Sequence[Layer], name: str) -> Overlay:
+        """Read layers, lowest first, as one."""
+        return reduce(over, (self._read(layer, name) for layer in layers), Overlay())
+
+    def _read(self, layer: Layer, name: str) -> Overlay:
+        if overlay := self._known.get(layer.diff_id):
+            return overlay
+        overlay = read_layer(layer, name)
+        self._done += layer.descriptor.size
+        self._report(self._label, self._done, self._total)
+        if self._times[layer.diff_id] > 1:
+            self._known[layer.diff_id] = overlay
+        return overlay

@@ -1,6 +1,7 @@
-"""Whose the files are: Python's distributions by their dist-info folders, Debian's packages by dpkg's own lists."""
+"""Owners of files: Python's distributions by their RECORD, Debian's packages by dpkg's lists."""
 
 import csv
+import io
 import posixpath
 import re
 from collections import defaultdict
@@ -15,13 +16,17 @@ from packaging.utils import canonicalize_name
 from envbuild.base.tree import resolve
 from envbuild.check import LIST, PROGRAM
 from envbuild.diff.layers import Tree
-from envbuild.diff.record import RECORD, rows
 from envbuild.recipe import PREFIX
 
+RECORD = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
+MARK = re.compile(r"(?:.*/)?[^/]+\.dist-info/(?:INSTALLER|REQUESTED|direct_url\.json)")
+"""Files that name the installer of a distribution, and why it was installed."""
+BYTECODE = re.compile(r"(?:.*/)?__pycache__/[^/]+\.pyc")
+BYTECODE_FOLDER = re.compile(r"(?:.*/)?__pycache__")
 _DIST_INFO = re.compile(r"((?:.*/)?([^/-]+)-([^/]+)\.dist-info)(?:/.*)?")
 _STATUS = "var/lib/dpkg/status"
 _DPKG_FILE = re.compile(r"var/lib/dpkg/info/([^/:]+)(?::[^/.]+)?\.[^/.]+")
-_BYTECODE = re.compile(r"((?:.*/)?)__pycache__/([^/.]+)\.[^/]*pyc")
+_OF_SOURCE = re.compile(r"((?:.*/)?)__pycache__/([^/.]+)\.[^/]*pyc")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,7 +43,7 @@ _OF_CHECK = {f"{PREFIX.strip('/')}/{path}" for path in (PROGRAM, LIST)}
 
 
 class Packages:
-    """The packages of one image, and whose a path is."""
+    """The packages of one image, and the owner of each path."""
 
     def __init__(self, tree: Tree) -> None:
         self._versions: defaultdict[Package, set[str]] = defaultdict(set)
@@ -48,16 +53,15 @@ class Packages:
         self._folders = _folders(self._files)
 
     def version(self, package: Package) -> str:
-        """Its version, several where it is there more than once; empty where it is not known to be there."""
+        """Its version, all where it is installed more than once; empty where it is absent or not known."""
         return ", ".join(sorted(self._versions.get(package, ())))
 
     def owner(self, path: str) -> Package | None:
-        """Whose a path is; a folder is a package's when all files in it that have an owner are."""
-        return self._files.get(path) or _by_name(path) or self._folders.get(path) or self._of_source(path)
-
-    def _of_source(self, path: str) -> Package | None:
-        """Bytecode that no list has is its source's, and its folder that of the sources."""
-        if match := _BYTECODE.fullmatch(path):
+        """The owner of a path; a folder belongs to a package when all owned files in it do."""
+        if owner := self._files.get(path) or _by_name(path) or self._folders.get(path):
+            return owner
+        # Unlisted bytecode belongs to the owner of its source, and its folder to that of the sources.
+        if match := _OF_SOURCE.fullmatch(path):
             return self._files.get(f"{match[1]}{match[2]}.py")
         folder, _, base = path.rpartition("/")
         return self._folders.get(folder) if base == "__pycache__" else None
@@ -84,14 +88,14 @@ class Packages:
         for path, node in tree.items():
             match = _DPKG_FILE.fullmatch(path) if node.text else None
             for line in node.text.decode("utf-8", "surrogateescape").splitlines() if match else ():
-                # /lib may be a link to usr/lib, and the lists know nothing of that
+                # /lib may be a link to usr/lib, which the lists do not show
                 file = posixpath.join(real(posixpath.dirname(line)), posixpath.basename(line)).lstrip("/")
                 if match and file in tree and tree[file].kind != "directory":
                     self._files[file] = Package("debian", match[1])
 
 
 def _by_name(path: str) -> Package | None:
-    """What a package manager keeps under a package's name."""
+    """The owner of a file that a package manager names after the package."""
     if match := _DIST_INFO.fullmatch(path):
         return Package("python", canonicalize_name(match[2]))
     if match := _DPKG_FILE.fullmatch(path):
@@ -100,7 +104,7 @@ def _by_name(path: str) -> Package | None:
 
 
 def _folders(files: dict[str, Package]) -> dict[str, Package | None]:
-    """Whose a folder is; None for those that several have."""
+    """The owner of each folder; None for those of several packages."""
     found: dict[str, Package | None] = {}
     for path, package in files.items():
         folder = posixpath.dirname(path)
@@ -111,8 +115,22 @@ def _folders(files: dict[str, Package]) -> dict[str, Package | None]:
 
 
 def _paragraphs(status: bytes) -> Iterator[tuple[str, str]]:
-    """Names and versions of what is installed (deb822, dpkg(1))."""
+    """Names and versions of the installed packages (deb822, dpkg(1))."""
     for paragraph in status.decode("utf-8", "surrogateescape").split("\n\n"):
         fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
         if fields.get("Status", "").endswith(" installed") and "Package" in fields:
             yield fields["Package"], fields.get("Version", "")
+
+
+Row = tuple[str, str, str]
+"""Path below the root, hash and size, as recorded."""
+
+
+def rows(record: str, text: bytes) -> Iterator[Row]:
+    """Read the RECORD at a path (PyPA, "Recording installed projects"); csv.Error when it is not valid."""
+    site = posixpath.dirname(posixpath.dirname(record))
+    lines = io.StringIO(text.decode("utf-8", "surrogateescape"), newline="")
+    for row in csv.reader(lines, strict=True):
+        if row and row[0]:
+            path, digest, size, *_ = (*row, "", "")
+            yield posixpath.normpath(posixpath.join("/", site, path)).lstrip("/"), digest, size

@@ -10,7 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envbuild.lock.conflicts import marker_environment
+from envbuild.lock.dependencies import marker_environment
 from envbuild.lock.model import Target
 
 _NEW_RESOLVER, _PRUNING = Version("20.3"), Version("22.0")

@@ -14,7 +14,7 @@ from envbuild.local.model import Choice, Subject
 from envbuild.local.named import brought
 from envbuild.local.pins import remarks
 from envbuild.local.subject import machine_of
-from envbuild.lock import Lock
+from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import DOCKER_HUB, Reference

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from envbuild.lock import Lock
+from envbuild.lock.model import Lock
 from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, TrainingManifest
 from envbuild.oci.layout import ARCHITECTURES

@@ -7,7 +7,7 @@ from typing import Any
 import docker
 from docker.errors import APIError, NullResource
 
-from envbuild.diff.images import opened
+from envbuild.diff.images import open_image
 from envbuild.engine.image import find_image
 from envbuild.engine.load import load_into
 from envbuild.errors import BuildError, RegistryError, UsageError
@@ -34,7 +34,7 @@ def side_of_named(text: str, client: docker.DockerClient | None, machine: str, r
         else:
             return _side(text, str(known.get("Architecture", "")), known.get("Config") or {}, machine)
     _check_name(text)
-    with opened(text, machine=machine, cache=cache_folder(), teller=report) as image:
+    with open_image(text, machine=machine, cache=cache_folder(), report=report) as image:
         try:
             config = json.loads(image.config)
             return _side(text, str(config.get("architecture", "")), config.get("config") or {}, machine)
@@ -47,7 +47,7 @@ def brought(text: str, client: docker.DockerClient, machine: str, report: Report
     if not lies_here(text):
         found = find_image(client, _bare(text), report)
         return found.id, found.digest
-    with opened(text, machine=machine, cache=cache_folder(), teller=report) as image:
+    with open_image(text, machine=machine, cache=cache_folder(), report=report) as image:
         return load_into(client, image, (), report).id, None
 
 
@@ -61,7 +61,7 @@ def size_of(text: str, client: docker.DockerClient | None, machine: str, report:
         else:
             return 0
     try:
-        with opened(text, machine=machine, cache=cache_folder(), teller=report) as image:
+        with open_image(text, machine=machine, cache=cache_folder(), report=report) as image:
             return sum(layer.descriptor.size for layer in image.layers)
     except RegistryError:  # pulling it will say why
         return None

@@ -22,8 +22,8 @@ from envbuild.image.child import Addition
 from envbuild.local.model import Launch, Port
 from envbuild.local.venv import held_venv
 from envbuild.local.venv_folder import is_held
-from envbuild.lock import Lock, LockedWheel, Options
-from envbuild.lock.extras import lock_above
+from envbuild.lock.model import Lock, LockedWheel
+from envbuild.lock.run import Options, lock_above
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference

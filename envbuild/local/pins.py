@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from envbuild.errors import counted
 from envbuild.local.model import Choice, Subject
-from envbuild.lock import Lock
-from envbuild.lock.model import LockedWheel
+from envbuild.lock.model import Lock, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.stamp.record import StampedImage
 from envbuild.verify.rules.builds import family

@@ -7,7 +7,9 @@ from envbuild.build import Reporter, make_plans
 from envbuild.errors import UsageError, counted
 from envbuild.local.acquire import Building, order_of
 from envbuild.local.model import Choice, Subject
-from envbuild.lock import Lock, Options, Target, lock_stack, read_settings
+from envbuild.lock.model import Lock, Target
+from envbuild.lock.run import Options, lock_stack
+from envbuild.lock.settings import read_settings
 from envbuild.manifest.model import TrainingManifest
 
 

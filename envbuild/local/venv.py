@@ -16,8 +16,9 @@ from envbuild.errors import BuildError, UsageError, counted
 from envbuild.local.model import Choice, Machine, Subject
 from envbuild.local.venv_folder import Made, begun, check_place, finished, is_held, moved, opened
 from envbuild.local.venv_python import asked_uv, interpreter, last_words
-from envbuild.lock import Lock, fetch, requirements_text
-from envbuild.lock.formats import WHEELS
+from envbuild.lock.download import fetch
+from envbuild.lock.formats import WHEELS, requirements_text
+from envbuild.lock.model import Lock
 from envbuild.lock.tags import Rank, parsed_wheel, ranked_tags
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.report import Reporter

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import UsageError
 from envbuild.files import write_whole
-from envbuild.lock import Lock
+from envbuild.lock.model import Lock
 from envbuild.lock.tags import same_version
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json

@@ -12,20 +12,18 @@ from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self
+
+import httpx
 
 from envbuild.cache import remove
 from envbuild.errors import BuildError, LockError
 from envbuild.files import is_no_file, settle, written_aside, written_whole
-from envbuild.lock.index import local_path
+from envbuild.lock.client import make_client, retried
 from envbuild.lock.model import LockedWheel
-from envbuild.lock.settings import IndexSettings, bare_url, read_settings
-from envbuild.lock.web import make_client, retried
+from envbuild.lock.settings import IndexSettings, bare_url, local_path, read_settings
 from envbuild.oci.digest import Digest
 from envbuild.retry import as_completed
-
-if TYPE_CHECKING:
-    import httpx
 
 Report = Callable[[int, int, str], None]
 """Called with bytes done, bytes of all wheels, and the name of the file at hand; by one thread at a time."""
@@ -185,9 +183,9 @@ class _Job:
     lock: threading.Lock = field(default_factory=threading.Lock)
     stopped: threading.Event = field(default_factory=threading.Event)
     sockets: list[socket.socket] = field(default_factory=list)
-    _client: "httpx.Client | None" = None
+    _client: httpx.Client | None = None
 
-    def client(self) -> "httpx.Client":
+    def client(self) -> httpx.Client:
         """The client of all threads, made when something has to be downloaded."""
         with self.lock:
             if self._client is None:

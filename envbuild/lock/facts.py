@@ -1,7 +1,8 @@
-"""What wheels say about themselves, read without downloading them: size, content, and what they require."""
+"""What wheels contain, read without downloading them: size, a digest of RECORD, and what METADATA requires."""
 
 import base64
 import csv
+import email.message
 import email.parser
 import email.policy
 import hashlib
@@ -12,7 +13,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
@@ -22,11 +23,11 @@ from packaging.utils import canonicalize_name
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.capture.record_digest import record_content
 from envbuild.errors import LockError
+from envbuild.lock.client import Client, in_parallel
 from envbuild.lock.download import forget_damaged, wheel_path
-from envbuild.lock.index import local_path, size_of
+from envbuild.lock.index import RemoteFile, UnreadableError, size_of
 from envbuild.lock.model import LockedWheel
-from envbuild.lock.remote import RemoteFile, UnreadableError, damaged
-from envbuild.lock.web import Web, in_parallel
+from envbuild.lock.settings import bare_url, local_path
 from envbuild.oci.digest import Digest
 from envbuild.trust import Voucher
 
@@ -45,12 +46,14 @@ _TRUTHS = ("truths", Voucher.LOCAL)
 _UNLISTED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
 _NOT_A_WHEEL = (
     zipfile.BadZipFile,
-    csv.Error,
     zipfile.LargeZipFile,
+    csv.Error,
+    zlib.error,
     NotImplementedError,
     RuntimeError,
-    zlib.error,
     EOFError,
+    OSError,
+    ValueError,
 )
 _MARKED = re.compile(r"""\bextra\s*==\s*["']([^"']+)["']""")
 
@@ -60,7 +63,7 @@ Counted = Callable[[int, int], object]
 
 
 class WheelFile(Protocol):
-    """A wheel somewhere: of an index, or locked."""
+    """A wheel on an index, in a folder, or locked."""
 
     @property
     def filename(self) -> str: ...
@@ -77,36 +80,32 @@ class WheelFacts:
     size: int
     """Bytes."""
     content: str | None = None
-    """What `record_content` makes of its RECORD; None when that says nothing, or not the truth."""
+    """`record_content` of its RECORD; None when RECORD lists nothing, or is not complete."""
     doubt: str = ""
-    """Why its RECORD proves nothing, whether it is true or not: `has files that its RECORD does not list`."""
+    """Why its RECORD proves nothing: `has files that its RECORD does not list`."""
     requires: tuple[str, ...] = ()
     """Requires-Dist of its METADATA, as written."""
 
 
-def read_metadata(client: Web, wheel: WheelFile) -> str:
+def read_metadata(client: Client, wheel: WheelFile) -> str:
     """METADATA of a wheel, read in place; empty where that cannot be done."""
-    path = local_path(wheel.url)
-    try:
-        with ExitStack() as stack:
-            file: BinaryIO | RemoteFile = path.open("rb") if path else RemoteFile(client, wheel.url)
-            stack.enter_context(cast("io.IOBase", file))
-            archive = stack.enter_context(zipfile.ZipFile(cast("BinaryIO", file)))
-            member = _members(archive).get("METADATA")
-            return _text(archive, member) if member else ""
-    except (*_NOT_A_WHEEL, UnreadableError, OSError, ValueError):
-        return ""
+    with suppress(UnreadableError, LockError), _open_wheel(wheel, local_path(wheel.url), client) as (archive, _):
+        member = _members(archive).get("METADATA")
+        return _text(archive, member) if member else ""
+    return ""
 
 
 class FactReader:
     """Reads facts and keeps them in the cache by the wheel's digest, apart from those that only an index claims."""
 
-    def __init__(self, client: Web, cache: Path | None, true: Mapping[Digest, Collection[str]] | None = None) -> None:
+    def __init__(
+        self, client: Client, cache: Path | None, true: Mapping[Digest, Collection[str]] | None = None
+    ) -> None:
         self._client, self._cache, self._true = client, cache, true or {}
 
     def facts(self, wheel: WheelFile) -> WheelFacts | None:
-        """The facts of a wheel; None where its server sends no ranges. LockError when it is no wheel."""
-        known = self._kept(wheel, *_KINDS[self._file(wheel) is None], _facts)
+        """The facts of a wheel; None where its server sends no ranges. LockError when it is not a wheel."""
+        known = self._load(wheel, *_KINDS[self._file(wheel) is None], _facts)
         if known:
             return known
         file = self._checked_file(wheel)
@@ -114,35 +113,34 @@ class FactReader:
             found = _facts_of(wheel, file, self._client)
         except UnreadableError:
             return None
-        self._keep(wheel, *_KINDS[file is None], asdict(found))
+        self._store(wheel, *_KINDS[file is None], asdict(found))
         return found
 
     def modules(self, wheel: WheelFile) -> frozenset[str] | None:
-        """What a wheel has to import, by its top-level names; None where its server sends no ranges. LockError."""
+        """The top-level names that a wheel has to import; None where its server sends no ranges. LockError."""
         files = self.files(wheel)
         return None if files is None else frozenset(filter(None, map(_top_level, files)))
 
     def files(self, wheel: WheelFile) -> tuple[str, ...] | None:
-        """The paths in a wheel; None where its server sends no ranges. LockError when it is no wheel."""
+        """The paths in a wheel; None where its server sends no ranges. LockError when it is not a wheel."""
         try:
-            with _opened(wheel, self._checked_file(wheel), self._client) as archive:
+            with _open_wheel(wheel, self._checked_file(wheel), self._client) as (archive, _):
                 return tuple(archive.namelist())
         except UnreadableError:
             return None
 
     def extras(self, wheel: WheelFile) -> frozenset[str] | None:
         """The extras that a wheel has, normalised; None where it cannot be read now."""
-        try:
-            with _opened(wheel, self._checked_file(wheel), self._client) as archive:
-                member = _members(archive).get("METADATA")
-                return extras_of(_text(archive, member)) if member else None
-        except (UnreadableError, LockError):
-            return None
+        file = self._checked_file(wheel)
+        with suppress(UnreadableError, LockError), _open_wheel(wheel, file, self._client) as (archive, _):
+            member = _members(archive).get("METADATA")
+            return extras_of(_text(archive, member)) if member else None
+        return None
 
     def untruths(self, wheels: Sequence[LockedWheel]) -> list[str]:
-        """Why RECORD proves nothing for each of these wheels, as it is not true; empty where it is, or may be.
+        """Why the RECORD of each of these wheels is wrong; empty where it is right, or the wheel is not here.
 
-        Every file of a wheel that is here is hashed, once; of one that is not, nothing is known.
+        Every file of a wheel that is here is hashed, once.
         """
         return in_parallel(self._untruth, wheels)
 
@@ -150,54 +148,52 @@ class FactReader:
         """As `untruths`, but for a wheel of the cache only what was found out before."""
         if local_path(wheel.url) is not None:
             return self._untruth(wheel)
-        return self._kept(wheel, *_TRUTHS, _text_of) or ""
+        return self._load(wheel, *_TRUTHS, _text_of) or ""
 
     def _untruth(self, wheel: LockedWheel) -> str:
         if self._file(wheel) is None:
             return ""
-        known = self._kept(wheel, *_TRUTHS, _text_of)
+        known = self._load(wheel, *_TRUTHS, _text_of)
         if known is not None:
             return known
         if (file := self._checked_file(wheel)) is None:
             return ""
-        found = _untruth_of(wheel, file, self._true.get(wheel.sha256, ()))
-        self._keep(wheel, *_TRUTHS, found)
+        found = _untruth_of(wheel, file, self._client, self._true.get(wheel.sha256, ()))
+        self._store(wheel, *_TRUTHS, found)
         return found
 
-    def all_facts(self, wheels: Sequence[WheelFile], told: Counted = lambda *_: None) -> list[WheelFacts | None]:
+    def all_facts(self, wheels: Sequence[WheelFile], report: Counted = lambda *_: None) -> list[WheelFacts | None]:
         """The facts of each wheel, read in parallel."""
         lock, numbers = threading.Lock(), itertools.count(1)
 
         def one(wheel: WheelFile) -> WheelFacts | None:
             found = self.facts(wheel)
             with lock:
-                told(next(numbers), len(wheels))
+                report(next(numbers), len(wheels))
             return found
 
         return in_parallel(one, wheels)
 
     def size(self, wheel: WheelFile) -> int:
-        """The size of a wheel in bytes; LockError when its server does not tell."""
+        """The size of a wheel in bytes; LockError when its server does not give it."""
         path = local_path(wheel.url)
         found = self.facts(wheel) if path is None else None
         return found.size if found else size_of(self._client, wheel.url)
 
     def false_claims(self, wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
-        """The wheels in the cache that are not what an index said of them in its answers to range requests."""
-        here = [wheel for wheel in wheels if self._file(wheel)]
-        claims = [(wheel, self._kept(wheel, *_KINDS[True], _facts)) for wheel in here]
-        false = [wheel for wheel, known in claims if known and self._differ(self.facts(wheel), known)]
-        for wheel in false:
-            if self._cache:
-                remove(self._cache / _name(wheel, "claims"))
+        """The wheels in the cache that differ from what an index sent of them in answers to range requests."""
+        false = []
+        for wheel in wheels:
+            claimed = self._load(wheel, *_KINDS[True], _facts) if self._file(wheel) else None
+            found = self.facts(wheel) if claimed else None
+            if found and not found.doubt and found != claimed:
+                false.append(wheel)
+                if self._cache:
+                    remove(self._cache / _name(wheel, "claims"))
         return false
 
-    @staticmethod
-    def _differ(found: WheelFacts | None, claimed: WheelFacts) -> bool:
-        return found is not None and not found.doubt and found != claimed
-
     def _file(self, wheel: WheelFile) -> Path | None:
-        """The verified file in the cache, else that in a folder of this machine."""
+        """The verified file in the cache, else the file in a folder of this machine."""
         if self._cache and wheel.sha256:
             path = wheel_path(self._cache, wheel.sha256)
             if path.exists():
@@ -205,7 +201,7 @@ class FactReader:
         return local_path(wheel.url)
 
     def _checked_file(self, wheel: WheelFile) -> Path | None:
-        """Return the local wheel after checking its hash."""
+        """As `_file`, after checking the hash of a file in the cache."""
         try:
             if self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256):
                 return local_path(wheel.url)
@@ -213,16 +209,32 @@ class FactReader:
             return local_path(wheel.url)
         return self._file(wheel)
 
-    def _kept(self, wheel: WheelFile, kind: str, origin: Voucher, decode: Callable[[Any], T]) -> T | None:
+    def _load(self, wheel: WheelFile, kind: str, origin: Voucher, decode: Callable[[Any], T]) -> T | None:
         return read_entry(self._cache, _name(wheel, kind), decode, origin) if self._cache and wheel.sha256 else None
 
-    def _keep(self, wheel: WheelFile, kind: str, origin: Voucher, value: Any) -> None:
+    def _store(self, wheel: WheelFile, kind: str, origin: Voucher, value: Any) -> None:
         if self._cache and wheel.sha256:
             write_entry(self._cache, _name(wheel, kind), value, origin)
 
 
+def extras_of(metadata: str) -> frozenset[str]:
+    """Provides-Extra of METADATA, normalised, and the extras in markers: old tools wrote no Provides-Extra."""
+    headers = _headers(metadata)
+    marked = [name for text in headers.get_all("Requires-Dist", []) for name in _MARKED.findall(str(text))]
+    return frozenset(canonicalize_name(str(name).strip()) for name in (*headers.get_all("Provides-Extra", []), *marked))
+
+
+def requirements_of(metadata: str) -> tuple[str, ...]:
+    """Requires-Dist of METADATA, as written, on one line each."""
+    return tuple(" ".join(str(value).split()) for value in _headers(metadata).get_all("Requires-Dist", []))
+
+
+def _headers(metadata: str) -> email.message.Message:
+    return email.parser.HeaderParser(policy=email.policy.compat32).parsestr(metadata)
+
+
 def _name(wheel: WheelFile, kind: str) -> str:
-    assert wheel.sha256, "nothing is kept of a wheel that has no digest"
+    assert wheel.sha256, "only wheels with a digest are kept"
     return f"{kind}/{wheel.sha256.hex[:2]}/{wheel.sha256.hex}.json"
 
 
@@ -230,64 +242,62 @@ def _facts(value: Any) -> WheelFacts:
     found = WheelFacts(**(value | {"requires": tuple(value["requires"])}))
     texts = (found.doubt, *found.requires, found.content or "")
     if type(found.size) is not int or found.size < 0 or not all(isinstance(it, str) for it in texts):
-        raise ValueError("they are no facts of a wheel")
+        raise ValueError("not the facts of a wheel")
     return found
 
 
 def _text_of(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{type(value)} is no text")
+        raise TypeError(f"{type(value)} is not a text")
     return value
 
 
-def _facts_of(wheel: WheelFile, path: Path | None, client: Web) -> WheelFacts:
-    try:
-        with ExitStack() as stack:
-            file: BinaryIO | RemoteFile = path.open("rb") if path else RemoteFile(client, wheel.url)
-            stack.enter_context(cast("io.IOBase", file))
-            archive = stack.enter_context(zipfile.ZipFile(cast("BinaryIO", file)))
-            members = _members(archive)
-            if isinstance(file, RemoteFile):
-                _prefetch(file, members.values())
-            texts = {name: _text(archive, member) for name, member in members.items()}
-            doubt = _doubt(archive, texts.get("RECORD", ""))
-            size = file.seek(0, io.SEEK_END)
-    except (*_NOT_A_WHEEL, OSError, ValueError) as error:
-        raise damaged(wheel.filename, wheel.url, error) from error
-    content = None if doubt else record_content(texts.get("RECORD", ""))
-    return WheelFacts(size=size, content=content, doubt=doubt, requires=requirements_of(texts.get("METADATA", "")))
-
-
 @contextmanager
-def _opened(wheel: WheelFile, path: Path | None, client: Web) -> Iterator[zipfile.ZipFile]:
-    """A wheel in place; LockError when it is none."""
+def _open_wheel(
+    wheel: WheelFile, path: Path | None, client: Client
+) -> Iterator[tuple[zipfile.ZipFile, BinaryIO | RemoteFile]]:
+    """A wheel and its file, in place; LockError when it cannot be read as a wheel."""
     try:
         with ExitStack() as stack:
             file: BinaryIO | RemoteFile = path.open("rb") if path else RemoteFile(client, wheel.url)
             stack.enter_context(cast("io.IOBase", file))
-            yield stack.enter_context(zipfile.ZipFile(cast("BinaryIO", file)))
-    except (*_NOT_A_WHEEL, OSError, ValueError) as error:
-        raise damaged(wheel.filename, wheel.url, error) from error
+            yield stack.enter_context(zipfile.ZipFile(cast("BinaryIO", file))), file
+    except _NOT_A_WHEEL as error:
+        todo = "lock another version, and report it to the index"
+        if wheel.url.startswith("file:"):
+            todo = "give the folder that has this wheel: --find-links DIR"
+        what = f"{wheel.filename} cannot be read as a wheel: {error}"
+        raise LockError(what, where=bare_url(wheel.url), todo=todo) from error
+
+
+def _facts_of(wheel: WheelFile, path: Path | None, client: Client) -> WheelFacts:
+    with _open_wheel(wheel, path, client) as (archive, file):
+        members = _members(archive)
+        if isinstance(file, RemoteFile):
+            _prefetch(file, members.values())
+        texts = {name: _text(archive, member) for name, member in members.items()}
+        record = texts.get("RECORD", "")
+        doubt = _doubt(archive, record)
+        size = file.seek(0, io.SEEK_END)
+    content = None if doubt else record_content(record)
+    return WheelFacts(size=size, content=content, doubt=doubt, requires=requirements_of(texts.get("METADATA", "")))
 
 
 def _top_level(path: str) -> str:
     """`numpy` of `numpy/core/x.so`, `six` of `six.py`; empty for metadata (binary distribution format)."""
-    first, *rest = path.split("/")
-    if first.endswith(".data") and rest[:1] in (["purelib"], ["platlib"]):
-        first = "".join(rest[1:2])
+    first, *below = path.split("/")
+    if first.endswith(".data") and below[:1] in (["purelib"], ["platlib"]):
+        first = "".join(below[1:2])
     return "" if first.endswith((".dist-info", ".data")) else first.partition(".")[0]
 
 
-def _untruth_of(wheel: WheelFile, path: Path, true: Collection[str]) -> str:
-    """Hash what is not known to be `true`, against RECORD, which installers do not do."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            member = _members(archive).get("RECORD")
-            rows = _rows(_text(archive, member) if member else "")
-            unread = [it for it in _listed(archive) if it.filename not in true]
-            right = all(_is_as_recorded(archive, it, rows.get(it.filename, "")) for it in unread)
-    except (*_NOT_A_WHEEL, OSError, ValueError) as error:
-        raise damaged(wheel.filename, wheel.url, error) from error
+def _untruth_of(wheel: LockedWheel, path: Path, client: Client, true: Collection[str]) -> str:
+    """Compare every file that is not known to be `true` with RECORD, which installers do not do."""
+    with _open_wheel(wheel, path, client) as (archive, _):
+        member = _members(archive).get("RECORD")
+        rows = _rows(_text(archive, member) if member else "")
+        unread = [it for it in _listed(archive) if it.filename not in true]
+        right = all(_is_as_recorded(archive, it, rows.get(it.filename, "")) for it in unread)
     return "" if right else "has files that are not what its RECORD says"
 
 
@@ -333,7 +343,7 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 def _prefetch(file: RemoteFile, members: Iterable[zipfile.ZipInfo]) -> None:
-    """Get both in one request where they lie together, which they mostly do."""
+    """Get both in one request where they are close together, as in most wheels."""
     spans = [(it.header_offset, it.header_offset + it.compress_size + _HEADER) for it in members]
     if not spans:
         return
@@ -350,16 +360,3 @@ def _text(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
     if len(data) > _LIMIT:
         raise zipfile.BadZipFile(f"{member.filename} is longer than {_LIMIT} bytes")
     return data.decode("utf-8", "replace")
-
-
-def extras_of(metadata: str) -> frozenset[str]:
-    """Provides-Extra of METADATA, normalised, and what markers name: old tools wrote no more."""
-    headers = email.parser.HeaderParser(policy=email.policy.compat32).parsestr(metadata)
-    named = [name for text in headers.get_all("Requires-Dist", []) for name in _MARKED.findall(str(text))]
-    return frozenset(canonicalize_name(str(name).strip()) for name in (*headers.get_all("Provides-Extra", []), *named))
-
-
-def requirements_of(metadata: str) -> tuple[str, ...]:
-    """Requires-Dist of METADATA, as written, on one line each."""
-    headers = email.parser.HeaderParser(policy=email.policy.compat32).parsestr(metadata)
-    return tuple(" ".join(str(value).split()) for value in headers.get_all("Requires-Dist", []))

@@ -1,5 +1,7 @@
 """What cannot be locked: found all at once, each with its reason and what to do."""
 
+import email.parser
+import email.policy
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +13,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import LockError
-from envbuild.lock.elsewhere import foreign_wheels
-from envbuild.lock.index import IndexFile, local_path
+from envbuild.lock.client import Client
+from envbuild.lock.facts import read_metadata
+from envbuild.lock.index import IndexFile
 from envbuild.lock.model import LockedWheel, Target
-from envbuild.lock.settings import bare_url
+from envbuild.lock.settings import bare_url, local_path
 from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel
 from envbuild.manifest.packages import Distribution
 from envbuild.manifest.requirement import exact_version
@@ -22,6 +25,9 @@ from envbuild.oci.digest import Digest
 
 _SHOWN = 6
 """How many versions or tags a message lists."""
+_SYSTEMS = {"macosx": "Darwin", "win": "Windows", "win32": "Windows"}
+"""`platform.system()` by how a platform tag begins."""
+_CLASSIFIERS = {"Darwin": "Operating System :: MacOS", "Windows": "Operating System :: Microsoft"}
 _OTHER_INDEX = "correct the version, or add the index that has it to pip's or uv's settings (extra-index-url)"
 _LABEL_INDEX = (
     "add the index of the +{label} builds to pip's or uv's settings (extra-index-url; PyTorch's ends in /whl/{label}),"
@@ -83,7 +89,7 @@ class UnlockableError(LockError):
         self.faults = tuple(sorted(faults, key=lambda fault: fault.name))
         self.target = target
         many = len(self.faults)
-        head = f"{many} distribution{'s'[: many != 1]} cannot be locked{f' for {describe(target)}' if target else ''}:"
+        head = f"{many} distribution{'s'[: many != 1]} cannot be locked{f' for {target}' if target else ''}:"
         lines = [f"  {it.requirement}: {it.why}" + (f"\n    do: {it.todo}" if it.todo else "") for it in self.faults]
         super().__init__("\n".join([head, *lines]), where=where, todo=self._todo())
 
@@ -110,11 +116,6 @@ class UnlockableError(LockError):
         return f"{'; '.join(filter(None, (newer, each)))}, then run again; nothing was written"
 
 
-def describe(target: Target) -> str:
-    """The target in words."""
-    return f"CPython {target.python} on {target.machine} with glibc {target.glibc}"
-
-
 def diagnose(
     requirement: Requirement, files: Sequence[IndexFile], target: Target, *, offline: bool = False
 ) -> Fault | None:
@@ -125,20 +126,15 @@ def diagnose(
     reason = _reason(requirement, files, target, _FOLDERS if offline else _INDEXES)
     if reason is None:
         return None
-    sdist = _sdist(requirement, files, target)
-    named = [] if requirement.url else _named(requirement, files)
-    if newer := newer_glibc((file.filename for file in named if _usable(file, target)), target):
+    matching = [] if requirement.url else _matching(requirement, files)
+    usable = [file for file in matching if _allows(file.requires_python, target.python)]
+    sdists = (file for file in usable if not file.is_wheel)
+    sdist = max(sdists, key=lambda file: (file.version, file.filename), default=None)
+    if newer := newer_glibc((file.filename for file in usable if file.is_wheel), target):
         return Fault(requirement=str(requirement), why=NEWER_GLIBC, todo="", sdist=sdist, glibc=newer)
-    foreign = foreign_wheels(named, files)
+    foreign = _foreign_wheels(matching, files)
     todo = (_ELSEWHERE if foreign else "") + (_LET_BUILD if sdist else reason[1])
     return Fault(requirement=str(requirement), why=reason[0], todo=todo, sdist=sdist, foreign=foreign)
-
-
-def check_origins(distributions: Iterable[Distribution]) -> None:
-    """Refuse distributions that came from no index (VCS, editable, local files), all at once; LockError."""
-    faults = [fault for fault in map(origin_fault, distributions) if fault is not None]
-    if faults:
-        raise UnlockableError(faults)
 
 
 def origin_fault(distribution: Distribution) -> Fault | None:
@@ -147,10 +143,11 @@ def origin_fault(distribution: Distribution) -> Fault | None:
     An index may have another project under the same name and version, so the name alone is no proof.
     """
     origin = distribution.origin
+    local = origin.url is not None and (origin.url.startswith("file:") or "://" not in origin.url)
     came = {
         "vcs": f"was installed from version control ({origin.url or 'no address'} at {origin.commit or 'no commit'})",
         "editable": f"is an editable install of {origin.url or 'a folder'}",
-        "archive": f"was installed from a local path ({origin.url})" if _is_local(origin.url) else "",
+        "archive": f"was installed from a local path ({origin.url})" if local else "",
     }.get(origin.kind, "")
     if not came:
         return None
@@ -188,95 +185,12 @@ def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
     return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_ALLOWED)
 
 
-def _reason(
-    requirement: Requirement, files: Sequence[IndexFile], target: Target, place: _Place
-) -> tuple[str, str] | None:
-    if requirement.url:
-        return "is named by an address, not by a version", PUBLISH
-    if not files:
-        return f"no {place.noun} has a project of this name", place.todo
-    named = _named(requirement, files)
-    if not named:
-        return _no_version(requirement, files, place)
-    return _no_wheel([file for file in named if file.is_wheel], target, place)
-
-
-def _named(requirement: Requirement, files: Sequence[IndexFile]) -> list[IndexFile]:
-    return [file for file in files if requirement.specifier.contains(file.version, prereleases=True)]
-
-
-def _sdist(requirement: Requirement, files: Sequence[IndexFile], target: Target) -> IndexFile | None:
-    """The newest source distribution that the requirement names and the target's Python may use."""
-    named = [] if requirement.url else _named(requirement, files)
-    fitting = [file for file in named if not file.is_wheel and _allows(file.requires_python, target.python)]
-    return max(fitting, key=lambda file: (file.version, file.filename), default=None)
-
-
-def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: _Place) -> tuple[str, str] | None:
-    if not wheels:
-        return f"the {place.noun} has only a source distribution of it", OWN_WHEEL
-    allowed = [file for file in wheels if _usable(file, target)]
-    if not allowed:
-        return f"it needs Python {listed({file.requires_python or '' for file in wheels})}", OWN_WHEEL
-    if best_wheel(((file.filename, file) for file in allowed), target) is None:
-        return f"no wheel fits {describe(target)}; there are: {_tags(allowed, target)}", OWN_WHEEL
-    return None
-
-
 def newer_glibc(filenames: Iterable[str], target: Target) -> str | None:
-    """The lowest glibc that one of the wheels would fit, if that is all it wants."""
+    """The lowest glibc that one of the wheels fits, if the target's glibc is all that excludes it."""
     named = [(filename, filename) for filename in filenames]
     minors = {int(minor) for name, _ in named for minor in _MANYLINUX.findall(name)}
     newer = (replace(target, glibc=f"2.{minor}") for minor in sorted(minors) if minor > glibc_minor(target))
     return next((other.glibc for other in newer if best_wheel(named, other) is not None), None)
-
-
-def _usable(file: IndexFile, target: Target) -> bool:
-    """Whether a file is a wheel that the target's Python may use."""
-    return file.is_wheel and _allows(file.requires_python, target.python)
-
-
-def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: _Place) -> tuple[str, str]:
-    """Which versions there are instead: the same without its local label, else those nearest to it."""
-    versions = sorted({file.version for file in files})
-    label = _local_label(requirement)
-    if label and any(requirement.specifier.contains(f"{version.public}+{label}") for version in versions):
-        why = f"the {place.noun} has this version only without the local label +{label}"
-        return why, place.label_todo.format(label=label)
-    why = f"the {place.noun} does not have this version, or has it no more; the nearest there: "
-    return why + _nearest(requirement, versions), place.todo
-
-
-def _nearest(requirement: Requirement, versions: Sequence[Version]) -> str:
-    """Two versions below the one that was asked for and two above, the newest where none was."""
-    exact = exact_version(requirement)
-    wanted = Version(exact) if exact else versions[-1]
-    below = [version for version in versions if version <= wanted]
-    above = [version for version in versions if version > wanted]
-    return ", ".join(map(str, (*below[-2:], *above[:2])))
-
-
-def _local_label(requirement: Requirement) -> str | None:
-    try:
-        return next((Version(specifier.version).local for specifier in requirement.specifier), None)
-    except InvalidVersion:
-        return None
-
-
-def _allows(requires_python: str | None, python: str) -> bool:
-    """An unreadable bound counts as none, as in pip."""
-    try:
-        return not requires_python or SpecifierSet(requires_python).contains(python, prereleases=True)
-    except InvalidSpecifier:
-        return True
-
-
-def _tags(files: Iterable[IndexFile], target: Target) -> str:
-    """The tags of the wheels; those of the target's machine where it has any."""
-    wheels = (parsed_wheel(file.filename) for file in files)
-    tags = sorted({str(tag) for wheel in wheels if wheel for tag in wheel[3]})
-    near = [tag for tag in tags if "linux" in tag and tag.endswith(target.machine)]
-    return listed(near or tags)
 
 
 def listed(texts: Iterable[str]) -> str:
@@ -285,5 +199,95 @@ def listed(texts: Iterable[str]) -> str:
     return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")
 
 
-def _is_local(url: str | None) -> bool:
-    return url is not None and (url.startswith("file:") or "://" not in url)
+def _reason(
+    requirement: Requirement, files: Sequence[IndexFile], target: Target, place: _Place
+) -> tuple[str, str] | None:
+    """Why there is no wheel, and what to do; None when there is one."""
+    if requirement.url:
+        return "is named by an address, not by a version", PUBLISH
+    if not files:
+        return f"no {place.noun} has a project of this name", place.todo
+    matching = _matching(requirement, files)
+    if not matching:
+        return _no_version(requirement, files, place)
+    return _no_wheel([file for file in matching if file.is_wheel], target, place)
+
+
+def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: _Place) -> tuple[str, str] | None:
+    if not wheels:
+        return f"the {place.noun} has only a source distribution of it", OWN_WHEEL
+    allowed = [file for file in wheels if _allows(file.requires_python, target.python)]
+    if not allowed:
+        return f"it needs Python {listed({file.requires_python or '' for file in wheels})}", OWN_WHEEL
+    if best_wheel(((file.filename, file) for file in allowed), target) is None:
+        parsed = (parsed_wheel(file.filename) for file in allowed)
+        tags = sorted({str(tag) for wheel in parsed if wheel for tag in wheel[3]})
+        near = [tag for tag in tags if "linux" in tag and tag.endswith(target.machine)]
+        return f"no wheel fits {target}; there are: {listed(near or tags)}", OWN_WHEEL
+    return None
+
+
+def _matching(requirement: Requirement, files: Sequence[IndexFile]) -> list[IndexFile]:
+    return [file for file in files if requirement.specifier.contains(file.version, prereleases=True)]
+
+
+def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: _Place) -> tuple[str, str]:
+    """Which versions there are instead: the same without its local label, else the two below and the two above."""
+    versions = sorted({file.version for file in files})
+    try:
+        label = next((Version(specifier.version).local for specifier in requirement.specifier), None)
+    except InvalidVersion:
+        label = None
+    if label and any(requirement.specifier.contains(f"{version.public}+{label}") for version in versions):
+        why = f"the {place.noun} has this version only without the local label +{label}"
+        return why, place.label_todo.format(label=label)
+    exact = exact_version(requirement)
+    middle = Version(exact) if exact else versions[-1]
+    below = [version for version in versions if version <= middle]
+    above = [version for version in versions if version > middle]
+    why = f"the {place.noun} does not have this version, or has it no more; the nearest there: "
+    return why + ", ".join(map(str, (*below[-2:], *above[:2]))), place.todo
+
+
+def _allows(requires_python: str | None, python: str) -> bool:
+    """An invalid bound counts as none, as in pip."""
+    try:
+        return not requires_python or SpecifierSet(requires_python).contains(python, prereleases=True)
+    except InvalidSpecifier:
+        return True
+
+
+def why_foreign(fault: Fault, system: str, client: Client) -> str:
+    """Why a distribution of a run on macOS or Windows is of no use on Linux; empty where that is not certain.
+
+    A missing wheel is not enough: everything that the project ever published has to be for the other system.
+    """
+    if _systems(fault.foreign) != {system}:
+        return ""
+    name = {"Darwin": "macOS"}.get(system, system)
+    if fault.sdist is None:
+        return f"all wheels of the project are for {name}, and it has no source distribution to build another from"
+    for wheel in fault.foreign:  # some older releases have no classifiers
+        headers = email.parser.HeaderParser(policy=email.policy.compat32).parsestr(read_metadata(client, wheel))
+        classifiers = [it for it in map(str, headers.get_all("Classifier", [])) if it.startswith("Operating System ::")]
+        if classifiers and all(it.startswith(_CLASSIFIERS[system]) for it in classifiers):
+            return f"all wheels of the project are for {name}, and its metadata names no other system"
+        if classifiers:
+            break
+    return ""
+
+
+def _foreign_wheels(release: Iterable[IndexFile], project: Iterable[IndexFile]) -> tuple[IndexFile, ...]:
+    """A wheel of the release and one of the newest, where all that the project ever had are for one other system."""
+    wheels = [file for file in project if file.is_wheel]
+    own = next((file for file in release if file.is_wheel), None)
+    systems = _systems(wheels)
+    if own is None or len(systems) != 1 or "" in systems:
+        return ()
+    return own, max(wheels, key=lambda file: file.version)
+
+
+def _systems(files: Iterable[IndexFile]) -> set[str]:
+    """The systems that wheels are for; empty for Linux, for any system, and for those that no run can be on."""
+    wheels = (parsed_wheel(file.filename) for file in files if file.is_wheel)
+    return {_SYSTEMS.get(tag.platform.partition("_")[0], "") for it in wheels if it for tag in it[3]}

@@ -1,27 +1,35 @@
-"""A lock as files for people and installers: hashed requirements and `pylock.toml` (PEP 751)."""
+"""A lock as files: `requirements.txt` with hashes, `pylock.toml` (PEP 751), and folders of wheels."""
 
+import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from packaging.pylock import Package, PackageWheel, Pylock, PylockValidationError
+from packaging.pylock import Package, Pylock, PylockValidationError
 
-from envbuild.errors import LockError
-from envbuild.lock.faults import describe
-from envbuild.lock.identity import Proof
+from envbuild.errors import LockError, UsageError
+from envbuild.files import staged_folder, write_whole, written_whole
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
+from envbuild.lock.settings import local_path
 from envbuild.lock.system import package_of
 from envbuild.oci.digest import Digest
 
+if TYPE_CHECKING:
+    from envbuild.lock.identity import Proof
+    from envbuild.lock.run import LockedRun
+
 WHEELS = "wheels"
-"""The folder beside a lock where the wheels lie that no index has."""
+"""The folder beside a lock that holds the wheels that no index has."""
+PYLOCK, REQUIREMENTS = "pylock.toml", "requirements.txt"
 _ADDRESS = re.compile(r"https?://[^\s$]+")
-"""What may stand in a requirements file: pip and uv put variables of the environment in place of `${NAME}`."""
+"""Addresses that a requirements file may hold: pip and uv replace `${NAME}` by variables of the environment."""
 _LOCK_AGAIN = "give a pylock.toml that envbuild wrote, unchanged"
+_LIMIT = 64 << 20
+_CHUNK = 1 << 20
 
 
 def requirements_text(lock: Lock) -> bytes:
@@ -30,7 +38,7 @@ def requirements_text(lock: Lock) -> bytes:
     Wheels that no index need have are named by their address.
     """
     lines = [
-        f"# Locked by envbuild for {describe(lock.target)}.",
+        f"# Locked by envbuild for {lock.target}.",
         "# Install with: python -m pip install --require-hashes --no-deps -r requirements.txt",
     ]
     lines += [f"--find-links {WHEELS}"] if any(map(is_local, lock.wheels)) else []
@@ -40,25 +48,26 @@ def requirements_text(lock: Lock) -> bytes:
 
 
 def is_local(wheel: LockedWheel) -> bool:
-    """Whether a wheel lies on this machine only, so that it has to be kept with the lock."""
+    """Whether a wheel is on this machine only, so that it has to be kept with the lock."""
     return wheel.url.startswith("file:")
 
 
 def pylock_text(
     lock: Lock,
-    proof: Proof | None = None,
+    proof: "Proof | None" = None,
     built: Mapping[str, str] | None = None,
     base: Mapping[str, str] | None = None,
 ) -> bytes:
     """The lock as PEP 751 has it, with the target under `[tool.envbuild]`; equal locks give equal bytes.
 
-    Wheels of this machine are named by their path under `wheels/` beside the lock. `built` says what wheels were built
-    from, by name; `base` is what is known of the base image.
+    Wheels of this machine are named by their path under `wheels/` beside the lock. `built` has the sources of built
+    wheels, by name; `base` is what is known of the base image.
     """
     target = lock.target
+    environment = f"sys_platform == 'linux' and platform_machine == '{target.machine}'"
     lines = [
         'lock-version = "1.0"',
-        f"environments = [{toml_string(_environment(target))}]",
+        f"environments = [{toml_string(environment)}]",
         f"requires-python = {toml_string(f'=={target.python_minor}.*')}",
         'created-by = "envbuild"',
         "" if lock.wheels else "packages = []",
@@ -83,7 +92,7 @@ def pylock_text(
 def read_pylock(data: bytes, where: str, folder: Path | None = None) -> Lock:
     """Read what `pylock_text` wrote; LockError, naming `where`, for anything else.
 
-    `folder` is where the lock lies, which the paths of wheels start from; without it a lock with such is refused.
+    `folder` is the lock's own, which the paths of wheels start from; without it a lock with such paths is refused.
     """
     try:
         return _lock(Pylock.from_dict(tomllib.loads(data.decode())), folder)
@@ -94,16 +103,73 @@ def read_pylock(data: bytes, where: str, folder: Path | None = None) -> Lock:
 
 
 def toml_string(text: str) -> str:
-    """A basic string of TOML 1.0: JSON's escapes are valid there, and only DEL is left to do."""
+    """A basic string of TOML 1.0: JSON's escapes are valid there, and only DEL needs another."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def read_held(folder: Path) -> Lock | None:
+    """The lock in a folder; None when there is none.
+
+    LockError when another program wrote it, UsageError where no lock can be written.
+    """
+    path = folder / PYLOCK
+    for other in (it for it in (path, folder / REQUIREMENTS) if it.exists() and not it.is_file()):
+        todo = "give another folder by --out, or remove it"
+        raise UsageError("the file cannot be written: something else has its name", where=str(other), todo=todo)
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LIMIT)
+    except FileNotFoundError:
+        return None
+    try:
+        return read_pylock(data, str(path), folder)
+    except LockError as error:
+        todo = "give another folder by --out, or remove the file"
+        raise LockError(f"the folder has another lock: {error.what}", where=str(path), todo=todo) from error
+
+
+def write_lock(folder: Path, run: "LockedRun") -> None:
+    """Write requirements.txt, pylock.toml and the wheels that no index has, all of it or nothing."""
+    with staged_folder(folder) as staged:
+        copy_local(run.lock, staged)
+        write_whole(staged / REQUIREMENTS, requirements_text(run.lock))
+        write_whole(staged / PYLOCK, pylock_text(run.lock, run.proof, dict(run.built)))
+
+
+def copy_local(lock: Lock, folder: Path) -> None:
+    """Copy the wheels that no index has to `wheels/` beside the lock."""
+    for wheel in filter(is_local, lock.wheels):
+        _copy(wheel, local_path(wheel.url), folder / WHEELS / wheel.filename)
+
+
+def write_wheelhouse(folder: Path, wheels: Mapping[Digest, Path], locked: Iterable[LockedWheel]) -> None:
+    """Copy fetched wheels into a folder for `--find-links`, and keep the files that it has already."""
+    for wheel in locked:
+        place = folder / wheel.filename
+        if not place.exists():
+            _copy(wheel, wheels[wheel.sha256], place)
+            continue
+        with place.open("rb") as file:
+            same = Digest.of_file(file) == (wheel.sha256, wheel.size)
+        if not same:
+            todo = "remove it, or give another folder by --download"
+            raise LockError("the folder has a file of this name with other content", where=str(place), todo=todo)
+
+
+def _copy(wheel: LockedWheel, source: Path | None, place: Path) -> None:
+    """Copy a wheel and check the copy: a folder's file may have changed since it was locked."""
+    assert source is not None, "only wheels of this machine are copied"
+    hasher, size = hashlib.sha256(), 0
+    with source.open("rb") as original, written_whole(place) as file:
+        while chunk := original.read(_CHUNK):
+            hasher.update(chunk)
+            size += file.write(chunk)
+        if (hasher.hexdigest(), size) != (wheel.sha256.hex, wheel.size):
+            raise LockError("a wheel changed since it was locked", where=str(source), todo="lock again")
 
 
 def _sorted(lock: Lock) -> list[LockedWheel]:
     return sorted(lock.wheels, key=lambda wheel: wheel.name)
-
-
-def _environment(target: Target) -> str:
-    return f"sys_platform == 'linux' and platform_machine == '{target.machine}'"
 
 
 def _package_lines(wheel: LockedWheel) -> Iterator[str]:
@@ -130,19 +196,23 @@ def _system_lines(package: SystemPackage) -> Iterator[str]:
     yield f"size = {package.size}"
 
 
+def _names_line(key: str, names: Sequence[str]) -> list[str]:
+    return [f"{key} = [{', '.join(map(toml_string, names))}]"] if names else []
+
+
 def _table(name: str, values: Mapping[str, str]) -> list[str]:
     lines = [f"{toml_string(key)} = {toml_string(value)}" for key, value in sorted(values.items())]
     return ["", f"[tool.envbuild.{name}]", *lines] if lines else []
 
 
 def _lock(parsed: Pylock, folder: Path | None) -> Lock:
-    """The lock in a valid pylock.toml; ValueError when it is not one of ours."""
+    """The lock in a valid pylock.toml; ValueError when envbuild did not write it."""
     ours: Any = (parsed.tool or {}).get("envbuild")
     target = _target(ours)
     wheels = {package.name: _wheel(package, folder) for package in parsed.packages}
     addressed = {str(name) for name, wheel in wheels.items() if _ADDRESS.fullmatch(wheel.url)}
     if len(wheels) < len(parsed.packages):
-        raise ValueError("a distribution stands there twice")
+        raise ValueError("a distribution is listed twice")
     return Lock(
         target=target,
         wheels=tuple(wheels[name] for name in sorted(wheels)),
@@ -157,27 +227,23 @@ def _lock(parsed: Pylock, folder: Path | None) -> Lock:
 
 
 def _texts(ours: Mapping[str, Any], key: str) -> tuple[tuple[str, str], ...]:
-    found = ours.get(key)
-    texts = found.items() if isinstance(found, dict) else ()
+    table = ours.get(key)
+    texts = table.items() if isinstance(table, dict) else ()
     return tuple(sorted((key, text) for key, text in texts if isinstance(text, str)))
 
 
-def _names_line(key: str, names: Sequence[str]) -> list[str]:
-    return [f"{key} = [{', '.join(map(toml_string, names))}]"] if names else []
-
-
 def _names(ours: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    found = ours.get(key)
-    return tuple(sorted(it for it in found if isinstance(it, str))) if isinstance(found, list) else ()
+    array = ours.get(key)
+    return tuple(sorted(it for it in array if isinstance(it, str))) if isinstance(array, list) else ()
 
 
 def _packages(ours: Mapping[str, Any]) -> tuple[SystemPackage, ...]:
-    found = ours.get("packages", [])
-    if not isinstance(found, list) or not all(isinstance(it, Mapping) for it in found):
-        raise ValueError("tool.envbuild.packages is no list of tables")
-    packages = {it.name: it for it in map(package_of, found)}
-    if len(packages) < len(found):
-        raise ValueError("a system package stands there twice")
+    tables = ours.get("packages", [])
+    if not isinstance(tables, list) or not all(isinstance(it, Mapping) for it in tables):
+        raise ValueError("tool.envbuild.packages is not a list of tables")
+    packages = {it.name: it for it in map(package_of, tables)}
+    if len(packages) < len(tables):
+        raise ValueError("a system package is listed twice")
     return tuple(packages[name] for name in sorted(packages))
 
 
@@ -187,24 +253,20 @@ def _target(value: Any) -> Target:
     texts = [value.get(key) for key in ("python", "machine", "glibc")]
     python, machine, glibc = (text if isinstance(text, str) else "" for text in texts)
     if not (python and machine and glibc):
-        raise ValueError("tool.envbuild does not say python, machine and glibc")
+        raise ValueError("tool.envbuild lacks python, machine or glibc")
     return Target(python=python, machine=machine, glibc=glibc)
 
 
-def _url(wheel: PackageWheel, folder: Path | None) -> str | None:
-    if wheel.path is None or folder is None:
-        return wheel.url
-    if wheel.path != f"{WHEELS}/{wheel.filename}":
-        raise ValueError(f"{wheel.path} does not lie in {WHEELS}/")
-    return (folder.absolute() / wheel.path).as_uri()
-
-
 def _wheel(package: Package, folder: Path | None) -> LockedWheel:
-    found = package.wheels or ()
-    if len(found) != 1:
-        raise ValueError(f"{package.name} has {len(found)} wheels")
-    wheel = found[0]
-    url = _url(wheel, folder)
+    wheels = package.wheels or ()
+    if len(wheels) != 1:
+        raise ValueError(f"{package.name} has {len(wheels)} wheels")
+    wheel = wheels[0]
+    url = wheel.url
+    if wheel.path is not None and folder is not None:
+        if wheel.path != f"{WHEELS}/{wheel.filename}":
+            raise ValueError(f"{wheel.path} is not in {WHEELS}/")
+        url = (folder.absolute() / wheel.path).as_uri()
     if not (package.version and url and wheel.size and wheel.size > 0 and "sha256" in wheel.hashes):
         raise ValueError(f"{package.name} lacks version, url, size or sha256")
     return LockedWheel(

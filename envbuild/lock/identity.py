@@ -1,4 +1,4 @@
-"""Whether the locked wheels are the very files that the run had, and the run's own file where the index has it."""
+"""Whether the locked wheels are the files that the run had, and the run's own file where an index has it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,10 +8,9 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import VerifyError
 from envbuild.lock.facts import Counted, WheelFacts
-from envbuild.lock.faults import describe
 from envbuild.lock.index import IndexFile
 from envbuild.lock.model import Lock, LockedWheel
-from envbuild.lock.resolving import Question, locked_wheel
+from envbuild.lock.resolution import Question, locked_wheel
 from envbuild.lock.tags import best_wheel, parsed_wheel, ranked_tags, same_version
 from envbuild.manifest.packages import Distribution
 
@@ -59,9 +58,9 @@ class Proof:
         head += f", {len(replaced)} replaced: {_listed(f'{it.name} {it.why}' for it in replaced)}" if replaced else ""
         head += f", {len(left_out)} left out: {_listed(it.name for it in left_out)}" if left_out else ""
         head += f", {len(added)} added: {_listed(it.name for it in added)}" if added else ""
-        told = [*self.those("different build"), *self.those("locally modified")]
-        parts = [f"{it.name} {it.why}" for it in told[:_SHOWN]]
-        parts += [f"{len(told) - _SHOWN} more differ"] if len(told) > _SHOWN else []
+        differing = [*self.those("different build"), *self.those("locally modified")]
+        parts = [f"{it.name} {it.why}" for it in differing[:_SHOWN]]
+        parts += [f"{len(differing) - _SHOWN} more differ"] if len(differing) > _SHOWN else []
         if unknown := self.those("unknown"):
             first, many = unknown[0], len(unknown)
             parts.append(f"{many} cannot be compared: {first.name}{', for one,' if many > 1 else ''} {first.why}")
@@ -72,7 +71,7 @@ class Proof:
         return {"summary": self.summary, "distributions": [asdict(it) for it in self.identities]}
 
     def doubted(self, doubts: Mapping[str, str]) -> "Proof":
-        """The proof without what it says of wheels, by name, whose RECORD proves nothing."""
+        """The proof where wheels, by name, whose RECORD proves nothing are `unknown` instead of `identical`."""
         return Proof(
             identities=tuple(
                 replace(it, outcome="unknown", why=doubts[it.name])
@@ -104,7 +103,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proven:
-    """A lock that holds the run's own files where they can be had."""
+    """A lock that has the run's own files where an index or folder has them."""
 
     lock: Lock
     proof: Proof
@@ -116,22 +115,22 @@ def prove(
     locked: Lock,
     distributions: Iterable[Distribution],
     question: Question,
-    told: Counted,
+    report: Counted,
     absent: Mapping[str, Absent] | None = None,
 ) -> Proven:
     """Compare each locked wheel with the run's; where another wheel of the release is the run's own, take that.
 
-    RECORD is read by range requests, or from the file where it is at hand. `absent` says why a distribution of the run
+    RECORD is read by range requests, or from a file of this machine. `absent` says why a distribution of the run
     is not in the lock, by name.
     """
     run = {str(canonicalize_name(it.name)): it for it in distributions}
-    facts = question.reader.all_facts(locked.wheels, told)
+    facts = question.reader.all_facts(locked.wheels, report)
     wheels, identities, remarks = [], [], []
     for wheel, known in zip(locked.wheels, facts, strict=True):
         had = run.get(wheel.name)
         chosen = wheel
         if had is not None and same_version(had.version, wheel.version):
-            identity, chosen = _hold(wheel, known, had, question)
+            identity, chosen = _identify(wheel, known, had, question)
             identities.append(identity)
         if chosen is not wheel:
             remarks.append(f"{chosen.filename} is the run's own wheel; a resolver takes {wheel.filename}")
@@ -147,7 +146,7 @@ def prove(
 
 
 def _absent(had: Distribution, name: str, locked: Lock, absent: Mapping[str, Absent]) -> Identity:
-    """Say what became of a distribution of the run that the lock does not have in its version."""
+    """The identity of a distribution of the run that the lock does not have in its version."""
     known = absent.get(name, Absent(why="it is not among what was locked"))
     successor = {name, canonicalize_name(known.successor)}
     wheel = next((it for it in locked.wheels if it.name in successor), None)
@@ -174,10 +173,10 @@ def allowed_files(locked: Lock, distributions: Iterable[Distribution], question:
     return replace(locked, wheels=tuple(map(chosen, locked.wheels)))
 
 
-def _hold(
+def _identify(
     wheel: LockedWheel, facts: WheelFacts | None, had: Distribution, question: Question
 ) -> tuple[Identity, LockedWheel]:
-    """Compare one wheel with the run's; the run's own wheel instead of it, where that fits the target."""
+    """Compare one wheel with the run's; also the wheel to take: the run's own where that fits the target."""
     outcome, why = _compare(wheel, facts, had)
     if outcome == "identical" and (untruth := question.reader.known_untruth(wheel)):
         outcome, why = "unknown", untruth
@@ -204,7 +203,7 @@ def _identity(wheel: LockedWheel, outcome: Outcome, why: str) -> Identity:
 
 
 def _compare(wheel: LockedWheel, facts: WheelFacts | None, had: Distribution) -> tuple[Outcome, str]:
-    """Compare by the file's own digest where the record has one, else by what RECORD says."""
+    """Compare by the file's own digest where the record has one, else by RECORD."""
     origin = had.origin
     exact = origin.sha256 if origin.kind == "archive" and (origin.url or "").endswith(".whl") else None
     allowed = {exact} if exact else set(origin.hashes)
@@ -231,12 +230,12 @@ def _explain(wheel: LockedWheel, had: Distribution, question: Question) -> tuple
     if own is None:
         return "was built from source" if origin.kind == "index" else "is another build", None
     if best_wheel([(own.filename, own)], question.target) is None:
-        return f"was {own.filename}, which does not fit {describe(question.target)}", None
+        return f"was {own.filename}, which does not fit {question.target}", None
     return "", locked_wheel(own, question.reader.size(own))
 
 
 def _own_wheel(wheel: LockedWheel, had: Distribution, question: Question) -> IndexFile | None:
-    """The wheel of the release that the run installed, by its digest or by what its RECORD says."""
+    """The wheel of the release that the run installed, by its digest or by its RECORD."""
     siblings = _siblings(wheel, question)
     known = {had.origin.sha256, *had.origin.hashes}
     own = next((it for it in siblings if it.sha256 and it.sha256.hex in known), None)

@@ -1,23 +1,30 @@
-"""What indexes and folders offer: files of a project (simple repository API, HTML) and the size of a file."""
+"""Package indexes and folders of wheels: the files of a project (simple repository API, HTML), and files in place."""
 
+import io
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
-from urllib.request import url2pathname
 
+import httpx
 from packaging.utils import InvalidSdistFilename, NormalizedName, canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import LockError
-from envbuild.lock.settings import IndexSettings, asked_url, bare_url
+from envbuild.lock.client import Client, retried
+from envbuild.lock.settings import IndexSettings, asked_url, bare_url, local_path
 from envbuild.lock.tags import parsed_wheel
-from envbuild.lock.web import Web, retried
+from envbuild.network import read_document
 from envbuild.oci.digest import Digest
 
 PAGE_LIMIT = 64 << 20
 """Bytes of a project's page; the largest of the public index has some MiB."""
+_TAIL = 128 << 10
+"""Bytes of the end that come with the first answer: most wheels' directory and metadata are there."""
+_STEP = 16 << 10
+_LIMIT = 64 << 20
+"""Bytes that one request may ask for, and that a server without ranges may send."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +37,7 @@ class IndexFile:
     url: str
     """Without credentials, query and fragment."""
     sha256: Digest | None = None
-    """As the index says it; None where it says nothing."""
+    """As the index gives it; None where it gives none."""
     requires_python: str | None = None
     yanked: str | None = None
     """Why it was withdrawn (PEP 592), which may be empty; None when it was not."""
@@ -41,7 +48,7 @@ class IndexFile:
         return self.filename.endswith(".whl")
 
 
-def files_of(client: Web, settings: IndexSettings, project: str) -> tuple[IndexFile, ...]:
+def files_of(client: Client, settings: IndexSettings, project: str) -> tuple[IndexFile, ...]:
     """Every file of a project in all places; LockError when a place cannot be read."""
     name = canonicalize_name(project)
     found: list[IndexFile] = []
@@ -52,29 +59,28 @@ def files_of(client: Web, settings: IndexSettings, project: str) -> tuple[IndexF
     return tuple(file for file in found if file.name == name)
 
 
-def size_of(client: Web, url: str) -> int:
+def size_of(client: Client, url: str) -> int:
     """The size of a file in bytes, without downloading it."""
     path = local_path(url)
     if path is not None:
-        return _local_size(path)
-    size = retried(lambda: _asked_size(client, url), url)
+        try:
+            return path.stat().st_size
+        except OSError as error:
+            raise LockError("the wheel cannot be read", where=str(path), todo="check the find-links folder") from error
+    size = retried(lambda: _content_length(client, url), url)
     if size is None:
         raise LockError("the index does not say how big the file is", where=bare_url(url), todo="use another index")
     return size
-
-
-def local_path(url: str) -> Path | None:
-    """The path that a `file://` address names; None for any other address."""
-    parts = urlsplit(url)
-    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
 
 
 def index_file(url: str, *, requires_python: str | None = None, yanked: str | None = None) -> IndexFile | None:
     """Read a link; None when it leads to neither a wheel nor a source distribution."""
     parts = urlsplit(url)
     filename = unquote(parts.path.rpartition("/")[2])
-    identity = _identity(filename)
-    if identity is None:
+    wheel = parsed_wheel(filename)
+    try:
+        name, version = wheel[:2] if wheel else parse_sdist_filename(filename)
+    except (InvalidSdistFilename, InvalidVersion):
         return None
     algorithm, _, value = parts.fragment.partition("=")
     try:
@@ -82,8 +88,8 @@ def index_file(url: str, *, requires_python: str | None = None, yanked: str | No
     except ValueError:
         sha256 = None
     return IndexFile(
-        name=identity[0],
-        version=identity[1],
+        name=name,
+        version=version,
         filename=filename,
         url=bare_url(url),
         sha256=sha256,
@@ -97,9 +103,7 @@ def parse_page(text: str, url: str) -> tuple[IndexFile, ...]:
     parser = _Links()
     parser.feed(text)
     base = urljoin(url, parser.base)
-    links = [
-        index_file(urljoin(base, href), requires_python=python, yanked=yanked) for href, python, yanked in parser.links
-    ]
+    links = (index_file(urljoin(base, href), requires_python=it, yanked=why) for href, it, why in parser.links)
     return tuple(link for link in links if link is not None)
 
 
@@ -121,9 +125,8 @@ class _Links(HTMLParser):
             self.links.append((href, values.get("data-requires-python"), yanked))
 
 
-def _page(client: Web, url: str) -> tuple[IndexFile, ...]:
+def _page(client: Client, url: str) -> tuple[IndexFile, ...]:
     """The links of a page; none when there is no such page."""
-    from envbuild.network import read_document  # noqa: PLC0415 - it imports httpx, which few warm locks do
 
     def ask() -> tuple[bytes, str, str] | None:
         with client.stream("GET", url, headers={"Accept": "text/html"}) as answer:
@@ -136,7 +139,7 @@ def _page(client: Web, url: str) -> tuple[IndexFile, ...]:
     found = retried(ask, url)
     if found and len(found[0]) > PAGE_LIMIT:
         what = f"the page of an index has more than {PAGE_LIMIT >> 20} MiB"
-        raise LockError(what, where=bare_url(url), todo="check the index, and any proxy before it")
+        raise LockError(what, where=bare_url(url), todo="check the index and the proxy")
     return parse_page(found[0].decode(found[1], "replace"), found[2]) if found else ()
 
 
@@ -150,24 +153,7 @@ def _folder(path: Path) -> tuple[IndexFile, ...]:
     return tuple(file for file in files if file is not None)
 
 
-def _identity(filename: str) -> tuple[NormalizedName, Version] | None:
-    wheel = parsed_wheel(filename)
-    if wheel is not None:
-        return wheel[:2]
-    try:
-        return parse_sdist_filename(filename)
-    except (InvalidSdistFilename, InvalidVersion):
-        return None
-
-
-def _local_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise LockError("the wheel cannot be read", where=str(path), todo="check the find-links folder") from error
-
-
-def _asked_size(client: Web, url: str) -> int | None:
+def _content_length(client: Client, url: str) -> int | None:
     """Content-Length of HEAD, else the total in Content-Range of a first byte, for servers that refuse HEAD."""
     answer = client.head(url)
     if answer.is_success and answer.headers.get("Content-Length", "").isdigit():
@@ -176,3 +162,97 @@ def _asked_size(client: Web, url: str) -> int | None:
         part.raise_for_status()
         total = part.headers.get("Content-Range", "").rpartition("/")[2] or part.headers.get("Content-Length", "")
     return int(total) if total.isdigit() else None
+
+
+class UnreadableError(Exception):
+    """The server sends no ranges, or not the bytes that it was asked for."""
+
+
+class RemoteFile(io.RawIOBase):
+    """A file on an index that is read by range requests, so that `zipfile` fetches only what it reads.
+
+    What was fetched is kept.
+    """
+
+    def __init__(self, client: Client, url: str) -> None:
+        super().__init__()
+        self._client, self._url, self._at = client, url, 0
+        self._spans: list[tuple[int, bytes]] = []
+        self.size = 0
+        retried(self._fetch_tail, url)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a place in the file; ValueError before its start, as for other files."""
+        place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
+        if place < 0:
+            raise ValueError(f"negative position {place}")
+        self._at = place
+        return place
+
+    def read(self, size: int = -1) -> bytes:
+        """At most `size` bytes, fewer only at the end."""
+        available = max(0, self.size - self._at)
+        length = available if size < 0 else min(size, available)
+        data = self._cached(self._at, length)
+        if data is None:
+            self.prefetch(self._at, max(length, _STEP))
+            data = self._cached(self._at, length)
+        assert data is not None, "it was fetched just now"
+        self._at += length
+        return data
+
+    def prefetch(self, start: int, length: int) -> None:
+        """Fetch this part in one request, unless it is cached."""
+        length = min(length, self.size - start)
+        if length > _LIMIT:
+            raise UnreadableError(f"a part of {length} bytes")
+        if self._cached(start, length) is None:
+            retried(lambda: self._fetch(start, length), self._url)
+
+    def _cached(self, start: int, length: int) -> bytes | None:
+        for first, data in self._spans:
+            if first <= start and start + length <= first + len(data):
+                return data[start - first : start - first + length]
+        return b"" if length == 0 else None
+
+    def _fetch(self, start: int, length: int) -> None:
+        with self._client.stream("GET", self._url, headers={"Range": f"bytes={start}-{start + length - 1}"}) as answer:
+            answer.raise_for_status()
+            # A server may answer with the whole file when the range is the whole file.
+            usable = answer.status_code == HTTPStatus.PARTIAL_CONTENT or length == self.size
+            data = _body(answer, length) if usable else b""
+        if len(data) != length:
+            raise UnreadableError(f"the server sent {len(data)} of {length} bytes")
+        self._spans.append((start, data))
+
+    def _fetch_tail(self) -> None:
+        """Get the size and the end in one answer (RFC 9110, section 14.1.2: a suffix range)."""
+        with self._client.stream("GET", self._url, headers={"Range": f"bytes=-{_TAIL}"}) as answer:
+            answer.raise_for_status()
+            length = answer.headers.get("Content-Length", "")
+            if answer.status_code != HTTPStatus.PARTIAL_CONTENT and int(length or _LIMIT) > _TAIL:
+                raise UnreadableError("the server sends no ranges")
+            data = _body(answer, _TAIL)
+        total = answer.headers.get("Content-Range", "").rpartition("/")[2] or str(len(data))
+        if not total.isdigit() or int(total) < len(data):
+            raise UnreadableError(f"the size is missing in {total!r}")
+        self.size = int(total)
+        self._spans.append((self.size - len(data), data))
+
+
+def _body(answer: httpx.Response, limit: int) -> bytes:
+    data = bytearray()
+    for chunk in answer.iter_raw():
+        data += chunk
+        if len(data) > limit:
+            raise UnreadableError(f"the server sent more than {limit} bytes")
+    return bytes(data)

@@ -1,23 +1,26 @@
-"""The lock of a run: every requirement as one wheel, or every reason why not."""
+"""The lock of requirements: one wheel for each, or every reason why not; and the pins that change or extend a lock."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.lock.direct import Direct
+from envbuild.errors import LockError, UsageError
+from envbuild.lock.dependencies import Conflict, find_conflict, find_conflicts
 from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fault, origin_fault
-from envbuild.lock.index import local_path
 from envbuild.lock.model import Lock, Resolver, Target
-from envbuild.lock.resolving import parsed_requirements
+from envbuild.lock.resolution import Question, parsed_requirements
+from envbuild.lock.settings import local_path
+from envbuild.lock.sources import Direct
+from envbuild.lock.tags import same_version
+from envbuild.lock.uv import Tree, resolve_tree
 from envbuild.manifest.packages import Distribution
 from envbuild.manifest.requirement import exact_version
 from envbuild.match.limits import broken_hand_limits
 from envbuild.match.stack import Gaps
 from envbuild.match.swap import name_of
-
-_COMPLETE = "set source.complete to true in the manifest that `envbuild convert` writes of it"
 
 
 def lock(
@@ -29,97 +32,37 @@ def lock(
     prefer: Callable[[Lock], Lock] = lambda it: it,
     direct: Mapping[str, Direct | Fault] | None = None,
 ) -> Lock:
-    """Lock the requirements with `resolver`, and hold the result to where the run's `distributions` came from.
+    """Lock the requirements with `resolver`, and compare the files with the origins of the run's `distributions`.
 
-    `prefer` may put other files of the same releases into what the resolver found, before it is held to the run.
-    With `gaps` what the requirements require in turn is added, and never moves one of them.
+    `prefer` may replace files by others of the same releases before they are compared.
+    With `gaps` the dependencies of the requirements are added, and never move one of them.
     A distribution that came from no index is accepted only as a wheel in a folder that find-links names: an index may
-    have another project under its name. What the run installed from an address is locked as `direct` has it, by name;
-    where that fails or does not fit, it has to be in such a folder as well.
-    Distributions that the requirements do not hold as they were are not looked at.
-    UnlockableError, a LockError, names everything that stands against it.
+    have another project under its name. A distribution that was installed from an address is locked as in `direct`, by
+    name; where that fails or does not fit, it has to be in such a folder as well.
+    Distributions whose version the requirements changed are not compared.
+    UnlockableError, a LockError, names everything that cannot be locked.
     """
     parsed = parsed_requirements(requirements)
     kept = kept_ones(parsed, distributions)
     doubts = {str(canonicalize_name(item.name)): fault for item in kept if (fault := origin_fault(item)) is not None}
     fixed: dict[str, Direct] = {}
-    names = {str(canonicalize_name(item.name)) for item in kept}
+    run = {str(canonicalize_name(item.name)): item for item in kept}
     for name, found in (direct or {}).items():
         fault = found.misfit(target) if isinstance(found, Direct) else found
-        if fault and name in names:
+        if fault and name in run:
             doubts[name] = fault
-        elif isinstance(found, Direct) and name in names:
+        elif isinstance(found, Direct) and name in run:
             fixed[name] = found
-    locked = prefer(_resolved(parsed, target, resolver, gaps, doubts, fixed))
-    faults = _against(locked, doubts) + _changed(locked, kept) + (_failing(locked, gaps) if gaps else [])
+    locked = prefer(_resolve(parsed, target, resolver, gaps, doubts, fixed))
+    faults = _unsettled(locked, doubts)
+    for wheel in locked.wheels:
+        had = run.get(wheel.name)
+        changed = (archive_fault(had, wheel) or hash_fault(had, wheel)) if had else None
+        faults += [changed] if changed else []
+    faults += _known_failures(locked, gaps) if gaps else []
     if faults:
         raise UnlockableError(faults, target)
     return locked
-
-
-def _resolved(
-    requirements: Sequence[Requirement],
-    target: Target,
-    resolver: Resolver,
-    gaps: Gaps | None,
-    doubts: Mapping[str, Fault],
-    fixed: Mapping[str, Direct],
-) -> Lock:
-    """Look for what came from no index in folders only, and for the rest everywhere; all faults of both at once.
-
-    What is `fixed` is not looked for: where gaps are filled, the resolver reads from the files what they require.
-    """
-    split = gaps is None  # what fills gaps has to be resolved together with everything else
-    names = {it: str(canonicalize_name(it.name)) for it in requirements}
-    apart = [split and names[it] in doubts for it in requirements]
-    known = {name: "" if split else it.requirement for name, it in fixed.items()}
-    parts = [Lock(target=target, wheels=tuple(it.wheel for it in fixed.values()))]
-    faults: list[Fault] = []
-    where = ""
-    for local in (False, True):
-        asked = [it for it, own in zip(requirements, apart, strict=True) if own == local]
-        texts = tuple(filter(None, (known.get(names[it], str(it)) for it in asked)))
-        try:
-            parts += [resolver.resolve(texts, target, gaps, local=local)] if texts or not local else []
-        except UnlockableError as error:
-            faults += [doubts.get(fault.name, fault) for fault in error.faults]
-            where = where or error.where
-    if faults:
-        faults += [fault for part in parts for fault in _against(part, doubts)]
-        raise UnlockableError(faults, target, where=where)
-    wheels = sorted((wheel for part in parts for wheel in part.wheels), key=lambda wheel: wheel.name)
-    yanked = sorted(pair for part in parts for pair in part.yanked)
-    remarks = tuple(remark for part in parts for remark in part.remarks)
-    direct = tuple(sorted(name for name, it in fixed.items() if local_path(it.wheel.url) is None))
-    return Lock(target=target, wheels=tuple(wheels), yanked=tuple(yanked), remarks=remarks, direct=direct)
-
-
-def _against(locked: Lock, doubts: Mapping[str, Fault]) -> list[Fault]:
-    """The doubts that no wheel in a folder of this machine settles."""
-    return [doubts[wheel.name] for wheel in locked.wheels if wheel.name in doubts and local_path(wheel.url) is None]
-
-
-def _changed(locked: Lock, kept: Sequence[Distribution]) -> list[Fault]:
-    """The files of the run that an index has with other bytes."""
-    known = {str(canonicalize_name(item.name)): item for item in kept}
-    pairs = [(known[wheel.name], wheel) for wheel in locked.wheels if wheel.name in known]
-    faults = [archive_fault(*pair) or hash_fault(*pair) for pair in pairs]
-    return [fault for fault in faults if fault is not None]
-
-
-def _failing(locked: Lock, gaps: Gaps) -> list[Fault]:
-    """The distributions that are known to fail with the locked version of another."""
-    found = broken_hand_limits({wheel.name: wheel.version for wheel in locked.wheels}, gaps.limits)
-    return [
-        Fault(
-            requirement=it.pin,
-            why=f"`{it.limit.breaks}` fails with {it.other}: {it.limit.reason}",
-            todo=f"take {name_of(it.other)} out of the record, so that one that fits is added, or pin one that fits "
-            f"({it.limit.requirement}) by ==; if the run really had both, {_COMPLETE}",
-        )
-        for it in found
-        if it.limit.breaks
-    ]
 
 
 def kept_ones(requirements: Sequence[Requirement], distributions: Iterable[Distribution]) -> list[Distribution]:
@@ -133,3 +76,172 @@ def _version(text: str) -> Version | None:
         return Version(text)
     except InvalidVersion:
         return None
+
+
+def _resolve(
+    requirements: Sequence[Requirement],
+    target: Target,
+    resolver: Resolver,
+    gaps: Gaps | None,
+    doubts: Mapping[str, Fault],
+    fixed: Mapping[str, Direct],
+) -> Lock:
+    """Resolve what came from no index in folders only, and all else everywhere; all faults of both at once.
+
+    What is `fixed` is not looked up: where gaps are filled, the resolver reads the requirements of these files.
+    """
+    split = gaps is None  # gaps have to be resolved together with everything else
+    names = {it: str(canonicalize_name(it.name)) for it in requirements}
+    texts = {name: "" if split else it.requirement for name, it in fixed.items()}
+    parts = [Lock(target=target, wheels=tuple(it.wheel for it in fixed.values()))]
+    faults: list[Fault] = []
+    where = ""
+    for local in (False, True):
+        own = [it for it in requirements if (split and names[it] in doubts) == local]
+        asked = tuple(filter(None, (texts.get(names[it], str(it)) for it in own)))
+        try:
+            parts += [resolver.resolve(asked, target, gaps, local=local)] if asked or not local else []
+        except UnlockableError as error:
+            faults += [doubts.get(fault.name, fault) for fault in error.faults]
+            where = where or error.where
+    if faults:
+        faults += [fault for part in parts for fault in _unsettled(part, doubts)]
+        raise UnlockableError(faults, target, where=where)
+    joined = join_locks(*parts)
+    direct = tuple(sorted(name for name, it in fixed.items() if local_path(it.wheel.url) is None))
+    return replace(joined, remarks=tuple(remark for part in parts for remark in part.remarks), direct=direct)
+
+
+def join_locks(*parts: Lock) -> Lock:
+    """The wheels of several locks for one target, and which of them were withdrawn."""
+    wheels = sorted((wheel for part in parts for wheel in part.wheels), key=lambda wheel: wheel.name)
+    yanked = sorted(pair for part in parts for pair in part.yanked)
+    return Lock(target=parts[0].target, wheels=tuple(wheels), yanked=tuple(yanked))
+
+
+def _unsettled(locked: Lock, doubts: Mapping[str, Fault]) -> list[Fault]:
+    """The doubts about wheels that are in no folder of this machine."""
+    return [doubts[wheel.name] for wheel in locked.wheels if wheel.name in doubts and local_path(wheel.url) is None]
+
+
+def _known_failures(locked: Lock, gaps: Gaps) -> list[Fault]:
+    """The distributions that are known to fail with the locked version of another."""
+    complete = "set source.complete to true in the manifest that `envbuild convert` writes of it"
+    return [
+        Fault(
+            requirement=it.pin,
+            why=f"`{it.limit.breaks}` fails with {it.other}: {it.limit.reason}",
+            todo=f"take {name_of(it.other)} out of the record, so that one that fits is added, or pin one that fits "
+            f"({it.limit.requirement}) by ==; if the run really had both, {complete}",
+        )
+        for it in broken_hand_limits({wheel.name: wheel.version for wheel in locked.wheels}, gaps.limits)
+        if it.limit.breaks
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A distribution that an upgrade changed."""
+
+    name: str
+    before: str | None
+    """Version; None when it is added."""
+    after: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.before or '(not there)'} -> {self.after}: {self.reason}"
+
+
+def upgraded_pins(locked: Lock, upgrades: Sequence[str], fixed: Collection[str], question: Question) -> tuple[str, ...]:
+    """The pins of a lock after `upgrades` (`name`, `name==version`) and what must follow them.
+
+    `fixed` names never move: the framework itself, which everything else was matched to. Requirements that the lock
+    does not satisfy now stay unsatisfied. UsageError for a name that is not in the lock; LockError when nothing fits.
+    """
+    asked = {str(canonicalize_name(it.name)): it for it in parsed_requirements(upgrades)}
+    if absent := sorted(asked.keys() - {it.name for it in locked.wheels}):
+        todo = "name a distribution of the run"
+        raise UsageError(f"the run does not have {', '.join(absent)}", where="--upgrade-package", todo=todo)
+    overrides = tuple(text for name, text in _overrides(locked, question).items() if name not in asked)
+    pins = {it.name: f"{it.name}=={it.version}" for it in locked.wheels}
+    # With all of the run's pins preferred, a resolver would rather keep the old release than let others follow.
+    framework = [pins[name] for name in sorted(pins.keys() & set(fixed) - asked.keys())]
+    newest = _tree(question, [*map(str, asked.values()), *framework], Tree(overrides=overrides))
+    stays = {*fixed, *(name for name, _ in locked.yanked)}
+    inputs = [f"{name}=={newest[name]}" for name in asked]
+    for it in locked.wheels:
+        version = Version(it.version)
+        if it.name in asked:
+            continue
+        if it.name in stays or version.local:  # a local build has no index with newer ones
+            inputs.append(pins[it.name])
+        else:
+            inputs.append(f"{it.name}>={it.version}" if version.is_prerelease else it.name)
+    tree = Tree(overrides=overrides, preferred=tuple(pins.values()), upgraded=tuple(asked))
+    return tuple(f"{name}=={version}" for name, version in sorted(_tree(question, inputs, tree).items()))
+
+
+def explain_changes(before: Lock, after: Lock, upgrades: Sequence[str], question: Question) -> tuple[Change, ...]:
+    """List what an upgrade changed, and which requirement made each follow."""
+    old = {it.name: it.version for it in before.wheels}
+    asked = {str(canonicalize_name(Requirement(text).name)) for text in upgrades}
+    unmet = find_conflicts(after.wheels, question.reader.all_facts(after.wheels), after.target, old)
+    reasons = {it.name: f"{it.requirer} requires {it.requirement}" for it in reversed(unmet)}
+    return tuple(
+        Change(
+            name=it.name,
+            before=old.get(it.name),
+            after=it.version,
+            reason="it was asked for" if it.name in asked else reasons.get(it.name, "nothing else fits together"),
+        )
+        for it in after.wheels
+        if not same_version(old.get(it.name), it.version)
+    )
+
+
+def extra_pins(locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question) -> tuple[str, ...]:
+    """The pins that `extras` (requirements) add to a lock without moving its own; LockError names both sides."""
+    overrides = tuple(_overrides(locked, question).values())
+    try:
+        found = _tree(question, extras, Tree(constraints=constraints_of(locked, question), overrides=overrides))
+    except LockError as error:
+        raise _both_sides(locked, extras, resolver, question, error) from error
+    names = {it.name for it in locked.wheels}
+    return tuple(f"{name}=={version}" for name, version in sorted(found.items()) if name not in names)
+
+
+def constraints_of(locked: Lock, question: Question) -> tuple[str, ...]:
+    """The constraints that keep a lock as it is; without a network, folders have the wheels from addresses."""
+    return (replace(locked, direct=()) if question.settings.offline else locked).pins
+
+
+def _tree(question: Question, inputs: Sequence[str], tree: Tree) -> dict[str, str]:
+    return resolve_tree(replace(question, requirements=parsed_requirements(inputs)), tree)
+
+
+def _both_sides(
+    locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question, error: LockError
+) -> LockError:
+    """Name what an extra requires and what the lock has instead; `error` where that cannot be found out."""
+    pins = {it.name: it.version for it in locked.wheels}
+    try:
+        free = _tree(question, extras, Tree())
+        wheels = resolver.resolve(tuple(f"{name}=={version}" for name, version in free.items()), locked.target).wheels
+    except LockError:
+        return error
+    conflicts: list[Conflict | None] = [find_conflict("the extra", it, pins) for it in parsed_requirements(extras)]
+    conflicts += find_conflicts(wheels, question.reader.all_facts(wheels), locked.target, pins)
+    sides = [str(it) for it in conflicts if it is not None and it.version is not None]
+    if not sides:
+        return error
+    head = f"{', '.join(extras)} cannot be added to the lock, which nothing may move:"
+    todo = "ask for an older release of the extra, or train with the newer one"
+    return LockError("\n  - ".join([head, *sides]), where=error.where, todo=todo)
+
+
+def _overrides(locked: Lock, question: Question) -> dict[str, str]:
+    """Overrides by name that make a resolver accept the lock's conflicts: the run had them too."""
+    conflicts = find_conflicts(locked.wheels, question.reader.all_facts(locked.wheels), locked.target)
+    never = "; python_version < '0'"
+    return {it.name: f"{it.name}=={it.version}" if it.version else f"{it.name} {never}" for it in conflicts}

@@ -9,7 +9,7 @@ from envbuild.oci.digest import Digest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What the locked wheels must run on; it need not be the host."""
+    """What the locked wheels must run on; it can differ from the host."""
 
     python: str
     """Exact version of the interpreter in the base: `3.11.2`."""
@@ -22,6 +22,9 @@ class Target:
     def python_minor(self) -> str:
         """`3.11`."""
         return ".".join(self.python.split(".")[:2])
+
+    def __str__(self) -> str:
+        return f"CPython {self.python} on {self.machine} with glibc {self.glibc}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ class LockedWheel:
     size: int
     """Bytes."""
     url: str
-    """Where it was found, without credentials and query; no part of the wheel's identity."""
+    """Its address, without credentials and query; not part of the wheel's identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +73,21 @@ class Lock:
     packages: tuple[SystemPackage, ...] = ()
     """Sorted by name; one a name."""
     owners: tuple[tuple[str, str], ...] = ()
-    """Of paths that several distributions of the run installed, as RECORD writes them, whose file it had; sorted."""
+    """Paths that several distributions installed, as in RECORD, and the one whose file the run had; sorted."""
     yanked: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Names of wheels that their index has withdrawn (PEP 592), with its reason, which may be empty."""
     base: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """`name`, `digest` and `mirror_of` of the base that it was made for, as far as a file says so; sorted."""
+    """`name`, `digest` and `mirror_of` of the base that it was made for, as far as the file has them; sorted."""
     remarks: tuple[str, ...] = field(default=(), compare=False)
-    """What is to be said about the date of what was added to an incomplete record."""
+    """Remarks on the date of what was added to an incomplete record."""
     slim: tuple[str, ...] = field(default=(), compare=False)
-    """Names of the distributions of the run that were left out of it, as only training uses them; sorted."""
+    """Names of the distributions of the run that were left out, as only training uses them; sorted."""
     direct: tuple[str, ...] = field(default=(), compare=False)
-    """Names of wheels that came from an address of their own, so that no index need have them; sorted."""
+    """Names of wheels that came from an address of their own, which no index need have; sorted."""
     dropped: tuple[str, ...] = field(default=(), compare=False)
-    """Names of the distributions of the run that somebody left out by hand (`--drop`); sorted."""
+    """Names of the distributions of the run that `--drop` left out; sorted."""
     exclude_newer: str | None = field(default=None, compare=False)
-    """As of which moment an incomplete record was completed, `none` for no limit; None where nothing was added."""
+    """The moment as of which an incomplete record was completed, `none` for no limit; None where nothing was added."""
 
     @property
     def pins(self) -> tuple[str, ...]:
@@ -94,7 +97,7 @@ class Lock:
 
 
 class Resolver(Protocol):
-    """Turns requirements into exact wheels, without adding what they depend on unless there are gaps to fill."""
+    """Turns requirements into exact wheels; adds their dependencies only when there are gaps to fill."""
 
     def resolve(
         self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False

@@ -4,8 +4,9 @@ import importlib.util
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -13,14 +14,22 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.errors import LockError, MissingComponentError, UsageError
+from envbuild.lock.client import in_parallel
 from envbuild.lock.faults import Fault, UnlockableError
-from envbuild.lock.filling import Limits, UnsolvedError, fill
 from envbuild.lock.index import IndexFile
 from envbuild.lock.model import Lock, Target
-from envbuild.lock.resolving import Question, asking, complete, failure, run_resolver
+from envbuild.lock.resolution import (
+    Limits,
+    Question,
+    UnsolvedError,
+    complete,
+    failure,
+    fill,
+    open_question,
+    run_resolver,
+)
 from envbuild.lock.settings import IndexSettings, pip_environment
 from envbuild.lock.tags import best_wheel
-from envbuild.lock.web import in_parallel
 from envbuild.match.stack import Gaps
 
 _OPTIONS = (
@@ -28,12 +37,11 @@ _OPTIONS = (
     "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host", "--no-emit-options", "--rebuild",
     "--resolver", "backtracking", "--pip-args", "--only-binary=:all: --use-feature=fast-deps",
 )  # fmt: skip
-
 _UNDATED = "does not provide upload-time metadata"
-"""What pip says of an index when it was asked for a date and the index does not say when files were uploaded."""
+"""pip's message for an index without upload dates, when a date was given."""
 _UNSOLVED = ("ResolutionImpossible", "No matching distribution found")
-"""What pip says where the index answered and nothing fits."""
-_PROGRAM = Path(__file__).with_name("pip_compile.py")
+"""pip's messages where the index answered and nothing fits."""
+_USE_UV = "use --resolver uv"
 
 Pins = Mapping[str, tuple[Version, frozenset[str]]]
 """For each normalised name: its version, and the sha256 of every file that the index has of it."""
@@ -41,10 +49,10 @@ Pins = Mapping[str, tuple[Version, frozenset[str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipToolsResolver:
-    """Resolves with pip-tools, which knows only the interpreter that runs it."""
+    """Resolves with `pip-compile`, which knows only the interpreter that runs it."""
 
     settings: IndexSettings | None = None
-    """Where to look; None for what pip and uv are set to."""
+    """Where to look; None for pip's and uv's own settings."""
     cache: Path | None = None
     """Where facts of wheels are kept."""
 
@@ -53,19 +61,29 @@ class PipToolsResolver:
     ) -> Lock:
         """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once.
 
-        `local` looks only in folders of this machine, and in no index.
+        `local` looks only in folders of this machine. pip-compile always resolves dependencies too: without `gaps`
+        those that are no requirements are left out of the lock, and pins that contradict each other are refused.
         """
         check_host(target)
-        with asking(requirements, target, self.settings, self.cache, gaps, local=local) as question:
-            filled = fill(
-                question,
-                lambda limits: _compile(question, limits),
-                lambda: self.resolve(requirements, target, local=local),
-            )
+        with open_question(requirements, target, self.settings, self.cache, gaps, local=local) as question:
+            try:
+                # pip cannot override what a distribution requires, so nothing is relaxed.
+                filled = fill(question, partial(_compile, question), lambda: Lock(target=target, wheels=()))
+            except LockError as error:
+                if isinstance(error.__cause__, UnsolvedError) and not isinstance(error, UnlockableError):
+                    error.todo = f"{_USE_UV}; or {error.todo}"
+                raise
             pins = parse_pins(filled.found)
+            if gaps is None:
+                names = {canonicalize_name(it.name) for it in question.requirements}
+                pins = {name: pin for name, pin in pins.items() if name in names}
             files = in_parallel(lambda name: _file(question, name, pins), sorted(pins))
             chosen = [file for file in files if isinstance(file, IndexFile)]
-            faults = [fault for fault in files if isinstance(fault, Fault)] + _excluded(question, pins)
+            faults = [fault for fault in files if isinstance(fault, Fault)]
+            # Unlike uv, pip-compile cannot be told to leave a distribution out.
+            why = "another requirement asks for it, and the variant excludes it"
+            excluded = sorted(pins.keys() & set(gaps.without if gaps else ()))
+            faults += [Fault(requirement=f"{it}=={pins[it][0]}", why=why, todo=_USE_UV) for it in excluded]
             if faults:
                 raise UnlockableError(faults, target, where=question.settings.places)
             yanked = {str(file.name): file.yanked for file in chosen if file.yanked is not None}
@@ -77,11 +95,10 @@ def check_host(target: Target) -> None:
     libc, glibc = platform.libc_ver()
     minor = "{}.{}".format(*sys.version_info[:2])
     host = (minor, platform.machine(), glibc if libc == "glibc" else libc)
-    wanted = (target.python_minor, target.machine, target.glibc)
-    if host != wanted or sys.implementation.name != "cpython":
+    asked = (target.python_minor, target.machine, target.glibc)
+    if host != asked or sys.implementation.name != "cpython":
         what = "pip-tools locks only for the interpreter that runs it: this is Python {}, {}, glibc {}".format(*host)
-        where = "the target is Python {}, {}, glibc {}".format(*wanted)
-        raise UsageError(what, where=where, todo="use --resolver uv")
+        raise UsageError(what, where="the target is Python {}, {}, glibc {}".format(*asked), todo=_USE_UV)
     if importlib.util.find_spec("piptools") is None:
         raise MissingComponentError("pip-tools is not installed", todo="python -m pip install pip-tools")
 
@@ -89,70 +106,42 @@ def check_host(target: Target) -> None:
 def parse_pins(text: str) -> Pins:
     """Read `name==version` and its `--hash=sha256:` lines, as pip-tools writes them."""
     pins: dict[str, tuple[Version, frozenset[str]]] = {}
-    for words in _logical_lines(text):
-        requirement = Requirement(words[0])
-        if requirement.url:  # a file, which was asked for as such
+    for line in text.replace("\\\n", " ").splitlines():
+        if not line.strip() or line.startswith("#"):
             continue
-        hashes = frozenset(word.removeprefix("--hash=sha256:") for word in words[1:])
-        pins[canonicalize_name(requirement.name)] = (Version(str(requirement.specifier).lstrip("=")), hashes)
+        pin, *hashes = line.split(" --hash=")
+        requirement = Requirement(pin.strip())
+        if not requirement.url:  # what was required as a file is not looked up
+            digests = frozenset(word.strip().removeprefix("sha256:") for word in hashes)
+            pins[canonicalize_name(requirement.name)] = (Version(str(requirement.specifier).lstrip("=")), digests)
     return pins
 
 
-def _logical_lines(text: str) -> Iterator[list[str]]:
-    for line in text.replace("\\\n", " ").splitlines():
-        if line.strip() and not line.startswith("#"):
-            requirement, *hashes = line.split(" --hash=")
-            yield [requirement.strip(), *(f"--hash={word.strip()}" for word in hashes)]
-
-
 def _compile(question: Question, limits: Limits) -> str:
-    """Run pip-tools in an empty folder, so that no project's settings are found; the requirements that it wrote."""
-    _refuse_relaxed(limits)
+    """Run pip-compile in an empty folder, so that it finds no project's settings; return the pins that it wrote."""
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
         folder = Path(name)
-        asked, answer = folder / "requirements.in", folder / "requirements.txt"
+        asked, answer, bounds = folder / "requirements.in", folder / "requirements.txt", folder / "constraints.txt"
         asked.write_text(question.text)
-        command = [sys.executable, "-P", *_program(question, folder), *_OPTIONS, "--output-file", str(answer)]
+        bounds.write_text("".join(f"{it}\n" for it in (question.gaps.versions if question.gaps else ())))
+        command = [sys.executable, "-P", "-m", "piptools", "compile", *_OPTIONS, "--constraint", str(bounds)]
         command += ["--uploaded-prior-to", limits.before] if limits.before else []
-        done = run_resolver([*command, str(asked)], name, pip_environment(question.settings))
+        command += ["--output-file", str(answer), str(asked)]
+        done = run_resolver(command, name, pip_environment(question.settings))
         if not done.returncode:
             return answer.read_text() if answer.exists() else ""
-    if any(said in done.stderr for said in (_UNDATED, *_UNSOLVED)):
+    if any(text in done.stderr for text in (_UNDATED, *_UNSOLVED)):
         raise UnsolvedError(done.stderr, undated=_UNDATED in done.stderr)
     raise failure(question, done.stderr)
 
 
-def _refuse_relaxed(limits: Limits) -> None:
-    """Refuse pins that contradict each other: pip has no way to override what a distribution requires."""
-    conflicts = [f"  {conflict}" for it in limits.relaxed for conflict in it.conflicts]
-    if conflicts:
-        what = "the record's pins contradict each other, and pip-tools cannot add what it lacks:"
-        raise LockError("\n".join([what, *conflicts]), todo="use --resolver uv, or correct the record")
-
-
-def _program(question: Question, folder: Path) -> list[str]:
-    """pip-compile that adds nothing; where gaps are to be filled, pip-compile itself."""
-    if question.gaps is None:
-        return [str(_PROGRAM)]
-    limits = folder / "constraints.txt"
-    limits.write_text("".join(f"{it}\n" for it in question.gaps.versions))
-    return ["-m", "piptools", "compile", "--constraint", str(limits)]
-
-
-def _excluded(question: Question, pins: Pins) -> list[Fault]:
-    """What was added although the variant excludes it: unlike uv, pip-tools cannot be told to leave it out."""
-    names = sorted(pins.keys() & set(question.gaps.without if question.gaps else ()))
-    why = "another requirement asks for it, and the variant excludes it"
-    return [Fault(requirement=f"{it}=={pins[it][0]}", why=why, todo="use --resolver uv") for it in names]
-
-
 def _file(question: Question, name: str, pins: Pins) -> IndexFile | Fault:
-    """The wheel of a pin for the target, as the index describes it; it must be among the hashes."""
+    """The wheel of a pin for the target, as the index describes it; its hash must be one that pip-tools found."""
     version, hashes = pins[name]
     files = [file for file in question.files(name) if file.is_wheel and file.version == version]
     best = best_wheel(((file.filename, file) for file in files), question.target)
     if best is None:
-        raise LockError(f"pip-tools chose {name} {version}, which has no wheel here", todo="use --resolver uv")
+        raise LockError(f"pip-tools chose {name} {version}, which has no wheel here", todo=_USE_UV)
     if best.sha256 is not None and best.sha256.hex not in hashes:
         why = f"the index says sha256 {best.sha256.hex} for {best.filename}, pip-tools found others"
         return Fault(requirement=f"{name}=={version}", why=why, todo="run again; the index may just be changing")

@@ -9,33 +9,44 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError, counted
-from envbuild.lock.build import Sdist, Source, build_wheel, commit_of
-from envbuild.lock.conflicts import Conflict, find_conflicts, find_required
-from envbuild.lock.direct import Direct, elsewhere, fetch_direct, unhashed
-from envbuild.lock.elsewhere import why_left_out
-from envbuild.lock.facts import Counted, FactReader
-from envbuild.lock.faults import Fault, UnlockableError
-from envbuild.lock.following import Change, explain_changes, extra_pins, upgraded_pins
+from envbuild.lock.client import LateClient, make_client
+from envbuild.lock.dependencies import Conflict, find_conflicts, find_required, marker_environment
+from envbuild.lock.facts import Counted, FactReader, WheelFacts
+from envbuild.lock.faults import Fault, UnlockableError, why_foreign
 from envbuild.lock.identity import Absent, Proof, allowed_files, prove
 from envbuild.lock.index import size_of
-from envbuild.lock.lock import kept_ones, lock
+from envbuild.lock.lock import (
+    Change,
+    constraints_of,
+    explain_changes,
+    extra_pins,
+    join_locks,
+    kept_ones,
+    lock,
+    upgraded_pins,
+)
 from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.pip_tools import PipToolsResolver
-from envbuild.lock.resolving import Question, asking, locked_wheel, parsed_requirements
+from envbuild.lock.resolution import Question, locked_wheel, open_question, parsed_requirements
 from envbuild.lock.settings import IndexSettings, read_settings
+from envbuild.lock.sources import (
+    Commit,
+    Direct,
+    Sdist,
+    build_wheel,
+    commit_of,
+    fetch_direct,
+    note_other_places,
+    note_unhashed,
+)
 from envbuild.lock.tags import same_version
-from envbuild.lock.uv import UvResolver
-from envbuild.lock.web import LateClient, make_client
+from envbuild.lock.uv import Tree, UvResolver, resolve_tree
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution
 from envbuild.match.dropping import REASON
 from envbuild.match.stack import Gaps, PinChange, Stack
 from envbuild.match.swap import name_of
 from envbuild.oci.digest import Digest
-
-
-def _say_nothing(*_: object) -> None:
-    """Report to nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +56,7 @@ class Options:
     cache: Path
     resolver: Literal["uv", "pip-tools"] = "uv"
     settings: IndexSettings | None = None
-    """Where to look; None for what pip and uv are set to."""
+    """Where to look; None for pip's and uv's own settings."""
     build: bool = False
     """Whether what no index has as a wheel may be built, which runs its projects' own code."""
     upgrade: tuple[str, ...] = ()
@@ -55,21 +66,22 @@ class Options:
     extras: tuple[str, ...] = ()
     """Requirements to add under the lock."""
     changes: tuple[PinChange, ...] = ()
-    """How the requirements differ from the run's distributions: what was replaced, and what was left out."""
+    """How the requirements differ from the run's distributions: replaced and left out."""
     dropped: tuple[str, ...] = ()
-    """Normalised names of distributions of the run that are left out by hand; the lock keeps them."""
+    """Normalised names of distributions of the run that `--drop` leaves out; the lock keeps them."""
     system: str | None = None
-    """The run's operating system (`platform.system()`); what is for another one than Linux alone is left out."""
+    """The run's operating system (`platform.system()`); what is only for another one than Linux is left out."""
     raise_glibc: bool = False
     """Whether the target's glibc may be raised to the lowest that serves all wheels."""
-    say: Callable[[str], object] = _say_nothing
-    counted: Counted = _say_nothing
+    say: Callable[[str], object] = lambda _: None
+    """Called with what is about to be fetched or built."""
+    counted: Counted = lambda *_: None
     """Progress in wheels read, while the lock is compared with the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedRun:
-    """The lock of a run, and everything that is to be said about it."""
+    """The lock of a run, and how it differs from the run."""
 
     lock: Lock
     proof: Proof
@@ -78,7 +90,7 @@ class LockedRun:
     added: tuple[str, ...] = ()
     """`fastapi==0.115.0`: what the extras added."""
     conflicts: tuple[Conflict, ...] = ()
-    """Declared requirements that the lock does not hold, as the run did not."""
+    """Declared requirements that the lock does not satisfy, as the run did not."""
     required: frozenset[str] = frozenset()
     """Normalised names of what distributions of the lock require."""
     built: tuple[tuple[str, str], ...] = ()
@@ -86,16 +98,16 @@ class LockedRun:
     warnings: tuple[str, ...] = ()
     """How the lock may differ from the run: dates that were moved, wheels that the record does not name."""
     remarks: tuple[str, ...] = ()
-    """Which wheels were taken because they are the run's own, or from elsewhere than the record says."""
+    """Which wheels were taken because they are the run's own, or from another place than in the record."""
     left_out: tuple[tuple[str, str], ...] = ()
-    """What of the run was left out by hand or is of no use on Linux, by name, and why."""
+    """Distributions of the run that were dropped or are of no use on Linux, by name, and why."""
 
     def notes(self) -> list[str]:
-        """All of it but the warnings in sentences, the comparison with the run first."""
+        """Everything but the warnings in sentences, the comparison with the run first."""
         yanked = (f"{name} was withdrawn from its index ({why or 'no reason given'})" for name, why in self.lock.yanked)
         built = (f"{name} was built here from {source}" for name, source in self.built)
         added = [f"added: {', '.join(self.added)}"] if self.added else []
-        conflicts = (conflict.told for conflict in self.conflicts)
+        conflicts = (conflict.note for conflict in self.conflicts)
         left = [f"{name} is left out: {why}" for name, why in self.left_out]
         return [self.proof.summary, *left, *map(str, self.changes), *added, *self.remarks, *yanked, *built, *conflicts]
 
@@ -107,17 +119,20 @@ def lock_run(
     options: Options,
     gaps: Gaps | None = None,
 ) -> LockedRun:
-    """Lock a run's requirements for `target`, the very files of its distributions where they can be had.
+    """Lock a run's requirements for `target`, and prefer the run's own files where an index still has them.
 
-    UnlockableError, a LockError, names everything that stands against it.
+    UnlockableError, a LockError, names everything that cannot be locked.
     """
     settings = options.settings or read_settings()
-    _check_places(settings)
+    if settings.offline and not settings.find_links:
+        what = "there is no place to look: --offline forbids indexes, and no folder is given"
+        todo = "give the folder that has the wheels: --find-links DIR (`envbuild lock --download DIR` makes one)"
+        raise LockError(what, where="--offline", todo=todo)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
         kept = kept_ones(parsed_requirements(requirements), distributions)
         direct = fetch_direct(kept, settings, options.cache, Path(name), options.say)
-        found = _locked(requirements, target, distributions, options, settings, gaps, direct)
-        run = _compared(found, distributions, options, direct)
+        first = _first_lock(requirements, target, distributions, options, settings, gaps, direct)
+        run = _compare(first, distributions, options, direct)
     completed = (gaps.before or "none") if gaps else None
     return replace(run, lock=replace(run.lock, exclude_newer=completed))
 
@@ -135,103 +150,70 @@ def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Opt
     return replace(locked, warnings=(*locked.warnings, *_doubts(locked, run, stack.distribution)))
 
 
-def _doubts(locked: LockedRun, run: TrainingManifest, framework: str) -> Iterator[str]:
-    """Name what the run need not have had, and what the framework requires and a record that was guessed lacks."""
-    if named := locked.proof.those("added"):
-        added = ", ".join(f"{it.name}=={it.version}" for it in named)
-        many = f"{len(named)} of {counted(len(locked.lock.wheels), 'wheel')}"
-        yield f"the record does not name {many}, and the run may have had other versions: {added}"
-    own = (it for it in locked.conflicts if it.requirer.partition(" ")[0] == framework and it.version is None)
-    lacking = ", ".join(it.name for it in own if it.of_run)
-    if lacking and run.source.format == "pip-freeze":
-        todo = "if it does not list everything that was installed, read it with --from requirements"
-        yield f"the record has {framework} without {lacking}, which it requires; {todo}"
-
-
-def _compared(
-    found: "_Found", distributions: Sequence[Distribution], options: Options, direct: Mapping[str, Direct | Fault]
-) -> LockedRun:
-    """Upgrade and extend a lock where that is wanted, and compare it with the run."""
-    locked, settings, target = found.lock, found.settings, found.lock.target
-    resolver = _resolver(options, settings)
-    changes: tuple[Change, ...] = ()
-    added: tuple[str, ...] = ()
-    folders = tuple(dict.fromkeys(str(it.path.parent) for it in direct.values() if isinstance(it, Direct)))
-    places = replace(settings, find_links=(*folders, *settings.find_links))
-    with asking((), target, places, options.cache) as question:
-        if options.upgrade:
-            locked, changes = _upgraded(locked, distributions, resolver, options, question, direct)
-        if options.extras:
-            locked, added = _extended(locked, options.extras, resolver, question)
-        proven = prove(locked, distributions, question, options.counted, _absent(options.changes, found.left_out))
-        facts = question.reader.all_facts(proven.lock.wheels)
-        swapped = (it for it in options.changes if it.before and it.after and "==" in it.before)
-        pins = {it.name: f"{it.before}".partition("==")[2] for it in swapped}
-        pins |= {wheel.name: wheel.version for wheel in proven.lock.wheels}
-        conflicts = find_conflicts(proven.lock.wheels, facts, target, pins)
-    dropped = tuple((name, _why_dropped(name, conflicts)) for name in options.dropped)
-    return LockedRun(
-        lock=replace(proven.lock, owners=_owners(proven.lock, distributions), dropped=options.dropped),
-        proof=proven.proof,
-        changes=changes,
-        added=added,
-        conflicts=tuple(_attributed(it, distributions) for it in conflicts),
-        required=find_required(proven.lock.wheels, facts, target),
-        built=tuple((source.name, str(source)) for source in found.built),
-        warnings=found.lock.remarks,
-        remarks=(
-            *proven.remarks,
-            *unhashed(proven.lock, direct),
-            *elsewhere(proven.lock, distributions, settings),
-        ),
-        left_out=(*dropped, *found.left_out),
-    )
-
-
-def _absent(changes: Iterable[PinChange], left_out: Iterable[tuple[str, str]]) -> dict[str, Absent]:
-    """Why a distribution of the run is not in its lock, by name."""
-    changed = {it.name: Absent(why=it.reason, successor=name_of(it.after or "")) for it in changes if it.before}
-    return changed | {name: Absent(why=why) for name, why in left_out}
-
-
-def _why_dropped(name: str, conflicts: Iterable[Conflict]) -> str:
-    """Name what stays and requires it."""
-    dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
-    return f"{REASON}; {f'still required by {dependants}' if dependants else 'nothing that stays requires it'}"
-
-
-def _check_places(settings: IndexSettings) -> None:
-    if settings.offline and not settings.find_links:
-        what = "there is nowhere to look: no index may be asked, and no folder is given"
-        todo = "give the folder that has the wheels: --find-links DIR (`envbuild lock --download DIR` makes one)"
-        raise LockError(what, where="--offline", todo=todo)
-
-
 def lock_extras(locked: Lock, extras: tuple[str, ...], options: Options) -> tuple[Lock, tuple[str, ...]]:
-    """Add requirements and what they need to a lock, which moves nothing in it; also what was added, as pins.
+    """Add requirements and what they need to a lock without moving anything in it; also the pins that were added.
 
     LockError names both sides where an extra and the lock exclude each other.
     """
     settings = options.settings or read_settings()
-    with asking((), locked.target, settings, options.cache) as question:
-        return _extended(locked, extras, _resolver(options, settings), question)
+    with open_question((), locked.target, settings, options.cache) as question:
+        return _extend(locked, extras, _resolver(options, settings), question)
+
+
+def lock_above(requirements: Sequence[str], below: Lock, options: Options) -> Lock:
+    """Lock what requirements add to an environment, with each of its own wheels as a constraint.
+
+    The result has the new wheels alone, and is for the same target. LockError names both sides where a requirement and
+    the environment exclude each other.
+    """
+    whole, _ = lock_extras(below, tuple(requirements), options)
+    names = {it.name for it in below.wheels}
+    wheels = tuple(it for it in whole.wheels if it.name not in names)
+    added = Lock(target=whole.target, wheels=wheels, yanked=tuple(it for it in whole.yanked if it[0] not in names))
+    # The new wheels may require what the run lacked although its own wheels require it too: an override hides that.
+    pins = {it.name: it.version for it in whole.wheels}
+    with open_question((), whole.target, options.settings, options.cache) as question:
+        declared = question.reader.all_facts(added.wheels)
+        conflicts = find_conflicts(added.wheels, declared, whole.target, pins)
+    missing = tuple(it.requirement for it in conflicts if it.version is None)
+    if not missing:
+        return added
+    with open_question(missing, whole.target, options.settings, options.cache) as question:
+        found = resolve_tree(question, Tree(constraints=constraints_of(whole, question)))
+    more = tuple(f"{name}=={version}" for name, version in found.items() if name not in pins)
+    return join_locks(added, lock_run(more, whole.target, (), replace(options, extras=(), upgrade=())).lock)
+
+
+def useless(requirements: Sequence[str], below: Lock, above: Lock, options: Options) -> Iterator[str]:
+    """Name the requirements locked above a lock that add nothing: another machine's, or unknown extras."""
+    locked = {it.name: it for it in (*below.wheels, *above.wheels)}
+    environment = marker_environment(below.target)
+    with open_question(tuple(requirements), below.target, options.settings, options.cache) as question:
+        for it in question.requirements:
+            if it.marker and not it.marker.evaluate(dict(environment)):
+                yield f"{it} adds nothing: its marker does not hold in this image"
+                continue
+            wheel = locked.get(canonicalize_name(it.name)) if it.extras else None
+            known = question.reader.extras(wheel) if wheel else None
+            if wheel and known is not None and (unknown := sorted(set(map(canonicalize_name, it.extras)) - known)):
+                yield f"{wheel.name} {wheel.version} has no extra {', '.join(unknown)}: {it} adds nothing for it"
 
 
 def confirm(run: LockedRun, cache: Path, true: Mapping[Digest, Collection[str]] | None = None) -> LockedRun:
-    """Hold what an index showed of wheels against the files that were fetched since; LockError where it lied.
+    """Compare what an index sent of wheels with the files that were fetched since; LockError where they differ.
 
-    What was called identical stays so only where every file of the wheel is what its RECORD says; `true` are those
-    that somebody has held against it already, by the wheel's sha256.
+    What was called identical stays so only where every file of the wheel is as in its RECORD; `true` are files that
+    were compared already, by the wheel's sha256.
     """
     with LateClient(IndexSettings(default=None)) as client:
         reader = FactReader(client, cache, true)
         false = reader.false_claims(run.lock.wheels)
-        proven = {it.name for it in run.proof.those("identical")}
-        wheels = [it for it in run.lock.wheels if it.name in proven]
+        identical = {it.name for it in run.proof.those("identical")}
+        wheels = [it for it in run.lock.wheels if it.name in identical]
         facts, untruths = reader.all_facts(wheels), reader.untruths(wheels)
     if false:
         what = f"the index showed other metadata than the files have: {', '.join(wheel.filename for wheel in false)}"
-        todo = "find out why before using these files; what was said about their identity does not hold"
+        todo = "find out why before using these files; the statements about their identity are not valid"
         raise LockError(what, where="range requests", todo=todo)
     doubts = {
         wheel.name: (known.doubt if known else "") or untruth
@@ -245,44 +227,23 @@ def refuse_changed(before: Lock, after: Lock, where: str) -> None:
     known = {wheel.filename: wheel.sha256 for wheel in before.wheels}
     changed = [it for it in after.wheels if known.get(it.filename, it.sha256) != it.sha256]
     if changed:
+        head = "files are not what they were when they were locked:"
         lines = [f"  {it.filename}: locked as {known[it.filename]}, the index now has {it.sha256}" for it in changed]
         todo = "find out why the index changed released files; remove the old lock only if that is right"
-        raise LockError(
-            "\n".join(["files are not what they were when they were locked:", *lines]), where=where, todo=todo
-        )
-
-
-def _owners(locked: Lock, distributions: Iterable[Distribution]) -> tuple[tuple[str, str], ...]:
-    """Whose file the run had where one locked distribution's was overwritten by another's."""
-    names = {wheel.name for wheel in locked.wheels}
-    pairs = (pair for it in distributions if canonicalize_name(it.name) in names for pair in it.overwritten)
-    found = {path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}
-    return tuple(sorted(found.items()))
-
-
-def _attributed(conflict: Conflict, distributions: Iterable[Distribution]) -> Conflict:
-    had = {str(canonicalize_name(it.name)): it.version for it in distributions}
-    version = had.get(conflict.name)
-    same = version is None if conflict.version is None else same_version(version, conflict.version)
-    return replace(conflict, of_run=same)
-
-
-def _resolver(options: Options, settings: IndexSettings) -> Resolver:
-    kind = UvResolver if options.resolver == "uv" else PipToolsResolver
-    return kind(settings=settings, cache=options.cache)
+        raise LockError("\n".join([head, *lines]), where=where, todo=todo)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """A lock, where its wheels were found in the end, and what it took."""
+class _FirstLock:
+    """A lock before upgrades and extras, the settings that it was made with, and what it took."""
 
     lock: Lock
     settings: IndexSettings
-    built: tuple[Source, ...] = ()
+    built: tuple[Commit | Sdist, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
 
 
-def _locked(
+def _first_lock(
     requirements: tuple[str, ...],
     target: Target,
     distributions: Sequence[Distribution],
@@ -290,13 +251,11 @@ def _locked(
     settings: IndexSettings,
     gaps: Gaps | None,
     direct: Mapping[str, Direct | Fault],
-) -> _Found:
-    """Lock; where that fails, raise the glibc, leave out what is for other systems, build what may be built, and
-    lock again.
-    """
+) -> _FirstLock:
+    """Lock; where that fails, raise the glibc, leave out what is for other systems, build wheels, and lock again."""
 
     def attempt(settings: IndexSettings, without: Collection[str] = ()) -> Lock:
-        with asking((), target, settings, options.cache) as question:
+        with open_question((), target, settings, options.cache) as question:
             return lock(
                 tuple(it for it in requirements if name_of(it) not in without),
                 target,
@@ -308,72 +267,143 @@ def _locked(
             )
 
     try:
-        return _Found(lock=attempt(settings), settings=settings)
+        return _FirstLock(lock=attempt(settings), settings=settings)
     except UnlockableError as error:
         if options.raise_glibc and error.glibc:
             higher = replace(target, glibc=error.glibc)
-            return _locked(requirements, higher, distributions, options, settings, gaps, direct)
-        left_out = _left_out(error.faults, options, settings)
+            return _first_lock(requirements, higher, distributions, options, settings, gaps, direct)
+        left_out: dict[str, str] = {}
+        if options.system not in {None, "Linux"}:
+            with make_client(settings) as client:
+                left_out = {it.name: why_foreign(it, f"{options.system}", client) for it in error.faults}
+        left_out = {name: why for name, why in left_out.items() if why}
         faults = [it for it in error.faults if it.name not in left_out]
         sources = _sources(faults, distributions, settings) if options.build or not faults else None
         if sources is None:
             raise UnlockableError(faults, target, where=error.where) from error
     outcomes = [build_wheel(source, target, settings, options.cache, options.say) for source in sources]
-    failed = [it for it in outcomes if isinstance(it, Fault)]
-    if failed:
+    if failed := [it for it in outcomes if isinstance(it, Fault)]:
         raise UnlockableError(failed, target)
     folders = [str(it.parent) for it in outcomes if isinstance(it, Path)]
     settings = replace(settings, find_links=(*folders, *settings.find_links))
     left = tuple(left_out.items())
-    return _Found(lock=attempt(settings, left_out), settings=settings, built=sources, left_out=left)
-
-
-def _left_out(faults: Iterable[Fault], options: Options, settings: IndexSettings) -> dict[str, str]:
-    """What a run on another system had that is for that system alone, by name, and why."""
-    system = options.system
-    if system in {None, "Linux"}:
-        return {}
-    with make_client(settings) as client:
-        found = {fault.name: why_left_out(fault, f"{system}", client) for fault in faults}
-    return {name: why for name, why in found.items() if why}
+    return _FirstLock(lock=attempt(settings, left_out), settings=settings, built=sources, left_out=left)
 
 
 def _sources(
     faults: Iterable[Fault], distributions: Iterable[Distribution], settings: IndexSettings
-) -> tuple[Source, ...] | None:
-    """What each fault can be mended from; None when one cannot."""
+) -> tuple[Commit | Sdist, ...] | None:
+    """What a wheel of each fault can be built from; None when there is nothing for one of them."""
     commits = {commit.name: commit for it in distributions if (commit := commit_of(it)) is not None}
+    sources: list[Commit | Sdist] = []
     with make_client(settings) as client:
-        found = [commits.get(fault.name) or _sdist(fault, lambda url: size_of(client, url)) for fault in faults]
-    sources = tuple(source for source in found if source is not None)
-    return sources if len(sources) == len(found) else None
+        for fault in faults:
+            if commit := commits.get(fault.name):
+                sources.append(commit)
+            elif fault.sdist is not None and fault.sdist.sha256 is not None:
+                sources.append(Sdist(file=locked_wheel(fault.sdist, size_of(client, fault.sdist.url))))
+            else:
+                return None
+    return tuple(sources)
 
 
-def _sdist(fault: Fault, size: Callable[[str], int]) -> Sdist | None:
-    file = fault.sdist
-    return Sdist(file=locked_wheel(file, size(file.url))) if file is not None and file.sha256 is not None else None
+def _resolver(options: Options, settings: IndexSettings) -> Resolver:
+    kind = UvResolver if options.resolver == "uv" else PipToolsResolver
+    return kind(settings=settings, cache=options.cache)
 
 
-def _upgraded(
-    locked: Lock,
-    distributions: Sequence[Distribution],
-    resolver: Resolver,
-    options: Options,
-    question: Question,
-    direct: Mapping[str, Direct | Fault],
-) -> tuple[Lock, tuple[Change, ...]]:
-    pins = upgraded_pins(locked, options.upgrade, options.fixed, question)
-    after = lock(pins, locked.target, resolver, distributions, direct=direct)
-    return after, explain_changes(locked, after, options.upgrade, question)
-
-
-def _extended(
+def _extend(
     locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question
 ) -> tuple[Lock, tuple[str, ...]]:
     pins = extra_pins(locked, extras, resolver, question)
     if not pins:
         return locked, ()
-    more = resolver.resolve(pins, locked.target)
-    wheels = sorted((*locked.wheels, *more.wheels), key=lambda wheel: wheel.name)
-    yanked = tuple(sorted((*locked.yanked, *more.yanked)))
-    return replace(locked, wheels=tuple(wheels), yanked=yanked), pins
+    joined = join_locks(locked, resolver.resolve(pins, locked.target))
+    return replace(locked, wheels=joined.wheels, yanked=joined.yanked), pins
+
+
+def _compare(
+    first: _FirstLock, distributions: Sequence[Distribution], options: Options, direct: Mapping[str, Direct | Fault]
+) -> LockedRun:
+    """Upgrade and extend a lock where the options say so, and compare it with the run."""
+    locked, settings, target = first.lock, first.settings, first.lock.target
+    resolver = _resolver(options, settings)
+    changes: tuple[Change, ...] = ()
+    added: tuple[str, ...] = ()
+    folders = tuple(dict.fromkeys(str(it.path.parent) for it in direct.values() if isinstance(it, Direct)))
+    places = replace(settings, find_links=(*folders, *settings.find_links))
+    with open_question((), target, places, options.cache) as question:
+        if options.upgrade:
+            pins = upgraded_pins(locked, options.upgrade, options.fixed, question)
+            after = lock(pins, locked.target, resolver, distributions, direct=direct)
+            locked, changes = after, explain_changes(locked, after, options.upgrade, question)
+        if options.extras:
+            locked, added = _extend(locked, options.extras, resolver, question)
+        absent = {
+            it.name: Absent(why=it.reason, successor=name_of(it.after or "")) for it in options.changes if it.before
+        }
+        absent |= {name: Absent(why=why) for name, why in first.left_out}
+        proven = prove(locked, distributions, question, options.counted, absent)
+        facts = question.reader.all_facts(proven.lock.wheels)
+    conflicts = _conflicts(proven.lock, facts, distributions, options.changes)
+    return LockedRun(
+        lock=replace(proven.lock, owners=_owners(proven.lock, distributions), dropped=options.dropped),
+        proof=proven.proof,
+        changes=changes,
+        added=added,
+        conflicts=conflicts,
+        required=find_required(proven.lock.wheels, facts, target),
+        built=tuple((source.name, str(source)) for source in first.built),
+        warnings=first.lock.remarks,
+        remarks=(
+            *proven.remarks,
+            *note_unhashed(proven.lock, direct),
+            *note_other_places(proven.lock, distributions, settings),
+        ),
+        left_out=(*((name, _why_dropped(name, conflicts)) for name in options.dropped), *first.left_out),
+    )
+
+
+def _conflicts(
+    locked: Lock,
+    facts: Sequence[WheelFacts | None],
+    distributions: Iterable[Distribution],
+    changes: Iterable[PinChange],
+) -> tuple[Conflict, ...]:
+    """The lock's conflicts, each with whether the run had it too; what was replaced counts with its old version."""
+    swapped = (it for it in changes if it.before and it.after and "==" in it.before)
+    pins = {it.name: f"{it.before}".partition("==")[2] for it in swapped}
+    pins |= {wheel.name: wheel.version for wheel in locked.wheels}
+    had = {str(canonicalize_name(it.name)): it.version for it in distributions}
+    conflicts = []
+    for it in find_conflicts(locked.wheels, facts, locked.target, pins):
+        version = had.get(it.name)
+        of_run = version is None if it.version is None else same_version(version, it.version)
+        conflicts.append(replace(it, of_run=of_run))
+    return tuple(conflicts)
+
+
+def _why_dropped(name: str, conflicts: Iterable[Conflict]) -> str:
+    """Why `--drop` left a distribution out, and what still requires it."""
+    dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
+    return f"{REASON}; {f'still required by {dependants}' if dependants else 'nothing that stays requires it'}"
+
+
+def _owners(locked: Lock, distributions: Iterable[Distribution]) -> tuple[tuple[str, str], ...]:
+    """For paths of several locked distributions, the name of the one whose file the run had."""
+    names = {wheel.name for wheel in locked.wheels}
+    pairs = (pair for it in distributions if canonicalize_name(it.name) in names for pair in it.overwritten)
+    return tuple(sorted({path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}.items()))
+
+
+def _doubts(locked: LockedRun, run: TrainingManifest, framework: str) -> Iterator[str]:
+    """Warn of wheels that the record does not name, and of what the framework requires and a guessed record lacks."""
+    if named := locked.proof.those("added"):
+        added = ", ".join(f"{it.name}=={it.version}" for it in named)
+        many = f"{len(named)} of {counted(len(locked.lock.wheels), 'wheel')}"
+        yield f"the record does not name {many}, and the run may have had other versions: {added}"
+    own = (it for it in locked.conflicts if it.requirer.partition(" ")[0] == framework and it.version is None)
+    lacking = ", ".join(it.name for it in own if it.of_run)
+    if lacking and run.source.format == "pip-freeze":
+        todo = "if it does not list everything that was installed, read it with --from requirements"
+        yield f"the record has {framework} without {lacking}, which it requires; {todo}"

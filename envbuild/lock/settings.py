@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.request import url2pathname
 
 import platformdirs
 
@@ -28,6 +29,7 @@ _NOT_FOR_US = frozenset({
     "UV_WORKING_DIR",
 })  # fmt: skip
 
+_TRUE = frozenset({"1", "true", "yes", "on"})
 _QUERY = re.compile(r"(://[^\s?`\"<>]*)\?[^\s`\"<>]*?(?=[)\]}'.,:;]*(?:[\s`\"<>]|$))")
 """The query of an address in a text, without the marks of the sentence that it stands in."""
 
@@ -46,13 +48,13 @@ class IndexSettings:
     certificates: str | None = None
     """pip's own CA bundle."""
     ca_bundle: str | None = None
-    """A CA bundle that was asked for, which counts before all others."""
+    """The CA bundle of `--ca-bundle`, which replaces all others."""
     trusted_hosts: tuple[str, ...] = ()
-    """Hosts that pip was told to believe without a certificate."""
+    """pip's trusted-host: hosts whose certificates are not checked."""
     keyring: bool = False
-    """True when pip or uv was told to ask the program `keyring` for passwords."""
+    """True when pip or uv is set to ask the program `keyring` for passwords."""
     offline: bool = False
-    """True when nothing but folders of this machine may be asked."""
+    """True when only folders of this machine may be used."""
 
     @property
     def indexes(self) -> tuple[str, ...]:
@@ -66,28 +68,34 @@ class IndexSettings:
 
 
 def bare_url(url: str) -> str:
-    """The address without user name, password, query and fragment: queries carry tokens and signatures."""
+    """The address without user name, password, query and fragment: queries hold tokens and signatures."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def asked_url(url: str, project: str = "") -> str:
-    """The address of an index's page, of the project if one is named, without what is sent by other means.
+def local_path(url: str) -> Path | None:
+    """The path that a `file://` address names; None for any other address."""
+    parts = urlsplit(url)
+    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
 
-    The query stays behind the path, as uv has it: `?token=...` is how some indexes know their users.
+
+def asked_url(url: str, project: str = "") -> str:
+    """The address of an index's page, of the project if one is named, without user name and password.
+
+    The query follows the path, as with uv: some indexes identify users by `?token=...`.
     """
     parts = urlsplit(url)
     path = f"{parts.path.rstrip('/')}/{project}/" if project else parts.path
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], path, parts.query, ""))
 
 
-def without_credentials(said: str) -> str:
-    """What a program said, with what stands before an @ in its addresses and their queries cut out, valid or not."""
-    return _QUERY.sub(r"\1", re.sub(r"(?<=://)[^/\n]*@", "", said))
+def without_credentials(output: str) -> str:
+    """A program's output without logins and queries in its addresses, valid or not."""
+    return _QUERY.sub(r"\1", re.sub(r"(?<=://)[^/\n]*@", "", output))
 
 
 def uv_program() -> str:
-    """Find the uv binary: the installed package's, else the one on PATH; MissingComponentError when there is none."""
+    """Find the uv binary: that of the installed package, else that on PATH; MissingComponentError."""
     try:
         from uv import find_uv_bin  # noqa: PLC0415 - the package may be absent where the binary is not
 
@@ -103,7 +111,7 @@ def read_settings(find_links: Sequence[Path] = (), *, offline: bool = False) -> 
     """Read the settings of uv and of pip, each from the environment and its configuration files.
 
     pip's indexes count when uv has none of its own; pip's `find-links` count always. The folders in `find_links` come
-    before those; LockError when one is not there. Of all places, `offline` leaves only the folders of this machine.
+    before those; LockError when one does not exist. `offline` leaves only the folders of this machine.
     """
     folders = tuple(_folder(path) for path in find_links)
     settings = _read_settings()
@@ -119,21 +127,25 @@ def folders_only(settings: IndexSettings) -> IndexSettings:
 
 
 def _read_settings() -> IndexSettings:
-    # Outside of the threads: where uv lies is asked of sysconfig, whose first answer two threads spoil (Python 3.11).
+    # Not in the threads: uv_program uses sysconfig, which two threads cannot initialise at once (Python 3.11).
     ask = partial(_uv_settings, uv_program())
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    bare |= _cache_place() | {"UV_NO_CONFIG": "1"}
     with ThreadPoolExecutor(2) as pool:
-        own, builtin = pool.map(ask, (uv_environment(), _without_settings()))
+        own, builtin = pool.map(ask, (uv_environment(), bare))
     pip = _pip_settings()
     ours = own.default != builtin.default or bool(own.extra)
     from_pip = not ours and any(key in pip for key in ("index-url", "extra-index-url", "no-index"))
     indexes = own
     if from_pip:
-        default = None if _true(pip.get("no-index", "")) else pip.get("index-url", own.default)
+        default = None if pip.get("no-index", "").lower() in _TRUE else pip.get("index-url", own.default)
         indexes = IndexSettings(default=default, extra=tuple(pip.get("extra-index-url", "").split()))
+    # pip ignores folders that do not exist, uv would stop.
+    links = [_absolute(place) for place in (*own.find_links, *pip.get("find-links", "").split())]
     return IndexSettings(
         default=_with_password(indexes.default) if indexes.default else None,
         extra=tuple(map(_with_password, indexes.extra)) if indexes.default else (),
-        find_links=_existing((*own.find_links, *pip.get("find-links", "").split())),
+        find_links=tuple(dict.fromkeys(it for it in links if "://" in it or Path(it).exists())),
         from_pip=from_pip,
         certificates=pip.get("cert"),
         trusted_hosts=tuple(pip.get("trusted-host", "").split()),
@@ -142,7 +154,7 @@ def _read_settings() -> IndexSettings:
 
 
 def uv_environment(settings: IndexSettings | None = None) -> dict[str, str]:
-    """The environment to run uv in: without what would change the result, with pip's settings where they count."""
+    """The environment for uv: without variables that would change the result, with pip's settings where they count."""
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_US}
     environment |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
     environment |= _cache_place()
@@ -150,23 +162,20 @@ def uv_environment(settings: IndexSettings | None = None) -> dict[str, str]:
     if settings is not None:
         links = list(settings.find_links)
         environment |= _certificates(settings)
-    if settings is not None and settings.offline:
-        environment["UV_NO_CONFIG"] = "1"  # its find-links would be asked too
-    if settings is not None and settings.from_pip:
-        # pip takes the best version of all indexes, and the run's environment was most likely installed that way.
-        environment.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
-        environment["UV_DEFAULT_INDEX"] = settings.default or ""
-        environment["UV_INDEX"] = " ".join(settings.extra)
-    if settings is not None and settings.keyring:
-        environment["UV_KEYRING_PROVIDER"] = "subprocess"
-    if settings is not None and settings.trusted_hosts:
-        environment.setdefault("UV_INSECURE_HOST", " ".join(settings.trusted_hosts))
+        environment |= {"UV_NO_CONFIG": "1"} if settings.offline else {}  # its find-links would be read too
+        environment |= {"UV_KEYRING_PROVIDER": "subprocess"} if settings.keyring else {}
+        if settings.from_pip:
+            # pip takes the best version of all indexes, and the run's environment was most likely installed that way.
+            environment.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
+            environment |= {"UV_DEFAULT_INDEX": settings.default or "", "UV_INDEX": " ".join(settings.extra)}
+        if settings.trusted_hosts:
+            environment.setdefault("UV_INSECURE_HOST", " ".join(settings.trusted_hosts))
     environment["UV_FIND_LINKS"] = ",".join(links)
     return {name: value for name, value in environment.items() if value}
 
 
 def _cache_place() -> dict[str, str]:
-    """Where uv keeps things, if not where it does by default: users of containers often have no home."""
+    """UV_CACHE_DIR, where uv cannot write its default cache: users of containers often have no home."""
     if chosen := os.environ.get("UV_CACHE_DIR"):
         return {"UV_CACHE_DIR": chosen}
     place = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME") or "/nonexistent", ".cache"), "uv")
@@ -175,19 +184,19 @@ def _cache_place() -> dict[str, str]:
     if os.access(place, os.W_OK):
         return {}
     ours = cache_folder() / "uv"
-    ours.mkdir(parents=True, exist_ok=True)  # where it cannot be made, the error names it, and uv's would not
+    ours.mkdir(parents=True, exist_ok=True)  # the error names the folder, and uv's would not
     return {"UV_CACHE_DIR": str(ours)}
 
 
 def pip_environment(settings: IndexSettings) -> dict[str, str]:
-    """The environment to run pip in, with uv's settings where those count."""
+    """The environment for pip, with uv's settings where those count."""
     environment = dict(os.environ)
     if not settings.from_pip:
         environment |= {"PIP_INDEX_URL": settings.default or "", "PIP_EXTRA_INDEX_URL": " ".join(settings.extra)}
         environment |= {"PIP_NO_INDEX": "" if settings.default else "1"}
     environment["PIP_FIND_LINKS"] = " ".join(settings.find_links)
     if settings.ca_bundle:
-        # pip's own setting loses against that of its library requests.
+        # REQUESTS_CA_BUNDLE overrides PIP_CERT.
         environment |= dict.fromkeys(("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"), settings.ca_bundle)
         environment["SSL_CERT_DIR"] = ""
     environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "NO_COLOR": "1"}
@@ -195,7 +204,7 @@ def pip_environment(settings: IndexSettings) -> dict[str, str]:
 
 
 def _certificates(settings: IndexSettings) -> dict[str, str]:
-    """What makes uv believe the certificates that pip believes: pip's bundle, else the system's."""
+    """Variables that make uv trust the certificates that pip trusts: pip's bundle, else the system's."""
     if settings.ca_bundle:
         others = dict.fromkeys(("SSL_CERT_DIR", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS"), "")
         return others | {"SSL_CERT_FILE": settings.ca_bundle}
@@ -206,14 +215,8 @@ def _certificates(settings: IndexSettings) -> dict[str, str]:
     return {"UV_SYSTEM_CERTS": "true"} if ssl.get_default_verify_paths().cafile else {}
 
 
-def _without_settings() -> dict[str, str]:
-    """An environment in which uv has no settings at all."""
-    rest = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
-    return rest | _cache_place() | {"UV_NO_CONFIG": "1"}
-
-
 def _uv_settings(uv: str, environment: Mapping[str, str]) -> IndexSettings:
-    """Ask uv for its settings by compiling nothing: it prints them as options of a requirements file."""
+    """Read uv's settings by compiling nothing: uv prints them as options of a requirements file."""
     command = [uv, "pip", "compile", "-", "--no-header", "--emit-index-url", "--emit-find-links"]
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
         done = subprocess.run(
@@ -235,7 +238,7 @@ def _uv_settings(uv: str, environment: Mapping[str, str]) -> IndexSettings:
 
 
 def _with_password(url: str) -> str:
-    """Add user and password that the environment has for an index of uv by its name (UV_INDEX_NAME_USERNAME)."""
+    """Add an index's user and password from the environment (UV_INDEX_NAME_USERNAME)."""
     entries = f"{os.environ.get('UV_INDEX', '')} {os.environ.get('UV_DEFAULT_INDEX', '')}".split()
     for name, _, place in (entry.partition("=") for entry in entries):
         key = f"UV_INDEX_{re.sub('[^A-Za-z0-9]', '_', name).upper()}"
@@ -247,9 +250,9 @@ def _with_password(url: str) -> str:
 
 
 def _pip_settings() -> dict[str, str]:
-    """What pip is set to, by name: the environment is stronger than `[install]`, and that than `[global]`.
+    """Pip's settings, by name: the environment overrides `[install]`, and that `[global]`.
 
-    Read as pip does (its documentation, "Configuration"), which takes 0.3 s to start.
+    Read here as in pip's documentation ("Configuration"), because pip takes 0.3 s to start.
     """
     found: dict[str, dict[str, str]] = {"global": {}, "install": {}}
     for path in _pip_files():
@@ -265,7 +268,7 @@ def _pip_settings() -> dict[str, str]:
 
 
 def _pip_files() -> list[Path]:
-    """Where pip looks for its settings, the strongest last."""
+    """Pip's configuration files, the strongest last."""
     chosen = os.environ.get("PIP_CONFIG_FILE")
     if chosen == os.devnull:
         return []
@@ -286,18 +289,12 @@ def _pip_name(name: str) -> str:
     return name.lower().replace("_", "-").removeprefix("--")
 
 
-def _existing(places: tuple[str, ...]) -> tuple[str, ...]:
-    """The places without folders that are not there; pip ignores them, uv would stop."""
-    absolute = [_absolute(place) for place in places]
-    return tuple(dict.fromkeys(place for place in absolute if "://" in place or Path(place).exists()))
-
-
 def _folder(path: Path) -> str:
     if not path.is_dir():
         todo = "give the folder that holds the wheels, such as `envbuild lock --download DIR` makes"
-        # Somebody may give a page's address, of whose slashes a path keeps one.
+        # An address of a page may be given by mistake; a path keeps one of its slashes.
         shown = without_credentials(re.sub(r"^([A-Za-z][\w+.-]*):/+(?:.*@)?", r"\1://", str(path)))
-        raise LockError("the folder of wheels is not there", where=f"--find-links {shown}", todo=todo)
+        raise LockError("the folder of wheels does not exist", where=f"--find-links {shown}", todo=todo)
     return str(path.absolute())
 
 
@@ -306,7 +303,3 @@ def _absolute(place: str) -> str:
     if place.startswith("file://"):
         place = place.removeprefix("file://")
     return place if "://" in place else str(Path(place).expanduser().absolute())
-
-
-def _true(value: str) -> bool:
-    return value.lower() in {"1", "true", "yes", "on"}

@@ -37,7 +37,7 @@ _FOREIGN = {"rpm": "RPM", "apk": "Alpine"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RunPackage:
     """A package that the run had libraries loaded from."""
 
     name: str
@@ -52,7 +52,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class BaseContents:
     """What a base has."""
 
     installed: Mapping[str, str]
@@ -65,7 +65,7 @@ class Held:
 class Missing:
     """What a base lacks of a run's system libraries."""
 
-    packages: tuple[Wanted, ...] = ()
+    packages: tuple[RunPackage, ...] = ()
     """Sorted by name."""
     warnings: tuple[str, ...] = ()
     """What it lacks, and no package of Debian's kind is known for."""
@@ -83,7 +83,7 @@ class Chosen:
     """Where it is not what the run had."""
 
 
-def find_missing(native: Native | None, held: Held) -> Missing:
+def find_missing(native: Native | None, held: BaseContents) -> Missing:
     """Compare the libraries that the run had loaded with what the base has."""
     wanted = wanted_packages(native)
     lacking = [it for it in wanted if _held(it.name, held) is None]
@@ -99,7 +99,7 @@ def find_missing(native: Native | None, held: Held) -> Missing:
     return Missing(packages=tuple(lacking), warnings=tuple(_unknown(native, held)), notes=tuple(note))
 
 
-def wanted_packages(native: Native | None) -> tuple[Wanted, ...]:
+def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
     """The Debian packages that libraries were loaded from, but those that are no matter of the image's; by name."""
     found: dict[tuple[str, str], list[str]] = {}
     for it in native.libraries if native else ():
@@ -108,12 +108,12 @@ def wanted_packages(native: Native | None) -> tuple[Wanted, ...]:
         if it.owner.kind == "debian" and _well_formed(name, version) and not foreign:
             found.setdefault((name, version), []).append(it.name)
     return tuple(
-        Wanted(name=name, version=version, libraries=tuple(sorted(set(files))))
+        RunPackage(name=name, version=version, libraries=tuple(sorted(set(files))))
         for (name, version), files in sorted(found.items())
     )
 
 
-def choose(wanted: Sequence[Wanted], available: Mapping[str, Sequence[str]], run: str, base: str) -> Chosen:
+def choose(wanted: Sequence[RunPackage], available: Mapping[str, Sequence[str]], run: str, base: str) -> Chosen:
     """Take the run's version of each package where there is it, else what apt would take, with a warning.
 
     `available` has the versions of each name, apt's choice first; `run` and `base` name their distributions.
@@ -158,11 +158,11 @@ def _well_formed(name: str, version: str) -> bool:
     return bool(re.fullmatch(_NAME, name) and re.fullmatch(_VERSION, version))
 
 
-def _held(name: str, held: Held) -> str | None:
+def _held(name: str, held: BaseContents) -> str | None:
     return next((held.installed[it] for it in spellings(name) if it in held.installed), None)
 
 
-def _unknown(native: Native | None, held: Held) -> Iterator[str]:
+def _unknown(native: Native | None, held: BaseContents) -> Iterator[str]:
     """Libraries of other distributions' packages that the base lacks by any name."""
     stems = {_stem(name) for name in held.libraries}
     lacking: dict[str, list[Library]] = {}

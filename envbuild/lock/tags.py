@@ -20,7 +20,7 @@ _LOWEST = {"x86_64": 5, "aarch64": 17}
 """The first glibc 2.N that wheels of a machine were made for."""
 
 _GLIBC = re.compile(r"2\.([0-9]{1,3})")
-"""Each N has tags of its own, so what has no bound would fill the memory."""
+"""Each N has its own tags, so an N without a bound would fill the memory."""
 _OLDEST = "2.17"
 """That of manylinux2014, the oldest that uv locks for."""
 
@@ -30,7 +30,7 @@ Named = TypeVar("Named")
 
 
 def stack_target(stack: Stack, base_glibc: str | None, glibc: str | None = None) -> Target:
-    """What to lock for when no base is given: the run's Python, and `glibc`, else that of the default base.
+    """The target when no base is given: the run's Python, and `glibc`, else that of the default base.
 
     Where neither is known, or the framework needs more, the lowest glibc that the framework's wheel accepts.
     """
@@ -48,7 +48,7 @@ def glibc_minor(target: Target) -> int:
     """The N of glibc 2.N; UsageError for anything else."""
     found = _GLIBC.fullmatch(target.glibc)
     if found is None:
-        raise UsageError(f"glibc {target.glibc!r} is no glibc version", todo="give it as 2.N, such as 2.36")
+        raise UsageError(f"glibc {target.glibc!r} is not a glibc version", todo="give it as 2.N, such as 2.36")
     return int(found[1])
 
 
@@ -64,7 +64,7 @@ def ranked_tags(target: Target) -> Rank:
 
 
 def parsed_wheel(filename: str) -> Parsed | None:
-    """The name, version, build and tags in a wheel's file name; None when it is no wheel's."""
+    """The name, version, build and tags in a wheel's file name; None for any other file."""
     try:
         return parse_wheel_filename(filename)
     except (InvalidWheelFilename, InvalidVersion):
@@ -80,7 +80,7 @@ def same_version(text: str | None, other: str) -> bool:
 
 
 def best_wheel(candidates: Iterable[tuple[str, Named]], target: Target) -> Named | None:
-    """Of (file name, anything) the one that an installer on the target takes: best tag, highest build, first name."""
+    """The value whose file name an installer on the target takes: best tag, then highest build, then first name."""
     rank = ranked_tags(target)
     fitting: list[tuple[tuple[int, tuple[int, int, str], str], Named]] = []
     for filename, value in candidates:

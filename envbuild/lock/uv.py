@@ -1,24 +1,33 @@
-"""Locking with uv: for any Python and platform, whatever this process runs on."""
+"""Locking with uv: for any Python and platform, independent of this machine."""
 
 import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.pylock import Package, PackageWheel, Pylock, PylockValidationError
+from packaging.pylock import Package, Pylock, PylockValidationError
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError, UsageError
-from envbuild.lock.filling import Limits, Relaxed, UnsolvedError, fill
 from envbuild.lock.formats import toml_string
 from envbuild.lock.index import IndexFile, index_file
 from envbuild.lock.model import Lock, Target
-from envbuild.lock.resolving import Question, asking, complete, failure, run_resolver
+from envbuild.lock.resolution import (
+    Limits,
+    Question,
+    Relaxed,
+    UnsolvedError,
+    complete,
+    failure,
+    fill,
+    open_question,
+    run_resolver,
+)
 from envbuild.lock.settings import IndexSettings, uv_environment, uv_program
 from envbuild.lock.tags import best_wheel, glibc_minor, ranked_tags
 from envbuild.manifest.requirement import exact_version
@@ -28,12 +37,12 @@ _LEVELS = (17, 28, *range(31, 41))
 """The N of the manylinux_2_N that uv has for both machines, from 0.10 to 0.13.8."""
 _UNSOLVED = 1
 """The exit code of uv where the index answered and nothing fits; another one means that something else failed."""
-
 _UNDATED = "is missing an upload date"
-"""What uv says of a file when it was asked for a date and the index does not say the file's."""
-
+"""uv's message for a file without upload date, when a date was given."""
+_YANKED = re.compile(r'^warning: `([A-Za-z0-9._-]+)==\S+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
+"""uv's warning of a withdrawn release, with its reason."""
 _Offer = tuple[IndexFile, int | None]
-"""A wheel and its size in bytes, where the index says it."""
+"""A wheel and its size in bytes, where the index gives it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +50,7 @@ class UvResolver:
     """Resolves with `uv pip compile`."""
 
     settings: IndexSettings | None = None
-    """Where to look; None for what pip and uv are set to."""
+    """Where to look; None for pip's and uv's own settings."""
     cache: Path | None = None
     """Where facts of wheels are kept."""
 
@@ -50,20 +59,26 @@ class UvResolver:
     ) -> Lock:
         """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once.
 
-        `local` looks only in folders of this machine, and in no index.
+        `local` looks only in folders of this machine.
         """
         platforms = uv_platforms(target)
-        with asking(requirements, target, self.settings, self.cache, gaps, local=local) as question:
+        with open_question(requirements, target, self.settings, self.cache, gaps, local=local) as question:
             filled = fill(
                 question,
                 lambda limits: _compile(question, platforms, limits),
                 lambda: self.resolve(requirements, target, local=local),
             )
             done = filled.found
-            # What was asked for as a file is an archive there.
-            offers = [_chosen(it, target) for it in _packages(done.stdout) if it.archive is None]
+            try:
+                packages = Pylock.from_dict(tomllib.loads(done.stdout)).packages
+            except (tomllib.TOMLDecodeError, PylockValidationError) as error:
+                todo = "install the uv that envbuild requires: python -m pip install --upgrade uv"
+                raise LockError(f"uv wrote a lock that is not valid: {error}", todo=todo) from error
+            # A requirement that is a file is an archive there.
+            offers = [_chosen(it, target) for it in packages if it.archive is None]
             files, sizes = [file for file, _ in offers], [size for _, size in offers]
-            return replace(complete(question, files, sizes, _yanked(done.stderr)), remarks=filled.remarks)
+            yanked: dict[str, str] = {canonicalize_name(it[1]): it[2] or "" for it in _YANKED.finditer(done.stderr)}
+            return replace(complete(question, files, sizes, yanked), remarks=filled.remarks)
 
 
 def uv_platforms(target: Target) -> tuple[str, ...]:
@@ -82,19 +97,19 @@ def uv_platforms(target: Target) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """How to find what requirements bring with them."""
+    """How to find the dependencies of requirements."""
 
     constraints: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    """What counts instead of what distributions declare."""
+    """Requirements that replace those that distributions declare."""
     preferred: tuple[str, ...] = ()
-    """`name==version`: what stays as it is unless something else needs it to move."""
+    """`name==version`: pins that stay unless something else needs them to move."""
     upgraded: tuple[str, ...] = ()
     """Names whose preferred version does not count."""
 
 
 def resolve_tree(question: Question, tree: Tree) -> dict[str, str]:
-    """The version of each distribution that the requirements need, by normalised name; LockError in uv's words."""
+    """The version of each distribution that the requirements need, by normalised name; LockError with uv's message."""
     pins = "".join(f"{it}\n" for it in tree.preferred)
     files = {"constraints.txt": tree.constraints, "overrides.txt": tree.overrides}
     options = ["--constraint", "constraints.txt", "--override", "overrides.txt", "--no-annotate", "-o", "pins.txt"]
@@ -113,7 +128,7 @@ def _compile(question: Question, platforms: Sequence[str], limits: Limits) -> su
     options = ["--format", "pylock.toml", *options]
     done = first = _run(question, platforms[0], options, files)
     if done.returncode == _UNSOLVED and platforms[1:]:
-        # What uv takes for a later glibc is held to the target's afterwards.
+        # The wheels that uv chose for a later glibc are checked against the target's afterwards.
         done = _run(question, platforms[1], options, files)
     if not done.returncode:
         return done
@@ -125,7 +140,7 @@ def _compile(question: Question, platforms: Sequence[str], limits: Limits) -> su
 def _run(
     question: Question, platform: str, options: Sequence[str], files: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run uv in a folder of these files alone, so that no project's settings are found."""
+    """Run uv in a folder with these files alone, so that it finds no project's settings."""
     target = ["--python", sys.executable, "--python-version", question.target.python, "--python-platform", platform]
     common = ["--no-header", "--only-binary", ":all:", *target, *([] if question.settings.default else ["--no-index"])]
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
@@ -151,7 +166,8 @@ def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, s
     options = [word for option, text in lists.items() if text for word in (f"--{option}", f"{option}.txt")]
     for it, after in replaced:
         # A project that only requires its stand-in: what requires the replaced distribution has to fit its version.
-        files[f"{it.name}/pyproject.toml"] = _project_table(it, after)
+        lines = ["[project]", f"name = {toml_string(it.name)}", f"version = {toml_string(f'{exact_version(it)}')}"]
+        files[f"{it.name}/pyproject.toml"] = "\n".join([*lines, f"dependencies = [{toml_string(after)}]", ""])
         files[f"{it.name}.txt"] = f"./{it.name}\n"
         options += [f"{it.name}.txt", "--no-emit-package", it.name]
     if limits.before:
@@ -160,18 +176,13 @@ def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, s
         options += [option for name in pinned for option in ("--exclude-newer-package", f"{name}=false")]
     if limits.relaxed:
         files["uv.toml"] = "".join(map(_metadata_table, limits.relaxed))
-        # Where uv is told to look for no settings, as without a network, it has to be told of these.
+        # With UV_NO_CONFIG, as for --offline, uv reads only a file that is named.
         options += ["--config-file", "uv.toml"] if "UV_NO_CONFIG" in uv_environment(question.settings) else []
     return options, files
 
 
-def _project_table(it: Requirement, requires: str) -> str:
-    lines = ["[project]", f"name = {toml_string(it.name)}", f"version = {toml_string(f'{exact_version(it)}')}"]
-    return "\n".join([*lines, f"dependencies = [{toml_string(requires)}]", ""])
-
-
 def _metadata_table(it: Relaxed) -> str:
-    """What uv takes for the metadata of a distribution instead of its wheel's."""
+    """Metadata of a distribution that uv uses instead of its wheel's."""
     lines = [
         "[[dependency-metadata]]",
         f"name = {toml_string(it.name)}",
@@ -182,30 +193,14 @@ def _metadata_table(it: Relaxed) -> str:
     return "\n".join([*lines, ""])
 
 
-def _yanked(said: str) -> dict[str, str]:
-    """The withdrawn releases that uv warns of, each with its reason."""
-    found = re.finditer(r'^warning: `([A-Za-z0-9._-]+)==\S+` is yanked(?: \(reason: "(.*)"\))?', said, re.MULTILINE)
-    return {canonicalize_name(match[1]): match[2] or "" for match in found}
-
-
-def _packages(text: str) -> Iterator[Package]:
-    try:
-        yield from Pylock.from_dict(tomllib.loads(text)).packages
-    except (tomllib.TOMLDecodeError, PylockValidationError) as error:
-        todo = "install the uv that envbuild asks for: python -m pip install --upgrade uv"
-        raise LockError(f"uv wrote a lock that is not valid: {error}", todo=todo) from error
-
-
 def _chosen(package: Package, target: Target) -> _Offer:
-    """The one wheel of a package for the target, and its size where the index says it."""
-    offers = [offer for wheel in package.wheels or () if (offer := _offer(wheel)) is not None]
+    """The one wheel of a package for the target, and its size where the index gives it."""
+    offers: list[_Offer] = []
+    for wheel in package.wheels or ():
+        sha256 = wheel.hashes.get("sha256")
+        file = index_file(f"{wheel.url}#sha256={sha256}" if sha256 else wheel.url) if wheel.url else None
+        offers += [(file, wheel.size)] if file is not None else []
     best = best_wheel(((file.filename, (file, size)) for file, size in offers), target)
     if best is None:
         raise LockError(f"uv chose no wheel for {package.name} {package.version}", todo="name it by version")
     return best
-
-
-def _offer(wheel: PackageWheel) -> _Offer | None:
-    sha256 = wheel.hashes.get("sha256")
-    file = index_file(f"{wheel.url}#sha256={sha256}" if sha256 else wheel.url) if wheel.url else None
-    return (file, wheel.size) if file is not None else None

@@ -9,9 +9,9 @@ from typing import Self
 import httpx
 
 from envbuild.errors import LockError
+from envbuild.lock.client import make_client
 from envbuild.lock.index import files_of
 from envbuild.lock.settings import IndexSettings
-from envbuild.lock.web import make_client
 from envbuild.oci.digest import Digest
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from envbuild.errors import LockError
-from envbuild.lock.remote import RemoteFile, UnreadableError
+from envbuild.lock.index import RemoteFile, UnreadableError
 from envbuild.lock.settings import bare_url
 from envbuild.refresh.index import Index, IndexFile
 

@@ -14,8 +14,9 @@ from envbuild.image import Compiling, LayerCache
 from envbuild.image.bytecode import compiled_by
 from envbuild.image.child import Addition, Parent, checked, find_child_difference
 from envbuild.image.content import Content
-from envbuild.lock import Lock, Options, read_settings
-from envbuild.lock.extras import lock_above, useless
+from envbuild.lock.model import Lock
+from envbuild.lock.run import Options, lock_above, useless
+from envbuild.lock.settings import read_settings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.registry.pull import pull

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from envbuild.diff.pair import Report
+from envbuild.diff.layers import Report
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.index import platform_name

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 from envbuild.image.child import Addition, Parent
 from envbuild.image.content import measured
-from envbuild.lock import Lock
+from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from envbuild.build import Order
 from envbuild.image.child import Parent
-from envbuild.lock import Lock
+from envbuild.lock.model import Lock
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image

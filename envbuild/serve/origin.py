@@ -13,8 +13,8 @@ from envbuild.build.order import PLATFORMS
 from envbuild.cache import workplace
 from envbuild.errors import BaseError, StampError, UsageError, VerifyError
 from envbuild.image.child import Parent
-from envbuild.lock import Lock, LockedWheel
 from envbuild.lock.formats import is_local
+from envbuild.lock.model import Lock, LockedWheel
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match.stack import Variant
 from envbuild.oci.image import Image

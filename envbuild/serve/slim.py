@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from packaging.utils import canonicalize_name
 
-from envbuild.lock import Lock
-from envbuild.lock.conflicts import marker_environment
-from envbuild.lock.needs import Declared, needed
+from envbuild.lock.dependencies import Declared, marker_environment, needed
+from envbuild.lock.model import Lock
 from envbuild.manifest.model import TrainingManifest
 from envbuild.serve.model import Gate, Slimmed
 from envbuild.verify.findings import Finding

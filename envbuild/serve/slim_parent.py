@@ -17,10 +17,12 @@ from envbuild.image.debian import LINE as PACKAGES_LINE
 from envbuild.image.image import OVERLAPS_LINE
 from envbuild.image.plan import plan_layers
 from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE
-from envbuild.lock import Arrivals, IndexSettings, Lock, LockedWheel, read_settings
+from envbuild.lock.dependencies import Declared
+from envbuild.lock.download import Arrivals
 from envbuild.lock.facts import FactReader
-from envbuild.lock.needs import Declared
-from envbuild.lock.resolving import asking
+from envbuild.lock.model import Lock, LockedWheel
+from envbuild.lock.resolution import open_question
+from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines
 from envbuild.recipe import PREFIX, SLIM_LABEL, SLIM_OF_LABEL, Base, Recipe
@@ -52,7 +54,7 @@ def find_slimmed(
     report.step("looking for what only training uses")
     kept = [*order.extras, *server.requirements, *(it.name for it in above.wheels)]
     modules = imports_of(code) | commanded((*order.cmd, *server.cmd))
-    with asking((), lock.target, _settings(options), options.cache) as question:
+    with open_question((), lock.target, _settings(options), options.cache) as question:
         declared = _declared(question.reader, (*lock.wheels, *above.wheels), report)
         most = slimmed(lock, origin.manifest, kept, declared, training_only())
         used = [it.name for it in lock.wheels if it.name in most.lock.slim and _used(it, modules, question.reader)]

@@ -6,7 +6,7 @@ from datetime import datetime
 from envbuild.build import Reporter
 from envbuild.build.stamping import report_stamps, signer_for, stamp_content
 from envbuild.errors import RegistryError
-from envbuild.lock import pylock_text
+from envbuild.lock.formats import pylock_text
 from envbuild.oci.reference import Reference
 from envbuild.registry.tags import stamped_tag, tag_stamped
 from envbuild.serve.compatible import RELATION

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from envbuild.diff.pair import Report
+from envbuild.diff.layers import Report
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 
 from envbuild.base.tree import resolve
-from envbuild.diff.bytecode import is_of, is_unchecked
-from envbuild.diff.layers import Node
+from envbuild.diff.layers import Node, is_of, is_unchecked
 from envbuild.verify.choices import Pair, node_at, same
 
 _FOLDER = "__pycache__"

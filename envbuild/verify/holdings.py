@@ -13,10 +13,9 @@ from packaging.utils import canonicalize_name
 from envbuild.base.tree import resolve
 from envbuild.capture.reading import decoded
 from envbuild.capture.record_digest import record_content
-from envbuild.diff import Rules
+from envbuild.diff.comparison import Rules
 from envbuild.diff.layers import IMPLIED, Node, Overlay, Tree
-from envbuild.diff.packages import Package, Packages
-from envbuild.diff.record import RECORD, rows
+from envbuild.diff.packages import RECORD, Package, Packages, rows
 from envbuild.match.variant import CUDA_WHEEL, JAX_PLUGIN
 from envbuild.verify.sides.frameworks import frameworks_of
 

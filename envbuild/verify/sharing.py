@@ -8,8 +8,7 @@ from functools import reduce
 from itertools import takewhile
 
 from envbuild.base.tree import members
-from envbuild.diff.layers import Overlay, over, read_layer
-from envbuild.diff.pair import Report
+from envbuild.diff.layers import Overlay, Report, over, read_layer
 from envbuild.image.config import OURS
 from envbuild.image.rebase import BYTECODE_LINE
 from envbuild.oci.digest import Digest

@@ -9,10 +9,9 @@ from functools import cache
 
 from envbuild.diff.layers import Tree
 from envbuild.files import data_folder
-from envbuild.lock.conflicts import marker_environment
+from envbuild.lock.dependencies import Declared, marker_environment, needed
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import Target
-from envbuild.lock.needs import Declared, needed
 from envbuild.match.table import read_table
 from envbuild.oci.image import Image
 from envbuild.recipe import SLIM_LABEL

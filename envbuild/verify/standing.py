@@ -13,7 +13,7 @@ from envbuild.image.config import CHECK_LINE, OURS, annotations, config_bytes
 from envbuild.image.debian import packages_line
 from envbuild.image.plan import plan_layers
 from envbuild.image.rebase import ENVIRONMENT_LINE
-from envbuild.lock import Lock, Target
+from envbuild.lock.model import Lock, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
 from envbuild.recipe import USER, Base, Recipe

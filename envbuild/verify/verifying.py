@@ -7,7 +7,9 @@ from pathlib import Path
 
 from envbuild.cache import workplace
 from envbuild.errors import BuildError
-from envbuild.lock import Arrivals, IndexSettings, Lock
+from envbuild.lock.download import Arrivals
+from envbuild.lock.model import Lock
+from envbuild.lock.settings import IndexSettings
 from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe
 from envbuild.report import Reporter

@@ -14,7 +14,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from envbuild.attest.attach import AttestOptions, attest
 from envbuild.attest.statement import Facts
-from envbuild.lock import pylock_text
+from envbuild.lock.formats import pylock_text
 from envbuild.oci.image import INDEX, MANIFEST
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry

@@ -15,7 +15,7 @@ import pytest
 
 from envbuild.base import resolve_base
 from envbuild.image import LayerCache, WheelFiles, assemble
-from envbuild.lock import pylock_text
+from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import (

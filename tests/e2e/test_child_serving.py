@@ -19,8 +19,8 @@ from envbuild.engine.load import load_into
 from envbuild.image import LayerCache, WheelFiles, assemble
 from envbuild.image.bytecode import Tally
 from envbuild.image.child import Addition, Parent, checked
-from envbuild.lock import Options
 from envbuild.lock.download import fetch
+from envbuild.lock.run import Options
 from envbuild.lock.uv import UvResolver
 from envbuild.manifest import read_manifest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes

@@ -9,8 +9,9 @@ import pytest
 
 from envbuild.base.debian import debian_base
 from envbuild.cli.console import Progress
-from envbuild.diff import Rules, compare, opened
-from envbuild.diff.pair import read_pair
+from envbuild.diff.comparison import Rules, compare
+from envbuild.diff.images import open_image
+from envbuild.diff.layers import read_pair
 from envbuild.engine.load import load_into
 from envbuild.oci.image import Image
 from envbuild.oci.layout import write_layout
@@ -65,7 +66,7 @@ def images(engine, base) -> tuple[str, str]:
 def image(engine, monkeypatch, tmp_path):
     """Open an image by what the command is given."""
     monkeypatch.setenv("DOCKER_HOST", engine.url)
-    return lambda text: opened(text, machine="x86_64", cache=tmp_path / "cache", teller=Progress())
+    return lambda text: open_image(text, machine="x86_64", cache=tmp_path / "cache", report=Progress())
 
 
 def seen(engine, name: str) -> dict[str, tuple]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from envbuild.lock import pylock_text, read_pylock
+from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.oci.digest import Digest
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp

@@ -18,7 +18,8 @@ from envbuild.build.extend import Extended
 from envbuild.build.order import Reporter
 from envbuild.local import notebook
 from envbuild.local.model import Launch
-from envbuild.lock import Options, lock_run, read_pylock
+from envbuild.lock.formats import read_pylock
+from envbuild.lock.run import Options, lock_run
 from envbuild.oci.reference import Reference
 from tests.e2e.docker_builds import wheel_folder
 from tests.e2e.services import command_output, running

@@ -17,7 +17,8 @@ from envbuild.local.parity import parity
 from envbuild.local.process import run_command
 from envbuild.local.subject import subject_of_model
 from envbuild.local.venv_folder import MARKER
-from envbuild.lock import Lock, LockedWheel, Target, pylock_text
+from envbuild.lock.formats import pylock_text
+from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.oci.digest import Digest
 from envbuild.verify.golden import InInterpreter
 from envbuild.verify.sides.model import read_model

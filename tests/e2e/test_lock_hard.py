@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock import Options, Target, lock_run, read_settings
 from envbuild.lock.download import fetch
+from envbuild.lock.model import Target
+from envbuild.lock.run import Options, lock_run
+from envbuild.lock.settings import read_settings
 from envbuild.manifest.packages import Distribution, Origin
 from tests.fakes.index import serving
 from tests.fakes.wheels import FakeWheel, make_wheel

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock import Options, Target, UvResolver, fetch, lock_run, read_held, read_settings
-from envbuild.lock.settings import pip_environment
+from envbuild.lock.download import fetch
+from envbuild.lock.formats import read_held
+from envbuild.lock.model import Target
+from envbuild.lock.run import Options, lock_run
+from envbuild.lock.settings import pip_environment, read_settings
+from envbuild.lock.uv import UvResolver
 
 pytestmark = pytest.mark.real
 

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from envbuild.lock import fetch, read_held, read_settings
+from envbuild.lock.client import make_client
+from envbuild.lock.download import fetch
 from envbuild.lock.facts import read_metadata
+from envbuild.lock.formats import read_held
 from envbuild.lock.model import LockedWheel
-from envbuild.lock.web import make_client
+from envbuild.lock.settings import read_settings
 from tests.environ import cleaned
 from tests.fakes.index import serving
 from tests.fakes.wheels import FakeWheel, make_wheel, record_line, zip_bytes

@@ -11,7 +11,9 @@ from envbuild.base import resolve_base
 from envbuild.base.interpreter import find_interpreter
 from envbuild.image import Compiling, LayerCache, WheelFiles, assemble
 from envbuild.image.bytecode import Interpreter, Store, compiled_by
-from envbuild.lock import Lock, fetch, pylock_text
+from envbuild.lock.download import fetch
+from envbuild.lock.formats import pylock_text
+from envbuild.lock.model import Lock
 from envbuild.lock.uv import UvResolver
 from envbuild.oci.image import Image, Layer, manifest_bytes
 from envbuild.oci.reference import Reference

@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from envbuild.attest.statement import Facts
-from envbuild.lock import Lock, LockedWheel, Target
-from envbuild.lock.model import SystemPackage
+from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push

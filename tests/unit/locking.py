@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from envbuild.capture.record_digest import record_content
-from envbuild.lock import Options, Target
+from envbuild.lock.model import Target
+from envbuild.lock.run import Options
 from envbuild.manifest.packages import Distribution, Origin
 from tests.fakes.index import FakeIndex, closed_port
 from tests.fakes.wheels import FakeWheel

@@ -19,7 +19,7 @@ from envbuild.capture.model import facts as facts_module
 from envbuild.capture.model import places
 from envbuild.cli.commands import run
 from envbuild.errors import VerifyError
-from envbuild.lock import pylock_text
+from envbuild.lock.formats import pylock_text
 from envbuild.stamp.signature import Proof
 from envbuild.stamp.stamping import stamp
 from envbuild.verify.findings import Finding

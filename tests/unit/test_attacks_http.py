@@ -12,12 +12,13 @@ import pytest
 from envbuild import network, report
 from envbuild.cli.console import Progress
 from envbuild.errors import LockError, RegistryError
-from envbuild.lock import IndexSettings, resolving
 from envbuild.lock import index as lock_index
+from envbuild.lock import resolution
+from envbuild.lock.client import LateClient
 from envbuild.lock.index import files_of
 from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.settings import IndexSettings
 from envbuild.lock.uv import UvResolver
-from envbuild.lock.web import LateClient
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import MANIFEST, Descriptor
 from envbuild.registry import client as registry_client
@@ -132,7 +133,7 @@ def test_a_blob_that_drips_ends():
 
 @pytest.mark.parametrize("answer", [dripping, dripping_head])
 def test_an_index_that_drips_ends(answer, monkeypatch):
-    monkeypatch.setattr("envbuild.lock.client._DELAYS", ())
+    monkeypatch.setattr("envbuild.lock.client.RETRY", Retry(tries=1))
     with (
         server(answer) as host,
         LateClient(index_of(host)) as client,
@@ -276,7 +277,7 @@ def test_a_long_retry_after_is_said_and_capped(lines, monkeypatch):
 
 @pytest.mark.parametrize("resolver", [UvResolver, PipToolsResolver])
 def test_a_resolver_whose_index_drips_ends(resolver, lines, monkeypatch, tmp_path):
-    monkeypatch.setattr(resolving, "RESOLVER_SECONDS", 1.0)
+    monkeypatch.setattr(resolution, "RESOLVER_SECONDS", 1.0)
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     with server(dripping) as host:

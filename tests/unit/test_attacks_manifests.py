@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.diff.archive import read_archive
+from envbuild.diff.images import read_archive
 from envbuild.errors import BaseError, BuildError, ManifestError, RegistryError
 from envbuild.manifest import read_manifest
 from envbuild.oci.archive import write_archive

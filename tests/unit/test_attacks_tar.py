@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.base.tree import read_tree
-from envbuild.diff.archive import read_archive
+from envbuild.diff.images import read_archive
 from envbuild.diff.layers import read_layer
 from envbuild.errors import BaseError, BuildError
 from envbuild.oci import tar_reader
@@ -133,7 +133,7 @@ def test_ordinary_long_names_and_records_are_read():
 _READER = """
 import resource, sys
 from pathlib import Path
-from envbuild.diff.archive import read_archive
+from envbuild.diff.images import read_archive
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     read_archive(Path(sys.argv[1]), machine="x86_64", scratch=None)

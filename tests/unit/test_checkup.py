@@ -18,7 +18,7 @@ from envbuild.check.asked import Asked, parsed
 from envbuild.check.files import program
 from envbuild.check.gpus import gpu_findings
 from envbuild.check.words import tokens
-from envbuild.lock import Lock
+from envbuild.lock.model import Lock
 from envbuild.recipe import LAYER_FORMAT, Base, make_recipe
 from envbuild.verify.matched import match_run
 from tests.fakes.libraries import NVML, shared_library

@@ -29,7 +29,7 @@ from envbuild.image.child import (
 )
 from envbuild.image.config import CREATED
 from envbuild.image.content import Content
-from envbuild.lock import Lock
+from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, Layer, canonical_json
 from envbuild.oci.reference import Reference

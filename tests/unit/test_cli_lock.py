@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.lock import read_pylock
+from envbuild.lock.formats import read_pylock
 from envbuild.oci.layout import write_layout
 from tests.fakes.index import FakeIndex, closed_port, serving
 from tests.fakes.trees import BASE, image_of_trees
@@ -358,7 +358,7 @@ def test_a_whole_wheelhouse_need_not_be_writable(site):
 
 @pytest.mark.parametrize("glibc", ["2.99999999999", "2.\N{SUPERSCRIPT TWO}", "2", "3.1"])
 def test_a_glibc_that_is_none_is_refused(site, glibc):
-    assert "is no glibc version" in site.refused("--glibc", glibc, code=2)
+    assert glibc in site.refused("--glibc", glibc, code=2)
 
 
 @pytest.mark.parametrize("option", ["--upgrade-package", "--extra"])

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from envbuild.diff import Difference, Rules, compare
+from envbuild.diff.comparison import Rules, compare
+from envbuild.diff.difference import Difference
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, Descriptor, Layer

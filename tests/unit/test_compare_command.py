@@ -172,7 +172,7 @@ def test_a_packed_layout_is_unpacked_for_as_long_as_it_is_read(diff, tmp_path, m
         ({"manifest": [{}, {}]}, "it has 2 images"),
         ({"manifest": [{"Config": "none", "Layers": []}]}, "it has no none"),
         ({"manifest": [{"Config": "../../../etc/passwd", "Layers": []}]}, "it has no ../../../etc/passwd"),
-        ({"manifest": {"a": 1}}, "no archive"),
+        ({"manifest": {"a": 1}}, "not an archive"),
     ],
 )
 def test_an_archive_that_is_none_is_told(diff, tmp_path, change, says):
@@ -213,11 +213,11 @@ def test_a_layer_of_zstd_is_refused_by_name(diff, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["Not A Reference", "old"], "this is no image"),
+        (["Not A Reference", "old"], "not an image"),
         (["old", "new", "--as-installed", "--mtimes"], "--as-installed, --mtimes"),
         (["old", "new", "--ignore", "/"], "leaves out everything"),
         (["old"], "Missing argument"),
-        (["old", "x" * 5000], "this is no image"),
+        (["old", "x" * 5000], "not an image"),
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error(diff, arguments, says):
@@ -249,7 +249,7 @@ def test_an_engine_that_is_not_there_ends_with_17_and_leaves_nothing(tmp_path):
 def test_the_engines_image_needs_a_name(diff, name):
     done = diff(name, "old")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "which of the engine's images" in done.stderr
+    assert "docker-daemon:" in done.stderr
 
 
 def test_an_image_that_the_engine_lacks_is_told(diff, monkeypatch):
@@ -267,7 +267,7 @@ def test_what_lies_here_and_is_no_image_is_not_looked_for_in_a_registry(diff, tm
     os.mkfifo(tmp_path / "pipe")
     done = diff(name, "old")
     assert (done.returncode, done.stdout) == (13, "")
-    assert "lies here, and is no image" in done.stderr
+    assert "is not an image" in done.stderr
     assert f"docker://{name}" in done.stderr
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.cli.commands import run
-from envbuild.diff import differing, facts_of_manifest
-from envbuild.lock import pylock_text
+from envbuild.diff.facts import compare_facts, facts_of_manifest
+from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.manifest import read_manifest
 from envbuild.oci.digest import Digest
@@ -123,7 +123,7 @@ def test_exactly_what_differs_is_told(values, data):
     before = {("the run itself", name): text for name, text in values.items()}
     other = data.draw(st.dictionaries(st.sampled_from("abcdef"), st.text(alphabet="12.", min_size=1, max_size=4)))
     after = {("the run itself", name): text for name, text in other.items()}
-    told = {fact.name for fact in differing(before, after).facts}
+    told = {fact.name for fact in compare_facts(before, after).facts}
     assert told == {name for name in values | other if values.get(name) != other.get(name)}
 
 

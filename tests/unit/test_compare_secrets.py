@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.cli.commands import run
-from envbuild.diff.secrets import without_secrets
+from envbuild.diff.facts import without_secrets
 from envbuild.oci.layout import write_layout
 from tests.fakes.trees import image_of_layers
 from tests.unit.comparing import file, layer

@@ -10,9 +10,18 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli.commands import run
-from envbuild.diff import differing_packages, differing_told, told_by_host, told_by_lock, told_by_manifest
-from envbuild.diff.facts import PREDICTIONS, RUN, differing, facts_of_manifest
-from envbuild.lock import read_pylock
+from envbuild.diff.facts import (
+    PREDICTIONS,
+    RUN,
+    compare_descriptions,
+    compare_facts,
+    compare_packages,
+    describe_host,
+    describe_lock,
+    describe_manifest,
+    facts_of_manifest,
+)
+from envbuild.lock.formats import read_pylock
 from envbuild.manifest import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.layout import write_layout
@@ -208,11 +217,11 @@ def test_an_image_and_something_else_are_refused_with_what_compares_them(diff, t
 
 
 def told_by(**changes):
-    return told_by_manifest(read_manifest(text_of(changed(**changes)), "m"))
+    return describe_manifest(read_manifest(text_of(changed(**changes)), "m"))
 
 
 def names(before, after) -> set[str]:
-    return {it.name for it in differing_told(before, after).facts}
+    return {it.name for it in compare_descriptions(before, after).facts}
 
 
 def test_what_a_record_does_not_know_is_no_difference():
@@ -229,16 +238,16 @@ def test_what_an_incomplete_record_does_not_list_is_no_difference():
     part = told_by(distributions=some, source={"format": "requirements", "complete": False})
     assert not {it for it in names(whole, part) | names(part, whole) if it.startswith("distributions.zipp")}
     assert "distributions.zipp.version" in names(whole, told_by(distributions=some))
-    lock = told_by_lock(read_pylock(lock_of(zipp="4"), "l", Path("/")))
-    assert {it.name for it in differing_packages(lock, part).facts} == {it["name"].lower() for it in some}
-    assert "zipp" in {it.name for it in differing_packages(lock, whole).facts}
+    lock = describe_lock(read_pylock(lock_of(zipp="4"), "l", Path("/")))
+    assert {it.name for it in compare_packages(lock, part).facts} == {it["name"].lower() for it in some}
+    assert "zipp" in {it.name for it in compare_packages(lock, whole).facts}
 
 
 def test_a_package_whose_version_nobody_knows_is_left_out():
     odd = [{"name": "zipp", "origin": {"kind": "vcs", "url": "https://git.example.com/z", "commit": "1234"}}]
-    lock = told_by_lock(read_pylock(lock_of(zipp="4"), "l", Path("/")))
-    assert differing_packages(told_by(distributions=odd), lock).compared == 0
-    assert differing_packages(lock, told_by(distributions=odd)).compared == 0
+    lock = describe_lock(read_pylock(lock_of(zipp="4"), "l", Path("/")))
+    assert compare_packages(told_by(distributions=odd), lock).compared == 0
+    assert compare_packages(lock, told_by(distributions=odd)).compared == 0
 
 
 def native_of(process: str, *libraries: str) -> dict:
@@ -258,13 +267,13 @@ def test_what_a_fresh_process_has_not_loaded_is_no_difference():
 
 def test_a_host_says_nothing_of_what_only_a_run_has():
     ran = told_by(entry={"command": ["train.py"]}, model={"uri": "/m"}, contract={"data": [{"uri": "/d", "size": 1}]})
-    host = told_by_host(read_manifest(text_of(manifest_of()), "m"))
+    host = describe_host(read_manifest(text_of(manifest_of()), "m"))
     assert names(ran, host) <= {"host"}
 
 
 def lines_of(before: dict, after: dict) -> list[str]:
     one, two = (facts_of_manifest(read_manifest(text_of(it), "m")) for it in (before, after))
-    return list(differing(one, two).lines())
+    return list(compare_facts(one, two).lines())
 
 
 def test_many_words_of_a_list_share_a_row():
@@ -284,7 +293,7 @@ def test_a_distribution_of_another_version_needs_one_row_and_has_all_in_json():
     before["distributions"][0] |= {"content_sha256": "1" * 64, "installer": "pip"}
     after["distributions"][0] |= {"version": "9.9", "content_sha256": "2" * 64, "installer": "uv"}
     one, two = (facts_of_manifest(read_manifest(text_of(it), "m")) for it in (before, after))
-    found = differing(one, two)
+    found = compare_facts(one, two)
     assert len(found.facts) == 3
     assert len([line for line in found.lines() if line.startswith("  ")]) == 1
     same = dataclasses.replace(found, facts=tuple(it for it in found.facts if not it.name.endswith(".version")))

@@ -10,7 +10,7 @@ from envbuild.build import Reporter
 from envbuild.errors import EnvbuildError, UsageError, VerifyError
 from envbuild.image.child import Parent
 from envbuild.image.content import measured
-from envbuild.lock import Lock
+from envbuild.lock.model import Lock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.oci.digest import Digest

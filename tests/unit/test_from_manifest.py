@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.lock import read_pylock
+from envbuild.lock.formats import read_pylock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import MANIFEST, canonical_json
 from envbuild.oci.index import image_index

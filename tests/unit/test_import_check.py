@@ -10,8 +10,10 @@ from envbuild.build.importing import imported_distributions
 from envbuild.build.job import is_proven
 from envbuild.errors import UsageError, VerifyError
 from envbuild.files import data_folder
-from envbuild.lock import Identity, Lock, LockedRun, LockedWheel, Proof, Target
-from envbuild.lock.conflicts import Conflict
+from envbuild.lock.dependencies import Conflict
+from envbuild.lock.identity import Identity, Proof
+from envbuild.lock.model import Lock, LockedWheel, Target
+from envbuild.lock.run import LockedRun
 from envbuild.manifest.model import Source
 from envbuild.match import load_profiles, match
 from envbuild.oci.digest import Digest

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from envbuild.local.checked import contract_json
 from envbuild.local.model import Choice, Mount, Settled
-from envbuild.lock import Lock, LockedWheel, Target
+from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.manifest.hardware import Accelerator, Gpu, Mig
 from envbuild.manifest.model import Data, Framework
 from envbuild.oci.digest import Digest

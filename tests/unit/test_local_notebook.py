@@ -18,7 +18,7 @@ from envbuild.errors import UsageError
 from envbuild.image.child import Addition
 from envbuild.local import notebook
 from envbuild.local.model import Launch, Port
-from envbuild.lock import Lock, LockedWheel
+from envbuild.lock.model import Lock, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from tests.fakes.wheels import make_wheel

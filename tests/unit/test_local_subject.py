@@ -11,7 +11,7 @@ from envbuild.capture.model.facts import model_facts
 from envbuild.capture.reading import present
 from envbuild.errors import StampError
 from envbuild.local.subject import chosen_side, subject_of_image, subject_of_manifest, subject_of_model
-from envbuild.lock import pylock_text
+from envbuild.lock.formats import pylock_text
 from envbuild.manifest import read_manifest
 from envbuild.stamp.record import manifest_name
 from envbuild.stamp.stamping import stamp

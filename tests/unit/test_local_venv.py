@@ -13,8 +13,7 @@ from envbuild.errors import BuildError, LockError, MissingComponentError, UsageE
 from envbuild.local.model import Choice, Machine, Subject
 from envbuild.local.venv import check_fits, held_venv, lost
 from envbuild.local.venv_folder import MARKER
-from envbuild.lock import Lock, LockedWheel, Target
-from envbuild.lock.model import SystemPackage
+from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.stamp.record import StampedImage
 from envbuild.verify.sides import Side

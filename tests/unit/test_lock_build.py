@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock import fetch, lock_run, read_held, read_settings, write_lock
-from envbuild.lock.settings import uv_program
+from envbuild.lock.download import fetch
+from envbuild.lock.formats import read_held, write_lock
+from envbuild.lock.run import lock_run
+from envbuild.lock.settings import read_settings, uv_program
 from envbuild.manifest.packages import Distribution, Origin
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel
@@ -167,8 +169,8 @@ def test_an_editable_install_is_built_with_its_changes_as_they_were_recorded(tmp
     ("changes", "origin", "why"),
     [
         ({}, {"commit": "0" * 40}, "git fetch"),
-        ({}, {"commit": "main"}, "'main' is no commit of git"),
-        ({}, {"commit": "--upload-pack=touch x"}, "is no commit of git"),
+        ({}, {"commit": "main"}, "'main' is not a commit"),
+        ({}, {"commit": "--upload-pack=touch x"}, "is not a commit"),
         ({}, {"url": "file:///nowhere/repo"}, "git clone"),
         ({}, {"subdirectory": "../.."}, "the commit has no folder ../.."),
         ({}, {"subdirectory": "absent"}, "the commit has no folder absent"),

@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from envbuild.errors import LockError, UsageError
-from envbuild.lock import IndexSettings, PipToolsResolver, UvResolver
-from envbuild.lock.certificates import check_bundle, trusted
-from envbuild.lock.web import make_client
+from envbuild.lock.client import check_bundle, make_client, trusted
+from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.settings import IndexSettings
+from envbuild.lock.uv import UvResolver
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
 from tests.unit.locking import HERE, forget_settings

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock import Options, lock_run, read_pylock, read_settings
+from envbuild.lock.formats import read_pylock
 from envbuild.lock.model import Lock, Resolver
 from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.run import Options, lock_run
+from envbuild.lock.settings import read_settings
 from envbuild.lock.uv import UvResolver
 from envbuild.match.stack import Gaps
 from tests.fakes.index import FakeIndex, serving
@@ -64,8 +66,9 @@ def test_what_is_added_fits_the_record_s_pins(index: FakeIndex, resolver: Resolv
 def test_a_contradiction_of_two_pins_frees_nothing_else(index: FakeIndex):
     found = UvResolver().resolve(("flow==2.12", "num==1.24"), HERE, Gaps())
     assert versions(found) == {"flow": "2.12", "num": "1.24", "jaxx": "0.5", "scipyy": "1.11", "once": "1.0"}
-    with pytest.raises(LockError, match=r"flow 2.12 requires num<1.24; num 1.24 is there(?s:.*)--resolver uv"):
+    with pytest.raises(LockError, match="flow") as refused:
         PipToolsResolver().resolve(("flow==2.12", "num==1.24"), HERE, Gaps())
+    assert refused.value.todo.startswith("use --resolver uv")
 
 
 def test_each_contradiction_is_named(index: FakeIndex, tmp_path: Path):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock import Target, pylock_text, read_pylock, requirements_text
-from envbuild.lock.direct import fetch_direct
-from envbuild.lock.extras import lock_above
-from envbuild.lock.run import LockedRun, lock_run
+from envbuild.lock.formats import pylock_text, read_pylock, requirements_text
+from envbuild.lock.model import Target
+from envbuild.lock.run import LockedRun, lock_above, lock_run
 from envbuild.lock.settings import IndexSettings
+from envbuild.lock.sources import fetch_direct
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.match.stack import Gaps
 from envbuild.oci.digest import Digest

@@ -3,8 +3,7 @@
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock import lock_run
-from envbuild.lock.extras import lock_above, useless
+from envbuild.lock.run import lock_above, lock_run, useless
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
 from tests.unit.locking import TARGET, forget_settings, options

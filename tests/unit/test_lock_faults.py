@@ -5,8 +5,7 @@ import re
 import pytest
 from packaging.requirements import Requirement
 
-from envbuild.errors import LockError
-from envbuild.lock.faults import Fault, UnlockableError, check_origins, diagnose
+from envbuild.lock.faults import Fault, UnlockableError, diagnose, origin_fault
 from envbuild.lock.index import parse_page
 from envbuild.lock.model import Target
 from envbuild.lock.settings import bare_url
@@ -21,15 +20,14 @@ def distribution(name: str, origin: Origin) -> Distribution:
 
 
 def test_origins_that_no_index_serves_are_listed_together():
-    with pytest.raises(LockError) as caught:
-        check_origins([
-            distribution("from-git", Origin(kind="vcs", url="https://git.invalid/x", commit="c0ffee")),
-            distribution("edited", Origin(kind="editable", url="file:///home/me/x")),
-            distribution("wheel", Origin(kind="archive", url="file:///tmp/wheel-1-py3-none-any.whl")),
-            distribution("folder", Origin(kind="archive", url="/tmp/folder")),
-            distribution("indexed", Origin(kind="index")),
-        ])  # fmt: skip
-    said = str(caught.value)
+    run = [
+        distribution("from-git", Origin(kind="vcs", url="https://git.invalid/x", commit="c0ffee")),
+        distribution("edited", Origin(kind="editable", url="file:///home/me/x")),
+        distribution("wheel", Origin(kind="archive", url="file:///tmp/wheel-1-py3-none-any.whl")),
+        distribution("folder", Origin(kind="archive", url="/tmp/folder")),
+        distribution("indexed", Origin(kind="index")),
+    ]
+    said = str(UnlockableError(filter(None, map(origin_fault, run))))
     assert said.startswith("4 distributions cannot be locked:")
     assert "from-git==1: was installed from version control (https://git.invalid/x at c0ffee)" in said
     assert said.count("find-links") == 4
@@ -37,12 +35,13 @@ def test_origins_that_no_index_serves_are_listed_together():
 
 
 def test_origins_that_an_index_may_serve_pass():
-    check_origins([
+    run = [
         distribution("a", Origin(kind="index")),
         distribution("b", Origin(kind="conda", url="file:///croot/b")),
         distribution("c", Origin(kind="archive", url="https://files.invalid/c-1.tar.gz")),
         distribution("d", Origin(kind="unknown")),
-    ])  # fmt: skip
+    ]
+    assert [*map(origin_fault, run)] == [None] * 4
 
 
 def test_a_page_is_read_with_its_base_and_without_what_is_no_distribution():

@@ -3,7 +3,8 @@
 import pytest
 
 from envbuild.errors import LockError, UsageError
-from envbuild.lock import Lock, lock_extras, lock_run
+from envbuild.lock.model import Lock
+from envbuild.lock.run import lock_extras, lock_run
 from envbuild.manifest.packages import Distribution, Origin
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import make_wheel

@@ -8,22 +8,14 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock import (
-    IndexSettings,
-    Options,
-    PipToolsResolver,
-    Target,
-    UvResolver,
-    fetch,
-    lock,
-    lock_run,
-    read_held,
-    read_settings,
-    refuse_changed,
-    requirements_text,
-    write_lock,
-    write_wheelhouse,
-)
+from envbuild.lock.download import fetch
+from envbuild.lock.formats import read_held, requirements_text, write_lock, write_wheelhouse
+from envbuild.lock.lock import lock
+from envbuild.lock.model import Target
+from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.run import Options, lock_run, refuse_changed
+from envbuild.lock.settings import IndexSettings, read_settings
+from envbuild.lock.uv import UvResolver
 from envbuild.manifest.packages import Distribution, Origin
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel
@@ -169,7 +161,7 @@ def test_a_wheel_that_changes_before_it_is_kept_with_the_lock_is_refused(tmp_pat
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(LockError, match="the folder of wheels is not there"):
+    with pytest.raises(LockError, match="the folder of wheels does not exist"):
         read_settings([tmp_path / "absent"])
 
 
@@ -198,7 +190,7 @@ def test_a_wheelhouse_never_replaces_another_file(index: FakeIndex, tmp_path):
     run = lock_run(("pure==1.0",), TARGET, (), options(tmp_path))
     fetched = {wheel.sha256: path for wheel, path in fetch(run.lock.wheels, tmp_path / "cache")}
     house = put(tmp_path / "house", STRANGER)
-    with pytest.raises(LockError, match="a file of this name with other content is in the way"):
+    with pytest.raises(LockError, match="a file of this name with other content"):
         write_wheelhouse(house, fetched, run.lock.wheels)
     assert (house / PURE.filename).read_bytes() == STRANGER.data
 
@@ -280,7 +272,7 @@ def test_a_lock_serves_a_machine_with_an_empty_cache(index: FakeIndex, tmp_path)
 @pytest.mark.parametrize("text", ["", "lock-version = '1.0'\ncreated-by = 'me'\npackages = []\n", "\xff\x00"])
 def test_another_tool_s_lock_is_not_written_over(tmp_path, text):
     (tmp_path / "pylock.toml").write_bytes(text.encode("latin-1"))
-    with pytest.raises(LockError, match="another lock is in the way"):
+    with pytest.raises(LockError, match="the folder has another lock"):
         read_held(tmp_path)
 
 

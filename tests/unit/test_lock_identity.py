@@ -12,8 +12,9 @@ import pytest
 
 from envbuild.capture.record_digest import record_content
 from envbuild.errors import LockError, VerifyError
-from envbuild.lock import confirm, fetch, lock_run, pylock_text, read_pylock
-from envbuild.lock.download import wheel_path
+from envbuild.lock.download import fetch, wheel_path
+from envbuild.lock.formats import pylock_text, read_pylock
+from envbuild.lock.run import confirm, lock_run
 from envbuild.lock.settings import uv_program
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.match import PinChange
@@ -283,7 +284,7 @@ def test_a_server_without_ranges_leaves_big_wheels_unknown(index: FakeIndex, tmp
 
 def test_what_is_no_wheel_is_refused(index: FakeIndex, tmp_path):
     index.add(FakeWheel(filename="broken-1.0-py3-none-any.whl", data=b"no zip" * 100))
-    with pytest.raises(LockError, match=r"broken-1\.0-py3-none-any\.whl is no readable wheel"):
+    with pytest.raises(LockError, match=r"broken-1\.0-py3-none-any\.whl cannot be read"):
         lock_run(("broken==1.0",), TARGET, (), options(tmp_path))
 
 
@@ -331,7 +332,7 @@ def test_a_wheel_that_is_broken_as_it_was_locked_stays_and_is_refused(index: Fak
     path = wheel_path(tmp_path / "cache", Digest.of(broken.data))
     path.parent.mkdir(parents=True)
     path.write_bytes(broken.data)
-    with pytest.raises(LockError, match="no readable wheel"):
+    with pytest.raises(LockError, match="cannot be read as a wheel"):
         lock_run(("broken==1.0",), TARGET, (), options(tmp_path))
     assert path.read_bytes() == broken.data
 

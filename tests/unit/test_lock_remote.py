@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.errors import LockError
-from envbuild.lock.remote import RemoteFile, UnreadableError
+from envbuild.lock.client import LateClient, in_parallel, make_client
+from envbuild.lock.index import RemoteFile, UnreadableError
 from envbuild.lock.settings import IndexSettings
-from envbuild.lock.web import LateClient, in_parallel, make_client
 from tests.fakes.index import FakeIndex, Fault, serving
 from tests.fakes.wheels import FakeWheel
 

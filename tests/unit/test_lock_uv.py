@@ -230,8 +230,16 @@ def test_pip_tools_gives_the_lock_of_uv(index: FakeIndex):
         *[make_wheel("both", "1.0", tags=[f"{tag}-{tag}-manylinux_2_{level}_{HERE.machine}"]) for level in (17, 28)]
     )
     requirements = ("pure==1.0", "both<2,>=1", "pip==1")
-    index.add(make_wheel("pip", "1", requires=["absent"]))
+    index.add(make_wheel("pip", "1", requires=["more"]), make_wheel("more", "1"))
     assert PipToolsResolver().resolve(requirements, HERE) == UvResolver().resolve(requirements, HERE)
+
+
+def test_pip_tools_refuses_pins_that_contradict_each_other_and_points_to_uv(index: FakeIndex):
+    index.add(make_wheel("old", "1", requires=["pure<1"]))
+    assert [it.name for it in UvResolver().resolve(("old==1", "pure==1.0"), HERE).wheels] == ["old", "pure"]
+    with pytest.raises(LockError, match="old") as caught:
+        PipToolsResolver().resolve(("old==1", "pure==1.0"), HERE)
+    assert caught.value.todo.startswith("use --resolver uv")
 
 
 def test_pip_tools_names_everything_at_once_too(index: FakeIndex):

@@ -10,7 +10,8 @@ import pytest
 
 from envbuild.image import LayerCache, WheelFiles, assemble
 from envbuild.image.install_order import install_order
-from envbuild.lock import Lock, pylock_text, read_pylock
+from envbuild.lock.formats import pylock_text, read_pylock
+from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.test_assemble import SITE, TARGET, base, locked, recipe, tree

@@ -8,7 +8,8 @@ import pytest
 
 from envbuild.capture.model.facts import model_facts
 from envbuild.capture.reading import present
-from envbuild.lock import Lock, pylock_text, read_pylock
+from envbuild.lock.formats import pylock_text, read_pylock
+from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from envbuild.stamp.history import read_stamp
 from envbuild.stamp.record import StampEntry

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from envbuild.errors import BuildError, LockError, UsageError
 from envbuild.image.context import build_context
-from envbuild.lock import pylock_text, requirements_text
+from envbuild.lock.formats import pylock_text, requirements_text
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe

@@ -15,7 +15,7 @@ import pytest
 
 from envbuild.capture.model.facts import model_facts
 from envbuild.errors import StampError
-from envbuild.lock import pylock_text
+from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.manifest import read_manifest
 from envbuild.oci.digest import Digest

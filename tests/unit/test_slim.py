@@ -12,9 +12,9 @@ from envbuild.build import Order, Reporter
 from envbuild.errors import BuildError, UsageError
 from envbuild.image import LayerCache, assemble
 from envbuild.image.child import Addition, Parent, assemble_child
-from envbuild.lock import Lock, pylock_text, read_pylock
-from envbuild.lock.model import LockedWheel
-from envbuild.lock.needs import needed
+from envbuild.lock.dependencies import needed
+from envbuild.lock.formats import pylock_text, read_pylock
+from envbuild.lock.model import Lock, LockedWheel
 from envbuild.manifest.model import Framework
 from envbuild.manifest.packages import Distribution
 from envbuild.manifest.packages import Origin as From

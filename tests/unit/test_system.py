@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.errors import LockError
-from envbuild.lock import pylock_text, read_pylock
+from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.model import Lock, SystemPackage, Target
 from envbuild.lock.system import (
-    Held,
-    Wanted,
+    BaseContents,
+    RunPackage,
     choose,
     distribution_name,
     find_missing,
@@ -56,8 +56,8 @@ class TestWanted:
             )
         )
         assert found == (
-            Wanted(name="libgl1", version="1.6.0-1", libraries=("libGL.so.1", "libGL.so.1.7.0")),
-            Wanted(name="libvorbis0a", version="1.3.7-1", libraries=("libvorbis.so.0",)),
+            RunPackage(name="libgl1", version="1.6.0-1", libraries=("libGL.so.1", "libGL.so.1.7.0")),
+            RunPackage(name="libvorbis0a", version="1.3.7-1", libraries=("libvorbis.so.0",)),
         )
 
     @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ class TestWanted:
     )  # fmt: skip
     def test_neither_are_what_the_host_s_accounts_and_python_s_own_modules_need(self, name, file):
         assert wanted_packages(native(f"debian {name} 1.0-1 {file}")) == ()
-        assert find_missing(native(f"rpm {name} 1.0-1 {file}"), Held(installed={})).warnings == ()
+        assert find_missing(native(f"rpm {name} 1.0-1 {file}"), BaseContents(installed={})).warnings == ()
 
     @pytest.mark.parametrize("file", ["libzmq.so.5", "libsslcommon.so.1", "libdbus-1.so.3", "libuuid-extra.so"])
     def test_what_only_begins_like_those_counts(self, file):
@@ -113,7 +113,7 @@ class TestMissing:
             "debian libgomp1 12.2 libgomp.so.1",
             "debian libgl1 1.6 libGL.so.1",
         )
-        found = find_missing(run, Held(installed={"libpng16-16": "1.6.39", "libgomp1": "14.2"}))
+        found = find_missing(run, BaseContents(installed={"libpng16-16": "1.6.39", "libgomp1": "14.2"}))
         assert [it.name for it in found.packages] == ["libgl1"]
         (note,) = found.notes
         assert "libgomp1 14.2 (the run had 12.2)" in note
@@ -121,7 +121,7 @@ class TestMissing:
 
     def test_a_package_with_the_mark_of_64_bit_time_is_the_same(self):
         found = find_missing(
-            native("debian libpng16-16 1.6.39 libpng16.so.16"), Held(installed={"libpng16-16t64": "1.6.48"})
+            native("debian libpng16-16 1.6.39 libpng16.so.16"), BaseContents(installed={"libpng16-16t64": "1.6.48"})
         )
         assert found.packages == ()
 
@@ -132,7 +132,7 @@ class TestMissing:
             "rpm glibc 2.34 libc.so.6",
         )
         found = find_missing(
-            run, Held(installed={}, libraries=frozenset({"libpng16.so.16", "libpng16.so.16.39.0", "libc.so.6"}))
+            run, BaseContents(installed={}, libraries=frozenset({"libpng16.so.16", "libpng16.so.16.39.0", "libc.so.6"}))
         )
         (line,) = found.warnings
         assert "libsndfile.so.1.0.31" in line
@@ -140,7 +140,7 @@ class TestMissing:
 
 
 class TestChoice:
-    WANTED = (Wanted(name="libsndfile1", version="1.2.0-1", libraries=("libsndfile.so.1.0.35",)),)
+    WANTED = (RunPackage(name="libsndfile1", version="1.2.0-1", libraries=("libsndfile.so.1.0.35",)),)
 
     def test_the_run_s_version_is_taken_without_a_word(self):
         found = choose(self.WANTED, {"libsndfile1": ("1.2.0-1+deb12u1", "1.2.0-1")}, "debian 12", "debian bookworm")

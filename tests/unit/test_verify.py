@@ -16,7 +16,8 @@ import pytest
 from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BuildError
 from envbuild.image import LayerResult, derive_recipe, named_environment
-from envbuild.lock import Lock, Target, read_pylock
+from envbuild.lock.formats import read_pylock
+from envbuild.lock.model import Lock, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, Image, Layer, canonical_json, manifest_bytes
 from envbuild.oci.index import image_index

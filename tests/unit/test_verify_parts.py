@@ -13,7 +13,8 @@ from envbuild.cache import prune, workplace
 from envbuild.errors import BuildError
 from envbuild.image import Compiling, LayerCache, WheelFiles, assemble
 from envbuild.image.bytecode import Store, compiled_by
-from envbuild.lock import Lock, LockedWheel, Target, read_settings
+from envbuild.lock.model import Lock, LockedWheel, Target
+from envbuild.lock.settings import read_settings
 from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe, make_recipe
 from envbuild.report import SilentReporter

@@ -14,7 +14,7 @@ from typing import IO, Protocol
 import docker
 
 from envbuild.base.process import output, running
-from envbuild.diff.images import check_name, opened
+from envbuild.diff.images import check_name, open_image
 from envbuild.engine.build import loaded_base
 from envbuild.engine.client import connected
 from envbuild.engine.container import MAX_RESULT, WRITABLE, run_file
@@ -90,7 +90,7 @@ def in_image(text: str, *, machine: str, cache: Path, report: Reporter) -> Itera
         client = stack.enter_context(connected(INSTEAD))
         name = text.removeprefix(_ENGINE).removeprefix(_REGISTRY)
         if _lies_here(text):
-            image = stack.enter_context(opened(text, machine=machine, cache=cache, teller=report))
+            image = stack.enter_context(open_image(text, machine=machine, cache=cache, report=report))
             name = stack.enter_context(loaded_base(client, image, report))
         yield InImage(name=text, client=client, image=find_image(client, name, report))
 

@@ -8,9 +8,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.errors import VerifyError
-from envbuild.lock import LockedRun
 from envbuild.lock.download import wheel_path
-from envbuild.lock.index import local_path
+from envbuild.lock.run import LockedRun
+from envbuild.lock.settings import local_path
 from envbuild.manifest.model import TrainingManifest
 
 _CHUNK = 1 << 20

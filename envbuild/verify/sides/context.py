@@ -9,8 +9,8 @@ from typing import cast, get_args
 
 from envbuild.errors import BuildError, ManifestError, UsageError
 from envbuild.image.context import DEBS, context_check
-from envbuild.lock import Lock, read_pylock
-from envbuild.lock.formats import WHEELS, is_local
+from envbuild.lock.formats import WHEELS, is_local, read_pylock
+from envbuild.lock.model import Lock
 from envbuild.manifest.formats.pins import Pins
 from envbuild.manifest.formats.record import Faults, Record
 from envbuild.manifest.formats.requirement_files import RequirementsFile

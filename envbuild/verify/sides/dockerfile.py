@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 
 from envbuild.errors import BuildError
 from envbuild.image.context import build_context
-from envbuild.lock import Lock
+from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from envbuild.recipe import PREFIX, Recipe
 from envbuild.verify.findings import Finding, Severity

@@ -9,7 +9,8 @@ from envbuild.capture.model.facts import model_facts
 from envbuild.capture.model.places import MOST_FILES
 from envbuild.errors import LockError, ManifestError, counted
 from envbuild.files import target_outside
-from envbuild.lock import Lock, read_pylock
+from envbuild.lock.formats import read_pylock
+from envbuild.lock.model import Lock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.manifest.model import TrainingManifest

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock import LockedRun, lock_run
+from envbuild.lock.run import LockedRun, lock_run
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.locking import TARGET, forget_settings, options

@@ -1,0 +1,156 @@
+"""The comparison of two images: their configs, and the files that their layers contain."""
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Any
+
+from envbuild.capture.redact import scrub
+from envbuild.diff.difference import Change, Difference, Group, Setting
+from envbuild.diff.facts import without_secrets
+from envbuild.diff.layers import Node, Report, read_pair
+from envbuild.diff.packages import BYTECODE, BYTECODE_FOLDER, MARK, RECORD, Package, Packages, rows
+from envbuild.errors import BuildError
+from envbuild.oci.image import Image
+
+_PLATFORM = ("architecture", "os", "variant")
+_SINGLE = ("Entrypoint", "Cmd", "User", "WorkingDir", "StopSignal", "Shell", "Healthcheck", "OnBuild")
+_SETS = ("ExposedPorts", "Volumes")
+_WRONG = (ValueError, TypeError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Which differences of two images count."""
+
+    ignore: tuple[str, ...] = ()
+    """Patterns of paths without the leading slash, as in fnmatch: `*` matches slashes too. All files in a matching
+    folder are left out too."""
+    as_installed: bool = False
+    """Leave out what depends on the installer: bytecode, INSTALLER, REQUESTED, direct_url.json; of RECORD only the
+    files and hashes count that are not left out."""
+    mtimes: bool = False
+    """Whether times count."""
+
+    def ignored(self, path: str, before: Node | None, after: Node | None) -> bool:
+        """Whether a path is left out."""
+        if self.as_installed:
+            kinds = {node.kind for node in (before, after) if node}
+            if kinds == {"directory"} and BYTECODE_FOLDER.fullmatch(path):
+                return True
+            if kinds == {"file"} and _is_of_installer(path):
+                return True
+        return self._matches(path)
+
+    def _matches(self, path: str) -> bool:
+        """Whether a pattern matches a path, or a folder above it."""
+        places = [path, *(str(folder) for folder in PurePosixPath(path).parents if folder.name)]
+        return any(fnmatchcase(place, pattern.strip("/")) for pattern in self.ignore for place in places)
+
+    def differing(self, path: str, before: Node, after: Node) -> tuple[str, ...]:
+        """The fields in which two nodes at a path differ; none where they count as equal."""
+        if before.kind != after.kind:
+            return ("kind",)
+        names = ("sha256", "mode", "owner", "target", "extended", *(("mtime",) if self.mtimes else ()))
+        found = tuple(name for name in names if getattr(before, name) != getattr(after, name))
+        recorded = self.as_installed and "sha256" in found and RECORD.fullmatch(path)
+        if recorded and self._same_record(path, before.text, after.text):
+            return tuple(name for name in found if name != "sha256")
+        return found
+
+    def _same_record(self, record: str, one: bytes, other: bytes) -> bool:
+        """Whether two RECORDs have the same files and hashes, except for what is left out and RECORD itself."""
+        try:
+            rows_of_both = set(rows(record, one)) ^ set(rows(record, other))
+        except csv.Error:
+            return False
+        return all(it == record or _is_of_installer(it) or self._matches(it) for it, _, _ in rows_of_both)
+
+
+def compare(
+    a: Image,
+    b: Image,
+    rules: Rules | None = None,
+    *,
+    names: tuple[str, str] = ("the first image", "the second image"),
+    report: Report = lambda _label, _done, _total: None,
+) -> Difference:
+    """Compare two images, the older one first; `names` are for errors, and `report` gets the bytes that were read.
+
+    No layer is read where the configs are the same, as they name the layers by content. BuildError for an image that
+    cannot be read; errors of the images' sources, such as RegistryError.
+    """
+    if a.config_digest == b.config_digest:
+        return Difference()
+    rules = rules or Rules()
+    before, after = read_pair(a, b, names, report)
+    changes, left_out = [], 0
+    for path in sorted(before.keys() | after.keys()):
+        old, new = before.get(path), after.get(path)
+        fields = rules.differing(path, old, new) if old and new else ()
+        if not fields and old and new:
+            continue
+        if rules.ignored(path, old, new):
+            left_out += 1
+        else:
+            changes.append(Change(path=path, before=old, after=new, fields=fields))
+    groups = _group(changes, Packages(before), Packages(after)) if changes else ()
+    return Difference(settings=_compare_configs(a, b, names), groups=groups, left_out=left_out)
+
+
+def _is_of_installer(path: str) -> bool:
+    return bool(MARK.fullmatch(path) or BYTECODE.fullmatch(path))
+
+
+def _group(changes: list[Change], before: Packages, after: Packages) -> tuple[Group, ...]:
+    """Group paths by owner, the new one where that changed; packages by name, and files without owner last."""
+    found: defaultdict[Package | None, list[Change]] = defaultdict(list)
+    for change in changes:
+        new = after.owner(change.path) if change.after else None
+        old = before.owner(change.path) if change.before else None
+        found[new or old].append(change)
+    return tuple(
+        Group(
+            package=package,
+            before=before.version(package) if package else "",
+            after=after.version(package) if package else "",
+            changes=tuple(found[package]),
+        )
+        for package in sorted(found, key=lambda it: (it is None, it.kind if it else "", it.name if it else ""))
+    )
+
+
+def _compare_configs(a: Image, b: Image, names: tuple[str, str]) -> tuple[Setting, ...]:
+    """The settings that differ, without secrets; BuildError for an invalid config."""
+    sides = []
+    for image, name in zip((a, b), names, strict=True):
+        try:
+            sides.append({key: value for key, value in _settings(json.loads(image.config)) if value is not None})
+        except _WRONG as error:
+            raise BuildError("the image's config cannot be read", where=name, todo="make the image again") from error
+    found = []
+    for name in dict.fromkeys((*sides[0], *sides[1])):
+        old, new = (side.get(name) for side in sides)
+        if old != new:
+            kind, _, key = name.partition(" ")
+            before, after = without_secrets(key or kind, old, new, sure=True)
+            found.append(Setting(name=scrub(name), before=before, after=after))
+    return tuple(found)
+
+
+def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings in a config (OCI image-spec, config.md); absent and empty are the same."""
+    inner: Mapping[str, Any] = config.get("config") or {}
+    yield from ((key, config.get(key) or None) for key in _PLATFORM)
+    for entry in inner.get("Env") or ():
+        variable, _, value = str(entry).partition("=")
+        yield f"Env {variable}", value
+    for key in _SINGLE:
+        single = inner.get(key) or None
+        yield key, None if (key, single) == ("WorkingDir", "/") else single
+    yield from ((f"Labels {label}", value) for label, value in (inner.get("Labels") or {}).items())
+    yield from ((key, sorted(inner.get(key) or ()) or None) for key in _SETS)

@@ -1,0 +1,350 @@
+"""What the resolvers share: the question, its answer as a lock or as faults, and how gaps of a record are filled."""
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Generic, TypeVar
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from envbuild import report
+from envbuild.errors import LockError
+from envbuild.lock.client import Client, LateClient, in_parallel
+from envbuild.lock.dependencies import Conflict, find_conflict, marker_environment, readable_requirements
+from envbuild.lock.facts import FactReader
+from envbuild.lock.faults import Fault, UnlockableError, diagnose
+from envbuild.lock.index import IndexFile, files_of, index_file
+from envbuild.lock.model import Lock, LockedWheel, Target
+from envbuild.lock.settings import IndexSettings, bare_url, folders_only, local_path, read_settings, without_credentials
+from envbuild.manifest.requirement import exact_version
+from envbuild.match.stack import Gaps
+from envbuild.oci.digest import Digest
+
+T = TypeVar("T")
+
+RESOLVER_SECONDS = 900.0
+"""Seconds for one run of a resolver; its own timeouts do not end a transfer that goes on very slowly."""
+_INTERVAL = timedelta(days=30)
+"""Steps in which the date moves, where the releases as of the record's own date do not fit together."""
+_SOURCE_ONLY = re.compile(r"Wheels are required for `([^`]+)`")
+"""uv's message for a release that has only a source distribution."""
+_SETTINGS = "the index settings of pip or uv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Requirements for a resolver, and where to look."""
+
+    requirements: tuple[Requirement, ...]
+    target: Target
+    settings: IndexSettings
+    client: Client
+    reader: FactReader
+    gaps: Gaps | None = None
+
+    def files(self, name: str) -> tuple[IndexFile, ...]:
+        """Everything that the indexes and folders have of a project."""
+        return files_of(self.client, self.settings, name)
+
+    @property
+    def text(self) -> str:
+        """The requirements, one per line."""
+        return "".join(f"{requirement}\n" for requirement in self.requirements)
+
+
+@contextmanager
+def open_question(
+    requirements: tuple[str, ...],
+    target: Target,
+    settings: IndexSettings | None,
+    cache: Path | None,
+    gaps: Gaps | None = None,
+    *,
+    local: bool = False,
+) -> Iterator[Question]:
+    """Open a question to the indexes and folders of the settings, else of pip's and uv's own settings."""
+    parsed = parsed_requirements(requirements)
+    settings = settings or read_settings()
+    settings = folders_only(settings) if local else settings
+    with LateClient(settings) as client:
+        reader = FactReader(client, cache)
+        yield Question(requirements=parsed, target=target, settings=settings, client=client, reader=reader, gaps=gaps)
+
+
+def parsed_requirements(texts: Iterable[str]) -> tuple[Requirement, ...]:
+    """Parse requirements, so that no option reaches a resolver; LockError names all that are invalid."""
+    parsed, invalid = [], []
+    for text in texts:
+        try:
+            parsed.append(Requirement(text))
+        except InvalidRequirement:
+            invalid.append(text)
+    if invalid:
+        todo = "correct the name and version in the manifest"
+        raise LockError(f"not a requirement: {', '.join(map(repr, invalid))}", where="requirements", todo=todo)
+    return tuple(parsed)
+
+
+def run_resolver(
+    command: Sequence[str], folder: str, environment: Mapping[str, str], text: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a resolver in a folder, with `text` as its input; LockError after RESOLVER_SECONDS."""
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=PIPE if text else DEVNULL, stdout=PIPE, stderr=PIPE, text=True
+    )
+    name, started, out, err = Path(command[0]).name, time.monotonic(), None, ""
+    with process:
+        try:
+            while out is None:
+                try:
+                    out, err = process.communicate(text, report.SILENCE)
+                except subprocess.TimeoutExpired:
+                    text, waited = None, time.monotonic() - started  # the text is already being sent
+                    if waited > RESOLVER_SECONDS:
+                        todo = "check the index, the network and the proxy, then run again"
+                        what = f"{name} did not end within {waited:.0f} s"
+                        raise LockError(what, where=_SETTINGS, todo=todo) from None
+                    report.announce(f"waiting for {name}, which asks the package index ({waited:.0f} s)")
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def failure(question: Question, output: str) -> LockError:
+    """Explain why a resolver failed: every distribution that has no wheel, else the resolver's own message."""
+    named = [it for it in question.requirements if not _is_file(it)]
+    pages = in_parallel(lambda requirement: question.files(requirement.name), named)
+    offline = question.settings.offline
+    faults = [diagnose(it, files, question.target, offline=offline) for it, files in zip(named, pages, strict=True)]
+    if found := [fault for fault in faults if fault is not None]:
+        return UnlockableError(found, question.target, where=question.settings.places)
+    # The message without credentials and without the inside of a traceback.
+    before, traceback, after = without_credentials(output).partition("Traceback (most recent call last)")
+    last = after.strip().rpartition("\n")[2] if traceback else ""
+    message = before.strip() or last or "it gave no reason"
+    mentioned = {canonicalize_name(it) for it in re.findall(r"[\w.-]+", output)}
+    drop = " or ".join(f"--drop {it.name}" for it in named if canonicalize_name(it.name) in mentioned) or "--drop NAME"
+    drop += " (not the framework)"
+    places = "give other folders: --find-links DIR" if offline else _SETTINGS
+    todo = f"correct the versions, leave one out by {drop}, or {places}"
+    source_only = ", ".join(dict.fromkeys(_SOURCE_ONLY.findall(output))) if question.gaps else ""
+    if source_only:
+        todo = f"name the version of {source_only} in the record and add --build; or give its wheel: --find-links DIR"
+        todo += f"; or leave out what requires it: {drop}"
+    what = f"the requirements cannot be locked for {question.target}: {message}"
+    return LockError(what, where=question.settings.places, todo=todo)
+
+
+def complete(
+    question: Question, chosen: Sequence[IndexFile], sizes: Sequence[int | None], yanked: Mapping[str, str]
+) -> Lock:
+    """Make the lock of the chosen files: ask for missing sizes, and raise UnlockableError when anything is missing."""
+    names = {file.name for file in chosen}
+    faults = [
+        Fault(requirement=str(it), why="the resolver left it out", todo="name it by version, as in name==1.0")
+        for it in question.requirements
+        # A resolver may leave out what a marker excludes; a file was chosen before.
+        if it.marker is None and not _is_file(it) and canonicalize_name(it.name) not in names
+    ]
+    hashed = [_hashed(file) for file in chosen]
+    todo = "use an index that gives hashes, or give the folder of the wheel to pip or uv as find-links"
+    faults += [_pin_fault(file, "the index gives no sha256 for its wheel", todo) for file in hashed if not file.sha256]
+    faults += [fault for fault in in_parallel(lambda file: _confusion(question, file), hashed) if fault]
+    if faults:
+        raise UnlockableError(faults, question.target, where=question.settings.places)
+    known = in_parallel(
+        lambda pair: question.reader.size(pair[0]) if pair[1] is None else pair[1],
+        zip(hashed, sizes, strict=True),
+    )
+    wheels = [locked_wheel(file, size) for file, size in zip(hashed, known, strict=True)]
+    return Lock(
+        target=question.target,
+        wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
+        yanked=tuple(sorted(yanked.items())),
+    )
+
+
+def locked_wheel(file: IndexFile, size: int) -> LockedWheel:
+    """A file of an index as part of a lock."""
+    assert file.sha256 is not None, "complete() refuses files without a hash"
+    return LockedWheel(
+        name=file.name,
+        version=str(file.version),
+        filename=file.filename,
+        sha256=file.sha256,
+        size=size,
+        url=file.url,
+    )
+
+
+def _is_file(requirement: Requirement) -> bool:
+    return (requirement.url or "").startswith("file:")
+
+
+def _pin_fault(file: IndexFile, why: str, todo: str) -> Fault:
+    return Fault(requirement=f"{file.name}=={file.version}", why=why, todo=todo)
+
+
+def _confusion(question: Question, file: IndexFile) -> Fault | None:
+    """The fault of a file that another index or folder has under the same name with other bytes.
+
+    Somebody may have published a file of theirs under the name of a private one ("dependency confusion"). Pages are
+    read only where more than one place could have the file.
+    """
+    settings = question.settings
+    folders = [Path(place) for place in settings.find_links if "://" not in place]
+    paths = [folder / file.filename for folder in folders if (folder / file.filename).is_file()]
+    files = [index_file(path.as_uri()) for path in paths]
+    pages = len(settings.indexes) + len(settings.find_links) - len(folders) + (local_path(file.url) is not None)
+    files += question.files(file.name) if pages > 1 else ()
+    same_name = (_hashed(it) for it in files if it is not None and it.filename == file.filename)
+    others = [it for it in same_name if it.sha256 not in {None, file.sha256}]
+    if file.sha256 is None or not others:
+        return None
+    here, there = (f"{bare_url(it.url)} with {it.sha256}" for it in (file, others[0]))
+    todo = "find out which is right, and leave the index or folder that has the other out of pip's or uv's settings"
+    return _pin_fault(file, f"{file.filename} is at {here}, and at {there}", todo)
+
+
+def _hashed(file: IndexFile) -> IndexFile:
+    """The file with its sha256, which is computed where the file is in a folder of this machine."""
+    path = local_path(file.url) if file.sha256 is None else None
+    if path is None:
+        return file
+    try:
+        with path.open("rb") as opened:
+            return replace(file, sha256=Digest.of_file(opened)[0])
+    except OSError as error:
+        raise LockError("the wheel cannot be read", where=str(path), todo="check the find-links folder") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxed:
+    """A pinned distribution, as if it required any version where another pin contradicts what it requires."""
+
+    name: str
+    version: str
+    requires: tuple[str, ...]
+    extras: tuple[str, ...]
+    """The extras that are required of it."""
+    conflicts: tuple[Conflict, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a resolver has to observe when it adds distributions."""
+
+    before: str | None = None
+    """It adds only what was uploaded before this moment; None for any."""
+    relaxed: tuple[Relaxed, ...] = ()
+
+
+class UnsolvedError(Exception):
+    """No set of releases fits; `undated` where that is so because the index does not say when files were uploaded."""
+
+    def __init__(self, message: str, *, undated: bool = False) -> None:
+        super().__init__(message)
+        self.undated = undated
+
+
+@dataclass(frozen=True, slots=True)
+class Filled(Generic[T]):
+    """A resolver's answer, and remarks about its date."""
+
+    found: T
+    remarks: tuple[str, ...] = ()
+
+
+def fill(question: Question, resolve: Callable[[Limits], T], pinned: Callable[[], Lock]) -> Filled[T]:
+    """Resolve as of the date in the question's gaps; if nothing fits, as of a later date, or without one.
+
+    `resolve` raises UnsolvedError if nothing fits. `pinned` locks the requirements alone; only if they contradict each
+    other, the contradicted requirements are relaxed. LockError if that does not help.
+    """
+    before = question.gaps.before if question.gaps else None
+    try:
+        return Filled(resolve(Limits(before=before)))
+    except UnsolvedError as error:
+        first = error
+    try:
+        newest, relaxed = _newest(question, resolve, pinned, first)
+    except UnsolvedError as error:
+        raise failure(question, str(error)) from error
+    if before is None:
+        return Filled(newest)
+    now = "what the record lacks is taken from all releases that the index has now"
+    if first.undated:
+        return Filled(newest, (f"the package index does not say when files were uploaded; {now}",))
+    if relaxed:
+        with suppress(UnsolvedError):
+            return Filled(resolve(Limits(before=before, relaxed=relaxed)))
+    moment, found = _earliest(before, lambda moment: resolve(Limits(before=moment, relaxed=relaxed)), newest)
+    taken = f"what the record lacks is taken from those before {moment}" if moment else now
+    return Filled(found, (f"no wheels uploaded before {before} fit together; {taken}",))
+
+
+def _newest(
+    question: Question, resolve: Callable[[Limits], T], pinned: Callable[[], Lock], error: UnsolvedError
+) -> tuple[T, tuple[Relaxed, ...]]:
+    """Resolve without a date, and with relaxed requirements if that is needed."""
+    if question.gaps and question.gaps.before:
+        try:
+            return resolve(Limits()), ()
+        except UnsolvedError as undated:
+            error = undated
+    relaxed = tuple(_contradicted(question, pinned())) if question.gaps else ()
+    if not relaxed:
+        raise error
+    return resolve(Limits(relaxed=relaxed)), relaxed
+
+
+def _earliest(before: str, resolve: Callable[[str], T], newest: T) -> tuple[str | None, T]:
+    """Find the first of the moments at intervals after `before` that has a solution; None where only now has one."""
+    start = datetime.fromisoformat(before)
+    low, high, moment, found = 0, max((datetime.now(UTC) - start) // _INTERVAL, 0) + 1, None, newest
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = (start + middle * _INTERVAL).strftime("%Y-%m-%dT%H:%M:%SZ")
+        try:
+            moment, found, high = tried, resolve(tried), middle
+        except UnsolvedError:
+            low = middle
+    return moment, found
+
+
+def _contradicted(question: Question, pins: Lock) -> Iterator[Relaxed]:
+    """Find the pinned distributions that require what other pins do not satisfy."""
+    versions = {wheel.name: wheel.version for wheel in pins.wheels}
+    bounds = [Requirement(text) for text in (question.gaps.versions if question.gaps else ())]
+    versions |= {str(canonicalize_name(it.name)): version for it in bounds if (version := exact_version(it))}
+    extras_of = {str(canonicalize_name(it.name)): tuple(sorted(it.extras)) for it in question.requirements}
+    environment = marker_environment(question.target)
+    for wheel, facts in zip(pins.wheels, question.reader.all_facts(pins.wheels), strict=True):
+        extras = extras_of.get(wheel.name, ())
+        environments = [environment | {"extra": extra} for extra in ("", *extras)]
+        conflicts: list[Conflict] = []
+        requires = []
+        for requirement in readable_requirements(facts.requires if facts else ()):
+            conflict = find_conflict(f"{wheel.name} {wheel.version}", requirement, versions)
+            marker = requirement.marker
+            if conflict and conflict.version and (marker is None or any(map(marker.evaluate, environments))):
+                requirement.specifier = SpecifierSet()
+                conflicts.append(conflict)
+            requires.append(str(requirement))
+        if conflicts:
+            yield Relaxed(
+                name=wheel.name,
+                version=wheel.version,
+                requires=tuple(requires),
+                extras=extras,
+                conflicts=tuple(conflicts),
+            )
