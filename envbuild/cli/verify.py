@@ -16,7 +16,7 @@ from envbuild.cli.golden import Asked, golden_findings
 from envbuild.cli.printed import check_stdout
 from envbuild.cli.references import AsJson, Platform, machine_of
 from envbuild.cli.targets import FORMS, in_one_line, kind_of
-from envbuild.cli.vouching import MinimumRecord, Osv, Signed, Vouching, proof_of, references_of
+from envbuild.cli.vouching import MinimumRecord, Signed, Vouching, proof_of, references_of
 from envbuild.errors import EnvbuildError, UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ def run(
     platform: Platform = None,
     signed: Signed = None,
     minimum_record: MinimumRecord = None,
-    osv: Osv = None,
     policy: PolicyFile = None,
     form: Format = None,
     as_json: AsJson = False,
@@ -126,8 +125,8 @@ def run(
         deep=deep,
     )
     judge = _policy(policy)
-    vouching = Vouching(signed=signed, required=judge.keys, osv=osv)
-    _check(targets, by_lock, lock is not None, golden=golden, run_=run_, vouched=bool(vouching.keys or osv))
+    vouching = Vouching(signed=signed, required=judge.keys)
+    _check(targets, by_lock, lock is not None, golden=golden, run_=run_, vouched=bool(vouching.keys))
     vouching.check(targets)
     proof = proof_of(vouching.keys, minimum_record)
     _check_python(targets, python)
@@ -139,10 +138,9 @@ def run(
         if lock is not None:
             image, found = by_lock.findings(targets[0], progress)
             more = {"image": targets[0], "digest": str(image.found_as or image.digest)}
-            found = (*found, *vouching.by_lock(targets[0], lock, progress))
         elif golden or not vouching.alone(targets):
             asked = Asked(golden=golden, run=run_, python=python)
-            found, failed = _held(targets, machine_of(platform), asked, vouching, proof, progress)
+            found, failed = _held(targets, machine_of(platform), asked, proof, progress)
         placed = (one for it in references_of(targets).values() for one in judge.registry_findings(it))
         found = (*found, *vouching.signatures(targets, progress), *placed)
     verdict = _verdict(targets, found, judge, failed.what if failed else "")
@@ -205,7 +203,7 @@ def _policy(path: Path | None) -> "Policy":
 
 
 def _held(
-    targets: list[str], machine: str, asked: "Asked", vouching: Vouching, proof: "Proof | None", progress: Progress
+    targets: list[str], machine: str, asked: "Asked", proof: "Proof | None", progress: Progress
 ) -> "tuple[tuple[Finding, ...], EnvbuildError | None]":
     """What was found, and what ended the golden part, if anything did: the rest is known by then."""
     from envbuild.cli.opening import Opening
@@ -218,7 +216,7 @@ def _held(
         opened = [first, *(opening.target(text, first.side.contract) for text in targets[1:])]
         more = golden_findings(opened, machine, asked, progress) if asked.golden else iter(())
         progress.step("holding them against each other")
-        findings = [*verify_targets(opened, progress.progress), *vouching.vulnerabilities(opened, progress)]
+        findings = list(verify_targets(opened, progress.progress))
         try:
             findings.extend(more)
         except EnvbuildError as error:

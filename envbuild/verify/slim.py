@@ -3,21 +3,21 @@
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 
-from envbuild.diff.layers import Tree
+from envbuild.errors import counted
 from envbuild.files import data_folder
 from envbuild.lock.conflicts import marker_environment
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import Target
-from envbuild.lock.needs import Declared, needed
+from envbuild.lock.needs import needed
 from envbuild.match.table import read_table
 from envbuild.oci.image import Image
 from envbuild.recipe import SLIM_LABEL
+from envbuild.verify.environment import Environment, PackageChange
 from envbuild.verify.findings import Finding
-from envbuild.verify.holdings import Held, Holdings, Moved
 
 _SHOWN = 5
 _WHY = "what imports one of them all the same fails there, or silently does without"
@@ -47,49 +47,46 @@ def listed(names: Iterable[str], patterns: Collection[Pattern]) -> dict[str, str
     return {name: why for name, why in found if why}
 
 
-def without_slim(found: Held, before: Holdings, after: Holdings, serve: Image) -> tuple[Held, tuple[Finding, ...]]:
-    """What differs but for what a slim image may do without; and one finding about that, where it says it is slim."""
+def slim_changes(
+    changes: Iterable[PackageChange], before: Environment, after: Environment, serve: Image
+) -> tuple[PackageChange, ...]:
+    """What an image whose label says that it is slim may lack.
+
+    That is what nothing in it requires, and what is on the list or required only by what is on it and left out too.
+    """
     config = json.loads(serve.config)
     if not ((config.get("config") or {}).get("Labels") or {}).get(SLIM_LABEL):
-        return found, ()
-    missing = [it.name for it in found.packages if not it.after]
-    names = _allowed(missing, before, after, "aarch64" if config.get("architecture") == "arm64" else "x86_64")
-    slim = tuple(it for it in found.packages if it.name in names)
-    rest = replace(found, packages=tuple(it for it in found.packages if it.name not in names))
-    return rest, (_finding(slim),) if slim else ()
-
-
-def _allowed(missing: Collection[str], before: Holdings, after: Holdings, machine: str) -> frozenset[str]:
-    """Those that nothing that is there requires, and that are on the list or required by one on it that is gone too."""
-    markers = marker_environment(Target(python=_python(before.tree), machine=machine, glibc=""))
-    declared = {**_declared(before), **_declared(after)}
+        return ()
+    missing = {it.name: it for it in changes if not it.after}
+    machine = "aarch64" if config.get("architecture") == "arm64" else "x86_64"
+    markers = marker_environment(Target(python=_python(before), machine=machine, glibc=""))
+    both = {**before.distributions, **after.distributions}
+    declared = {name: requirements_of(it.metadata) for name, it in both.items() if it.metadata}
     strict = listed(missing, training_only())
-    gone = frozenset(missing) - needed(after.versions, declared, markers, strict)
-    return gone & needed([name for name in strict if name in gone], declared, markers, strict)
+    gone = missing.keys() - needed(after.distributions, declared, markers, strict)
+    names = gone & needed([name for name in strict if name in gone], declared, markers, strict)
+    return tuple(it for name, it in missing.items() if name in names)
 
 
-def _finding(packages: Sequence[Moved]) -> Finding:
+def slim_finding(packages: Sequence[PackageChange]) -> Finding:
+    """The warning about what a slim image lacks."""
     those = tuple(f"{it.name} {it.before}" for it in packages)
     more = f" and {len(those) - _SHOWN} more" if len(those) > _SHOWN else ""
-    count = "1 distribution" if len(those) == 1 else f"{len(those)} distributions"
     return Finding(
         about="slim",
         rule="shared-slim",
         agrees=False,
         severity="warning",
-        says=f"serving is slim, without {count} that only training uses: {', '.join(those[:_SHOWN])}{more}",
+        says=f"serving is slim, without {counted(len(those), 'distribution')} that only training uses: "
+        f"{', '.join(those[:_SHOWN])}{more}",
         why=_WHY,
         todo=_TODO,
         packages=those,
     )
 
 
-def _python(tree: Tree) -> str:
+def _python(environment: Environment) -> str:
     """The Python in whose folders most distributions lie."""
-    places = (path.partition("/lib/python")[2].partition("/")[0] for path in tree if path.endswith(".dist-info/RECORD"))
-    counted = Counter(filter(None, places)).most_common(1)
-    return counted[0][0] if counted else "3"
-
-
-def _declared(holdings: Holdings) -> Declared:
-    return {name: requirements_of(text) for name, text in holdings.metadata().items()}
+    sites = (site for it in environment.distributions.values() for site in it.sites)
+    places = (site.partition("/lib/python")[2].partition("/")[0] for site in sites)
+    return next((python for python, _ in Counter(filter(None, places)).most_common(1)), "3")

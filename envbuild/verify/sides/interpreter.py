@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from envbuild.base.tree import resolve
 from envbuild.diff.layers import Tree
 
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MINOR = re.compile(r"python(3\.\d+)")
 _SAID = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+\.\d+)", re.MULTILINE)
 _SYSTEM_TOO = re.compile(r"^include-system-site-packages\s*=\s*true", re.MULTILINE | re.IGNORECASE)
@@ -60,9 +60,9 @@ def _candidates(started: Started) -> Iterator[str]:
     if program.startswith("/"):
         folder, name = posixpath.split(program)
         # /usr/bin/tini says nothing of Python, /opt/venv/bin/gunicorn does
-        beside = [] if folder in _DEFAULT_PATH.split(":") else [f"{folder}/python", f"{folder}/python3"]
+        beside = [] if folder in DEFAULT_PATH.split(":") else [f"{folder}/python", f"{folder}/python3"]
         yield from [program] if _PROGRAM.fullmatch(name) else beside
-    for folder in (started.variables.get("PATH") or _DEFAULT_PATH).split(":"):
+    for folder in (started.variables.get("PATH") or DEFAULT_PATH).split(":"):
         if folder.startswith("/"):
             yield from (f"{folder.rstrip('/')}/{name}" for name in ("python", "python3"))
 
