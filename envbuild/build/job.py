@@ -16,7 +16,7 @@ from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry import PushResult, SharedCache
-from envbuild.verify import prove_loading
+from envbuild.verify.cuda.loader import prove_loading
 
 if TYPE_CHECKING:
     from envbuild.engine.load import Loaded

@@ -10,8 +10,8 @@ from envbuild.manifest import read_manifest
 from envbuild.match import FRAMEWORKS, CudaChoice, Profiles, Stack, VariantChoice, frameworks_of, load_profiles, match
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Base, Recipe, make_recipe
+from envbuild.verify.cuda.loader import prove_loading
 from envbuild.verify.findings import Finding
-from envbuild.verify.loader import prove_loading
 from envbuild.verify.standing import Subject
 
 _VARIANT = "dev.envbuild.variant"

@@ -1,7 +1,7 @@
-"""What the dynamic loader of glibc would do (ld.so(8), dlopen(3), glibc's elf/dl-load.c), told from names alone.
+"""The search of glibc's dynamic loader (ld.so(8), dlopen(3), elf/dl-load.c), by names alone.
 
-Left out: versions of symbols (the wheels' platform tags stand for them), folders for better processors
-(glibc-hwcaps), and entries of paths that are relative or empty, as they depend on the working folder.
+Not modelled: versions of symbols (the wheels' platform tags cover them), folders for newer processors (glibc-hwcaps),
+and relative or empty entries of paths, as they depend on the working folder.
 """
 
 import posixpath
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from envbuild.base.tree import Tree, resolve
-from envbuild.verify.elf import MACHINES, Elf
+from envbuild.verify.cuda.elf import MACHINES, Elf
 
 LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 """The loader's own name, by machine."""
@@ -59,18 +59,18 @@ class Loaded:
     """Without links."""
     elf: Elf
     via: str
-    """What led to it: `RUNPATH of /opt/env/…/libx.so`."""
+    """How the loader found it: `RUNPATH of /opt/env/…/libx.so`."""
     loader: "Loaded | None"
     """What needs it, where it was not opened: whose RPATH serves it too."""
     names: set[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class MissingLibrary:
     """A library that is not found, or is none."""
 
     name: str
-    wanted_by: str
+    needed_by: str
     """Path of what needs or opens it; empty for the process itself."""
     why: str
 
@@ -82,12 +82,12 @@ class Process:
         self._system = system
         self._loaded: list[Loaded] = []
         self.program: Loaded | None = None
-        self._brought(LOADERS[system.machine], "the kernel, with the program")
+        self._take(LOADERS[system.machine], "the kernel, with the program")
 
-    def start(self, program: str) -> tuple[Lost, ...]:
+    def start(self, program: str) -> tuple[MissingLibrary, ...]:
         """Load a program, whose path has no links, and what it needs."""
-        self.program, lost = self.open(program, None)
-        return lost
+        self.program, missing = self.open(program, None)
+        return missing
 
     @property
     def loaded(self) -> tuple[Loaded, ...]:
@@ -98,33 +98,33 @@ class Process:
         """What was loaded from a path; None where nothing was."""
         return next((one for one in self._loaded if path in (one.path, one.real)), None)
 
-    def open(self, name: str, caller: Loaded | None) -> tuple[Loaded | None, tuple[Lost, ...]]:
+    def open(self, name: str, caller: Loaded | None) -> tuple[Loaded | None, tuple[MissingLibrary, ...]]:
         """Do what dlopen does for code in `caller`: everything that the library needs comes too, or nothing at all.
 
-        All that is lost is listed, where the loader would stop at the first.
+        All that is missing is listed, where the loader would stop at the first.
         """
         before = len(self._loaded)
         first = self._map(name, caller)
-        if isinstance(first, Lost):
+        if isinstance(first, MissingLibrary):
             return None, (first,)
         if len(self._loaded) > before:
             first.loader = None  # what is opened does not hand on its opener's RPATH to what it needs; observed
-        lost: list[Lost] = []
+        missing: list[MissingLibrary] = []
         queue, seen = [first], {id(first)}
         for one in queue:  # breadth first, as the order decides which of two libraries of a name is taken
             for needed in one.elf.needed:
                 found = self._map(needed, one)
-                if isinstance(found, Lost):
-                    lost.append(found)
+                if isinstance(found, MissingLibrary):
+                    missing.append(found)
                 elif id(found) not in seen:
                     seen.add(id(found))
                     queue.append(found)
-        if lost:
+        if missing:
             del self._loaded[before:]
-            return None, tuple(lost)
+            return None, tuple(missing)
         return first, ()
 
-    def _map(self, name: str, caller: Loaded | None) -> Loaded | Lost:
+    def _map(self, name: str, caller: Loaded | None) -> Loaded | MissingLibrary:
         for one in self._loaded:
             if name in one.names or name == one.elf.soname:
                 return one
@@ -132,10 +132,10 @@ class Process:
             if found := self._at(path, via, name, caller):
                 return found
         if self._system.host and self._system.host.fullmatch(name):
-            return self._brought(name, HOST)
-        return Lost(name=name, wanted_by=_path_of(caller), why="it is in no folder that the loader looks at")
+            return self._take(name, HOST)
+        return MissingLibrary(name=name, needed_by=_path_of(caller), why="it is in no folder that the loader looks at")
 
-    def _at(self, path: str, via: str, name: str, caller: Loaded | None) -> Loaded | Lost | None:
+    def _at(self, path: str, via: str, name: str, caller: Loaded | None) -> Loaded | MissingLibrary | None:
         """Take what lies at a path; None where nothing does, or a library for another machine."""
         real = resolve(self._system.tree, path)
         if real is None or self._system.tree[real[1:]].kind != "file":
@@ -145,16 +145,18 @@ class Process:
             return same
         elf = self._system.read(real)
         if elf is None:
-            return Lost(name=name, wanted_by=_path_of(caller), why=f"{path} is found first, and is no library")
+            return MissingLibrary(
+                name=name, needed_by=_path_of(caller), why=f"{path} is found first, and is no library"
+            )
         if (elf.bits, elf.machine) != (64, MACHINES[self._system.machine]):
             return None
         self._loaded.append(Loaded(path=path, real=real, elf=elf, via=via, loader=caller, names={name}))
         return self._loaded[-1]
 
-    def _brought(self, name: str, whence: str) -> Loaded:
+    def _take(self, name: str, via: str) -> Loaded:
         """Take a library as loaded that is none of the image's files."""
         elf = Elf(bits=64, machine=MACHINES[self._system.machine], soname=name)
-        self._loaded.append(Loaded(path="", real="", elf=elf, via=whence, loader=None, names={name}))
+        self._loaded.append(Loaded(path="", real="", elf=elf, via=via, loader=None, names={name}))
         return self._loaded[-1]
 
     def _places(self, name: str, caller: Loaded | None) -> Iterator[tuple[str, str]]:

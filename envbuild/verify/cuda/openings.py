@@ -1,4 +1,4 @@
-"""Which libraries a framework opens, and from where: what decides in which folders the loader looks for them.
+"""Which libraries a framework opens, and from where: this decides in which folders the loader looks for them.
 
 TensorFlow's are opened by libtensorflow_framework (tsl/platform/default/load_library.cc), JAX's by Python first (the
 plug-in's `_load_nvidia_libraries`) and then by its plug-in, PyTorch's are needed by its own libraries (DT_NEEDED).
@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from envbuild.match.profiles import FrameworkWheel
-from envbuild.verify.shelf import Placed
+from envbuild.verify.cuda.files import InstalledFile
 
 CUDA = re.compile(r"lib(cu(?!rl)\w+|nv\w+|nccl\w*)\.so[\w.]*")
 """NVIDIA's libraries, by name."""
-HOST = re.compile(r"lib(cuda|nvidia-[\w-]+|nvcuvid|nvidia-ml)\.so\.1")
-"""Those that the driver on the host brings, and no image."""
 _ORDER = ("cudart", "cublas", "cublasLt", "cufft", "curand", "cusolver", "cusparse", "cudnn")
 """TensorFlow's own order, and that of XLA; what is not in it runs without."""
 _BY_CUDA = {
@@ -49,7 +47,7 @@ class Opening:
     """Whether nothing is to be said where it is not found."""
 
 
-Files = Mapping[str, Placed]
+Files = Mapping[str, InstalledFile]
 """By path below the root of the image."""
 
 
@@ -91,8 +89,8 @@ def _jax(wheel: FrameworkWheel, site: str, files: Files) -> Iterator[Opening]:
 def _preloaded(files: Files, site: str) -> Iterator[tuple[str, list[str]]]:
     """What the plug-in's own Python opens by path, folder by folder."""
     for path in _matching(files, site, r"jax_plugins/xla_cuda\d+/__init__\.py"):
-        placed = files[path[1:]]
-        text = placed.archive.read(placed.member).decode(errors="replace") if placed.member else ""
+        file = files[path[1:]]
+        text = file.archive.read(file.member).decode(errors="replace") if file.member else ""
         for folder, names in _PRELOADED.findall(text):
             yield folder.replace(".", "/"), re.findall(r"""["']([\w.]+)["']""", names)
 
