@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from envbuild.stamp import Proof
-    from envbuild.verify import Finding
+    from envbuild.verify.findings import Finding
     from envbuild.verify.policy import Policy
     from envbuild.verify.reports import Verdict
 
@@ -197,7 +197,7 @@ def _form(form: FormName | None, *, as_json: bool) -> FormName:
 
 def _policy(path: Path | None) -> "Policy":
     from envbuild.verify.policy import Policy, read_policy
-    from envbuild.verify.titles import TITLES
+    from envbuild.verify.rules.catalogue import TITLES
 
     return read_policy(path, TITLES) if path else Policy()
 
@@ -208,7 +208,7 @@ def _held(
     """What was found, and what ended the golden part, if anything did: the rest is known by then."""
     from envbuild.cli.opening import Opening
     from envbuild.manifest.model import Contract
-    from envbuild.verify.against import verify_targets
+    from envbuild.verify.targets import verify_targets
 
     with ExitStack() as stack:
         opening = Opening(machine=machine, python=asked.python, stack=stack, progress=progress, proof=proof)
@@ -233,7 +233,7 @@ def _verdict(targets: list[str], found: "Sequence[Finding]", judge: "Policy", fa
 
 def _print(verdict: "Verdict", form: FormName, more: dict[str, Any]) -> None:
     from envbuild.verify.reports import junit, lines, sarif, sound
-    from envbuild.verify.titles import TITLES
+    from envbuild.verify.rules.catalogue import TITLES
 
     match form:
         case FormName.JSON:

@@ -14,7 +14,7 @@ from envbuild.errors import UsageError
 if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
     from envbuild.stamp import Proof
-    from envbuild.verify import Finding
+    from envbuild.verify.findings import Finding
 
 Signed = Annotated[
     str | None,
@@ -62,7 +62,7 @@ class Vouching:
         """Whether each image in a registry is signed by one of the keys."""
         if not self.keys:
             return
-        from envbuild.verify.signed import check_signed_by_any
+        from envbuild.verify.registries import check_signed_by_any
 
         for name, reference in references_of(targets).items():
             progress.step(f"looking for signatures of {in_one_line(name)}")
@@ -102,7 +102,7 @@ def proof_of(keys: Sequence[str], minimum: int | None) -> "Proof | None":
 
 def check_key(key: str | None) -> None:
     """Refuse what is no public key before any work; Cloud KMS is asked once, when its key is needed."""
-    from envbuild.verify.signed import check_public_key
+    from envbuild.verify.registries import check_public_key
 
     if key is not None:
         check_public_key(key)

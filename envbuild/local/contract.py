@@ -30,7 +30,7 @@ from envbuild.manifest.model import Data
 from envbuild.stamp import ModelUri, parse_model_uri
 from envbuild.stamp.uri import encodable
 from envbuild.trust import Claim, Voucher
-from envbuild.verify.rules.variables import NUMERIC
+from envbuild.verify.rules.contract import NUMERIC
 
 MODEL = "ENVBUILD_MODEL"
 """Where the model lies, as the container sees it."""

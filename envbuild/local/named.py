@@ -14,8 +14,7 @@ from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.files import cache_folder
 from envbuild.local.subject import machine_of
 from envbuild.oci.login import exists
-from envbuild.verify.sides import Side
-from envbuild.verify.sides.frameworks import frameworks_of
+from envbuild.verify.sources import Side, frameworks_of
 
 _ENGINE, _REGISTRY = "docker-daemon:", "docker://"
 _ARCHIVES = ("oci:", "oci-archive:", "docker-archive:")

@@ -9,7 +9,8 @@ from envbuild.local.contract import recorded_model
 from envbuild.local.model import Subject
 from envbuild.stamp import ModelUri
 from envbuild.verify.findings import Finding
-from envbuild.verify.golden import Runner, check
+from envbuild.verify.golden.check import check
+from envbuild.verify.golden.runners import Runner
 
 
 def parity(subject: Subject, runner: Runner, *, cache: Path, report: Report) -> Iterator[Finding]:

@@ -8,9 +8,9 @@ from envbuild.lock import Lock
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.stamp import StampedImage
-from envbuild.verify.rules.builds import family
-from envbuild.verify.rules.known import is_nvidia
-from envbuild.verify.rules.saying import listing
+from envbuild.verify.rules.catalogue import listing
+from envbuild.verify.rules.frameworks import family
+from envbuild.verify.rules.versions import is_nvidia
 
 Pins = Mapping[str, str]
 """Versions by name."""

@@ -23,8 +23,7 @@ from envbuild.oci.reference import Reference
 from envbuild.serve.model import Origin, ServeOrder
 from envbuild.serve.parent import check_parent
 from envbuild.stamp import Proof, Stamp, StampedImage, lock_name
-from envbuild.verify.sides.current import current_stamp, manifest_copy
-from envbuild.verify.sides.model import StampedModel, artifact_findings, read_model
+from envbuild.verify.sources.model import StampedModel, artifact_findings, current_stamp, manifest_copy, read_model
 
 _CARRIED = "python"
 """What was set by hand for one variant that goes for another as well."""

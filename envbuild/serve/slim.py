@@ -12,8 +12,8 @@ from envbuild.lock.conflicts import marker_environment
 from envbuild.lock.needs import Declared, needed
 from envbuild.manifest.model import TrainingManifest
 from envbuild.serve.model import Gate, Slimmed
+from envbuild.verify.environment import Pattern, listed
 from envbuild.verify.findings import Finding
-from envbuild.verify.slim import Pattern, listed
 
 _NAMED = 3
 _MODULE = re.compile(r"[A-Za-z_]\w*")

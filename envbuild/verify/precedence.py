@@ -17,7 +17,7 @@ from envbuild.diff.layers import Tree
 from envbuild.oci.image import Image
 from envbuild.verify.environment import LIBRARY, Environment, list_paths, node_at, same_content
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.sides.interpreter import DEFAULT_PATH, Started, interpreter_of
+from envbuild.verify.sources.image import DEFAULT_PATH, Started, interpreter_of
 
 _WHOLE: Mapping[str, Severity] = {
     "PYTHONHOME": "error",
@@ -49,6 +49,13 @@ _LOADER = re.compile(
     r"(?P<preload>etc/ld\.so\.preload)|(?P<configuration>etc/ld\.so\.conf(?:\.d/[^/]+\.conf)?)"
     r"|(?P<hwcaps>(?:usr/)?lib(?:32|64)?/(?:[\w-]+/)?(?:glibc-hwcaps|tls|haswell|x86_64)(?:/.+)?)"
 )
+_EFFECTS = {
+    "startup": "Python reads whenever it starts",
+    "modules": "Python can import instead of training's modules",
+    "loader preload": "is loaded before all libraries",
+    "loader hwcaps": "newer processors load instead of training's libraries",
+    "loader configuration": "changes where libraries are found",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,15 +291,6 @@ def _files(pair: ImagePair, names: set[str]) -> Iterator[Finding]:
         severity: Severity = "warning" if common or about == "loader configuration" else "error"
         says = f"serving adds or changes {list_paths(sorted(paths))}, which {_EFFECTS[about]}"
         yield _finding(about, says, "remove it from serving, or add it to the training image", severity)
-
-
-_EFFECTS = {
-    "startup": "Python reads whenever it starts",
-    "modules": "Python can import instead of training's modules",
-    "loader preload": "is loaded before all libraries",
-    "loader hwcaps": "newer processors load instead of training's libraries",
-    "loader configuration": "changes where libraries are found",
-}
 
 
 def _bytecode(pair: ImagePair) -> Iterator[Finding]:

@@ -20,10 +20,11 @@ from envbuild.verify.environment import (
     is_installer,
     is_outside,
     list_paths,
+    slim_changes,
+    slim_finding,
 )
 from envbuild.verify.findings import Finding
 from envbuild.verify.precedence import ImagePair, Settings, precedence_findings
-from envbuild.verify.slim import slim_changes, slim_finding
 
 _SHOWN = 5
 _WHY = "serving computes with other code than the model was trained with, and predictions can differ"

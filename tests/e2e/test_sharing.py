@@ -18,7 +18,7 @@ from envbuild.oci.reference import Reference
 from envbuild.registry import pull
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
-from envbuild.verify.sides.image import side_of_image
+from envbuild.verify.sources.image import side_of_image
 from tests.e2e.docker_builds import BUILDERS
 from tests.e2e.services import Engine, LocalRegistry, report_of
 from tests.environ import cleaned

@@ -22,8 +22,7 @@ from envbuild.errors import VerifyError
 from envbuild.lock import pylock_text
 from envbuild.stamp import Proof, stamp
 from envbuild.verify.findings import Finding
-from envbuild.verify.sides.content import content_of
-from envbuild.verify.sides.model import artifact_findings, files_now, read_model
+from envbuild.verify.sources.model import artifact_findings, content_of, files_now, read_model
 from tests.unit.attesting import key_pair
 from tests.unit.test_embed import Told, origin_of, refused
 from tests.unit.test_sides_model import (

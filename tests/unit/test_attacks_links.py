@@ -9,7 +9,7 @@ from envbuild.cli.commands import run
 from envbuild.errors import StampError
 from envbuild.files import open_inside
 from envbuild.stamp import check_stampable, read_history
-from envbuild.verify.sides.model import read_model
+from envbuild.verify.sources.model import read_model
 from tests.unit.test_embed import Told, origin_of, refused
 from tests.unit.test_sides_model import InFolder, put_stamp
 

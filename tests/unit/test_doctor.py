@@ -16,11 +16,18 @@ from envbuild.errors import RegistryError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.stamp import StampEntry, stamp
-from envbuild.verify.doctor import Check, checked, machine_checks, target_of
-from envbuild.verify.doctor.checking import ok, wrong
-from envbuild.verify.doctor.google import google_credentials, storage
-from envbuild.verify.doctor.machine import driver_finding, room
-from envbuild.verify.doctor.network import answered, clock, logins
+from envbuild.verify.doctor import Check, checked, ok, wrong
+from envbuild.verify.doctor.machine import (
+    answered,
+    clock,
+    driver_finding,
+    google_credentials,
+    logins,
+    machine_checks,
+    room,
+    storage,
+)
+from envbuild.verify.doctor.targets import target_of
 from tests.fakes.artifact_registry import FakeArtifactRegistry
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import closed_port, serving

@@ -14,8 +14,8 @@ from envbuild.local.subject import chosen_side, subject_of_image, subject_of_man
 from envbuild.lock import pylock_text
 from envbuild.manifest import read_manifest
 from envbuild.stamp import manifest_name, stamp
-from envbuild.verify.sides import Side
-from envbuild.verify.sides.model import read_model
+from envbuild.verify.sources import Side
+from envbuild.verify.sources.model import read_model
 from tests.unit.choosing import CUDA, ON_CPU, RUN, image, lock, of_run, stamped
 from tests.unit.modelling import MODELS
 

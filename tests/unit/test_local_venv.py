@@ -17,7 +17,7 @@ from envbuild.lock import Lock, LockedWheel, Target
 from envbuild.lock.model import SystemPackage
 from envbuild.oci.digest import Digest
 from envbuild.stamp import StampedImage
-from envbuild.verify.sides import Side
+from envbuild.verify.sources import Side
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.making import make_venv
 

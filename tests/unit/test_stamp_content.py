@@ -18,8 +18,7 @@ from envbuild.capture.model.facts import model_facts
 from envbuild.errors import StampError
 from envbuild.stamp import Content, Proof, StampedFile, check_stampable, read_history, read_stamp, stamp
 from envbuild.stamp.record import read_record, record_bytes, record_name
-from envbuild.verify.sides.content import content_of
-from envbuild.verify.sides.model import artifact_findings, files_now, read_model
+from envbuild.verify.sources.model import artifact_findings, content_of, files_now, read_model
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import serving
 from tests.unit.attesting import key_pair

@@ -24,7 +24,7 @@ from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base
 from envbuild.registry import SharedCache, pull, push
-from envbuild.verify.standing import Subject
+from envbuild.verify.image import Subject
 from tests.fakes.index import Fault, serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import BASE, image_of_trees, layer_of_tree

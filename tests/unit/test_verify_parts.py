@@ -16,9 +16,8 @@ from envbuild.image.bytecode import Store, compiled_by
 from envbuild.lock import Lock, LockedWheel, Target, read_settings
 from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe, make_recipe
-from envbuild.verify import Finding, Inquiry, Run, verify_image
-from envbuild.verify.deep import read_anew
-from envbuild.verify.matched import match_run
+from envbuild.verify.findings import Finding
+from envbuild.verify.image import Inquiry, Run, match_run, read_anew, verify_image
 from tests.fakes.trees import GLIBC, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.compiling import MINOR, locked, recipe_of

@@ -11,7 +11,7 @@ from envbuild.oci.image import INDEX, MANIFEST
 from envbuild.oci.reference import Reference
 from envbuild.registry import Retry, environment_tag
 from envbuild.stamp.record import Anchor, Stamp, StampedImage, StampEntry, stamped
-from envbuild.verify.stamped import registry_findings, tag_findings
+from envbuild.verify.registries import registry_findings, tag_findings
 from tests.fakes.registry import FakeRegistry
 
 FAST = Retry(first=0, longest=0.01)

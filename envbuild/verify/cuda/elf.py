@@ -15,6 +15,10 @@ MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 _NODEFLIB = 0x800
 _MOST_SEGMENTS, _MOST_TAGS = 512, 1 << 12
 """Far above what real libraries have; a damaged file may claim any number."""
+_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
+_HEADER, _ENTRY = struct.Struct("<20sLL20x"), struct.Struct("<LLLLQ")
+_FLAGS = {"x86_64": 0x303, "aarch64": 0xA03}
+"""What the loader of a machine accepts: the ELF kind and the ABI (FLAG_X8664_LIB64, FLAG_AARCH64_LIB64)."""
 
 
 class Elf(Struct, frozen=True, array_like=True, kw_only=True):
@@ -90,12 +94,6 @@ def _text(file: IO[bytes], start: int) -> str:
         if end:
             return text.decode()
     raise ValueError("a string has no end")
-
-
-_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
-_HEADER, _ENTRY = struct.Struct("<20sLL20x"), struct.Struct("<LLLLQ")
-_FLAGS = {"x86_64": 0x303, "aarch64": 0xA03}
-"""What the loader of a machine accepts: the ELF kind and the ABI (FLAG_X8664_LIB64, FLAG_AARCH64_LIB64)."""
 
 
 def read_cache(data: bytes, machine: str) -> dict[str, str]:

@@ -23,6 +23,14 @@ from envbuild.verify.cuda.process import Loaded, MissingLibrary, Process
 
 Kind = Literal["found", "missing", "unfit", "twice", "note"]
 """`note` is no fault: something optional is not there, or cannot be told."""
+_CUDNN = re.compile(r"libcudnn\.so\.\d+")
+_BROUGHT_BY = {"cudart": "cuda-runtime", "cublasLt": "cublas", "cupti": "cuda-cupti", "nvrtc": "cuda-nvrtc"}
+"""Stems of the distributions whose names are not the library's own in lower case."""
+_PARTS = {
+    "ptxas": ("bin/ptxas", "kernels are compiled by the driver, or not at all"),
+    "libdevice.10.bc": ("nvvm/libdevice/libdevice.10.bc", "what XLA compiles (jit_compile) fails"),
+}
+_FLAG = re.compile(r"--xla_gpu_cuda_data_dir=(\S+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +95,6 @@ class LoaderProof:
 
 
 _Losses = Sequence[tuple[Opening, MissingLibrary]]
-_CUDNN = re.compile(r"libcudnn\.so\.\d+")
-_BROUGHT_BY = {"cudart": "cuda-runtime", "cublasLt": "cublas", "cupti": "cuda-cupti", "nvrtc": "cuda-nvrtc"}
-"""Stems of the distributions whose names are not the library's own in lower case."""
 
 
 def prove_loading(
@@ -239,13 +244,6 @@ def _cudnn_fits(found: str, floor: str) -> bool | None:
     if own[0] != least[0]:
         return False
     return own[1] >= least[1] if len(own) > 1 and len(least) > 1 else None
-
-
-_PARTS = {
-    "ptxas": ("bin/ptxas", "kernels are compiled by the driver, or not at all"),
-    "libdevice.10.bc": ("nvvm/libdevice/libdevice.10.bc", "what XLA compiles (jit_compile) fails"),
-}
-_FLAG = re.compile(r"--xla_gpu_cuda_data_dir=(\S+)")
 
 
 def _compiler_findings(image: PlannedImage) -> Iterator[LoaderFinding]:

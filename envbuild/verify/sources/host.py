@@ -1,9 +1,11 @@
-"""The machine here as a side: what it has now, and whether what a program needs can be had from here."""
+"""The machine here as a source: what it has now, and whether what a program needs can be reached from here."""
 
+import ast
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -15,20 +17,22 @@ from envbuild.capture.machine import cpu_facts, platform_facts
 from envbuild.capture.reading import present
 from envbuild.capture.redact import REDACTED, hides_secret, scrub
 from envbuild.capture.tree import tree_facts
+from envbuild.errors import EnvbuildError
 from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, Data, Platform, TrainingManifest
 from envbuild.manifest.parse import Parser
-from envbuild.verify.sides.imports import find_imported, module_name
-from envbuild.verify.sides.manifest import side_of_manifest
-from envbuild.verify.sides.side import Side
+from envbuild.stamp import parse_model_uri
+from envbuild.verify.sources import Side, module_name
+from envbuild.verify.sources.manifest import side_of_manifest
 
 T = TypeVar("T")
-
 LARGEST_READ = 1 << 30
 """Bytes; of larger data only the size is looked at."""
-
 Visible = Callable[[str], bool | None]
 """Whether an object or folder in Cloud Storage can be seen from here; None where nobody knows."""
+_MOST_SOURCES, _LONGEST = 2000, 1 << 20
+"""Sources that are looked at, and bytes of each: the code of a server is much smaller."""
+_FOREIGN = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
 def nobody_knows(_uri: str) -> bool | None:
@@ -163,3 +167,60 @@ def _tree(path: Path) -> str | None:
     except ValueError:  # there is nothing
         return None
     return digest
+
+
+def find_imported(folder: Path, name: str) -> list[str]:
+    """Return the files and folders of a module's name that other sources below a folder import, from that folder."""
+    sources = list(islice(_sources(folder), _MOST_SOURCES))
+    places = [it.relative_to(folder) for it in sources]
+    called = {it for place in places for it in (place, *place.parents) if it.name in (name, f"{name}.py")}
+    if not called:
+        return []
+    importing = [place for place, source in zip(places, sources, strict=True) if name in _imported(source, name)]
+    return sorted(str(it) for it in called if any(it not in (place, *place.parents) for place in importing))
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """Yield the Python files below a folder, without those of environments and of hidden folders."""
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            it
+            for it in folders
+            if it not in _FOREIGN and not it.startswith(".") and not Path(parent, it, "pyvenv.cfg").exists()
+        )
+        yield from (Path(parent, it) for it in sorted(files) if it.endswith(".py"))
+
+
+def _imported(source: Path, name: str) -> set[str]:
+    """Return the parts of all names that a source imports; none of one that does not have the text `name`."""
+    try:
+        with source.open("rb") as file:
+            data = file.read(_LONGEST)
+        nodes = list(ast.walk(ast.parse(data))) if name.encode() in data else []
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    found: list[str] = []
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found += [it.name for it in node.names]
+        if isinstance(node, ast.ImportFrom):
+            found.append(node.module or "")
+    return {part for it in found for part in it.split(".")}
+
+
+def visible(uri: str) -> bool | None:
+    """Whether the object, or anything in the folder, at a gs:// URI can be seen; None where nobody can be asked.
+
+    Without credentials, or where Cloud Storage cannot be reached, nothing is known.
+    """
+    from envbuild.stamp.gcs import GcsStore, connected  # noqa: PLC0415 - Google's client takes a second to load
+
+    try:
+        place = parse_model_uri(uri)
+        if place.bucket is None:
+            return None
+        with connected() as client:
+            here, above = (GcsStore(client, place.bucket, folder) for folder in (place.path, place.parent))
+            return above.state(place.name) is not None or bool(here.names(deep=True))
+    except EnvbuildError as error:
+        return False if getattr(error.__cause__, "code", None) in (403, 404) else None

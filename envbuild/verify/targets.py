@@ -1,4 +1,4 @@
-"""Which targets of a verification are held against what: each against the first, and some against themselves."""
+"""Which targets of a verification are compared: each with the first, and some with themselves."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +12,13 @@ from envbuild.oci.reference import Reference
 from envbuild.registry import pull
 from envbuild.stamp import StampedImage
 from envbuild.verify.findings import Finding
+from envbuild.verify.registries import registry_findings, tag_findings
 from envbuild.verify.rules import ARTIFACT, hold
 from envbuild.verify.sharing import prove_sharing
-from envbuild.verify.sides import Side
-from envbuild.verify.sides.context import context_findings
-from envbuild.verify.sides.lock import side_of_lock
-from envbuild.verify.sides.model import StampedModel, artifact_findings
-from envbuild.verify.stamped import registry_findings, tag_findings
+from envbuild.verify.sources import Side
+from envbuild.verify.sources.context import context_findings
+from envbuild.verify.sources.manifest import side_of_lock
+from envbuild.verify.sources.model import StampedModel, artifact_findings
 
 _NAMED = 5
 

@@ -1,13 +1,17 @@
-"""A stamped model as a side: the run that made it, and its files as they are now."""
+"""A stamped model as a source: the run that made it, and its files as they are now."""
 
+import hashlib
+import io
 import os
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO, Any
 
 from envbuild.capture.model.facts import model_facts
 from envbuild.capture.model.places import MOST_FILES
-from envbuild.errors import LockError, ManifestError, counted
+from envbuild.errors import LockError, ManifestError, StampError, counted
 from envbuild.files import target_outside
 from envbuild.lock import Lock, read_pylock
 from envbuild.manifest import read_manifest
@@ -17,9 +21,11 @@ from envbuild.manifest.parse import Parser
 from envbuild.manifest.reader import MAX_MANIFEST
 from envbuild.oci.digest import Digest
 from envbuild.stamp import (
+    Content,
     History,
     Proof,
     Stamp,
+    StampedFile,
     StampedImage,
     lock_name,
     manifest_name,
@@ -29,14 +35,26 @@ from envbuild.stamp import (
 from envbuild.stamp.objects import found
 from envbuild.stamp.store import Store
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules.modelfiles import Changes, being, compared, digests, doubt, has_digest, listed, told
-from envbuild.verify.sides.content import is_rewritten, recorded
-from envbuild.verify.sides.manifest import side_of_manifest
-from envbuild.verify.sides.side import Side
+from envbuild.verify.rules.model import Changes, being, compared, digests, doubt, has_digest, listed, told
+from envbuild.verify.sources import Side
+from envbuild.verify.sources.manifest import side_of_manifest
 
 Slot = tuple[str, str, str]
 """Role, variant and platform."""
 _STAMP_AGAIN = "stamp the model again from its run: envbuild from-manifest MANIFEST --stamp MODEL"
+_SLOWEST_HASHING = 20_000_000
+"""Bytes a second that even a slow disk gives."""
+_NOT_TOLD = "What is verified would be another run than the one that made this model."
+_OTHERS = "The model that would be served is not, byte for byte, the one that the run was recorded with."
+_UNHASHED = "of the same size, and could not be hashed in time"
+_STAMP_CHECKSUMS = f"{_STAMP_AGAIN} --sign KEY, which records its checksums"
+_COPY_LINKS = "copy the model with its files in place of the links, and stamp that: cp -rL MODEL COPY"
+_FEWER = f"if the model has more than {MOST_FILES} files, pack them into fewer; then {_STAMP_AGAIN} --sign KEY"
+_HASH = "run the command again on a machine that reads the model faster"
+_COPY = "find out who wrote it; copy the model again from the run, or train and stamp anew"
+_ANEW = "stamp it with the run that made it: envbuild from-manifest MANIFEST --push REPOSITORY --stamp MODEL"
+_OR_MANIFEST = "or give the run's manifest instead of the model"
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +112,6 @@ def folder_of(uri: str, manifest: TrainingManifest | None) -> str:
     saved = [it.path for it in manifest.model.files] if manifest and manifest.model else []
     at_root = parse_model_uri(uri).parent in ("", "/")  # which is no folder that a model has
     return (folder or ".") if name in saved and len(saved) > 1 and not at_root else uri
-
-
-_SLOWEST_HASHING = 20_000_000
-"""Bytes a second that even a slow disk gives."""
 
 
 def files_now(uri: str, before: Model | None = None, *, patient: bool = False) -> Model | None:
@@ -203,9 +217,6 @@ def _not_looked_at(it: StampedModel) -> str:
     return "; nobody recorded the model's other files, which were not compared"
 
 
-_NOT_TOLD = "What is verified would be another run than the one that made this model."
-
-
 def _copy_findings(it: StampedModel) -> Iterator[Finding]:
     for name, fault in sorted(it.faults.items()):
         why = "The record names it by digest; without it nothing says what the run had."
@@ -266,15 +277,6 @@ def _proof_faults(it: StampedModel, same: list[str], seen: Changes) -> Iterator[
         yield _fault("files", says, wanted=wanted, found=now, why=_OTHERS, todo=_FEWER)
 
 
-_OTHERS = "The model that would be served is not, byte for byte, the one that the run was recorded with."
-_UNHASHED = "of the same size, and could not be hashed in time"
-_STAMP_CHECKSUMS = f"{_STAMP_AGAIN} --sign KEY, which records its checksums"
-_COPY_LINKS = "copy the model with its files in place of the links, and stamp that: cp -rL MODEL COPY"
-_FEWER = f"if the model has more than {MOST_FILES} files, pack them into fewer; then {_STAMP_AGAIN} --sign KEY"
-_HASH = "run the command again on a machine that reads the model faster"
-_COPY = "find out who wrote it; copy the model again from the run, or train and stamp anew"
-
-
 def _differing(paths: tuple[str, ...], how: str, seen: Changes, todo: str = _COPY) -> Iterator[Finding]:
     if paths:
         wanted, now = (listed([told(path, files.get(path)) for path in paths]) for files in (seen.old, seen.new))
@@ -301,3 +303,145 @@ def _folder_on_disk(uri: str) -> Path:
 
 def _fault(about: str, says: str, **values: str) -> Finding:
     return Finding(about=about, rule=f"artifact-{about}", agrees=False, says=says, **values)  # type: ignore[arg-type]
+
+
+def current_stamp(it: StampedModel) -> Stamp:
+    """The newest stamp; StampError without one, or where the model was replaced since: it would be another model's."""
+    before = it.stamp or it.history.left
+    if before is None or it.history.displaced:
+        what = f"{it.history.unstamped}, so that nothing says which environment made it"
+        raise StampError(what, where=it.uri, todo=f"{_ANEW}; {_OR_MANIFEST}")
+    if it.stamp is None or not it.history.current:
+        what = f"the model was replaced after it was stamped at {before.created}: what it names made another model"
+        raise StampError(what, where=f"{it.uri}, {before.anchor.name}", todo=f"{_ANEW}; {_OR_MANIFEST}")
+    return it.stamp
+
+
+def manifest_copy(it: StampedModel, stamp: Stamp) -> bytes | None:
+    """The copy that `it.manifest` was read from; None where it has been changed since."""
+    own = train_image(stamp)
+    if own is None:
+        return None
+    with found(it.uri) as model:
+        data = model.store.read(manifest_name(own), limit=MAX_MANIFEST)
+    return data if data is not None and Digest.of(data) == own.manifest_sha256 else None
+
+
+def recorded(saved: Model | None, content: Content | None, uri: str) -> Model | None:
+    """The files that a model has to have: the run's, with the checksums and the other files of when it was stamped.
+
+    A local capture knows sha256 only and a bucket crc32c only; a file that both know can be compared in either place.
+    None where neither lists any.
+    """
+    if saved and saved.uri.rstrip("/") != uri.rstrip("/"):  # generations change with every copy
+        saved = replace(saved, files=tuple(replace(it, generation=None) for it in saved.files))
+    if content is None or not content.files:
+        return saved if saved and saved.files else None
+    then = _model(content, uri)
+    if saved is None or not saved.files:
+        return then
+    both = compared(saved, then, by_name=True)
+    files = {path: _joined(file, both.new.get(path)) for path, file in both.old.items()}
+    files = {path: file for path, file in both.new.items() if path not in files} | files
+    count = len(files) if then.file_count == len(then.files) else None
+    return replace(saved, files=tuple(files[path] for path in sorted(files)), file_count=count, unread=None)
+
+
+def as_stamped(saved: Model | None, content: Content | None, uri: str) -> Model | None:
+    """The run's own files as `recorded` has them; all that were stamped where the run lists none."""
+    both = recorded(saved, content, uri)
+    if both is None or saved is None or not saved.files:
+        return both
+    own = {it.path for it in saved.files}
+    return replace(both, files=tuple(it for it in both.files if it.path in own), file_count=saved.file_count)
+
+
+def _model(content: Content, uri: str) -> Model:
+    files = tuple(
+        ModelFile(path=it.path, size=it.size, sha256=it.sha256, crc32c=it.crc32c, generation=it.generation)
+        for it in content.files
+    )
+    return Model(uri=uri, files=files, file_count=content.file_count)
+
+
+def _joined(saved: ModelFile, then: ModelFile | None) -> ModelFile:
+    if then is None:
+        return saved
+    return replace(
+        saved,
+        sha256=saved.sha256 or then.sha256,
+        crc32c=saved.crc32c or then.crc32c,
+        generation=then.generation,
+    )
+
+
+def content_of(now: Model) -> Content:
+    """A model's files as a stamp records them."""
+    files = tuple(
+        StampedFile(path=it.path, size=it.size, sha256=it.sha256, crc32c=it.crc32c, generation=it.generation)
+        for it in now.files
+    )
+    return Content(files=files, file_count=now.file_count)
+
+
+def is_rewritten(before: ModelFile, now: ModelFile) -> bool:
+    """Whether an object has another generation: other content can be made for a CRC32C, and not for a generation."""
+    return None not in (before.generation, now.generation) and before.generation != now.generation
+
+
+def mismatch(
+    before: Model | None, now: Model | None, manifest: bytes, *, by_run: bool = True, exact: bool = False
+) -> str:
+    """What of a model's files is not as its run recorded, or else its stamp, one sentence; empty if all are.
+
+    Nothing is wrong where nothing was recorded. The manifest itself may have been written beside them since.
+    `exact`: an object of the same checksum with another generation is wrong.
+    """
+    if before is None:
+        return ""
+    if now is None or not now.files:
+        return f"its files cannot be read: {now.unread if now else 'the answer makes no sense'}"
+    seen = compared(before, now, by_name=True)
+    own = {path for path, file in seen.new.items() if _holds(file, manifest)}
+    changed = tuple(path for path in seen.changed if path not in own)
+    extra = tuple(path for path in seen.extra if path not in own)
+    anew = [path for path in seen.common if exact and is_rewritten(seen.old[path], seen.new[path])]
+    rewritten = tuple(path for path in anew if path not in {*own, *changed})
+    saved = ("not what the run saved", "not in the manifest")
+    changed_is, extra_is = saved if by_run else ("not what was stamped", "not in the stamp")
+    said = ((changed, changed_is), (rewritten, "written anew"), (seen.missing, "missing"), (extra, extra_is))
+    if not (paths := (*changed, *rewritten, *seen.missing, *extra)):
+        return ""
+    wanted, found = (listed([told(path, files.get(path)) for path in paths]) for files in (seen.old, seen.new))
+    return f"{'; '.join(being(names, how) for names, how in said if names)} (recorded {wanted}; found {found})"
+
+
+def _holds(file: ModelFile, data: bytes) -> bool:
+    """Whether a file has this content, as far as its checksum says."""
+    if file.size != len(data):
+        return False
+    sums = sums_of(io.BytesIO(data))
+    return file.sha256 == sums.sha256.hex if file.sha256 else file.crc32c == sums.crc32c
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a file holds."""
+
+    sha256: Digest
+    crc32c: str | None
+    """In base64, as Cloud Storage says it; None where nobody asked."""
+    size: int
+
+
+def sums_of(content: IO[bytes]) -> Sums:
+    """Read a file to its end; OSError."""
+    from google_crc32c import Checksum  # noqa: PLC0415 - comes with Google's client, which few images need
+
+    kind: Any = Checksum  # of a package without types
+    sha256, crc32c, size = hashlib.sha256(), kind(), 0
+    while piece := content.read(_CHUNK):
+        sha256.update(piece)
+        crc32c.update(piece)
+        size += len(piece)
+    return Sums(Digest(sha256.hexdigest()), b64encode(crc32c.digest()).decode(), size)

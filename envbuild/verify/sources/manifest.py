@@ -1,5 +1,6 @@
-"""A training manifest as a side: what the run had, and nothing where its record does not say."""
+"""A training manifest, and a lock, as sources."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from packaging.utils import canonicalize_name
@@ -7,12 +8,13 @@ from packaging.utils import canonicalize_name
 from envbuild.capture.components import component_of, leading_numbers
 from envbuild.capture.redact import REDACTED
 from envbuild.capture.variables import VARIABLES
+from envbuild.lock.model import Lock
 from envbuild.manifest.hardware import Component, Cpu
 from envbuild.manifest.known import known_accelerator
 from envbuild.manifest.model import Contract, Framework, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
-from envbuild.verify.sides.frameworks import Built, frameworks_of
-from envbuild.verify.sides.side import Package, Side
+from envbuild.match.stack import Variant
+from envbuild.verify.sources import Built, Package, Side, frameworks_of
 
 
 def side_of_manifest(manifest: TrainingManifest, name: str) -> Side:
@@ -115,3 +117,42 @@ def _conda_part(manifest: TrainingManifest, part: str) -> str | None:
     packages = manifest.conda.packages if manifest.conda else ()
     found = (leading_numbers(it.version) for it in packages if component_of(it.name) == part)
     return next(filter(None, found), None)
+
+
+def side_of_lock(lock: Lock, name: str, variables: Iterable[tuple[str, str]] = ()) -> Side:
+    """What an environment of these wheels is; `variables` are those that its image sets.
+
+    How a framework was built is told only where a name or a local label says it; what a wheel holds is not looked up.
+    """
+    built = frameworks_of({wheel.name: wheel.version for wheel in lock.wheels})
+    return Side(
+        name=name,
+        kind="lock",
+        python=lock.target.python,
+        implementation="cpython",
+        system="Linux",
+        machine=lock.target.machine,
+        libc="glibc",
+        libc_version=lock.target.glibc,
+        packages={
+            it.name: Package(name=it.name, version=it.version, wheels=frozenset({it.sha256.hex})) for it in lock.wheels
+        },
+        slim=frozenset(lock.slim),
+        dropped=frozenset(lock.dropped),
+        frameworks=built.frameworks,
+        cuda=built.cuda or _inside(built),
+        cudnn=built.cudnn,
+        variant=built.variant or _without_plugin(built),
+        variables=dict(variables) or None,
+    )
+
+
+def _inside(built: Built) -> str | None:
+    """PyTorch's builds with a label bring their CUDA, those of before 2.0 inside; jaxlib takes the system's."""
+    return next((it.cuda for it in built.frameworks if it.name == "torch"), None)
+
+
+def _without_plugin(built: Built) -> Variant | None:
+    """JAX computes on a GPU only with a plug-in, or before them with a jaxlib whose label says so."""
+    computing = [it.name for it in built.frameworks if it.name != "keras"]
+    return "cpu" if computing == ["jax"] else None
