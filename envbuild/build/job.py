@@ -20,7 +20,7 @@ from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import PushResult
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.verify import prove_loading
+from envbuild.verify.cuda.loader import prove_loading
 
 if TYPE_CHECKING:
     from envbuild.engine.load import Loaded

@@ -28,9 +28,8 @@ def stamp_content(
     manifest have to be those of then: other content can have the checksum that a manifest has. What was forced there
     for this manifest need not be forced again. `early` is that stamp, as it was read at first.
     """
-    from envbuild.verify.rules.modelfiles import compared, doubt  # noqa: PLC0415 - a build without a stamp needs no rules
-    from envbuild.verify.sides.content import as_stamped, content_of, mismatch, recorded  # noqa: PLC0415
-    from envbuild.verify.sides.model import files_now, folder_of  # noqa: PLC0415
+    from envbuild.verify.rules.model import compared, doubt  # noqa: PLC0415 - a build without a stamp needs no rules
+    from envbuild.verify.sources.model import as_stamped, content_of, files_now, folder_of, mismatch, recorded  # noqa: PLC0415  # noqa: PLC0415
 
     uri, stamp = order.stamp, early.continued
     assert uri is not None, "the caller looked"

@@ -12,7 +12,8 @@ from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.oci.image import Image
-    from envbuild.verify import Finding, Run
+    from envbuild.verify.findings import Finding
+    from envbuild.verify.image import Run
 
 
 _UNREAD = ("docker-daemon:", "docker-archive:", "oci-archive:")
@@ -34,7 +35,8 @@ class ByLock:
         from envbuild.cli.rebase import base_named_by, read_lock
         from envbuild.files import cache_folder
         from envbuild.lock.settings import read_settings
-        from envbuild.verify import Inquiry, verify_image
+        from envbuild.verify.image import Inquiry
+        from envbuild.verify.image import verify_image
 
         locked, settings = read_lock(self.lock), read_settings()
         asked = self._run(progress)
@@ -65,7 +67,7 @@ class ByLock:
         from envbuild.cli.records import read_record
         from envbuild.manifest.formats import Given
         from envbuild.match import pairs_of
-        from envbuild.verify import Run
+        from envbuild.verify.image import Run
 
         name, data = read_record(self.manifest, None, Given(), progress)
         return Run(

@@ -116,7 +116,7 @@ def _reference(model: str, image: str) -> "Reference":
 def _policy(path: Path | None) -> "Policy":
     from envbuild.serve.gate_deploy import RULES
     from envbuild.verify.policy import Policy, read_policy
-    from envbuild.verify.titles import TITLES
+    from envbuild.verify.rules.catalogue import TITLES
 
     return read_policy(path, [*TITLES, *RULES]) if path else Policy()
 
@@ -127,7 +127,7 @@ def _findings(
     """The image by the digest that was looked at, and what was found: a tag may name another one meanwhile."""
     from envbuild.registry.pull import pull
     from envbuild.serve.gate_deploy import deploy_findings, digest_of
-    from envbuild.verify.sides.model import read_model
+    from envbuild.verify.sources.model import read_model
 
     progress.step(f"reading model {in_one_line(model)}")
     stamped = read_model(model, proof)
@@ -140,7 +140,7 @@ def _findings(
 def _signatures(reference: "Reference", keys: "Sequence[str]", progress: Progress) -> "Iterator[Finding]":
     if not keys:
         return
-    from envbuild.verify.signed import check_signed_by_any
+    from envbuild.verify.registries import check_signed_by_any
 
     progress.step(f"looking for signatures of {reference}")
     yield from (it.held(str(reference), str(reference)) for it in check_signed_by_any(reference, keys))

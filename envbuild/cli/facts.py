@@ -47,7 +47,7 @@ def _lock(name: str, _python: str | None, _others: Others, _progress: Progress) 
 def _model(name: str, _python: str | None, _others: Others, progress: Progress) -> Said:
     from envbuild.diff.facts import describe_model
     from envbuild.stamp.record import record_digest
-    from envbuild.verify.sides.model import read_model
+    from envbuild.verify.sources.model import read_model
 
     found = read_model(name)
     if found.stamp is None:

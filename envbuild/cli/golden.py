@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from envbuild.manifest.model import TrainingManifest
-    from envbuild.verify import Finding
-    from envbuild.verify.against import Target
-    from envbuild.verify.golden import Runner
+    from envbuild.verify.findings import Finding
+    from envbuild.verify.golden.runners import Runner
+    from envbuild.verify.targets import Target
 
     _Runners = Callable[[ExitStack, Path, Progress], Iterator[Runner]]
 
@@ -36,7 +36,7 @@ def golden_findings(targets: "Sequence[Target]", machine: str, asked: Asked, pro
     Images are those among the targets, and beside them the interpreter of a host; else those that the model is stamped
     with for this machine. Nothing is run before the first finding is asked for.
     """
-    from envbuild.verify.golden import unfit
+    from envbuild.verify.golden.check import unfit
 
     manifest, model = _whose(targets[0])
     name = targets[0].name
@@ -54,7 +54,7 @@ def golden_findings(targets: "Sequence[Target]", machine: str, asked: Asked, pro
 
 def _run(manifest: "TrainingManifest", model: str, runners: "_Runners", progress: Progress) -> "Iterator[Finding]":
     from envbuild.files import cache_folder
-    from envbuild.verify.golden import check
+    from envbuild.verify.golden.check import check
 
     with ExitStack() as stack:
         cache = cache_folder()
@@ -65,7 +65,7 @@ def _runners(
     python: str | None, images: "Sequence[str]", machine: str, stack: ExitStack, cache: Path, progress: Progress
 ) -> "Iterator[Runner]":
     """The interpreter first: it needs no engine, which may be missing."""
-    from envbuild.verify.golden import InInterpreter, in_image
+    from envbuild.verify.golden.runners import InInterpreter, in_image
 
     if python is not None:
         yield InInterpreter(name=python)
@@ -95,7 +95,7 @@ def _images(targets: "Sequence[Target]", machine: str, *, stamped: bool) -> list
 
 
 def _could(manifest: "TrainingManifest", images: Sequence[str]) -> "Finding":
-    from envbuild.verify import Finding
+    from envbuild.verify.findings import Finding
 
     assert manifest.golden is not None, "unfit() says so before"
     where = ", ".join(images) or "an image that is given, or by --python where host is"

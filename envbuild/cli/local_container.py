@@ -218,7 +218,7 @@ def _parity(asked: Asked, ready: Prepared, here: "Here", client: "docker.DockerC
     from envbuild.engine.image import find_image
     from envbuild.files import cache_folder
     from envbuild.local.parity import parity
-    from envbuild.verify.golden import InImage
+    from envbuild.verify.golden.runners import InImage
 
     runner = InImage(name=asked.target, client=client, image=find_image(client, here.image, progress))
     found = parity(ready.subject, runner, cache=cache_folder(), report=progress)

@@ -51,7 +51,7 @@ def subject_of(
     progress.step(f"reading {kind} {in_one_line(name)}")
     match kind:
         case "model":
-            from envbuild.verify.sides.model import read_model
+            from envbuild.verify.sources.model import read_model
 
             return subject_of_model(read_model(name, proof), name)
         case "manifest":

@@ -128,7 +128,7 @@ def _parity(asked: Asked, ready: Prepared, folder: Path, python: Path, progress:
     from envbuild.files import cache_folder
     from envbuild.local.parity import parity
     from envbuild.local.process import active, translated
-    from envbuild.verify.golden import InInterpreter
+    from envbuild.verify.golden.runners import InInterpreter
 
     runner = InInterpreter(name=str(python), variables=active(os.environ, translated(ready.settled, folder), folder))
     found = parity(ready.subject, runner, cache=cache_folder(), report=progress)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from envbuild.manifest.model import Contract, TrainingManifest
     from envbuild.oci.reference import Reference
     from envbuild.stamp.signature import Proof
-    from envbuild.verify.against import Target
+    from envbuild.verify.targets import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class Opening:
                 return self._host(wanted)
 
     def _model(self, name: str) -> "Target":
-        from envbuild.verify.against import Target
-        from envbuild.verify.sides.model import read_model, side_of_model
+        from envbuild.verify.sources.model import read_model, side_of_model
+        from envbuild.verify.targets import Target
 
         model = read_model(name, self.proof)
         return Target(side=side_of_model(model), model=model)
@@ -57,8 +57,8 @@ class Opening:
     def _image(self, name: str) -> "Target":
         from envbuild.diff.images import open_image
         from envbuild.files import cache_folder
-        from envbuild.verify.against import Target
-        from envbuild.verify.sides.image import side_of_image
+        from envbuild.verify.sources.image import side_of_image
+        from envbuild.verify.targets import Target
 
         image = self.stack.enter_context(
             open_image(name, machine=self.machine, cache=cache_folder(), report=self.progress)
@@ -69,28 +69,28 @@ class Opening:
     def _manifest(self, name: str) -> "Target":
         from envbuild.cli.records import read_run
         from envbuild.manifest.formats import Given
-        from envbuild.verify.against import Target
-        from envbuild.verify.sides.manifest import side_of_manifest
+        from envbuild.verify.sources.manifest import side_of_manifest
+        from envbuild.verify.targets import Target
 
         _, _, manifest = read_run(name, None, Given(), self.progress)
         return Target(side=side_of_manifest(manifest, name), manifest=manifest)
 
     def _lock(self, name: str) -> "Target":
         from envbuild.cli.rebase import read_lock
-        from envbuild.verify.against import Target
-        from envbuild.verify.sides.lock import side_of_lock
+        from envbuild.verify.sources.manifest import side_of_lock
+        from envbuild.verify.targets import Target
 
         return Target(side=side_of_lock(read_lock(Path(name), ""), name))
 
     def _context(self, name: str) -> "Target":
-        from envbuild.verify.against import Target
-        from envbuild.verify.sides.context import side_of_context
+        from envbuild.verify.sources.context import side_of_context
+        from envbuild.verify.targets import Target
 
         return Target(side=side_of_context(Path(name), name), folder=Path(name))
 
     def _host(self, wanted: "Contract") -> "Target":
-        from envbuild.verify.against import Target
-        from envbuild.verify.sides.host import side_of_host
+        from envbuild.verify.sources.host import side_of_host
+        from envbuild.verify.targets import Target
 
         return Target(side=side_of_host(self._environment(), wanted, visible=_visible))
 
@@ -108,7 +108,7 @@ class Opening:
 
 
 def _visible(uri: str) -> bool | None:
-    from envbuild.verify.visible import visible  # Google's client takes a second to load
+    from envbuild.verify.sources.host import visible  # Google's client takes a second to load
 
     return visible(uri)
 

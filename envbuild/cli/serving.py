@@ -217,7 +217,7 @@ def _check_signed(model: str | None, serving: Serving, asked: Asked) -> None:
 
 
 def _check_parent_key(model: str | None, key: str | None) -> None:
-    from envbuild.verify.signed import check_public_key
+    from envbuild.verify.registries import check_public_key
 
     if key is None:
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, get_args
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.verify.sides import Kind
+    from envbuild.verify.sources import Kind
 
 FORMS: Final = (
     "A model (gs://, a file or folder), an image (a reference, an OCI layout, an archive, docker-daemon:NAME), "
@@ -34,7 +34,7 @@ def kind_of(text: str) -> "tuple[Kind, str]":
     models, and what lies here tells by its name and content. All else is an image in a registry.
     """
     from envbuild.oci.login import refuse_login
-    from envbuild.verify.sides import Kind
+    from envbuild.verify.sources import Kind
 
     refuse_login(text, "TARGET")
     if text == "host":

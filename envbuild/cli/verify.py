@@ -16,14 +16,14 @@ from envbuild.cli.golden import Asked, golden_findings
 from envbuild.cli.printed import check_stdout
 from envbuild.cli.references import AsJson, Platform, machine_of
 from envbuild.cli.targets import FORMS, in_one_line, kind_of
-from envbuild.cli.vouching import MinimumRecord, Osv, Signed, Vouching, proof_of, references_of
+from envbuild.cli.vouching import MinimumRecord, Signed, Vouching, proof_of, references_of
 from envbuild.errors import EnvbuildError, UsageError, VerifyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from envbuild.stamp.signature import Proof
-    from envbuild.verify import Finding
+    from envbuild.verify.findings import Finding
     from envbuild.verify.policy import Policy
     from envbuild.verify.reports import Verdict
 
@@ -105,7 +105,6 @@ def run(
     platform: Platform = None,
     signed: Signed = None,
     minimum_record: MinimumRecord = None,
-    osv: Osv = None,
     policy: PolicyFile = None,
     form: Format = None,
     as_json: AsJson = False,
@@ -126,8 +125,8 @@ def run(
         deep=deep,
     )
     judge = _policy(policy)
-    vouching = Vouching(signed=signed, required=judge.keys, osv=osv)
-    _check(targets, by_lock, lock is not None, golden=golden, run_=run_, vouched=bool(vouching.keys or osv))
+    vouching = Vouching(signed=signed, required=judge.keys)
+    _check(targets, by_lock, lock is not None, golden=golden, run_=run_, vouched=bool(vouching.keys))
     vouching.check(targets)
     proof = proof_of(vouching.keys, minimum_record)
     _check_python(targets, python)
@@ -139,10 +138,9 @@ def run(
         if lock is not None:
             image, found = by_lock.findings(targets[0], progress)
             more = {"image": targets[0], "digest": str(image.found_as or image.digest)}
-            found = (*found, *vouching.by_lock(targets[0], lock, progress))
         elif golden or not vouching.alone(targets):
             asked = Asked(golden=golden, run=run_, python=python)
-            found, failed = _held(targets, machine_of(platform), asked, vouching, proof, progress)
+            found, failed = _held(targets, machine_of(platform), asked, proof, progress)
         placed = (one for it in references_of(targets).values() for one in judge.registry_findings(it))
         found = (*found, *vouching.signatures(targets, progress), *placed)
     verdict = _verdict(targets, found, judge, failed.what if failed else "")
@@ -199,18 +197,18 @@ def _form(form: FormName | None, *, as_json: bool) -> FormName:
 
 def _policy(path: Path | None) -> "Policy":
     from envbuild.verify.policy import Policy, read_policy
-    from envbuild.verify.titles import TITLES
+    from envbuild.verify.rules.catalogue import TITLES
 
     return read_policy(path, TITLES) if path else Policy()
 
 
 def _held(
-    targets: list[str], machine: str, asked: "Asked", vouching: Vouching, proof: "Proof | None", progress: Progress
+    targets: list[str], machine: str, asked: "Asked", proof: "Proof | None", progress: Progress
 ) -> "tuple[tuple[Finding, ...], EnvbuildError | None]":
     """What was found, and what ended the golden part, if anything did: the rest is known by then."""
     from envbuild.cli.opening import Opening
     from envbuild.manifest.model import Contract
-    from envbuild.verify.against import verify_targets
+    from envbuild.verify.targets import verify_targets
 
     with ExitStack() as stack:
         opening = Opening(machine=machine, python=asked.python, stack=stack, progress=progress, proof=proof)
@@ -218,7 +216,7 @@ def _held(
         opened = [first, *(opening.target(text, first.side.contract) for text in targets[1:])]
         more = golden_findings(opened, machine, asked, progress) if asked.golden else iter(())
         progress.step("holding them against each other")
-        findings = [*verify_targets(opened, progress.progress), *vouching.vulnerabilities(opened, progress)]
+        findings = list(verify_targets(opened, progress.progress))
         try:
             findings.extend(more)
         except EnvbuildError as error:
@@ -235,7 +233,7 @@ def _verdict(targets: list[str], found: "Sequence[Finding]", judge: "Policy", fa
 
 def _print(verdict: "Verdict", form: FormName, more: dict[str, Any]) -> None:
     from envbuild.verify.reports import junit, lines, sarif, sound
-    from envbuild.verify.titles import TITLES
+    from envbuild.verify.rules.catalogue import TITLES
 
     match form:
         case FormName.JSON:

@@ -1,9 +1,8 @@
-"""What `envbuild verify` holds targets to besides each other: a key that signed them, and known vulnerabilities."""
+"""The key that has to have signed what `envbuild verify` is given."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,8 +14,7 @@ from envbuild.errors import UsageError
 if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
     from envbuild.stamp.signature import Proof
-    from envbuild.verify import Finding
-    from envbuild.verify.against import Target
+    from envbuild.verify.findings import Finding
 
 Signed = Annotated[
     str | None,
@@ -32,10 +30,6 @@ MinimumRecord = Annotated[
         "--minimum-record", help="With --signed or --sign: refuse a stamp with a lower number.", metavar="N", min=1
     ),
 ]
-Osv = Annotated[
-    Path | None,
-    typer.Option("--osv", help="Known vulnerabilities by this copy of OSV's all.zip for PyPI.", metavar="FILE"),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +39,6 @@ class Vouching:
     signed: str | None
     required: tuple[str, ...] = ()
     """The policy's keys."""
-    osv: Path | None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -53,55 +46,27 @@ class Vouching:
         return required_keys(self.signed, self.required)
 
     def check(self, targets: Sequence[str]) -> None:
-        """UsageError for a key where no target can be signed, and for what is no key or database."""
+        """UsageError for a key where no target can be signed, and for what is no key."""
         kinds = {kind_of(it)[0] for it in targets}
         if self.signed is not None and "model" not in kinds and not references_of(targets):
             todo = "give a stamped model or an image by its reference, or leave --signed out"
             raise UsageError("only models and images in registries are signed", where="--signed", todo=todo)
         for key in self.keys:
             check_key(key)
-        if self.osv is not None:
-            from envbuild.verify.vulnerable import check_database
-
-            check_database(self.osv)
 
     def alone(self, targets: Sequence[str]) -> bool:
         """Whether one image is asked for its signature alone, so that nobody has to read what is in it."""
-        return bool(self.keys) and self.osv is None and [kind_of(it)[0] for it in targets] == ["image"]
+        return bool(self.keys) and [kind_of(it)[0] for it in targets] == ["image"]
 
     def signatures(self, targets: Sequence[str], progress: Progress) -> "Iterator[Finding]":
         """Whether each image in a registry is signed by one of the keys."""
         if not self.keys:
             return
-        from envbuild.verify.signed import check_signed_by_any
+        from envbuild.verify.registries import check_signed_by_any
 
         for name, reference in references_of(targets).items():
             progress.step(f"looking for signatures of {in_one_line(name)}")
             yield from (it.held(name, name) for it in check_signed_by_any(reference, self.keys))
-
-    def vulnerabilities(self, targets: "Sequence[Target]", progress: Progress) -> "Iterator[Finding]":
-        """What is known of the distributions of each target; the database is read once."""
-        yield from self._known({it.name: _versions(it) for it in targets}, progress)
-
-    def by_lock(self, name: str, lock: Path, progress: Progress) -> "Iterator[Finding]":
-        """What is known of the wheels of a lock, which stand for the image that is held against it."""
-        from envbuild.cli.rebase import read_lock
-
-        wheels = read_lock(lock).wheels if self.osv else ()
-        yield from self._known({name: {(it.name, it.version) for it in wheels}}, progress)
-
-    def _known(self, versions: dict[str, set[tuple[str, str]]], progress: Progress) -> "Iterator[Finding]":
-        if self.osv is None:
-            return
-        from envbuild.verify.vulnerable import read_database, vulnerabilities
-
-        progress.step(f"reading {in_one_line(str(self.osv))}")
-        read = read_database(self.osv, {name for those in versions.values() for name, _ in those})
-        for target, those in versions.items():
-            if not those:
-                todo = "give what says which packages it has; of host, --python PATH"
-                raise UsageError("no distribution of it is known", where=f"--osv, {in_one_line(target)}", todo=todo)
-            yield from (it.held(target, target) for it in vulnerabilities(those, read))
 
 
 def required_keys(signed: str | None, listed: tuple[str, ...]) -> tuple[str, ...]:
@@ -137,17 +102,10 @@ def proof_of(keys: Sequence[str], minimum: int | None) -> "Proof | None":
 
 def check_key(key: str | None) -> None:
     """Refuse what is no public key before any work; Cloud KMS is asked once, when its key is needed."""
-    from envbuild.verify.signed import check_public_key
+    from envbuild.verify.registries import check_public_key
 
     if key is not None:
         check_public_key(key)
-
-
-def _versions(target: "Target") -> set[tuple[str, str]]:
-    """The distributions of a target; those of a model are its run's, and those of the locks of its images."""
-    said = {(it.name, it.version) for it in (target.side.packages or {}).values() if it.version}
-    locks = target.model.locks.values() if target.model else ()
-    return said | {(wheel.name, wheel.version) for lock in locks for wheel in lock.wheels}
 
 
 def references_of(targets: Sequence[str]) -> "dict[str, Reference]":

@@ -11,9 +11,9 @@ from envbuild.local.data import is_seen, place_of, seen_at
 from envbuild.local.model import Choice, Settled, Subject
 from envbuild.manifest.hardware import Accelerator
 from envbuild.manifest.model import Data
-from envbuild.verify.rules.driver import cuda_of
-from envbuild.verify.rules.known import minimum_driver
-from envbuild.verify.sides import Side
+from envbuild.verify.rules.hardware import cuda_of
+from envbuild.verify.rules.versions import minimum_driver
+from envbuild.verify.sources import Side
 
 _ARCHITECTURE = re.compile(r"(?:(?:sm|compute)_)?(\d+?)\.?(\d)[af]?")
 

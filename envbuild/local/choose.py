@@ -8,8 +8,8 @@ from envbuild.local.gpus import obstacle
 from envbuild.local.model import Choice, Machine, Subject, Variant, VariantChoice
 from envbuild.local.subject import machine_of
 from envbuild.stamp.record import StampedImage
-from envbuild.verify.rules.gpu import needs_gpu
-from envbuild.verify.sides.frameworks import frameworks_of
+from envbuild.verify.rules.hardware import needs_gpu
+from envbuild.verify.sources import frameworks_of
 
 _NAMES: Mapping[Variant, str] = {"gpu": "GPU", "cpu": "CPU"}
 _OTHERS: Mapping[Variant, Variant] = {"gpu": "cpu", "cpu": "gpu"}

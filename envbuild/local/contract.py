@@ -29,7 +29,7 @@ from envbuild.local.model import Mount, Settled, Subject
 from envbuild.manifest.model import Data
 from envbuild.stamp.store import ModelUri, encodable, parse_model_uri
 from envbuild.trust import Claim, Voucher
-from envbuild.verify.rules.variables import NUMERIC
+from envbuild.verify.rules.contract import NUMERIC
 
 MODEL = "ENVBUILD_MODEL"
 """Where the model lies, as the container sees it."""

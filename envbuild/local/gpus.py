@@ -9,11 +9,10 @@ from envbuild.local.subject import chosen_side, machine_of
 from envbuild.manifest.hardware import Accelerator
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import hold
-from envbuild.verify.rules.builds import builds
-from envbuild.verify.rules.driver import cuda_of, driver
-from envbuild.verify.rules.gpu import compute_capability
-from envbuild.verify.rules.saying import agree, differs
-from envbuild.verify.sides import Side
+from envbuild.verify.rules.catalogue import agree, differs
+from envbuild.verify.rules.frameworks import builds
+from envbuild.verify.rules.hardware import compute_capability, cuda_of, driver
+from envbuild.verify.sources import Side
 
 _ENGINE = "gpu-engine"
 """The name of what is asked of an engine."""

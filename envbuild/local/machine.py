@@ -15,7 +15,7 @@ from envbuild.local.model import Engine, EngineKind, GpuWay, Machine
 from envbuild.local.subject import machine_of
 from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.parse import Parser
-from envbuild.verify.sides import Side
+from envbuild.verify.sources import Side
 
 if TYPE_CHECKING:
     import docker

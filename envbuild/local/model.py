@@ -12,7 +12,7 @@ from envbuild.manifest.model import Contract, TrainingManifest
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.stamp.record import StampedImage
 from envbuild.verify.findings import Finding
-from envbuild.verify.sides import Side
+from envbuild.verify.sources import Side
 
 Slot = tuple[str, str, str]
 """Role, variant and platform."""

@@ -9,7 +9,8 @@ from envbuild.local.model import Subject
 from envbuild.report import Reporter
 from envbuild.stamp.store import ModelUri
 from envbuild.verify.findings import Finding
-from envbuild.verify.golden import Runner, check
+from envbuild.verify.golden.check import check
+from envbuild.verify.golden.runners import Runner
 
 
 def parity(subject: Subject, runner: Runner, *, cache: Path, report: Reporter) -> Iterator[Finding]:

@@ -7,9 +7,9 @@ from envbuild.local.model import Choice, Subject
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.stamp.record import StampedImage
-from envbuild.verify.rules.builds import family
-from envbuild.verify.rules.known import is_nvidia
-from envbuild.verify.rules.saying import listing
+from envbuild.verify.rules.catalogue import listing
+from envbuild.verify.rules.frameworks import family
+from envbuild.verify.rules.versions import is_nvidia
 
 Pins = Mapping[str, str]
 """Versions by name."""

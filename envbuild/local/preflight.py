@@ -19,12 +19,11 @@ from envbuild.manifest.model import Data
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import hold
-from envbuild.verify.rules.builds import builds
-from envbuild.verify.rules.gpu import memory
-from envbuild.verify.rules.platforms import system
-from envbuild.verify.rules.processor import cpu_flags
-from envbuild.verify.rules.saying import agree, differs, listing
-from envbuild.verify.sides import Side
+from envbuild.verify.rules.catalogue import agree, differs, listing
+from envbuild.verify.rules.frameworks import builds
+from envbuild.verify.rules.hardware import cpu_flags, memory
+from envbuild.verify.rules.platform import system
+from envbuild.verify.sources import Side
 
 _PULLED, _BUILT, _INSTALLED = 3, 5, 3
 """Room by the compressed size: that, and two of it unpacked; of an image that is built also its wheels and layers."""

@@ -7,11 +7,9 @@ from envbuild.local.model import Subject, Variant
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.verify.findings import Finding
-from envbuild.verify.sides import Side
-from envbuild.verify.sides.current import current_stamp, manifest_copy
-from envbuild.verify.sides.lock import side_of_lock
-from envbuild.verify.sides.manifest import side_of_manifest
-from envbuild.verify.sides.model import StampedModel, artifact_findings, side_of_model
+from envbuild.verify.sources import Side
+from envbuild.verify.sources.manifest import side_of_lock, side_of_manifest
+from envbuild.verify.sources.model import StampedModel, artifact_findings, current_stamp, manifest_copy, side_of_model
 
 
 def subject_of_model(it: StampedModel, named: str | None = None) -> Subject:

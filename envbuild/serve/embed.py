@@ -18,10 +18,8 @@ from envbuild.oci.digest import Digest
 from envbuild.serve.model import MODEL_FOLDER, Origin
 from envbuild.stamp.history import read_history
 from envbuild.verify.golden.model import HeldModel, held
-from envbuild.verify.rules.modelfiles import Changes, compared
-from envbuild.verify.sides.content import as_stamped, is_rewritten
-from envbuild.verify.sides.model import StampedModel
-from envbuild.verify.sums import Sums, sums_of
+from envbuild.verify.rules.model import Changes, compared
+from envbuild.verify.sources.model import StampedModel, Sums, as_stamped, is_rewritten, sums_of
 
 _TOLD = 10
 """Files that are named; the others are counted."""

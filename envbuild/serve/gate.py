@@ -21,7 +21,9 @@ from envbuild.serve.gate_sample import UnfitError, request_of
 from envbuild.serve.gate_trial import REQUEST, RULES, Patience, Trial, fault
 from envbuild.serve.model import PORT, Origin, ServeOrder, Server
 from envbuild.verify.findings import Finding
-from envbuild.verify.golden import HeldModel, InImage, golden_check, held, unfit
+from envbuild.verify.golden.check import golden_check, unfit
+from envbuild.verify.golden.model import HeldModel, held
+from envbuild.verify.golden.runners import InImage
 from envbuild.verify.reports import lines
 
 __all__ = ["RULES", "Patience", "check_gate", "gate"]

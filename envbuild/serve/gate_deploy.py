@@ -14,16 +14,15 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
 from envbuild.stamp.record import Stamp, StampedImage
 from envbuild.verify.findings import Finding
+from envbuild.verify.registries import RULE as SIGNED
+from envbuild.verify.registries import registry_findings, tag_findings
 from envbuild.verify.rules import hold
-from envbuild.verify.rules.modelfiles import model_files
-from envbuild.verify.rules.variables import variable_value
+from envbuild.verify.rules.contract import variable_value
+from envbuild.verify.rules.model import model_files
 from envbuild.verify.sharing import prove_sharing
-from envbuild.verify.sides import Side
-from envbuild.verify.sides.embedded import model_inside, model_place
-from envbuild.verify.sides.inside import files_of
-from envbuild.verify.sides.model import StampedModel, artifact_findings, side_of_model
-from envbuild.verify.signed import RULE as SIGNED
-from envbuild.verify.stamped import registry_findings, tag_findings
+from envbuild.verify.sources import Side
+from envbuild.verify.sources.image import files_of, model_inside, model_place
+from envbuild.verify.sources.model import StampedModel, artifact_findings, side_of_model
 
 RULE = "deploy-image"
 RULES = {RULE: "an image that the model is stamped with"}

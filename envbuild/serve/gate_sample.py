@@ -11,8 +11,7 @@ from typing import Any
 
 from envbuild.manifest.artifact import Array, Golden
 from envbuild.verify.findings import Finding
-from envbuild.verify.golden.arrays import DamagedError, Number, content, numbers, width_of
-from envbuild.verify.golden.judge import judged
+from envbuild.verify.golden.check import DamagedError, Number, content, judged, numbers, width_of
 
 RULE = "serve-golden"
 _LARGEST = 1_400_000

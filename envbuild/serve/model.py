@@ -17,7 +17,7 @@ from envbuild.verify.findings import Finding
 
 if TYPE_CHECKING:
     from envbuild.stamp.record import StampedImage
-    from envbuild.verify.sides.model import StampedModel
+    from envbuild.verify.sources.model import StampedModel
 
 ServerName = Literal["fastapi", "tf-serving", "triton"]
 Gate = Literal["auto", "require", "off"]

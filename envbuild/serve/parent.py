@@ -5,7 +5,7 @@ from envbuild.errors import VerifyError
 from envbuild.oci.reference import Reference
 from envbuild.serve.model import ServeOrder
 from envbuild.stamp.record import StampedImage
-from envbuild.verify.signed import check_signed
+from envbuild.verify.registries import check_signed
 
 
 def check_parent(order: ServeOrder, image: StampedImage, model: str, report: Reporter) -> None:

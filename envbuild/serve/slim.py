@@ -11,8 +11,8 @@ from envbuild.lock.dependencies import Declared, marker_environment, needed
 from envbuild.lock.model import Lock
 from envbuild.manifest.model import TrainingManifest
 from envbuild.serve.model import Gate, Slimmed
+from envbuild.verify.environment import Pattern, listed
 from envbuild.verify.findings import Finding
-from envbuild.verify.slim import Pattern, listed
 
 _NAMED = 3
 _MODULE = re.compile(r"[A-Za-z_]\w*")

@@ -29,7 +29,7 @@ from envbuild.recipe import PREFIX, SLIM_LABEL, SLIM_OF_LABEL, Base, Recipe
 from envbuild.serve.model import Origin, ServeOrder, Server, Slimmed
 from envbuild.serve.slim import commanded, imported, slimmed
 from envbuild.trust import Claim, Voucher
-from envbuild.verify.slim import training_only
+from envbuild.verify.environment import training_only
 
 _T = TypeVar("_T")
 

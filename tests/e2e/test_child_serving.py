@@ -31,7 +31,7 @@ from envbuild.serve.embed import embedded
 from envbuild.serve.model import Origin
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
-from envbuild.verify.sides.model import read_model
+from envbuild.verify.sources.model import read_model
 from tests.e2e.services import ContainerFailed
 from tests.fakes.trees import layer_of_tree
 from tests.unit.test_sides_model import manifest_bytes as manifest_of

@@ -24,11 +24,14 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.push import push
-from envbuild.verify import LoaderProof, prove_loading
-from envbuild.verify.ground import read_ground
-from envbuild.verify.image import Case, framework_wheel, make_case
-from envbuild.verify.opened import CUDA
-from envbuild.verify.shelf import Shelf
+from envbuild.verify.cuda.files import PlannedImage
+from envbuild.verify.cuda.files import framework_wheel
+from envbuild.verify.cuda.files import plan_image
+from envbuild.verify.cuda.files import read_base_files
+from envbuild.verify.cuda.files import WheelFiles as InstalledFiles
+from envbuild.verify.cuda.loader import LoaderProof
+from envbuild.verify.cuda.loader import prove_loading
+from envbuild.verify.cuda.openings import CUDA
 from tests.e2e import parts, services
 
 pytestmark = pytest.mark.real
@@ -115,9 +118,9 @@ def test_every_library_of_real_wheels_loads_what_we_say_in_a_real_container(base
     pushed = push(image, Reference.parse(f"{registry.host}/e2e/loading:latest")).reference
     engine.pull(str(pushed))
     with ExitStack() as opened:
-        shelf = Shelf(recipe, wheels, folder / "facts", opened)
-        ground = read_ground(base, folder / "facts")
-        case = make_case(stack, framework_wheel(stack, PROFILES), recipe, base, PROFILES, ground, shelf)
+        shelf = InstalledFiles(recipe, wheels, folder / "facts", opened)
+        ground = read_base_files(base, folder / "facts")
+        case = plan_image(stack, framework_wheel(stack, PROFILES), recipe, base, PROFILES, ground, shelf)
         paths = sorted(f"/{it}" for it in shelf.files if ".so" in posixpath.basename(it) and not it.endswith(".py"))
         ours = {path: told(case, path, base.python_path) for path in paths}
     (folder / "load.py").write_text(LOAD)
@@ -141,7 +144,7 @@ def test_every_library_of_real_wheels_loads_what_we_say_in_a_real_container(base
     assert any(missing for missing, _ in ours.values()), "nothing is missing, so nothing was told apart"
 
 
-def told(case: Case, path: str, program: str) -> tuple[tuple[str, ...], set[str]]:
+def told(case: PlannedImage, path: str, program: str) -> tuple[tuple[str, ...], set[str]]:
     """What is missing for a library, and all that is loaded in the end."""
     process = case.process()
     assert process.start(program) == ()

@@ -20,8 +20,8 @@ from envbuild.local.venv_folder import MARKER
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.oci.digest import Digest
-from envbuild.verify.golden import InInterpreter
-from envbuild.verify.sides.model import read_model
+from envbuild.verify.golden.runners import InInterpreter
+from envbuild.verify.sources.model import read_model
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import serving
 from tests.fakes.wheels import FakeWheel, make_wheel

@@ -18,7 +18,7 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
-from envbuild.verify.sides.image import side_of_image
+from envbuild.verify.sources.image import side_of_image
 from tests.e2e.services import Engine, LocalRegistry, report_of
 from tests.environ import cleaned
 from tests.fakes.wheels import make_wheel
@@ -165,7 +165,7 @@ def test_a_pin_that_is_moved_on_top_is_named(images, proof):
     found = proof(images.maker.on_top(images.train, "on-top", step))
     assert {about for about, it in found.items() if not it.agrees} == {"layers", "tool"}, found
     assert (found["tool"].wanted, found["tool"].found) == ("1.0", "0.9")
-    assert "a layer on top changes what is in them" in found["layers"].says
+    assert "a layer on top changes them" in found["layers"].says
 
 
 def test_another_builders_image_of_the_same_run_agrees(images, engine, registry, cache):

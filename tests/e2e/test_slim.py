@@ -17,7 +17,7 @@ from envbuild.recipe import SLIM_LABEL
 from envbuild.registry.pull import pull
 from envbuild.serve.slim import slimmed
 from envbuild.stamp.history import read_stamp
-from envbuild.verify.slim import training_only
+from envbuild.verify.environment import training_only
 from tests.environ import cleaned
 from tests.unit.test_sides_manifest import a_manifest, wheel
 

@@ -10,9 +10,8 @@ from functools import cache
 from pathlib import Path
 
 from envbuild.base.tree import Node
-from envbuild.verify.cache import read_cache
-from envbuild.verify.elf import Elf, read_elf
-from envbuild.verify.search import Process, System
+from envbuild.verify.cuda.elf import Elf, read_cache, read_elf
+from envbuild.verify.cuda.process import Process, System
 
 MACHINE = platform.machine()
 PYTHON = os.path.realpath(sys.executable)
@@ -115,7 +114,7 @@ def process_of(root: Path, variables: Mapping[str, str]) -> Process:
 def read_file(path: str) -> Elf | None:
     """Read a file of this machine."""
     with Path(path).open("rb") as file:
-        return read_elf(lambda start, size: os.pread(file.fileno(), size, start))
+        return read_elf(file)
 
 
 @cache

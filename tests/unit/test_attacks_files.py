@@ -23,8 +23,7 @@ from envbuild.lock.formats import pylock_text
 from envbuild.stamp.signature import Proof
 from envbuild.stamp.stamping import stamp
 from envbuild.verify.findings import Finding
-from envbuild.verify.sides.content import content_of
-from envbuild.verify.sides.model import artifact_findings, files_now, read_model
+from envbuild.verify.sources.model import artifact_findings, content_of, files_now, read_model
 from tests.unit.attesting import key_pair
 from tests.unit.test_embed import Told, origin_of, refused
 from tests.unit.test_sides_model import (

@@ -10,7 +10,7 @@ from envbuild.errors import StampError
 from envbuild.files import open_inside
 from envbuild.stamp.history import read_history
 from envbuild.stamp.stamping import check_stampable
-from envbuild.verify.sides.model import read_model
+from envbuild.verify.sources.model import read_model
 from tests.unit.test_embed import Told, origin_of, refused
 from tests.unit.test_sides_model import InFolder, put_stamp
 

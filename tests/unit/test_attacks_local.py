@@ -21,7 +21,7 @@ from envbuild.local.options import Attached, Caller, container_config
 from envbuild.local.process import translated
 from envbuild.local.subject import subject_of_manifest, subject_of_model
 from envbuild.manifest.model import Data
-from envbuild.verify.sides.model import read_model
+from envbuild.verify.sources.model import read_model
 from tests.environ import cleaned
 from tests.unit.test_from_manifest import manifest_of
 from tests.unit.test_local_contract import settled, subject

@@ -19,7 +19,7 @@ from envbuild.attest.keys import public_key_of, signer_of
 from envbuild.attest.statement import PROVENANCE, SIGNED, statement
 from envbuild.errors import MissingComponentError, RegistryError, UsageError
 from envbuild.oci.digest import Digest
-from envbuild.verify.signed import check_signed
+from envbuild.verify.registries import check_signed
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.sigstore import IDENTITY, ISSUER, FakeSigstore
 from tests.fakes.sigstore import SIGNED as SIGNED_BY

@@ -22,7 +22,7 @@ from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.referrers import Artifact, attach, subject_of
-from envbuild.verify.signed import check_signed
+from envbuild.verify.registries import check_signed
 from tests.fakes.registry import FakeRegistry
 from tests.reporting import Recorder
 from tests.unit.attesting import facts_of, key_pair

@@ -20,7 +20,7 @@ from envbuild.check.gpus import gpu_findings
 from envbuild.check.words import tokens
 from envbuild.lock.model import Lock
 from envbuild.recipe import LAYER_FORMAT, Base, make_recipe
-from envbuild.verify.matched import match_run
+from envbuild.verify.image import match_run
 from tests.fakes.libraries import NVML, shared_library
 from tests.fakes.trees import image_of_trees
 from tests.unit.test_dockerfile import a_recipe

@@ -16,7 +16,7 @@ from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.oci.digest import Digest
 from envbuild.serve.embed import embedded
 from envbuild.serve.model import Origin
-from envbuild.verify.sides.model import read_model
+from envbuild.verify.sources.model import read_model
 from tests.fakes.images import image_of
 from tests.unit import test_sides_model
 from tests.unit.test_sides_model import TARGET, InBucket, InFolder, manifest_bytes, put_stamp

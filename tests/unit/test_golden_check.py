@@ -18,9 +18,19 @@ from envbuild.cli.console import Progress
 from envbuild.errors import StampError
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Array, Golden
-from envbuild.verify.golden import InInterpreter, check, program
-from envbuild.verify.golden.arrays import DamagedError, apart, content, deviation, numbers, width_of
-from envbuild.verify.golden.judge import judged, paired
+from envbuild.verify.golden import program
+from envbuild.verify.golden.check import (
+    DamagedError,
+    apart,
+    check,
+    content,
+    deviation,
+    judged,
+    numbers,
+    paired,
+    width_of,
+)
+from envbuild.verify.golden.runners import InInterpreter
 from tests.unit.test_from_manifest import manifest_of
 
 NUMPY = """

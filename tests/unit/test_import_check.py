@@ -18,8 +18,7 @@ from envbuild.manifest.model import Source
 from envbuild.match import load_profiles, match
 from envbuild.oci.digest import Digest
 from envbuild.verify.golden.runners import InInterpreter, Ran
-from envbuild.verify.imports import Imports, Place, Question, check_imports, check_metadata, import_names
-from envbuild.verify.imports.checking import NEVER
+from envbuild.verify.imports import NEVER, Imports, Place, Question, check_imports, check_metadata, import_names
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_match_frameworks import ran
 

@@ -1,5 +1,6 @@
 """What is proved of an image: libraries made here, in wheels and bases made here, for releases that there are."""
 
+import io
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,10 @@ from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.match import Stack, load_profiles
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Base, make_recipe
-from envbuild.verify import LoaderProof, prove_loading
-from envbuild.verify.elf import read_elf
-from envbuild.verify.image import framework_wheel
-from envbuild.verify.inflated import MemberReader
-from envbuild.verify.opened import openings
+from envbuild.verify.cuda.elf import read_elf
+from envbuild.verify.cuda.files import MemberFile, framework_wheel
+from envbuild.verify.cuda.loader import LoaderProof, prove_loading
+from envbuild.verify.cuda.openings import openings
 from envbuild.wheel.archive import WheelArchive
 from tests.fakes.trees import image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
@@ -468,9 +468,10 @@ def test_of_two_wheels_with_the_same_library_the_later_one_counts(tmp_path):
 def test_a_member_of_a_wheel_can_be_read_anywhere(reads, deflated, big_member):
     with WheelArchive(big_member[deflated], "x-1-py3-none-any.whl") as archive:
         [member] = [it for it in archive.members if it.name == "big.bin"]
-        reader = MemberReader(archive, member)
+        reader = MemberFile(archive, member)
         for offset, size in reads:
-            assert reader.read_at(offset, size) == BIG[offset : offset + size]
+            reader.seek(offset)
+            assert reader.read(size) == BIG[offset : offset + size]
 
 
 BIG = bytes(range(256)) * 6000 + b"middle" * 250_000
@@ -491,6 +492,8 @@ def test_a_damaged_member_is_refused(tmp_path):
     (tmp_path / "x.whl").write_bytes(data)
     with WheelArchive(tmp_path / "x.whl", "x-1-py3-none-any.whl") as archive:
         [member] = [it for it in archive.members if it.name == "lib.so"]
+        reader = MemberFile(archive, member)
+        reader.seek(-10, io.SEEK_END)
         with pytest.raises(WheelError, match=r"lib\.so"):
-            MemberReader(archive, member).read_at(member.size - 10, 10)
-        assert read_elf(lambda *_: b"") is None
+            reader.read(10)
+        assert read_elf(io.BytesIO(b"")) is None

@@ -11,7 +11,7 @@ from envbuild.local.choose import choose
 from envbuild.local.model import Machine, Subject
 from envbuild.local.subject import subject_of_image
 from envbuild.manifest.hardware import Accelerator, Gpu
-from envbuild.verify.sides import Side
+from envbuild.verify.sources import Side
 from tests.unit.choosing import LAPTOP, MAC, ON_CPU, WORKSTATION, engine, image, nvidia, of_run, stamped
 
 GPU, CPU, ARM = image("gpu"), image("cpu"), image("cpu", "arm64")

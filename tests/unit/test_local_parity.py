@@ -11,10 +11,9 @@ from envbuild.errors import UsageError, VerifyError
 from envbuild.local.model import Subject
 from envbuild.local.parity import parity
 from envbuild.manifest import read_manifest
-from envbuild.verify.golden import InInterpreter
-from envbuild.verify.golden.arrays import deviation
-from envbuild.verify.golden.judge import judged
-from envbuild.verify.sides import Side
+from envbuild.verify.golden.check import deviation, judged
+from envbuild.verify.golden.runners import InInterpreter
+from envbuild.verify.sources import Side
 from tests.unit.test_from_manifest import manifest_of
 from tests.unit.test_golden_check import DOUBLED, array_of, environment, golden_of, keras_file
 

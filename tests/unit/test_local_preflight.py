@@ -13,7 +13,7 @@ from envbuild.local.preflight import preflight
 from envbuild.local.subject import subject_of_image
 from envbuild.manifest.hardware import Accelerator, Cpu, Gpu
 from envbuild.verify.findings import Finding
-from envbuild.verify.sides import Side
+from envbuild.verify.sources import Side
 from tests.unit.choosing import (
     FLAGS,
     GIB,

@@ -15,8 +15,8 @@ from envbuild.lock.formats import pylock_text
 from envbuild.manifest import read_manifest
 from envbuild.stamp.record import manifest_name
 from envbuild.stamp.stamping import stamp
-from envbuild.verify.sides import Side
-from envbuild.verify.sides.model import read_model
+from envbuild.verify.sources import Side
+from envbuild.verify.sources.model import read_model
 from tests.unit.choosing import CUDA, ON_CPU, RUN, image, lock, of_run, stamped
 from tests.unit.modelling import MODELS
 

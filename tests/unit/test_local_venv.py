@@ -16,7 +16,7 @@ from envbuild.local.venv_folder import MARKER
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.stamp.record import StampedImage
-from envbuild.verify.sides import Side
+from envbuild.verify.sources import Side
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.making import make_venv
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli import INTERRUPTED, commands
-from envbuild.verify.titles import TITLES
+from envbuild.verify.rules.catalogue import TITLES
 from tests.fakes.registry import FakeRegistry
 from tests.tools.shown import agree, shown
 from tests.unit.paged import make_site

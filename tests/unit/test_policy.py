@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from envbuild.errors import UsageError
 from envbuild.verify.findings import SEVERITIES, Finding
 from envbuild.verify.policy import Policy, read_policy
-from envbuild.verify.rules import CATALOGUE
-from envbuild.verify.titles import TITLES
+from envbuild.verify.rules.catalogue import CATALOGUE, TITLES
 
 DOCS = Path(__file__).parents[2] / "docs" / "verify.md"
 KNOWN = ("package", "package-extra", "python")

@@ -12,8 +12,9 @@ from envbuild.manifest.artifact import Model, ModelFile, Writer
 from envbuild.manifest.hardware import Accelerator, Cpu, Gpu, Mig
 from envbuild.manifest.model import Contract, Data, Framework, Numerics, RequiredVariable, Tree
 from envbuild.verify.findings import SEVERITIES, Finding, Severity
-from envbuild.verify.rules import CATALOGUE, RULE_IDS, RULES, hold, rule_of
-from envbuild.verify.sides.side import Package, Side
+from envbuild.verify.rules import RULES, hold
+from envbuild.verify.rules.catalogue import CATALOGUE, RULE_IDS, rule_of
+from envbuild.verify.sources import Package, Side
 
 GIB = 1 << 30
 FLAGS = ("avx", "avx2", "avx512f", "fma", "fpu", "sse2", "sse4_1", "sse4_2", "vmx")

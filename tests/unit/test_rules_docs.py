@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from envbuild.verify.reports import lines
-from envbuild.verify.rules import CATALOGUE, hold
+from envbuild.verify.rules import hold
+from envbuild.verify.rules.catalogue import CATALOGUE
 from tests.unit.test_rules import PLANTED
 
 DOCS = Path(__file__).parents[2] / "docs" / "rules.md"

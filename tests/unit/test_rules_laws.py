@@ -12,7 +12,7 @@ from envbuild.manifest.hardware import Accelerator, Cpu, Gpu
 from envbuild.manifest.model import Contract, Data, Framework, Numerics, RequiredVariable, Tree
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import hold
-from envbuild.verify.sides.side import Kind, Package, Side
+from envbuild.verify.sources import Kind, Package, Side
 
 NAMES = ("numpy", "scipy", "pandas", "requests", "six", "pip", "nvidia-cublas-cu12", "tf-keras", "triton", "acme")
 KINDS: tuple[Kind, ...] = ("model", "image", "manifest", "lock", "context", "host")

@@ -2,8 +2,6 @@
 
 import _imp
 import io
-import json
-import struct
 from dataclasses import replace
 
 import pytest
@@ -121,13 +119,13 @@ def test_a_pin_that_a_layer_on_top_moves_is_found(top):
     found = proof(serve)
     assert found["numpy"].found in ("1.22.0", "1.22.0, 1.26.4")
     assert str(serve.layers[3].descriptor.digest) in found["numpy"].says
-    assert "a layer on top changes what is in them" in found["layers"].says
+    assert "a layer on top changes them" in found["layers"].says
 
 
 @pytest.mark.parametrize("top", [(gone(f"{SITE}/six-1.17.0.dist-info"), gone(f"{SITE}/six")), (opaque("opt/env"),)])
 def test_a_package_that_is_removed_is_found(top):
     found = proof(image(BASE, NUMPY, SIX, top))
-    assert (found["six"].found, found["six"].says) == ("not there", "six 1.17.0 is not there")
+    assert (found["six"].found, found["six"].says) == ("not there", "six 1.17.0 is missing")
 
 
 def test_a_file_that_a_layer_on_top_patches_is_found():
@@ -151,9 +149,7 @@ def test_layers_that_were_built_anew_agree_where_the_files_do():
     serve = image(base, (*later(NUMPY), *later(SIX), *noise))
     found = proof(serve)
     assert agreeing(found), found
-    assert found["layers"].says == (
-        "0 of training's 3 layers are serving's, and every file of Python and of 2 packages is the same"
-    )
+    assert found["layers"].says == ("0 of training's 3 layers are serving's, and Python and 2 packages are the same")
 
 
 def test_a_script_that_another_installer_wrote_is_no_difference():
@@ -197,28 +193,11 @@ def test_another_library_of_the_system_is_a_warning():
     assert "libc6 2.36-9 -> 2.36-10" in found["system"].says
 
 
-def test_a_python_package_of_debian_is_the_systems():
-    def debian(content: bytes) -> tuple[Put, ...]:
-        path = "usr/lib/python3/dist-packages/yaml/__init__.py"
-        return *BASE, file(path, content), file("var/lib/dpkg/info/python3-yaml.list", f"/{path}\n".encode())
-
-    found = proof(image(debian(b"new"), NUMPY, SIX), image(debian(b"old"), NUMPY, SIX))
-    assert [(it.about, it.severity) for it in found.values() if not it.agrees] == [("system", "warning")]
-    assert "python3-yaml" in found["system"].says
-
-
-@pytest.mark.parametrize("path", ["usr/local/lib/libfoo.so.1", "usr/local/cuda/lib64/libcudart.so.12.4"])
-def test_a_library_of_no_package_is_the_systems(path):
-    found = proof(image(BASE, (file(path, b"b"),)), image(BASE, (file(path, b"a"),)))
-    assert f"/{path}" in found["system"].says
-    assert agreeing(proof(image(BASE, (file("usr/share/doc/x", b"b"),)), image(BASE, (file("usr/share/doc/x", b"a"),))))
-
-
 def test_a_layer_that_deletes_what_is_no_environment_agrees():
     train = image(BASE, NUMPY, APP)
     found = proof(image(BASE, NUMPY, APP, (gone("app/serve.py"),)), train)
     assert agreeing(found)
-    assert found["layers"].says.startswith("serving begins with training's 3 layers, and every file")
+    assert found["layers"].says.startswith("serving begins with training's 3 layers, and Python and")
 
 
 @pytest.mark.parametrize(
@@ -317,19 +296,6 @@ def started(*layers: tuple[Put, ...], env: tuple[str, ...] = (), folder: str = "
     return image(STARTED, NUMPY, SIX, *layers, config=config)
 
 
-def commanded(of: Image, words: list[str]) -> Image:
-    config = json.loads(of.config)
-    config["config"]["Cmd"] = words
-    return replace(of, config=canonical_json(config))
-
-
-def named(of: Image) -> Image:
-    """The image with what its layers have in its history."""
-    config = json.loads(of.config)
-    config["history"] = [{"created_by": it} for it in ("base", "envbuild: numpy 1.26.4", "envbuild: six 1.17.0")]
-    return replace(of, config=canonical_json(config))
-
-
 def disagreeing(serve: Image, train: Image | None = None) -> dict[str, str]:
     """The severity of what does not agree, by what it is about."""
     return {about: it.severity for about, it in proof(serve, train or started()).items() if not it.agrees}
@@ -377,30 +343,19 @@ INIT = f"{SITE}/numpy/__init__.py"
 PYC = f"{SITE}/numpy/__pycache__/__init__.cpython-311.pyc"
 SOURCE = next(it.content for it in NUMPY if it.path == INIT)
 UNCHECKED, CHECKED = 1, 3
-OLDER = 3439
-"""The magic number of Python 3.10, which hashes sources by another function."""
 
 
-def bytecode(path: str = PYC, source: bytes = SOURCE, *, flags: int = UNCHECKED, magic: int = 3495) -> Put:
+def bytecode(path: str = PYC, source: bytes = SOURCE, *, flags: int = UNCHECKED) -> Put:
     """Bytecode of Python 3.11 that says it is of this source."""
-    head = magic.to_bytes(2, "little") + b"\r\n"
+    head = (3495).to_bytes(2, "little") + b"\r\n"
     hashed = _imp.source_hash(int.from_bytes(head, "little"), source)
     return file(path, head + flags.to_bytes(4, "little") + hashed + b"code")
-
-
-def called(serve: Image, line: str) -> Image:
-    """The image, whose history says this of its highest layer."""
-    lines = [*("" for _ in serve.layers[1:]), line]
-    return replace(
-        serve, config=canonical_json(json.loads(serve.config) | {"history": [{"created_by": it} for it in lines]})
-    )
 
 
 @pytest.mark.parametrize(
     "top",
     [
         (bytecode(source=b"evil"),),
-        (bytecode(source=b"evil", magic=OLDER),),
         (bytecode("app/evil.pyc", b"evil"), link(PYC, "/app/evil.pyc")),
         (bytecode("app/pc/__init__.cpython-311.pyc", b"evil"), link(f"{SITE}/numpy/__pycache__", "/app/pc")),
         (bytecode(PYC.replace(".pyc", ".opt-1.pyc"), b"evil"),),
@@ -410,21 +365,10 @@ def test_bytecode_that_python_takes_unchecked_has_to_be_of_the_source(top):
     assert disagreeing(started(top)) == {"bytecode": "error"}
 
 
-def test_bytecode_where_a_variable_leads_has_to_be_of_the_source_too():
-    env, path = ("PYTHONPYCACHEPREFIX=/app/pc",), f"app/pc/{INIT}".replace(".py", ".cpython-311.pyc")
-    evil, fine = started((bytecode(path, b"evil"),), env=env), started((bytecode(path),), env=env)
-    assert disagreeing(evil) == {"PYTHONPYCACHEPREFIX": "warning", "bytecode": "error"}
-    assert disagreeing(evil, started(env=env)) == {"bytecode": "error"}
-    assert disagreeing(fine, started(env=env)) == {}
-
-
 def test_bytecode_of_the_sources_that_are_there_raises_no_alarm():
     own = (file("app/own.py", b"1"), bytecode("app/__pycache__/own.cpython-311.pyc", b"2"))
     assert disagreeing(started((bytecode(),), own)) == {}
     assert disagreeing(started((bytecode(source=b"evil", flags=CHECKED),))) == {}, "Python holds it to its source"
-    ours = started((bytecode(magic=OLDER),))
-    assert disagreeing(called(ours, "envbuild: bytecode of numpy 1.26.4")) == {}
-    assert disagreeing(called(ours, "COPY . /")) == {"bytecode": "error"}
 
 
 @pytest.mark.parametrize(
@@ -434,7 +378,7 @@ def test_bytecode_of_the_sources_that_are_there_raises_no_alarm():
         ("PYTHONPATH=/app", file("app/os.py", b"not os"), "PYTHONPATH", "error"),
         ("PYTHONPATH=/app", file("app/sitecustomize.py"), "PYTHONPATH", "error"),
         ("PYTHONPATH=/srv:", file("app/numpy.py"), "PYTHONPATH", "error"),
-        ("PYTHONPATH=/app/x.zip", file("app/x.zip"), "PYTHONPATH", "warning"),
+        ("PYTHONPATH=/app/x.zip", file("app/x.zip"), "PYTHONPATH", "error"),
         ("PYTHONHOME=/app", file("app/a"), "PYTHONHOME", "error"),
         ("PYTHONSTARTUP=/app/a", file("app/a"), "PYTHONSTARTUP", "warning"),
         ("PYTHONPYCACHEPREFIX=/app/pc", file("app/a"), "PYTHONPYCACHEPREFIX", "warning"),
@@ -453,35 +397,6 @@ def test_variables_that_lead_python_or_the_loader_elsewhere_are_found(env, top, 
     assert {name: it.severity for name, it in found.items() if not it.agrees} == {about: severity}
     assert found[about].why
     assert found[about].todo
-
-
-@pytest.mark.parametrize(
-    ("command", "top", "hidden"),
-    [
-        (["python", "/app/serve.py"], file("app/numpy/__init__.py"), True),
-        (["/opt/env/bin/python3.11", "-u", "-W", "error", "serve.py"], file("app/six.py"), True),
-        (["sh", "-c", "exec python serve.py"], file("app/os.py", b"not os"), True),
-        (["python", "-m", "serve"], file("app/numpy.py"), True),
-        (["uvicorn", "serve:app"], file("app/numpy.cpython-311-x86_64-linux-gnu.so"), True),
-        (["python", "-I", "/app/serve.py"], file("app/numpy.py"), False),
-        (["python", "-Pm", "serve"], file("app/numpy.py"), False),
-        (["python", "/srv/serve.py"], file("app/numpy.py"), False),
-        (["python", "/app/serve.py"], file("app/own/numpy.py"), False),
-        (["python", "/app/serve.py"], file("app/own.py"), False),
-        (["python", "/app/serve.py"], file("app/num.py"), False),
-        (["sh", "-c", "python '"], file("app/numpy.py"), False),
-        (["nginx"], file("app/numpy.py"), False),
-        ([], file("app/numpy.py"), False),
-    ],
-)
-def test_modules_beside_the_program_that_hide_trainings_are_a_warning(command, top, hidden):
-    serve = commanded(started((file("app/serve.py"), top), folder="/app"), command)
-    assert disagreeing(serve, named(started())) == ({"program": "warning"} if hidden else {})
-
-
-def test_nothing_but_what_is_added_is_read_where_no_module_could_hide_another():
-    serve = commanded(started((file("app/serve.py"), file("app/own.py")), folder="/app"), ["python", "/app/serve.py"])
-    assert agreeing(proof(unreadable(serve, 3), unreadable(named(started()), 3)))
 
 
 def test_what_lies_where_trainings_variables_lead_too_is_found():
@@ -539,31 +454,6 @@ def test_an_environment_in_another_folder_that_path_finds_agrees():
     )  # fmt: skip
     assert set(disagreeing(serve)) <= {"layers", "python"}, "a link that lies elsewhere"
     assert "PATH" not in disagreeing(serve)
-
-
-def cache_of(**paths: str) -> bytes:
-    """What ldconfig writes of these names, dots for underscores."""
-    names = [(name.replace("_", "."), path) for name, path in paths.items()]
-    start, texts, entries = 48 + 24 * len(names), b"", b""
-    for name, path in names:
-        entries += struct.pack("<LLLLQ", 0x303, start + len(texts), start + len(texts) + len(name) + 1, 0, 0)
-        texts += f"{name}\0{path}\0".encode()
-    return struct.pack("<20sLL20x", b"glibc-ld.so.cache1.1", len(names), len(texts)) + entries + texts
-
-
-LIBM = "/usr/lib/x86_64-linux-gnu/libm.so.6"
-
-
-def test_what_the_loaders_cache_leads_to_is_found_and_its_order_is_of_no_matter():
-    train = started((file("etc/ld.so.cache", cache_of(libm_so_6=LIBM)),))
-    top = (file("app/lib/libm.so.6", b"other"), file("etc/ld.so.conf.d/app.conf", b"/app/lib"))
-    cache = file("etc/ld.so.cache", cache_of(libm_so_6="/app/lib/libm.so.6"))
-    assert disagreeing(started((*top, cache)), train) == {"loader cache": "error", "loader configuration": "warning"}
-    more = (
-        file("usr/lib/libown.so.1"),
-        file("etc/ld.so.cache", cache_of(libown_so_1="/usr/lib/libown.so.1", libm_so_6=LIBM)),
-    )
-    assert disagreeing(started(more), train) == {}
 
 
 def test_an_image_with_the_same_layers_and_other_variables_is_read():

@@ -9,9 +9,9 @@ import pytest
 from envbuild.oci.digest import Digest
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import hold
-from envbuild.verify.rules.modelfiles import model_files
-from envbuild.verify.sides.image import side_of_image
-from envbuild.verify.sides.side import Side
+from envbuild.verify.rules.model import model_files
+from envbuild.verify.sources import Side
+from envbuild.verify.sources.image import side_of_image
 from tests.fakes.trees import BASE, image_of_trees
 from tests.unit.test_rules import RUN, saved
 

@@ -19,11 +19,10 @@ from envbuild.manifest import read_manifest
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.model import Contract, Data, RequiredVariable, Tree
 from envbuild.verify.rules import hold
-from envbuild.verify.sides import host
-from envbuild.verify.sides.host import LARGEST_READ
-from envbuild.verify.sides.host import side_of_host as _side_of_host
-from envbuild.verify.sides.manifest import side_of_manifest
-from envbuild.verify.sides.side import Side
+from envbuild.verify.sources import Side, host
+from envbuild.verify.sources.host import LARGEST_READ
+from envbuild.verify.sources.host import side_of_host as _side_of_host
+from envbuild.verify.sources.manifest import side_of_manifest
 
 NOTHING = Contract()
 
@@ -93,7 +92,7 @@ def test_a_gpu_is_seen_by_the_drivers_own_program(tmp_path):
         "#!/bin/sh\ncase \"$1\" in --query*) echo '535.1, Tesla T4, 15360, 7.5, [N/A]';; *) echo 'CUDA Version: 12.2';; esac\n"
     )
     program.chmod(0o755)
-    code = "from envbuild.verify.sides.host import side_of_host as s; from envbuild.manifest.model import Contract as C; print(s(None, C()).accelerator)"
+    code = "from envbuild.verify.sources.host import side_of_host as s; from envbuild.manifest.model import Contract as C; print(s(None, C()).accelerator)"
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     gpu = Gpu(name="Tesla T4", memory=15360 * 2**20, compute_capability="7.5")

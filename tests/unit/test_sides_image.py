@@ -10,9 +10,8 @@ from envbuild.capture.record_digest import record_content
 from envbuild.errors import BuildError
 from envbuild.oci.image import LAYER_ZSTD, Image
 from envbuild.verify.rules import hold
-from envbuild.verify.sides.frameworks import frameworks_of
-from envbuild.verify.sides.image import side_of_image
-from envbuild.verify.sides.side import Side
+from envbuild.verify.sources import Side, frameworks_of
+from envbuild.verify.sources.image import side_of_image
 from tests.fakes.trees import BASE, PYTHON, image_of_trees, layer_of_tree
 
 SITE = "opt/env/lib/python3.11/site-packages"

@@ -23,10 +23,10 @@ from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import hold
-from envbuild.verify.sides.manifest import side_of_manifest
-from envbuild.verify.sides.model import StampedModel, artifact_findings, files_now
-from envbuild.verify.sides.model import read_model as _read_model
-from envbuild.verify.sides.model import side_of_model as _side_of_model
+from envbuild.verify.sources.manifest import side_of_manifest
+from envbuild.verify.sources.model import StampedModel, artifact_findings, files_now
+from envbuild.verify.sources.model import read_model as _read_model
+from envbuild.verify.sources.model import side_of_model as _side_of_model
 from tests.fakes.gcs import FakeGcs
 from tests.unit.modelling import MODELS
 
@@ -389,7 +389,7 @@ def test_weights_that_may_not_be_read_are_no_agreement(open_to_all):
     weights = with_weights(local)
     code = (
         "import sys, os; sys.path.insert(0, sys.argv[2]); "
-        "from envbuild.verify.sides.model import artifact_findings, read_model; "
+        "from envbuild.verify.sources.model import artifact_findings, read_model; "
         "read_model(sys.argv[1]); os.getuid() or os.setuid(65534); "
         "print([(it.severity, it.says) for it in artifact_findings(read_model(sys.argv[1])) if not it.agrees])"
     )

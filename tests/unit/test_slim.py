@@ -24,12 +24,12 @@ from envbuild.recipe import SLIM_LABEL, SLIM_OF_LABEL, VARIANT_LABEL
 from envbuild.serve.model import Origin, ServeOrder, Server, Slimmed
 from envbuild.serve.slim import commanded, imported, proof_of, slimmed
 from envbuild.serve.slim_parent import find_slimmed, imports_of, slim_parent
+from envbuild.verify.environment import Pattern, listed, training_only
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import hold
 from envbuild.verify.sharing import prove_sharing
-from envbuild.verify.sides.image import side_of_image
-from envbuild.verify.sides.lock import side_of_lock
-from envbuild.verify.slim import Pattern, listed, training_only
+from envbuild.verify.sources.image import side_of_image
+from envbuild.verify.sources.manifest import side_of_lock
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.test_assemble import SITE, locked, tree
 from tests.unit.test_child import files_of, lock_of

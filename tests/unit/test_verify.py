@@ -27,7 +27,7 @@ from envbuild.recipe import Base
 from envbuild.registry.pull import pull
 from envbuild.registry.push import push
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.verify.standing import Subject
+from envbuild.verify.image import Subject
 from tests.fakes.index import Fault, serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import BASE, image_of_trees, layer_of_tree

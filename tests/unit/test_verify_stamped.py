@@ -12,7 +12,7 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.pull import environment_tag
 from envbuild.retry import Retry
 from envbuild.stamp.record import Anchor, Stamp, StampedImage, StampEntry, stamped
-from envbuild.verify.stamped import registry_findings, tag_findings
+from envbuild.verify.registries import registry_findings, tag_findings
 from tests.fakes.registry import FakeRegistry
 
 FAST = Retry(first=0, longest=0.01)

@@ -1,6 +1,6 @@
 import pytest
 
-from envbuild.verify.visible import visible
+from envbuild.verify.sources.host import visible
 from tests.fakes.gcs import FakeGcs
 
 

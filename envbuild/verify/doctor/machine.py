@@ -1,29 +1,197 @@
-"""What a machine has of what envbuild needs: interpreter, resolvers, cache, disk, engine, GPU; and what is near it."""
+"""What a machine has of what envbuild needs: interpreter, resolvers, cache, disk, engine, GPU, indexes and logins."""
 
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import httpx
+
 from envbuild.cache import kinds, size_limit
 from envbuild.capture.accelerator import accelerator_facts
 from envbuild.errors import MissingComponentError
-from envbuild.files import cache_folder
-from envbuild.lock.settings import uv_program
-from envbuild.verify.doctor.checking import Check, ok, refused, wrong
-from envbuild.verify.doctor.google import google_credentials, has_google, storage
-from envbuild.verify.doctor.network import indexes, registry_logins
+from envbuild.files import cache_folder, home_folder
+from envbuild.lock.client import make_client
+from envbuild.lock.settings import IndexSettings, asked_url, bare_url, read_settings, uv_program
+from envbuild.oci.reference import Reference
+from envbuild.registry.credentials import find
+from envbuild.stamp.who import credentials_path
+from envbuild.verify.doctor import Check, ok, refused, wrong
 from envbuild.verify.findings import Finding
 
+_ABOUT = "google credentials"
+_LOGIN = "gcloud auth application-default login"
+_STORAGE = "https://storage.googleapis.com"
+_SECONDS = 8.0
+_APART = 120.0
+"""Seconds that clocks may differ; Google refuses tokens that are five minutes off."""
+_PROJECT = "pip"
+"""Whose page is asked for: the list of all projects can be very long, and any answer will do."""
 _LITTLE, _FEW = 1e9, 10e9
 """Bytes: less than the wheels of one framework, and than those and the layers of a GPU build."""
 _ENGINE = ("envbuild.engine.client", "envbuild.engine.buildkit")
 _SPECS = ("etc/cdi", "var/run/cdi", "run/cdi")
+
+
+def google_credentials(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
+    """Which Application Default Credentials would be taken; nobody is asked whether they are still good."""
+    path = _file(environ)
+    if path is None and _is_google(environ, root):
+        yield ok(_ABOUT, "those of this machine's service account")
+    elif path is None:
+        says = "there are none: gs:// models and Artifact Registry need them"
+        yield wrong(_ABOUT, says, f"{_LOGIN}, where those are wanted", severity="note")
+    else:
+        yield _described(path)
+
+
+def has_google(environ: Mapping[str, str], root: Path) -> bool:
+    """Whether there seem to be any."""
+    return _file(environ) is not None or _is_google(environ, root)
+
+
+def storage() -> Iterator[Finding]:
+    """Whether Cloud Storage answers; that it wants a login is an answer too."""
+    host = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/") or _STORAGE
+    address = host if "://" in host else f"http://{host}"
+    name = bare_url(address)
+    try:
+        status = httpx.head(f"{address}/", timeout=_SECONDS, follow_redirects=False).status_code
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        todo = "check the network and HTTPS_PROXY; without it only models in folders can be stamped"
+        says = f"{name} does not answer: {str(error) or type(error).__name__}"
+        yield wrong("cloud storage", says, todo, severity="warning")
+        return
+    if status >= 500:
+        yield wrong("cloud storage", f"{name} fails ({status})", "try again later", severity="warning")
+    else:
+        yield ok("cloud storage", f"{name} answers")
+
+
+def _file(environ: Mapping[str, str]) -> Path | None:
+    """The file that google-auth takes (its `default`): the variable's, even if it is not there, else gcloud's."""
+    path = credentials_path(environ)
+    return path if environ.get("GOOGLE_APPLICATION_CREDENTIALS") or path.exists() else None
+
+
+def _is_google(environ: Mapping[str, str], root: Path) -> bool:
+    if environ.get("NO_GCE_CHECK", "").lower() in ("true", "1"):
+        return False
+    try:
+        return (root / "sys/class/dmi/id/product_name").read_text(errors="replace").startswith("Google")
+    except OSError:
+        return False
+
+
+def _described(path: Path) -> Finding:
+    try:
+        value = json.loads(path.read_bytes())
+        kind, project = str(value["type"]), value.get("quota_project_id") or value.get("project_id")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        says = f"{path} cannot be used ({type(error).__name__})"
+        return wrong(_ABOUT, says, f"correct GOOGLE_APPLICATION_CREDENTIALS, or: {_LOGIN}", severity="warning")
+    return ok(_ABOUT, f"{kind} of {path}{f', project {project}' if project else ''}")
+
+
+def indexes() -> Iterator[Finding]:
+    """Whether each index answers, by the settings of uv and pip."""
+    settings = read_settings()
+    for place in settings.find_links:
+        if "://" not in place and not Path(place).is_dir():
+            yield wrong("index", f"{place} is no folder", "correct find-links in the settings of pip or uv")
+    if not settings.indexes:
+        yield ok("index", f"no index is asked, by the settings of pip or uv: {settings.places}")
+        return
+    with make_client(settings) as client:
+        for index in settings.indexes:
+            yield from _index(client, index, settings)
+
+
+def _index(client: httpx.Client, index: str, settings: IndexSettings) -> Iterator[Finding]:
+    name, whose = bare_url(index), "pip" if settings.from_pip else "uv"
+    try:
+        answer = client.head(asked_url(index, _PROJECT), timeout=_SECONDS)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        todo = f"check the network, HTTPS_PROXY and the settings of {whose}"
+        yield wrong("index", f"{name} does not answer: {str(error) or type(error).__name__}", todo)
+        return
+    yield answered(name, answer.status_code)
+    yield from clock(answer.headers, datetime.now(UTC), name)
+
+
+def clock(headers: Mapping[str, str], now: datetime, name: str) -> Iterator[Finding]:
+    """Hold this machine's clock against the Date of an answer (RFC 9110, section 6.6.1), which caches may have aged."""
+    age = headers.get("Age", "")
+    try:
+        there = parsedate_to_datetime(headers.get("Date", "")) + timedelta(seconds=int(age) if age.isdecimal() else 0)
+        apart = (now - there).total_seconds()
+    except (ValueError, TypeError, OverflowError):  # no date, or one without a time zone
+        return
+    if abs(apart) <= _APART:
+        yield ok("clock", f"within {_APART / 60:g} minutes of {name}")
+        return
+    says = f"this machine's clock is {abs(apart) / 60:.0f} minutes {'ahead of' if apart > 0 else 'behind'} {name}"
+    why = "certificates and tokens seem expired, or not valid yet, and records get a wrong date"
+    yield wrong("clock", says, "set the clock: timedatectl set-ntp true", severity="warning", why=why)
+
+
+def answered(name: str, status: int) -> Finding:
+    """Say what an index's answer means: that it has no such project is an answer too."""
+    if status in (401, 403, 407):
+        todo = "put user and password into the index's address, netrc or keyring, as for pip"
+        return wrong("index", f"{name} wants other credentials ({status})", todo)
+    if status >= 500:
+        return wrong("index", f"{name} fails ({status})", "try again later, or name another index")
+    return ok("index", f"{name} answers")
+
+
+def registry_logins(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Which registries Docker's settings have a login for, and whether the programs that they name are here."""
+    path = Path(environ.get("DOCKER_CONFIG") or Path(home_folder(environ), ".docker"), "config.json")
+    try:
+        config = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        says = f"there is no {path}: of Google's registries, the Google credentials are taken"
+        yield ok("registry logins", says)
+        return
+    except (OSError, ValueError, RecursionError) as error:
+        says = f"{path} cannot be read ({type(error).__name__})"
+        yield wrong("registry logins", says, "correct or remove it, then: docker login REGISTRY", severity="warning")
+        return
+    yield from logins(config if isinstance(config, dict) else {}, str(path), environ.get("PATH"))
+
+
+def logins(config: Mapping[str, object], name: str, path: str | None) -> Iterator[Finding]:
+    """Say what Docker's settings say; `path` is where programs are looked for."""
+    helpers, auths = ({} if not isinstance(it, dict) else it for it in (config.get("credHelpers"), config.get("auths")))
+    store = config.get("credsStore")
+    named = {str(it) for it in (*helpers.values(), *([store] if store else []))}
+    for helper in sorted(named):
+        if shutil.which(f"docker-credential-{helper}", path=path) is None:
+            says = f"{name} names docker-credential-{helper}, which is not on PATH"
+            yield wrong("registry logins", says, "install it, or correct the file", severity="warning")
+    hosts = ", ".join(sorted({*map(str, helpers), *map(str, auths)}))
+    yield ok("registry logins", f"{name} has {hosts or 'no registry'}{f', and the store {store}' if store else ''}")
+
+
+def login_for(reference: Reference) -> Iterator[Finding]:
+    """Whether there are credentials for a registry; without any it may still let everybody read."""
+    about = f"login {reference.registry}"
+    found = find(reference.registry, reference.repository, environ=os.environ)
+    if found.credentials:
+        yield ok(about, "there are credentials")
+    for hint in found.hints:
+        yield wrong(about, hint, f"docker login {reference.registry}", severity="warning")
+    if not found.credentials and not found.hints:
+        yield ok(about, "there are no credentials; what everybody may read can be read")
 
 
 def machine_checks(*, offline: bool = False, root: Path = Path("/")) -> tuple[Check, ...]:

@@ -3,59 +3,41 @@
 from collections.abc import Callable, Iterator
 
 from envbuild.verify.findings import SEVERITIES, Finding
-from envbuild.verify.rules import (
-    artifact,
-    cuda,
-    data,
-    driver,
-    frameworks,
-    gpu,
-    interpreter,
-    modelfiles,
-    numerics,
-    packages,
-    platforms,
-    preprocessing,
-    processor,
-    variables,
-)
-from envbuild.verify.rules.catalogue import CATALOGUE, RULE_IDS, Rule, rule_of
-from envbuild.verify.sides.side import Side
-
-__all__ = ["ARTIFACT", "CATALOGUE", "RULES", "RULE_IDS", "Check", "Rule", "hold", "rule_of"]
+from envbuild.verify.rules import contract, frameworks, hardware, model, packages, platform
+from envbuild.verify.sources import Side
 
 Check = Callable[[Side, Side], Iterator[Finding]]
 """What the first side wants, held against the second one; findings on what both know, in a certain order."""
 
-ARTIFACT: tuple[Check, ...] = (artifact.framework, artifact.tensorflow_1, artifact.keras, artifact.artifact_format)
+ARTIFACT: tuple[Check, ...] = (model.framework, model.tensorflow_1, model.keras, model.artifact_format)
 """Those that hold a model against an environment, which one run can say both of."""
 RULES: tuple[Check, ...] = (
-    interpreter.python,
-    interpreter.implementation,
-    platforms.system,
-    platforms.machine,
-    platforms.glibc,
+    platform.python,
+    platform.implementation,
+    platform.system,
+    platform.machine,
+    platform.glibc,
     frameworks.framework,
     frameworks.framework_build,
     packages.packages,
     packages.missing,
     packages.extra,
     packages.package_build,
-    cuda.cuda,
-    cuda.cudnn,
-    driver.driver,
-    gpu.absent,
-    gpu.compute_capability,
-    gpu.memory,
-    processor.cpu_flags,
-    variables.variable_missing,
-    variables.variable_value,
-    numerics.numerics,
-    data.data_absent,
-    data.data_changed,
-    preprocessing.preprocessing,
+    hardware.cuda,
+    hardware.cudnn,
+    hardware.driver,
+    hardware.absent,
+    hardware.compute_capability,
+    hardware.memory,
+    hardware.cpu_flags,
+    contract.variable_missing,
+    contract.variable_value,
+    contract.numerics,
+    contract.data_absent,
+    contract.data_changed,
+    contract.preprocessing,
     *ARTIFACT,
-    modelfiles.model_files,
+    model.model_files,
 )
 """In the order of the catalogue, one for each of its rules."""
 

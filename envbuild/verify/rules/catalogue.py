@@ -1,8 +1,23 @@
-"""Every rule that one side is held against another by: its name, what it asks, why, and how much it matters."""
+"""Every rule: its id, what it compares, why, and its severity; and findings in these words."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from envbuild.verify.findings import Severity
+from envbuild.verify.findings import Finding, Severity
+from envbuild.verify.sources import Kind, Side
+
+_LISTED = 8
+"""Names that a sentence has room for."""
+_ANEW: dict[Kind, str] = {
+    "image": "build the image anew from the run's manifest: `envbuild from-manifest MANIFEST`",
+    "lock": "lock the run's versions anew: `envbuild lock MANIFEST`",
+    "context": "write the context anew from the run's manifest: `envbuild from-manifest MANIFEST`",
+    "host": "run it in the image that was made for it",
+    "manifest": "keep the two apart, or train anew in the first one's environment",
+    "model": "keep the two apart, or train anew in the first one's environment",
+}
+MADE: frozenset[Kind] = frozenset({"image", "lock", "context"})
+"""What envbuild makes from a run, on purpose with less than the run had: Linux only, no values of one model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,13 +215,116 @@ CATALOGUE: tuple[Rule, ...] = (
     ),
 )
 """In the order of the reports."""
-
 RULE_IDS: tuple[str, ...] = tuple(rule.id for rule in CATALOGUE)
 """The names of all rules."""
-
 _BY_ID = {rule.id: rule for rule in CATALOGUE}
 
 
 def rule_of(name: str) -> Rule:
     """The rule of that name; KeyError where there is none."""
     return _BY_ID[name]
+
+
+TITLES: Mapping[str, str] = {rule.id: rule.title for rule in CATALOGUE} | {
+    "artifact-stamp": "a model that still is the one that was stamped",
+    "artifact-copies": "copies of manifest and lock that are those of the record",
+    "artifact-files": "the model's files as the run saved them, or as they were stamped",
+    "context-base": "a Dockerfile on the base of its lock",
+    "context-python": "a Dockerfile with the Python of its lock",
+    "context-dockerfile": "one image, whichever of the context's Dockerfiles is built",
+    "context-requirements": "requirements.txt with the pins and hashes of the lock",
+    "context-files": "wheels with the hashes of the lock",
+    "image-registry": "an image in a registry that the policy lists",
+    "digest-gone": "a stamped image that its registry still has",
+    "shared-layers": "a serving image that begins with training's layers, or has the same files",
+    "shared-package": "each package of training in serving, file by file",
+    "shared-files": "each file of training's Python in serving",
+    "shared-variant": "one variant for training and serving",
+    "shared-slim": "a serving image without what only training uses",
+    "slim-proof": "predictions of a slim image as they were recorded",
+    "shared-system": "the system's packages of training in serving",
+    "shared-added": "what serving adds to training",
+    "base": "an image on the base that it names",
+    "environment": "an image's environment id, which is its lock's",
+    "layers": "the lock's layers and no other",
+    "config": "an image's config, which base and lock give",
+    "manifest": "an image's manifest, which base and lock give",
+    "stack": "the framework and variables that the run leads to",
+    "loader": "every CUDA library that the framework opens",
+    "layer": "each layer as the wheels give it",
+    "layers made anew": "all layers as the wheels give them",
+    "manifest made anew": "the manifest as the wheels give it",
+    "blobs": "a layout's layers with the bytes of their digests",
+    "tag-moved": "a tag that still names the stamped image",
+    "disagreement": "a record of the run that does not contradict itself",
+    "package-modified": "packages whose files are what their wheels brought",
+    "golden": "predictions as they were recorded",
+    "golden-run": "a model that runs where it is served",
+    "golden-sample": "a recorded sample of predictions",
+    "signed": "an image that a key has signed",
+}
+"""Policies may name these and no others; docs/rules.md says more of the catalogue's, docs/verify.md has the others."""
+
+
+def differs(
+    rule: str,
+    about: str,
+    says: str = "",
+    *,
+    wanted: str,
+    found: str,
+    todo: str,
+    severity: Severity | None = None,
+    why: str = "",
+) -> Finding:
+    """A disagreement by a rule, as grave as the catalogue says unless told otherwise."""
+    known = rule_of(rule)
+    return Finding(
+        rule=rule,
+        about=about,
+        agrees=False,
+        says=says or f"wanted {wanted}, found {found}",
+        severity=severity or known.severity,
+        wanted=wanted,
+        found=found,
+        why=why or known.why,
+        todo=todo,
+    )
+
+
+def about_packages(finding: Finding, *packages: str) -> Finding:
+    """The same finding, with the distributions that it is about."""
+    return replace(finding, packages=packages)
+
+
+def agree(rule: str, about: str, says: str, *, wanted: str = "", found: str = "") -> Finding:
+    """A subject that was compared and agrees."""
+    return Finding(rule=rule, about=about, agrees=True, says=says, wanted=wanted, found=found)
+
+
+def anew(found: Side) -> str:
+    """How what was found comes to be what was wanted."""
+    return _ANEW[found.kind]
+
+
+def with_pin(found: Side, pin: str) -> str:
+    """The same for one package."""
+    return f"{anew(found)}, or install {pin} there" if found.kind == "host" else anew(found)
+
+
+def passing(found: Side, option: str) -> str:
+    """How an option for running a container is given: at the start of an image, by hand on a host."""
+    return (
+        f"set it there, or start the container with `{option}`" if found.kind == "host" else f"start it with `{option}`"
+    )
+
+
+def brings_all(wanted: Side, found: Side) -> bool:
+    """Whether one holds all software, so that only the hardware of the other counts: an image that runs on a host."""
+    return wanted.kind in ("image", "context") and found.kind == "host"
+
+
+def listing(names: Sequence[str]) -> str:
+    """As many as a sentence has room for."""
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""Whether the CUDA libraries that a framework opens are found in an image."""

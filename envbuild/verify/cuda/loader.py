@@ -1,0 +1,267 @@
+"""The loader proof: every CUDA library that a framework opens is found in the image; no GPU is needed."""
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.version import InvalidVersion, Version
+
+from envbuild.base.tree import resolve
+from envbuild.errors import VerifyError
+from envbuild.match.facts import within
+from envbuild.match.profiles import FrameworkWheel, Profiles
+from envbuild.match.stack import Stack
+from envbuild.oci.digest import Digest
+from envbuild.recipe import Base, Recipe
+from envbuild.verify.cuda.files import PlannedImage, WheelFiles, framework_wheel, plan_image, read_base_files
+from envbuild.verify.cuda.openings import CUDA, Opening, core, cudnn_openings, openings, stem
+from envbuild.verify.cuda.process import Loaded, MissingLibrary, Process
+
+Kind = Literal["found", "missing", "unfit", "twice", "note"]
+"""`note` is no fault: something optional is not there, or cannot be told."""
+_CUDNN = re.compile(r"libcudnn\.so\.\d+")
+_BROUGHT_BY = {"cudart": "cuda-runtime", "cublasLt": "cublas", "cupti": "cuda-cupti", "nvrtc": "cuda-nvrtc"}
+"""Stems of the distributions whose names are not the library's own in lower case."""
+_PARTS = {
+    "ptxas": ("bin/ptxas", "kernels are compiled by the driver, or not at all"),
+    "libdevice.10.bc": ("nvvm/libdevice/libdevice.10.bc", "what XLA compiles (jit_compile) fails"),
+}
+_FLAG = re.compile(r"--xla_gpu_cuda_data_dir=(\S+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderFinding:
+    """What became of one library."""
+
+    kind: Kind
+    library: str
+    """`libcudnn.so.8`; what it is about, where that is no library."""
+    says: str
+    """One sentence."""
+    path: str = ""
+    """Where it is found, links followed; empty where it is not."""
+    via: str = ""
+    """What leads the loader there: `RUNPATH of …`, `LD_LIBRARY_PATH`, `/etc/ld.so.cache`."""
+    version: str = ""
+    """As the wheel or the file's name says; empty where neither does."""
+    todo: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.library}: {self.says}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderProof:
+    """What the loader finds in an image for one framework."""
+
+    framework: str
+    """`tensorflow 2.15.1`."""
+    cuda: bool
+    """False for a CPU build, which opens nothing."""
+    findings: tuple[LoaderFinding, ...]
+    """What is found in the loader's order, then what is wrong, then notes."""
+
+    @property
+    def faults(self) -> tuple[LoaderFinding, ...]:
+        """What makes the proof fail."""
+        return tuple(it for it in self.findings if it.kind not in ("found", "note"))
+
+    @property
+    def notes(self) -> tuple[LoaderFinding, ...]:
+        """What is worth a line, and fails nothing."""
+        return tuple(it for it in self.findings if it.kind == "note")
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        found = sum(it.kind == "found" for it in self.findings)
+        if not self.cuda:
+            return f"{self.framework} is a CPU build and opens no CUDA library"
+        if not self.faults:
+            return f"all {found} CUDA libraries that {self.framework} opens or needs are found"
+        names = ", ".join(dict.fromkeys(it.library for it in self.faults))
+        return f"{self.framework} would not run on a GPU: {names}"
+
+    def require(self) -> None:
+        """Raise VerifyError with every fault and what to do, unless there is none."""
+        if self.faults:
+            lines = "\n  - ".join((self.summary, *map(str, self.faults)))
+            todo = "; ".join(dict.fromkeys(it.todo for it in self.faults if it.todo))
+            raise VerifyError(lines, where="loader proof", todo=todo)
+
+
+_Losses = Sequence[tuple[Opening, MissingLibrary]]
+
+
+def prove_loading(
+    stack: Stack, recipe: Recipe, base: Base, wheels: Mapping[Digest, Path], profiles: Profiles, facts: Path
+) -> LoaderProof:
+    """Search as the loader would in the image; `wheels` are verified files by their sha256.
+
+    `facts` is a folder that remembers what was read, by content. WheelError and BaseError where files cannot be read.
+    """
+    row = framework_wheel(stack, profiles)
+    name = f"{row.distribution} {row.version}"
+    if row.cuda is None:
+        return LoaderProof(framework=name, cuda=False, findings=())
+    with ExitStack() as opened:
+        files = WheelFiles(recipe, wheels, facts, opened)
+        image = plan_image(stack, row, recipe, base, profiles, read_base_files(base, facts), files)
+        findings = tuple(_findings(image, recipe.python_path))
+        files.keep()
+    return LoaderProof(framework=name, cuda=True, findings=findings)
+
+
+def _findings(image: PlannedImage, program: str) -> Iterator[LoaderFinding]:
+    process = image.process()
+    losses = [(Opening(name=program), missing) for missing in process.start(program)]
+    plan = openings(image.framework, image.wheel, image.site, image.wheels.files)
+    _warm(image, plan)
+    for opening in plan:
+        losses += _open(process, opening)
+    for library in [it for it in process.loaded if _CUDNN.fullmatch(posixpath.basename(it.path))]:
+        for opening in cudnn_openings(library.real, image.siblings(library.real), f"{image.wheel.cuda}"):
+            losses += _open(process, opening)
+    libraries = [it for it in process.loaded if it.real and CUDA.fullmatch(posixpath.basename(it.path))]
+    yield from (_found(image, it) for it in libraries)
+    yield from _missing(image, losses)
+    for library in libraries:
+        yield from _fit(image, library)
+    yield from _two_sources(image)
+    yield from _compiler_findings(image)
+
+
+def _warm(image: PlannedImage, plan: Sequence[Opening]) -> None:
+    """Read side by side what is likely to be loaded: the rest is read when it is."""
+    names = {posixpath.basename(it.name) for it in plan}
+    likely = re.compile(r"libcudnn_\w+\.so\.\d+|libnvJitLink\.so\.\d+|libtorch_\w+\.so")
+    files = image.wheels.files
+    image.wheels.warm(it for it in files if (name := posixpath.basename(it)) in names or likely.fullmatch(name))
+
+
+def _open(process: Process, opening: Opening) -> list[tuple[Opening, MissingLibrary]]:
+    caller = process.find(opening.by) if opening.by else process.program
+    if opening.by and caller is None:
+        return []  # the caller itself is missing, which has a finding of its own
+    return [(opening, missing) for missing in process.open(opening.name, caller)[1]]
+
+
+def _found(image: PlannedImage, library: Loaded) -> LoaderFinding:
+    via, _, owner = library.via.partition(" of ")
+    via = f"{via} of {image.short(owner)}" if owner else via
+    version = image.version(library.real)
+    says = f"{image.short(library.real)}{f' ({version})' if version else ''}, by {via}"
+    name = posixpath.basename(library.path)
+    return LoaderFinding(kind="found", library=name, says=says, path=library.real, via=via, version=version)
+
+
+def _missing(image: PlannedImage, losses: _Losses) -> Iterator[LoaderFinding]:
+    """One finding for each library: a fault where anything needs it, else a note, else nothing."""
+    for name in dict.fromkeys(missing.name for _, missing in losses):
+        found = [(opening, missing) for opening, missing in losses if missing.name == name and not opening.quiet]
+        needed = [it for it in found if not it[0].without]
+        for opening, missing in (needed or found)[:1]:
+            by = f"{image.short(missing.needed_by)} wants it, and " if missing.needed_by else ""
+            so = f"; {opening.without}" if opening.without else ""
+            where, todo = _remedy(image, name)
+            yield LoaderFinding(
+                kind="note" if opening.without else "missing",
+                library=image.short(name),
+                says=f"{by}{image.short(missing.why)}{where}{so}",
+                todo="" if opening.without else todo,
+            )
+
+
+def _remedy(image: PlannedImage, name: str) -> tuple[str, str]:
+    """Where it lies all the same, and what can be done."""
+    base = posixpath.basename(name)
+    if places := [posixpath.dirname(path) for path in image.places(base) if resolve(image.tree, path)]:
+        row = "a [[library_path]] row in profiles/cuda.toml, or ENV in the base"
+        return f"; it lies in {image.short(places[0])}", f"put {places[0]} on LD_LIBRARY_PATH: {row}"
+    known = stem(base)
+    requirement = image.wheel.requirement(_BROUGHT_BY.get(known, known.lower()))
+    if requirement:
+        return "; it is nowhere in the image", f"install {requirement}, which brings {base}"
+    if CUDA.fullmatch(base):
+        return "; it is nowhere in the image", f"give a base that has {base} by --base, or use --variant cpu"
+    return "; it is nowhere in the image", f"give a base that has {base} by --base"
+
+
+def _fit(image: PlannedImage, library: Loaded) -> Iterator[LoaderFinding]:
+    """The version of a library against the one that the framework was built with."""
+    name, version = posixpath.basename(library.path), image.version(library.real)
+    if _CUDNN.fullmatch(name):
+        floor, source = _cudnn_floor(image.framework, image.wheel, image.profiles)
+        fits = _cudnn_fits(version, floor)
+        needs = f"{image.wheel.pin} takes cuDNN {floor} or a later minor version of it ({source})"
+        if fits is None:
+            yield LoaderFinding(kind="note", library=name, says=f"{needs}; the version of this one is unknown")
+        elif not fits:
+            todo = f"install cuDNN {floor} or a later minor version of the same major one"
+            yield LoaderFinding(kind="unfit", library=name, says=f"{needs}; this is {version}", todo=todo)
+    if stem(name) == "cudart" and version and _minor(version) < _minor(f"{image.wheel.cuda}"):
+        says = f"CUDA {version} is older than the {image.wheel.cuda} that {image.wheel.pin} was built with"
+        yield LoaderFinding(kind="note", library=name, says=says)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return Version(version).release[:2]
+
+
+def _two_sources(image: PlannedImage) -> Iterator[LoaderFinding]:
+    """CUDA has one source in an image: which of two copies is taken depends on who loads it first."""
+    wheels, base = (
+        {core(path): path for path in paths if core(path)} for paths in (image.wheels.files, image.base.tree)
+    )
+    for name in sorted(wheels.keys() & base.keys()):
+        library = posixpath.basename(wheels[name])
+        says = f"it comes from a wheel ({image.short('/' + wheels[name])}) and from the base (/{base[name]})"
+        todo = "give a base without CUDA by --base, or take CUDA from the base by --cuda-source base"
+        yield LoaderFinding(kind="twice", library=library, says=says, todo=todo)
+
+
+def _cudnn_floor(framework: str, wheel: FrameworkWheel, profiles: Profiles) -> tuple[str, str]:
+    """The lowest cuDNN that a release accepts and the source of that; the major version alone where no more is known.
+
+    cuDNN of the same major version works when its minor version is that of the build or a later one.
+    """
+    if wheel.cudnn_built:
+        return wheel.cudnn_built, wheel.source
+    row = next((it for it in profiles.cudnn_floors if within(it, framework, wheel.version)), None)
+    return (row.minimum, row.source) if row else (wheel.cudnn or "", wheel.source)
+
+
+def _cudnn_fits(found: str, floor: str) -> bool | None:
+    """Whether a cuDNN serves a build; None where one of the two versions is not known well enough."""
+    try:
+        own, least = Version(found).release, Version(floor).release
+    except InvalidVersion:
+        return None
+    if own[0] != least[0]:
+        return False
+    return own[1] >= least[1] if len(own) > 1 and len(least) > 1 else None
+
+
+def _compiler_findings(image: PlannedImage) -> Iterator[LoaderFinding]:
+    """Note what XLA does not find; PyTorch compiles with what Triton brings."""
+    if image.framework not in ("tensorflow", "jax"):
+        return
+    folders = tuple(_folders(image))
+    for name, (place, without) in _PARTS.items():
+        if not any(resolve(image.tree, f"{folder}/{place}") for folder in folders):
+            says = f"it is in none of the folders where XLA looks for it ({', '.join(folders)}); {without}"
+            yield LoaderFinding(kind="note", library=name, says=says)
+
+
+def _folders(image: PlannedImage) -> Iterator[str]:
+    if flag := _FLAG.search(image.variables.get("XLA_FLAGS", "")):
+        yield flag[1]
+    if image.framework == "jax":
+        yield from (f"{image.site}/nvidia/{folder}" for folder in ("cuda_nvcc", "cu13"))
+    elif not any(within(it, image.framework, image.wheel.version) for it in image.profiles.compilers):
+        yield f"{image.site}/nvidia/cuda_nvcc"  # by itself, but for the releases that these rows name
+    yield "/usr/local/cuda"

@@ -1,0 +1,410 @@
+"""The golden check: the recorded sample runs in another environment, and has to give what was recorded."""
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from envbuild.capture import script
+from envbuild.engine.image import Report
+from envbuild.errors import UsageError, counted
+from envbuild.manifest.artifact import Array, Golden
+from envbuild.manifest.model import TrainingManifest
+from envbuild.verify.findings import Finding, Severity
+from envbuild.verify.golden import program
+from envbuild.verify.golden.model import HeldModel, held
+from envbuild.verify.golden.runners import Ran, Runner
+
+Number = int | float | complex
+_CODES = {
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "float16": "e",
+    "float32": "f",
+    "float64": "d",
+}
+_COMPLEX = {"complex64": "f", "complex128": "d"}
+_UPPER_HALF = 16
+"""A bfloat16 is the upper half of a float32."""
+RULE = "golden"
+_NUMBERED = re.compile(r"output_(\d+)")
+"""What Keras 3 calls the outputs of a list when it exports them."""
+_WHY = "the model does not predict here what it predicted where it was trained"
+_TODO = "see in what the environments differ (envbuild verify, envbuild diff), and that this is the model of the sample"
+_UNKNOWN = "nobody has seen that the model predicts here what it predicted where it was trained"
+SECONDS = 900.0
+"""For loading the model and one call of it."""
+_MOST_NAMED = 5
+_MOST_LINES, _LONGEST = 12, 300
+"""Keras says a whole model in one line."""
+_STEPS = {
+    "import": "the model's framework cannot be imported",
+    "load": "the model cannot be loaded",
+    "run": "the model cannot be called",
+}
+_ENDS = {
+    132: "an instruction that this CPU does not have (SIGILL)",
+    134: "it aborted (SIGABRT)",
+    137: "it was killed (SIGKILL), most often for want of memory",
+    139: "it crashed (SIGSEGV)",
+}
+_RECORD = "record one when training ends: keras_callback(golden_inputs=...), or envbuild capture --golden FILE.npz"
+_SAVE = "record the sample with a model saved as one of these, or serve it once by hand and compare"
+_SEE = "see the lines, and what `envbuild verify` finds between the training environment and this one"
+
+
+class DamagedError(Exception):
+    """An array that contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """How far one array is from another of its shape."""
+
+    count: int
+    """How many elements there are."""
+    beyond: int
+    """How many of them are further off than the tolerance allows."""
+    largest: float
+    """The largest |a - b|, of those beyond where there are any; infinite where one is no number, or infinite."""
+    place: tuple[int, ...]
+    """Its index; empty too where there is no element at all."""
+    wanted: str
+    """What was recorded there."""
+    found: str
+    """What came."""
+
+
+def content(array: Array) -> bytes:
+    """The elements' bytes; DamagedError where they are not those of its digest, or not as many as its shape says."""
+    try:
+        data = base64.b64decode(array.data, validate=True)
+    except binascii.Error as error:
+        raise DamagedError("its data is no base64") from error
+    if array.sha256 and hashlib.sha256(data).hexdigest() != array.sha256:
+        raise DamagedError("its data is not what its digest says")
+    width = width_of(array.dtype)
+    if width and len(data) != math.prod(array.shape) * width:
+        raise DamagedError(f"its data has {len(data)} bytes, and its shape asks for {math.prod(array.shape) * width}")
+    return data
+
+
+def width_of(dtype: str) -> int | None:
+    """Bytes of an element; None for types whose numbers cannot be read here, such as float8_e5m2."""
+    if dtype == "bfloat16":
+        return 2
+    if code := _COMPLEX.get(dtype):
+        return 2 * struct.calcsize(f"<{code}")
+    return struct.calcsize(f"<{_CODES[dtype]}") if dtype in _CODES else None
+
+
+def numbers(dtype: str, data: bytes) -> Sequence[Number]:
+    """The elements, of a type that has a width here."""
+    if dtype == "bfloat16":
+        halves = struct.unpack(f"<{len(data) // 2}H", data)
+        whole = struct.pack(f"<{len(halves)}I", *(half << _UPPER_HALF for half in halves))
+        return struct.unpack(f"<{len(halves)}f", whole)
+    if code := _COMPLEX.get(dtype):
+        parts = struct.iter_unpack(f"<2{code}", data)
+        return [complex(*pair) for pair in parts]
+    code = _CODES[dtype]
+    return struct.unpack(f"<{len(data) // struct.calcsize(f'<{code}')}{code}", data)
+
+
+def deviation(wanted: Array, found: Array, *, rtol: float, atol: float) -> Deviation:
+    """How far two arrays of one shape are apart, where |found - wanted| <= atol + rtol * |wanted| is allowed.
+
+    NaN is equal to NaN, and an infinity to itself only. DamagedError as `content`, and for types that have no width.
+    """
+    worst: tuple[tuple[bool, float], int, Number, Number] = ((False, -1.0), 0, 0, 0)
+    beyond, count = 0, 0
+    for index, (a, b) in enumerate(_pairs(wanted, found)):
+        count += 1
+        distance = apart(a, b)
+        far = distance > atol + rtol * abs(b) or distance == math.inf
+        beyond += far
+        if (far, distance) > worst[0]:
+            worst = ((far, distance), index, a, b)
+    (_, largest), index, a, b = worst
+    place = _place(index, found.shape) if count else ()
+    return Deviation(count=count, beyond=beyond, largest=max(largest, 0.0), place=place, wanted=str(b), found=str(a))
+
+
+def apart(a: Number, b: Number) -> float:
+    """|a - b|; 0 for two that are no numbers, infinite for one that is none, and for infinities that differ."""
+    if a == b:
+        return 0.0
+    nothing = [value != value for value in (a, b)]  # noqa: PLR0124 - so is NaN, of complex numbers too
+    if all(nothing):
+        return 0.0
+    distance = abs(a - b)
+    return math.inf if any(nothing) or distance != distance else float(distance)  # noqa: PLR0124
+
+
+def _pairs(wanted: Array, found: Array) -> Iterator[tuple[Number, Number]]:
+    for array in (wanted, found):
+        if width_of(array.dtype) is None:
+            raise DamagedError(f"numbers of type {array.dtype} cannot be read here")
+    return zip(numbers(found.dtype, content(found)), numbers(wanted.dtype, content(wanted)), strict=True)
+
+
+def _place(index: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index of an element in C order."""
+    place: list[int] = []
+    for length in reversed(shape):
+        index, rest = divmod(index, length)
+        place.insert(0, rest)
+    return tuple(place)
+
+
+def not_run(says: str, *, todo: str, wrong: bool = False) -> Finding:
+    """A finding that there is nothing to compare: an error if it is the environment's fault, else a warning."""
+    rule = "golden-run" if wrong else "golden-sample"
+    severity: Severity = "error" if wrong else "warning"
+    why = "what serves this model here would end in the same way" if wrong else _UNKNOWN
+    return Finding(about=RULE, rule=rule, agrees=False, says=says, severity=severity, why=why, todo=todo)
+
+
+def judged(golden: Golden, found: Sequence[Array]) -> Iterator[Finding]:
+    """Yield what differs, one finding for each output; where nothing does, one that says so and how near it is."""
+    try:
+        pairs = paired(golden.outputs, found)
+    except LookupError as error:
+        yield Finding(about=RULE, agrees=False, says=str(error.args[0]), why=_WHY, todo=_TODO)
+        return
+    held = [_held(wanted, came, golden) for wanted, came in pairs]
+    faults = [fault for _, those in held for fault in those]
+    yield from faults
+    if not any(it.severity == "error" or it.id != RULE for it in faults):
+        sample = counted(len(golden.outputs), "output")
+        numbers = counted(sum(math.prod(array.shape) for array in golden.outputs), "number")
+        near = _near([far for far, _ in held if far is not None], golden)
+        yield Finding(about=RULE, agrees=True, says=f"the model gives what was recorded: {sample}, {numbers}, {near}")
+
+
+def _near(found: Sequence[Deviation], golden: Golden) -> str:
+    """How near outputs are that agree."""
+    largest = max((it.largest for it in found), default=0.0)
+    if not largest:
+        return "exactly"
+    return f"within {_tolerance(golden)}; the largest difference is {largest:.2g}"
+
+
+def paired(wanted: Sequence[Array], found: Sequence[Array]) -> list[tuple[Array, Array]]:
+    """Put each recorded output beside the one that came for it; LookupError where that is not certain."""
+    if len(wanted) == len(found) == 1:
+        return [(wanted[0], found[0])]
+    names = [array.name for array in wanted]
+    for known in (_named(found), _numbered(found)):
+        if known.keys() >= set(names):
+            return [(array, known[array.name]) for array in wanted]
+    raise LookupError(f"outputs {_list(names)} were recorded, and the model gives {_list([it.name for it in found])}")
+
+
+def _named(arrays: Sequence[Array]) -> Mapping[str, Array]:
+    return {array.name: array for array in arrays}
+
+
+def _numbered(arrays: Sequence[Array]) -> Mapping[str, Array]:
+    return {number[1]: array for array in arrays if (number := _NUMBERED.fullmatch(array.name))}
+
+
+def _held(wanted: Array, found: Array, golden: Golden) -> tuple[Deviation | None, list[Finding]]:
+    """How far an output is from the recorded one, where its numbers can be compared, and what is wrong with it."""
+    name = f"output {wanted.name or found.name}".strip()
+    if wanted.shape != found.shape:
+        says = f"{name} has the shape {list(found.shape)}, and {list(wanted.shape)} was recorded"
+        return None, [_wrong(says, str(list(wanted.shape)), str(list(found.shape)))]
+    faults: list[Finding] = []
+    if wanted.dtype != found.dtype:
+        says = f"{name} has the type {found.dtype}, and {wanted.dtype} was recorded"
+        other = _kind(wanted) != _kind(found)
+        faults = [_wrong(says, wanted.dtype, found.dtype, severe=other)]
+        if other:
+            return None, faults
+    far, wrong = _numbers(name, wanted, found, golden)
+    return far, faults + wrong
+
+
+def _numbers(name: str, wanted: Array, found: Array, golden: Golden) -> tuple[Deviation | None, list[Finding]]:
+    try:
+        far = deviation(wanted, found, rtol=golden.rtol, atol=golden.atol)
+    except DamagedError as error:
+        if wanted.data == found.data:
+            return None, []
+        return None, [not_run(f"{name} cannot be compared: {error}", todo="record the sample anew, as float32")]
+    return far, [_wrong(_said(name, far, golden), far.wanted, far.found)] if far.beyond else []
+
+
+def _said(name: str, far: Deviation, golden: Golden) -> str:
+    where = f" at {list(far.place)}" if far.place else ""
+    are = "is" if far.beyond == 1 else "are"
+    return (
+        f"{far.beyond} of {counted(far.count, 'number')} of {name} {are} further off than {_tolerance(golden)}; the "
+        f"largest deviation is {far.largest:.6g}{where}: {far.found}, and {far.wanted} was recorded"
+    )
+
+
+def _wrong(says: str, wanted: str, found: str, *, severe: bool = True) -> Finding:
+    severity: Severity = "error" if severe else "warning"
+    why = _WHY if severe else "what reads the predictions gets another type"
+    return Finding(
+        about=RULE, agrees=False, says=says, severity=severity, wanted=wanted, found=found, why=why, todo=_TODO
+    )
+
+
+def _tolerance(golden: Golden) -> str:
+    return f"{golden.atol:g} + {golden.rtol:g} * |recorded|"
+
+
+def _kind(array: Array) -> str:
+    """`float` for float32 and bfloat16."""
+    return re.sub(r"\d.*", "", array.dtype).removeprefix("b") if array.dtype != "bool" else "bool"
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(name or "(without a name)" for name in names)
+
+
+def check_sample(golden: Golden) -> None:
+    """See that a sample is whole; DamagedError."""
+    for array in (*golden.inputs, *golden.outputs):
+        try:
+            content(array)
+        except DamagedError as error:
+            raise DamagedError(f"{array.name or 'an array'} is damaged: {error}") from error
+
+
+def check(
+    manifest: TrainingManifest,
+    model_uri: str,
+    runners: Iterable[Runner],
+    *,
+    cache: Path,
+    report: Report,
+    seconds: float = SECONDS,
+) -> Iterator[Finding]:
+    """Run a manifest's sample with a model in each environment; yield what differs, and one finding where nothing does.
+
+    The model is fetched once, and only if there is something to run. `seconds` is the patience with one environment.
+    What goes wrong in there is a finding. StampError where the model cannot be had.
+    """
+    if (fault := unfit(manifest)) is not None:
+        yield fault
+        return
+    with held(model_uri, cache, report) as model:
+        for runner in runners:
+            report.step(f"running the golden sample in {runner.name}")
+            for finding in golden_check(manifest, model, runner, seconds=seconds):
+                yield finding.held(model.uri, runner.name)
+
+
+def unfit(manifest: TrainingManifest) -> Finding | None:
+    """Why a manifest has no sample that could be run; None where it has one."""
+    if manifest.golden is None:
+        return not_run("the manifest has no golden sample", todo=_RECORD)
+    try:
+        check_sample(manifest.golden)
+    except DamagedError as error:
+        return not_run(f"the manifest's golden sample cannot be used: {error}", todo=_RECORD)
+    return None
+
+
+def golden_check(
+    manifest: TrainingManifest, model: HeldModel, runner: Runner, *, seconds: float = SECONDS
+) -> tuple[Finding, ...]:
+    """Run the sample with a model that lies here in one environment."""
+    if (fault := unfit(manifest)) is not None:
+        return (fault,)
+    assert manifest.golden is not None
+    if model.format not in program.FORMATS:
+        known = ", ".join(program.FORMATS)
+        says = f"a model of the format {model.format or 'unknown'} cannot be run by itself, as {known} can"
+        return (not_run(says, todo=_SAVE),)
+    try:
+        ran = _run(manifest.golden, model, runner, seconds)
+    except UsageError as error:
+        return (not_run(f"the sample cannot be run: {error.what}", todo=error.todo, wrong=True),)
+    return tuple(_with_files(it, model, manifest) for it in _findings(manifest.golden, ran, seconds))
+
+
+def _run(golden: Golden, model: HeldModel, runner: Runner, seconds: float) -> Ran:
+    order = {
+        "format": model.format,
+        "model": f"model/{model.start}".rstrip("/"),
+        "inputs": [{"name": it.name, "dtype": it.dtype, "shape": it.shape, "data": it.data} for it in golden.inputs],
+        "outputs": [it.name for it in golden.outputs],
+    }
+    beside: dict[str, bytes | Path] = {
+        "order.json": json.dumps(order).encode(),
+        f"{program.CAPTURE}.py": script().encode(),
+        **{f"model/{path}": file for path, file in model.files.items()},
+    }
+    return runner.run(Path(program.__file__).read_text("utf-8"), beside, seconds=seconds)
+
+
+def _findings(golden: Golden, ran: Ran, seconds: float) -> Iterable[Finding]:
+    answer = _answer(ran)
+    if answer is None:
+        return (not_run(_ended(ran, seconds), todo=_SEE, wrong=True),)
+    if "unclear" in answer:
+        todo = "record the sample with the model's own names of inputs: golden_sample({NAME: ...}, {NAME: ...})"
+        return (not_run(f"the sample does not fit the model: {answer['unclear']}", todo=todo),)
+    if "failed" in answer:
+        says = _STEPS.get(str(answer["failed"]), "the sample cannot be run")
+        return (not_run(_quoted(says, [str(it) for it in answer.get("lines", ())]), todo=_SEE, wrong=True),)
+    try:
+        found = tuple(_array(it) for it in answer["outputs"])
+        return tuple(judged(golden, found))
+    except (KeyError, TypeError, ValueError, DamagedError):
+        return (not_run(_quoted("what came back is no answer", ran.lines), todo=_SEE, wrong=True),)
+
+
+def _answer(ran: Ran) -> dict[str, Any] | None:
+    """What the program wrote, whatever an image's Python made of it."""
+    try:
+        value = json.loads(ran.answer or b"")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and not ran.late else None
+
+
+def _array(value: dict[str, Any]) -> Array:
+    shape, data = tuple(int(it) for it in value["shape"]), str(value["data"])
+    base64.b64decode(data, validate=True)
+    return Array(name=str(value["name"]), dtype=str(value["dtype"]), shape=shape, data=data)
+
+
+def _ended(ran: Ran, seconds: float) -> str:
+    if ran.late:
+        return _quoted(f"the model gave no answer within {seconds:g} s", ran.lines)
+    how = _ENDS.get(ran.code, f"exit code {ran.code}")
+    return _quoted(f"the sample's run ended without an answer: {how}", ran.lines)
+
+
+def _quoted(says: str, lines: Iterable[str]) -> str:
+    return "".join([says, *(f"\n  | {line[:_LONGEST]}" for line in list(lines)[-_MOST_LINES:])])
+
+
+def _with_files(finding: Finding, model: HeldModel, manifest: TrainingManifest) -> Finding:
+    """Say with a finding that the model is another than the recorded one, where its files say so."""
+    other = () if finding.agrees else model.differing(manifest.model)
+    if not other:
+        return finding
+    more = f" and {len(other) - _MOST_NAMED} more" if len(other) > _MOST_NAMED else ""
+    named = ", ".join(other[:_MOST_NAMED]) + more
+    return replace(finding, why=f"{finding.why}; and files of the model are not those of the record: {named}")

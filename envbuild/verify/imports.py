@@ -1,0 +1,333 @@
+"""Whether an image can import what the run imported: in a container, under bubblewrap, or by metadata alone."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.base.interpreter import runs_here
+from envbuild.base.tree import read_tree, resolve
+from envbuild.base.unpack import unpack
+from envbuild.engine.build import loaded_base
+from envbuild.engine.client import connected
+from envbuild.engine.confinement import WRITABLE
+from envbuild.engine.image import Report, find_image
+from envbuild.errors import MissingComponentError, UsageError, VerifyError, counted
+from envbuild.lock import LockedRun
+from envbuild.lock.download import wheel_path
+from envbuild.lock.index import local_path
+from envbuild.manifest.model import TrainingManifest
+from envbuild.oci.image import Image
+from envbuild.oci.index import platform_name
+from envbuild.verify import import_program
+from envbuild.verify.golden.runners import InBubblewrap, InImage, Ran, Runner
+
+_INSTEAD = "install bubblewrap"
+_IMAGE = "the image"
+_USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MOUNTED = ("dev", "proc", *(place[1:] for place in WRITABLE))
+_PROGRAM = Path(import_program.__file__).read_text()
+_SECONDS = 900.0
+_DRIVER = re.compile(r"\blib(cuda|nvcuvid|nvoptix|nvidia-[\w-]+)\.so")
+"""Libraries of NVIDIA's driver, which a host with a GPU gives a container."""
+_LIBRARY = re.compile(r"\b(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
+"""What the loader says of a library that no wheel brings."""
+_MODULE = re.compile(r"No module named '(\w+)'$")
+_SIGILL = 128 + 4
+NEVER = "--import-check never makes the image without this check"
+_CHUNK = 1 << 20
+_NUMPY_1, _NUMPY_2 = b"numpy.core._multiarray_umath", b"numpy._core._multiarray_umath"
+"""What the headers of NumPy import; those of NumPy 2 try its own name first (numpy/__multiarray_api.h)."""
+_DATA = re.compile(r"[^/]+\.data/(purelib|platlib)/")
+_MODULE_FILE = re.compile(r"(?P<name>[^/.]+)\.(py|so|(cpython-|abi3)[\w.-]*so)")
+_BESIDE = frozenset({"test", "tests", "doc", "docs", "example", "examples", "benchmarks", "scripts", "tools"})
+"""Folders that lie in wheels by mistake, and need what is not installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an image can be tried, or why nowhere."""
+
+    name: str
+    """`container engine`, `bubblewrap`; empty for nowhere."""
+    runner: Runner | None = None
+    why: str = ""
+    """Why nowhere, in half a sentence."""
+
+
+@contextmanager
+def place_for(image: Image, machine: str, report: Report) -> Iterator[Place]:
+    """Yield where an image for `machine` can be tried; what was put there is gone when the block ends."""
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(connected(_INSTEAD))
+        except MissingComponentError as error:
+            yield stack.enter_context(_bubblewrap(image, machine, error.what))
+            return
+        version, wanted = client.version(), platform_name(image)
+        engine = f"{version['Os']}/{version['Arch']}"
+        if not f"{wanted}/".startswith(f"{engine}/"):
+            yield Place(name="", why=f"the container engine is {engine}, and the image is for {wanted}")
+            return
+        name = stack.enter_context(loaded_base(client, image, report))
+        runner = InImage(name=name, client=client, image=find_image(client, name, report))
+        yield Place(name="container engine", runner=runner)
+
+
+@contextmanager
+def _bubblewrap(image: Image, machine: str, no_engine: str) -> Iterator[Place]:
+    """Unpack the image where bubblewrap works here."""
+    if other := runs_here(machine):
+        yield Place(name="", why=f"{no_engine}, and {other.why}")
+        return
+    if reason := _why_no_bubblewrap():
+        yield Place(name="", why=f"{no_engine}, and {reason}")
+        return
+    with TemporaryDirectory(prefix="envbuild-unpacked-") as name:
+        root = Path(name)
+        unpack(image, root, _IMAGE)
+        for place in _MOUNTED:
+            (root / place).mkdir(parents=True, exist_ok=True)
+        variables = _variables(image)
+        paths = (f"{folder}/python" for folder in variables["PATH"].split(":"))
+        tree = read_tree(image, _IMAGE)
+        python, file = next(((path, it) for path in paths if (it := resolve(tree, path))), ("", ""))
+        if not file:
+            yield Place(name="", why="the image has no python on its PATH")
+            return
+        if not os.access(root / file.lstrip("/"), os.X_OK):
+            yield Place(name="", why=f"nothing may be executed in {root.parent}, where the image was unpacked (noexec)")
+            return
+        yield Place(name="bubblewrap", runner=InBubblewrap(name=_IMAGE, root=root, variables=variables, python=python))
+
+
+def _why_no_bubblewrap() -> str:
+    if shutil.which("bwrap") is None:
+        return "bubblewrap is not installed"
+    done = subprocess.run(
+        ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"bubblewrap does not work here: {done.stderr.strip()[-200:]}" if done.returncode else ""
+
+
+def _variables(image: Image) -> dict[str, str]:
+    config: Mapping[str, Any] = json.loads(image.config).get("config") or {}
+    return {"PATH": _USUAL_PATH} | dict(item.partition("=")[::2] for item in config.get("Env") or ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imports:
+    """What was imported, and where."""
+
+    place: str
+    """`container engine`, `bubblewrap` or `metadata`: nothing was imported, and only metadata was looked at."""
+    modules: tuple[str, ...] = ()
+    """What was imported."""
+    untold: tuple[tuple[str, str], ...] = ()
+    """What could not be tried on this machine, and why."""
+
+    @classmethod
+    def from_dict(cls, value: Any) -> "Imports":
+        """Read what `to_dict` gives; KeyError, TypeError, ValueError or AttributeError for anything else."""
+        untold = tuple((str(module), str(why)) for module, why in value["untold"].items())
+        return cls(place=str(value["place"]), modules=tuple(map(str, value["modules"])), untold=untold)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it for programs."""
+        return asdict(self) | {"modules": list(self.modules), "untold": dict(self.untold)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be imported, and what is known of it."""
+
+    modules: tuple[str, ...]
+    versions: Mapping[str, str]
+    """Versions of distributions by the name of their package."""
+    known: tuple[str, ...] = ()
+    """Which of the versions are known not to go together, and what to pin."""
+    gpu: bool = False
+    """Whether the image is for a GPU, so that what wants the driver's libraries is no fault."""
+
+
+def check_imports(place: Place, question: Question) -> Imports:
+    """Import modules; VerifyError with the chain of causes of each that fails."""
+    modules = question.modules
+    assert place.runner, "there is a place"
+    try:
+        ran = place.runner.run(_PROGRAM, {"modules.json": json.dumps(modules).encode()}, seconds=_SECONDS)
+    except UsageError as unstarted:  # it is no option that is wrong
+        todo = f"give another base; {NEVER}"
+        raise VerifyError(unstarted.what, where=f"import check, {place.name}", todo=todo) from unstarted
+    lines = _lines(ran)
+    errors: dict[str, Any] = {it["module"]: it["error"] for it in lines if "module" in it}
+    faults, untold = [], []
+    for module, error in errors.items():
+        if error is None:
+            continue
+        if why := _why_untold(error, gpu=question.gpu):
+            untold.append((module, why))
+        else:
+            faults.append(_chain(error, question.versions))
+    if len(errors) < len(modules):
+        begun = [it["begins"] for it in lines if "begins" in it and it["begins"] not in errors]
+        module = begun[0] if begun else "the interpreter"
+        if ran.code == _SIGILL and not ran.late:
+            untold.append((module, "this machine's processor lacks an instruction that it uses"))
+        else:
+            faults.append(f"{module}: {_end(ran)}")
+    if faults:
+        many = f"{len(faults)} of {counted(len(modules), 'module')}"
+        what = "\n  - ".join((f"the image cannot import {many} that the run could import:", *faults))
+        raise VerifyError(what, where=f"import check, {place.name}", todo=_remedy(faults, question))
+    imported = tuple(module for module, error in errors.items() if error is None)
+    return Imports(place=place.name, modules=imported, untold=tuple(untold))
+
+
+def _lines(ran: Ran) -> list[Mapping[str, Any]]:
+    """What the program wrote; a line that is not whole is left out, as the process may have ended in it."""
+    found: list[Mapping[str, Any]] = []
+    for line in (ran.answer or b"").splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def _why_untold(error: Mapping[str, Any], *, gpu: bool) -> str:
+    """Why a failure says nothing of the image; empty where it does."""
+    for text in error["says"] if gpu else ():
+        if found := _DRIVER.search(text):
+            return f"it needs {found[0]} of NVIDIA's driver, and a GPU"
+    return f"it needs what is not in the image: {error['root']}" if error["outside"] else ""
+
+
+def _remedy(faults: Sequence[str], question: Question) -> str:
+    """What to do about modules and libraries that are missing, and about versions that do not go together."""
+    modules = sorted({name for fault in faults for name in _MODULE.findall(fault)})
+    libraries = sorted({name for fault in faults for name in _LIBRARY.findall(fault)})
+    remedies = list(question.known)
+    if modules:
+        added = "--from requirements adds what a list of pins requires"
+        remedies.append(f"add what has {', '.join(modules)} to the record ({added})")
+    if libraries:
+        remedies.append(f"give a --base that has {', '.join(libraries)}")
+    if not all(_MODULE.search(fault) or _LIBRARY.search(fault) for fault in faults):
+        remedies.append("pin versions of these in the record that go together")
+    return "; ".join((*remedies, "--drop NAME leaves out what the model does without", NEVER))
+
+
+def _chain(error: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    """`tensorflow 2.12.0 -> jax 0.10.2: AttributeError: ... (numpy 1.23.5)`."""
+
+    def named(package: str) -> str:
+        return f"{package} {versions[package]}" if package in versions else package
+
+    packages, root = error["packages"], str(error["root"])
+    about = [it for it in sorted(versions) if it not in packages and re.search(rf"(?i)\b{re.escape(it)}\b", root)]
+    aside = f" ({', '.join(map(named, about))})" if about else ""
+    return f"{' -> '.join(map(named, packages))}: {root}{aside}"
+
+
+def _end(ran: Ran) -> str:
+    if ran.late:
+        return f"importing it took more than {_SECONDS:.0f} s"
+    last = f"; it printed: {ran.lines[-1]}" if ran.lines else ""
+    signal = f"by signal {ran.code - 128}" if ran.code > 128 else f"with exit code {ran.code}"
+    return f"importing it ended the process {signal}{last}"
+
+
+def check_metadata(run: LockedRun, manifest: TrainingManifest, cache: Path) -> None:
+    """Refuse locked versions that do not go together; VerifyError. Those of a complete record did in the run."""
+    faults = [] if manifest.source.complete else [*_conflicts(run, manifest), *_numpy_faults(run, cache)]
+    if faults:
+        what = "\n  - ".join(("the locked distributions do not go together:", *faults))
+        todo = "pin other versions in the record; --import-check never makes the image without this check"
+        raise VerifyError(what, where="import check, metadata", todo=todo)
+
+
+def _conflicts(run: LockedRun, manifest: TrainingManifest) -> Iterator[str]:
+    """Requirements that the lock does not hold, unless the record names both sides."""
+    recorded = {str(canonicalize_name(it.name)) for it in manifest.distributions}
+    for conflict in run.conflicts:
+        if not {conflict.requirer.partition(" ")[0], conflict.name} <= recorded:
+            yield str(conflict)
+
+
+def _numpy_faults(run: LockedRun, cache: Path) -> Iterator[str]:
+    """Wheels at hand that were built for NumPy 1, where another one is locked."""
+    numpy = next((it.version for it in run.lock.wheels if it.name == "numpy"), None)
+    if numpy is None or Version(numpy).major < 2:
+        return
+    for wheel in run.lock.wheels:
+        kept = wheel_path(cache, wheel.sha256)
+        path = kept if kept.exists() else local_path(wheel.url)
+        if wheel.name != "numpy" and path and (module := numpy_1_module(path)):
+            yield f"{wheel.name} {wheel.version} was built for NumPy 1 ({module}), and numpy {numpy} is there"
+
+
+def numpy_1_module(wheel: Path) -> str | None:
+    """The first extension module of a wheel that was compiled with the headers of NumPy 1; None without one."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            if member.filename.endswith(".so") and _is_for_numpy_1(archive, member):
+                return member.filename
+    return None
+
+
+def _is_for_numpy_1(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:
+    old, rest = False, b""
+    with archive.open(member) as file:
+        while data := file.read(_CHUNK):
+            text = rest + data
+            if _NUMPY_2 in text:
+                return False
+            old = old or _NUMPY_1 in text
+            rest = data[-len(_NUMPY_2) :]
+    return old
+
+
+def import_names(files: Iterable[str]) -> tuple[str, ...]:
+    """The topmost packages and modules, also below folders that only hold others: `google.protobuf`.
+
+    Names that begin with an underscore are left out, as their own packages import them.
+    """
+    paths = [_DATA.sub("", path, count=1).split("/") for path in files]
+    packages = {tuple(folders) for *folders, name in paths if _is_init(name) and folders}
+    names = {_topmost(folders, name, packages) for *folders, name in paths}
+    return tuple(sorted(".".join(name) for name in names if name and all(map(_is_public, name))))
+
+
+def _is_init(name: str) -> bool:
+    module = _MODULE_FILE.fullmatch(name)
+    return module is not None and module["name"] == "__init__"
+
+
+def _topmost(folders: list[str], name: str, packages: set[tuple[str, ...]]) -> tuple[str, ...]:
+    for end in range(1, len(folders) + 1):
+        if (package := tuple(folders[:end])) in packages:
+            return package
+    module = _MODULE_FILE.fullmatch(name)
+    return (module["name"],) if module and not folders else ()
+
+
+def _is_public(name: str) -> bool:
+    return name.isidentifier() and not name.startswith("_") and name not in _BESIDE

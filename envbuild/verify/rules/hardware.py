@@ -1,0 +1,266 @@
+"""CUDA and cuDNN, NVIDIA's driver, GPUs and the CPU."""
+
+import re
+from collections.abc import Iterator
+
+from packaging.version import Version
+
+from envbuild.manifest.hardware import Accelerator, Gpu
+from envbuild.match.driver import capability_of
+from envbuild.verify.findings import Finding, Severity
+from envbuild.verify.rules.catalogue import agree, anew, brings_all, differs, listing
+from envbuild.verify.rules.frameworks import builds
+from envbuild.verify.rules.versions import (
+    as_version,
+    cuda_major,
+    cudnn_floor,
+    known,
+    minimum_driver,
+    numbers,
+    same_numbers,
+)
+from envbuild.verify.sources import Side
+
+_MINOR = "It serves the same programs, with other kernels and other choices of algorithms, so last digits may move."
+_REFUSED = "The framework was compiled with a newer cuDNN and refuses this one when it first needs it."
+_COMPATIBLE = "It runs by CUDA's minor version compatibility; only what is compiled from PTX needs the newer driver."
+_INSTANCE = re.compile(r"\d+g\.(\d+)gb")
+"""A MIG profile: `1g.10gb` (NVIDIA Multi-Instance GPU user guide)."""
+_NEARLY = 0.95
+"""Of the same model; drivers keep a little back, each another amount."""
+_GIB = 1 << 30
+_PTX = "The framework compiles its kernels from PTX at the first start, which takes minutes and a driver of its CUDA."
+_X86 = re.compile(r"ssse3|sse4_[12]|f16c|fma|avx.*|amx_.*")
+_ARM = re.compile(r"asimd.*|sve.*|sme.*|bf16|i8mm")
+_FAMILIES = (("sse2", _X86), ("fp", _ARM))
+"""A flag that every CPU of an architecture has, and the flags there by which libraries choose their kernels."""
+_ILLEGAL = "TensorFlow's wheels for x86_64 are compiled for AVX: the process ends with an illegal instruction."
+
+
+def cuda(wanted: Side, found: Side) -> Iterator[Finding]:
+    """The version of CUDA's runtime."""
+    yield from _library("cuda", "CUDA", wanted, found, (wanted.cuda, found.cuda))
+
+
+def cudnn(wanted: Side, found: Side) -> Iterator[Finding]:
+    """The version of cuDNN."""
+    yield from _library("cudnn", "cuDNN", wanted, found, (wanted.cudnn, found.cudnn))
+
+
+def _library(
+    rule: str, about: str, wanted: Side, found: Side, versions: tuple[str | None, str | None]
+) -> Iterator[Finding]:
+    """Held to the minor version: a patch keeps kernels and interfaces."""
+    one, other = versions
+    if brings_all(wanted, found) or not (one and other):
+        return
+    if same_numbers(one, other, 2):
+        yield agree(rule, about, other, wanted=one, found=other)
+        return
+    refused = rule == "cudnn" and _below_floor(found)
+    severity: Severity = "warning" if same_numbers(one, other, 1) and not refused else "error"
+    why = _REFUSED if refused else _MINOR if severity == "warning" else ""
+    yield differs(rule, about, wanted=one, found=other, todo=anew(found), severity=severity, why=why)
+
+
+def _below_floor(side: Side) -> bool:
+    """Whether a side's cuDNN is older than the one that its framework takes, of the same major version."""
+    framework, there = side.framework, numbers(side.cudnn)
+    if framework is None or as_version(framework.version) is None:
+        return False
+    least = numbers(cudnn_floor(framework.name, framework.version))
+    return len(there) > 1 and there[:1] == least[:1] and there[:2] < least[:2]
+
+
+def driver(wanted: Side, found: Side) -> Iterator[Finding]:
+    """The driver's version against the lowest one of the CUDA's major version, and the newest CUDA that it serves."""
+    there, cuda = found.accelerator, cuda_of(wanted)
+    if found.kind != "host" or there is None or there.kind != "nvidia" or cuda is None or wanted.variant == "cpu":
+        return
+    if there.driver or there.cuda_maximum:
+        yield _compared(cuda, there, None if needs_gpu(wanted) else "warning")
+
+
+def cuda_of(side: Side) -> str | None:
+    """CUDA that is to run: what is there, or what the framework was built with; the higher one where they differ.
+
+    Else the major version that its wheels are named after.
+    """
+    built = side.framework.cuda if side.framework else None
+    told = max((it for it in (side.cuda, built) if it), key=lambda it: (numbers(it)[:2], it), default=None)
+    return told or cuda_major({it.name: it.version for it in (side.packages or {}).values()})
+
+
+def _compared(cuda: str, there: Accelerator, severity: Severity | None) -> Finding:
+    row, version = minimum_driver(cuda), as_version(there.driver)
+    too_old = row is not None and version is not None and version < Version(row[0])
+    serves = numbers(there.cuda_maximum)
+    below = bool(serves) and serves[:1] < numbers(cuda)[:1]
+    least = f"driver {row[0]} or later" if row else f"a driver that serves CUDA {cuda}"
+    by_version = there.driver and not (below and not too_old)
+    has = f"driver {there.driver}" if by_version else f"a driver that serves CUDA {there.cuda_maximum}"
+    if too_old or below:
+        return _too_old(cuda, least, has, severity)
+    if (there.driver and not version) or not (serves or (row and version)):
+        return _unknown(cuda, least, has)
+    if serves and serves[:2] < numbers(cuda)[:2]:
+        return _compatible(cuda, f"{there.cuda_maximum}")
+    return agree("driver", "driver", f"{has} serves CUDA {cuda}", wanted=least, found=has)
+
+
+def _unknown(cuda: str, least: str, has: str) -> Finding:
+    says = f"CUDA {cuda} needs {least}, and it is not known whether {has} is that"
+    todo = "see what nvidia-smi says on the host"
+    return differs("driver", "driver", says, wanted=least, found=has, todo=todo, severity="warning")
+
+
+def _too_old(cuda: str, least: str, has: str, severity: Severity | None) -> Finding:
+    says = f"CUDA {cuda} needs {least}, and the host has {has}"
+    todo = "update the driver of the host, or take an image with an older CUDA or without one: `--variant cpu`"
+    return differs("driver", "driver", says, wanted=least, found=has, todo=todo, severity=severity)
+
+
+def _compatible(cuda: str, serves: str) -> Finding:
+    return differs(
+        "driver",
+        "driver",
+        f"CUDA {cuda} is to run, and the driver came with CUDA {serves}",
+        wanted=f"CUDA {cuda}",
+        found=f"CUDA {serves}",
+        todo="nothing, unless it says that PTX cannot be compiled; then update the driver",
+        severity="note",
+        why=_COMPATIBLE,
+    )
+
+
+def needs_gpu(side: Side) -> bool:
+    """Whether what a side is about computes on a GPU: by its variant, or as a run with one and a build for it."""
+    if side.variant:
+        return side.variant == "gpu"
+    build = next(iter(builds(side).values()), None)
+    return bool(side.accelerator and side.accelerator.gpus) and build is not None and build.device != "cpu"
+
+
+def absent(wanted: Side, found: Side) -> Iterator[Finding]:
+    """Whether a host has a GPU where one is needed; only a host that was looked at says so."""
+    there = found.accelerator
+    if found.kind != "host" or there is None or not needs_gpu(wanted):
+        return
+    if there.kind == "nvidia" and there.gpus:
+        yield agree("gpu-absent", "GPU", _names(there.gpus))
+    elif there.kind != "nvidia":
+        had = _names(wanted.accelerator.gpus) if wanted.accelerator and wanted.accelerator.gpus else "a GPU"
+        seen = "no GPU" if there.kind == "none" else "a TPU"
+        todo = (
+            "use a machine with a GPU, and start the container with `--gpus all`; for the CPU there is another image, "
+            "by `envbuild from-manifest MANIFEST --variant cpu`"
+        )
+        yield differs("gpu-absent", "GPU", wanted=had, found=seen, todo=todo)
+
+
+def compute_capability(wanted: Side, found: Side) -> Iterator[Finding]:
+    """Whether the framework's build has code for the GPUs: of the host, or of the run where no host is given."""
+    side, gpus = (wanted, _gpus(found)) if found.kind == "host" else (found, _gpus(wanted))
+    framework = side.framework
+    if framework is None or side.variant == "cpu" or not framework.compute_capabilities:
+        return
+    for name, capability in _capabilities(gpus).items():
+        yield _code(f"{framework.name} {framework.version}", framework.compute_capabilities, name, capability)
+
+
+def memory(wanted: Side, found: Side) -> Iterator[Finding]:
+    """Whether the largest GPU of the host has as much memory as the run's largest, or the part of it that MIG gives."""
+    had, there = (max((size for gpu in _gpus(side) if (size := _memory(gpu))), default=0) for side in (wanted, found))
+    if found.kind != "host" or not (had and there and needs_gpu(wanted)):
+        return
+    one, other = (f"{size / _GIB:.1f} GiB" for size in (had, there))
+    if there >= had * _NEARLY:
+        yield agree("gpu-memory", "GPU memory", other, wanted=one, found=other)
+        return
+    divided = any(gpu.mig and gpu.mig.enabled for gpu in _gpus(found))
+    says = f"wanted {one}, found {other}" + (", as MIG divides the GPU" if divided else "")
+    todo = "try it with the largest batch that is served, or use a larger GPU" + (" or MIG instance" if divided else "")
+    yield differs("gpu-memory", "GPU memory", says, wanted=one, found=other, todo=todo)
+
+
+def _gpus(side: Side) -> tuple[Gpu, ...]:
+    return side.accelerator.gpus if side.accelerator else ()
+
+
+def _names(gpus: tuple[Gpu, ...]) -> str:
+    names = [gpu.name for gpu in gpus]
+    return ", ".join(
+        f"{names.count(name)} x {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)
+    )
+
+
+def _memory(gpu: Gpu) -> int | None:
+    """Bytes that one process can have; None of a divided GPU whose instances are not known."""
+    if gpu.mig is None or not gpu.mig.enabled:
+        return gpu.memory
+    sizes = [int(match[1]) * _GIB for text in gpu.mig.instances if (match := _INSTANCE.match(text))]
+    return max(sizes, default=None)
+
+
+def _capabilities(gpus: tuple[Gpu, ...]) -> dict[str, tuple[int, int]]:
+    found = {gpu.name: capability_of(gpu, known()) for gpu in gpus}
+    return {name: capability for name, capability in found.items() if capability}
+
+
+def _code(build: str, made_for: tuple[str, ...], gpu: str, capability: tuple[int, int]) -> Finding:
+    """Machine code runs on an equal or higher minor version of its major one, PTX on all that came later.
+
+    NVIDIA CUDA C++ Programming Guide, sections Binary Compatibility and PTX Compatibility; `8.0` may be either.
+    """
+    parsed = [it for text in made_for if (it := _architecture(text))]
+    listed, number = ", ".join(made_for), ".".join(map(str, capability))
+    if any(kind != "ptx" and it[0] == capability[0] and it[1] <= capability[1] for kind, it in parsed):
+        return agree("compute-capability", gpu, f"{build} has machine code for {number}", wanted=number, found=listed)
+    if any(kind != "machine" and it <= capability for kind, it in parsed):
+        says = f"{build} has no machine code for {number}, only PTX: {listed}"
+        todo = "use a release that was built for it, or start it once and keep what it compiled: `CUDA_CACHE_PATH`"
+        return differs(
+            "compute-capability", gpu, says, wanted=number, found=listed, todo=todo, severity="warning", why=_PTX
+        )
+    says = f"{build} was built for {listed}, and this GPU is {number}"
+    todo = "use a GPU that the framework was built for, or train with a release that was built for this one"
+    return differs("compute-capability", gpu, says, wanted=number, found=listed, todo=todo)
+
+
+def _architecture(text: str) -> tuple[str, tuple[int, int]] | None:
+    """`sm_80` is machine code, `compute_80` PTX, and `8.0` alone can be both; the letter of `sm_90a` does not count."""
+    found = re.fullmatch(r"(?:(sm|compute)_)?(\d+?)\.?(\d)[af]?", text)
+    if found is None:
+        return None
+    kind = {"sm": "machine", "compute": "ptx"}.get(found[1] or "", "both")
+    return kind, (int(found[2]), int(found[3]))
+
+
+def cpu_flags(wanted: Side, found: Side) -> Iterator[Finding]:
+    """The flags that matter to numbers, which the run had and this CPU has not."""
+    here, there = (frozenset(side.cpu.flags) if side.cpu else frozenset() for side in (wanted, found))
+    matters = next((flags for always, flags in _FAMILIES if always in here & there), None)
+    if matters is None:
+        return
+    used = sorted(flag for flag in here if matters.fullmatch(flag))
+    lacking = [flag for flag in used if flag not in there]
+    if not lacking:
+        yield agree("cpu-flags", "CPU", _all(len(used)))
+        return
+    fatal = "avx" in lacking and "tensorflow" in builds(wanted)
+    severity: Severity | None = "error" if fatal else None
+    yield differs(
+        "cpu-flags",
+        "CPU",
+        f"it lacks {listing(lacking)}",
+        wanted=listing(lacking),
+        found=f"{found.cpu.model}" if found.cpu and found.cpu.model else "none of these",
+        todo="use a machine type with the CPU generation of the run, or hold its predictions against the run's",
+        severity=severity,
+        why=_ILLEGAL if fatal else "",
+    )
+
+
+def _all(count: int) -> str:
+    every = {0: "none of the", 1: "the one"}.get(count, f"all {count}")
+    return f"{every} instruction set{'' if count == 1 else 's'} that change{'s' if count == 1 else ''} numbers"

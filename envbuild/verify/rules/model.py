@@ -1,0 +1,320 @@
+"""The model's files, and the frameworks that wrote them."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from envbuild.errors import counted
+from envbuild.manifest.artifact import Model, ModelFile, Writer
+from envbuild.verify.findings import Finding, Severity
+from envbuild.verify.rules.catalogue import agree, differs
+from envbuild.verify.rules.frameworks import builds
+from envbuild.verify.rules.versions import minor, numbers
+from envbuild.verify.sources import Side
+
+_FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "pytorch": "torch", "keras": "keras"}
+"""What a model says it was written by, and the framework that this is."""
+_OLDER = "What older releases wrote is loaded; defaults and kernels of the newer one may still give other numbers."
+_TENSORFLOW = (
+    "TensorFlow 2 promises to load what any earlier 2.x saved (tensorflow.org/guide/versions); its kernels may still "
+    "give other numbers."
+)
+_MAJOR = "A major release may drop what an older one wrote."
+_V1 = (
+    "load it by tf.compat.v1.saved_model.load in a tf.compat.v1.Session, or call the signatures of "
+    "tf.saved_model.load; or serve it with the TensorFlow that trained it"
+)
+_V1_SAVED = (
+    "tf.saved_model.load gives its signatures only; anything else of it runs through tf.compat.v1, and "
+    "keras.models.load_model refuses it."
+)
+_KERAS, _SWITCH = "model of Keras", "TF_USE_LEGACY_KERAS"
+_SHOWN = 5
+_TODO = "find out which of the two is to be served, and give that model and the manifest of its own run"
+_PLAIN = "put the model's files themselves into /model of the image, as --embed-model does, and leave out links"
+_LEAVE = "leave AIP_STORAGE_URI and ENVBUILD_MODEL_FOLDER out of the image, and give them when it is started"
+_TWO_RUNS = "Each of the two runs saved a model of its own, and two trainings seldom end in the same weights."
+Files = Mapping[str, ModelFile]
+
+
+def framework(wanted: Side, found: Side) -> Iterator[Finding]:
+    """Each writer against the same framework there: a newer writer may not be loaded, an older one is."""
+    for name, writer, version in _written(wanted, found):
+        one, other = numbers(writer.version), numbers(version)
+        if one[0] != other[0] and (name == "keras" or (name == "tensorflow" and one[0] == 1)):
+            continue  # rules of their own
+        if one[:2] == other[:2]:
+            says = f"{writer.version} wrote it, {version} loads it"
+            yield agree("artifact-framework", f"model of {name}", says, wanted=writer.version, found=version)
+        else:
+            yield _newer(name, writer, version) if one[:2] > other[:2] else _older(name, writer, version)
+
+
+def _newer(name: str, writer: Writer, version: str) -> Finding:
+    says = f"{writer.version} wrote the model, and {version} is to load it"
+    todo = f"serve it with {name} {minor(writer.version)} or later, best with the very version that trained it"
+    return differs("artifact-framework", f"model of {name}", says, wanted=writer.version, found=version, todo=todo)
+
+
+def _older(name: str, writer: Writer, version: str) -> Finding:
+    """Within one major version that is promised, so it is only said."""
+    same_major = numbers(writer.version)[0] == numbers(version)[0]
+    severity: Severity = "note" if same_major else "warning"
+    why = (_TENSORFLOW if name == "tensorflow" else _OLDER) if same_major else _MAJOR
+    return differs(
+        "artifact-framework",
+        f"model of {name}",
+        f"{writer.version} wrote the model, and {version} is to load it",
+        wanted=writer.version,
+        found=version,
+        todo="compare predictions with the run's, or serve it with the version that wrote it",
+        severity=severity,
+        why=why,
+    )
+
+
+def tensorflow_1(wanted: Side, found: Side) -> Iterator[Finding]:
+    """A model of TensorFlow 1 where TensorFlow 2 is to load it; as a SavedModel its signatures still run."""
+    model, _ = _sides(wanted, found)
+    for name, writer, version in _written(wanted, found):
+        if name == "tensorflow" and numbers(writer.version)[0] == 1 and numbers(version)[0] > 1:
+            saved = model is not None and model.format == "saved_model"
+            severity: Severity | None = "warning" if saved else None
+            says = f"TensorFlow {writer.version} wrote the model, and {version} is to load it"
+            why = _V1_SAVED if saved else ""
+            yield differs(
+                "artifact-tf1",
+                "model of TensorFlow 1",
+                says,
+                wanted=writer.version,
+                found=version,
+                todo=_V1,
+                severity=severity,
+                why=why,
+            )
+
+
+def keras(wanted: Side, found: Side) -> Iterator[Finding]:
+    """A model of one generation of Keras where the other one is to load it."""
+    model, environment = _sides(wanted, found)
+    for name, writer, version in _written(wanted, found):
+        older, newer = numbers(writer.version)[0] <= 2, numbers(version)[0] >= 3
+        if name == "keras" and older == newer:
+            yield from _newer_keras(model, environment, writer, version) if older else _older_keras(writer, version)
+
+
+def _older_keras(writer: Writer, version: str) -> Iterator[Finding]:
+    todo = f"serve it with Keras {minor(writer.version)} or later"
+    yield differs("artifact-keras", _KERAS, _loading(writer, version), wanted=writer.version, found=version, todo=todo)
+
+
+def _newer_keras(model: Model | None, environment: Side, writer: Writer, version: str) -> Iterator[Finding]:
+    """Where tf-keras is there and may take the place of Keras 3, it loads what Keras 2 wrote."""
+    if environment.packages is None:
+        return
+    legacy, variables = environment.packages.get("tf-keras"), environment.variables
+    if legacy and (variables is None or variables.get(_SWITCH) in ("1", "true", "True")):
+        says = f"Keras {writer.version} wrote it, tf-keras {legacy.version} loads it"
+        yield agree("artifact-keras", _KERAS, says, wanted=writer.version, found=f"{legacy.version}")
+        return
+    # A SavedModel can be loaded without Keras.
+    mild = legacy is not None or (model is not None and model.format == "saved_model")
+    yield differs(
+        "artifact-keras",
+        _KERAS,
+        _loading(writer, version),
+        wanted=writer.version,
+        found=version,
+        todo=_legacy(environment),
+        severity="warning" if mild else None,
+    )
+
+
+def _loading(writer: Writer, version: str) -> str:
+    return f"Keras {writer.version} wrote the model, and Keras {version} is to load it"
+
+
+def _legacy(environment: Side) -> str:
+    """The way out that Keras itself names (keras.io, Keras 3 migration guide); tf-keras has TensorFlow's versions."""
+    tensorflow = builds(environment).get("tensorflow")
+    version = f"~={minor(tensorflow.version)}.0" if tensorflow and minor(tensorflow.version) else ""
+    install = "" if "tf-keras" in (environment.packages or {}) else f"install tf-keras{version} and "
+    return f"{install}set {_SWITCH}=1 before TensorFlow is imported, or serve it with Keras 2"
+
+
+def artifact_format(wanted: Side, found: Side) -> Iterator[Finding]:
+    """The format on record against that of the files now."""
+    one, other = (side.model.format if side.model else None for side in (wanted, found))
+    if not (one and other):
+        return
+    if one == other:
+        yield agree("artifact-format", "model format", one, wanted=one, found=other)
+    else:
+        todo = "find out who wrote the files that lie there now, and verify the model that the run wrote"
+        yield differs("artifact-format", "model format", wanted=one, found=other, todo=todo)
+
+
+def _sides(wanted: Side, found: Side) -> tuple[Model | None, Side]:
+    """The model that is to be loaded, and where: the first side's in the second, unless the first has no model."""
+    if wanted.kind in ("model", "manifest"):
+        return wanted.model, found
+    return found.model, wanted
+
+
+def _written(wanted: Side, found: Side) -> Iterator[tuple[str, Writer, str]]:
+    """Each framework that wrote the model and is there: its name, the writer, the version there."""
+    model, environment = _sides(wanted, found)
+    there = builds(environment)
+    for writer in model.written_by if model else ():
+        name = _FRAMEWORKS.get(writer.name.lower(), "")
+        if name in there and numbers(writer.version) and numbers(there[name].version):
+            yield name, writer, there[name].version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What has become of the files of a model; paths are sorted."""
+
+    old: Files
+    new: Files
+    common: tuple[str, ...]
+    changed: tuple[str, ...]
+    missing: tuple[str, ...]
+    """Empty where the newer list was cut and nobody looked the files up by name."""
+    extra: tuple[str, ...]
+    """Empty where the older list is not known to its end."""
+
+    @property
+    def by_size(self) -> int:
+        """Of how many only the size could be compared."""
+        return sum(not digests(self.old[path], self.new[path]) for path in self.common)
+
+
+def compared(before: Model, now: Model, *, by_name: bool) -> Changes:
+    """Hold one list of files against another one; a single file may have another name.
+
+    Of files that are listed under one name, as their own is not shown, nobody can tell which is which: they differ.
+
+    `by_name`: each file of `before` was looked up, so that what `now` does not list is missing.
+    """
+    old, new = ({file.path: file for file in model.files} for model in (before, now))
+    counts = (Counter(file.path for file in model.files) for model in (before, now))
+    twice = {path for count in counts for path, times in count.items() if times > 1}
+    alone = _is_one_file(before), _is_one_file(now)
+    if all(alone):
+        new = dict(zip(old, new.values(), strict=True))
+    common = sorted(old.keys() & new.keys())
+    alike = alone[0] == alone[1]
+    gone = by_name or (alike and _is_listed(now))
+    added = alike and _is_listed(before) and before.unread in (None, now.unread) and _is_listed(now)
+    return Changes(
+        old=old,
+        new=new,
+        common=tuple(common),
+        changed=tuple(path for path in common if path in twice or not _same(old[path], new[path])),
+        missing=tuple(sorted(old.keys() - new.keys())) if gone or not common else (),
+        extra=tuple(sorted(new.keys() - old.keys())) if added or not common else (),
+    )
+
+
+def model_files(wanted: Side, found: Side) -> Iterator[Finding]:
+    """The files of both models, as far as both list them; another format is said by a rule of its own."""
+    one, other = wanted.model, found.model
+    if one and other and "image" in (wanted.kind, found.kind) and not (one.files and other.files):
+        yield from _taken(wanted, found) if found.kind == "image" else _taken(found, wanted)
+        return
+    if not (one and other and one.files and other.files) or (one.format or other.format) != (
+        other.format or one.format
+    ):
+        return
+    alike = _is_one_file(one) == _is_one_file(other)  # else nobody looked for the files beside the one that was given
+    if wanted.kind == "model" and found.kind == "manifest":  # the files that are there now stand first
+        it = compared(other, one, by_name=alike)
+        it = replace(it, old=it.new, new=it.old, missing=it.extra, extra=it.missing)
+    else:
+        it = compared(one, other, by_name=alike and found.kind == "model")
+    paths = (*it.changed, *it.missing, *it.extra)
+    if paths:
+        said = ((it.changed, "not the same"), (it.missing, "not there"), (it.extra, "there besides"))
+        says = "; ".join(being(names, how) for names, how in said if names)
+        here, there = (listed([told(path, files.get(path)) for path in paths]) for files in (it.old, it.new))
+        severity, why = _gravity(wanted, found, only_more=not (it.changed or it.missing))
+        yield differs(
+            "model-files", "model files", says, wanted=here, found=there, todo=_TODO, severity=severity, why=why
+        )
+    elif it.common:
+        yield agree("model-files", "model files", f"{counted(len(it.common), 'file')} with the same content{doubt(it)}")
+
+
+def _taken(wanted: Side, image: Side) -> Iterator[Finding]:
+    """Of an image that has no files of a model where its server looks: why, or where it takes the model from."""
+    model, inside = wanted.model, image.model
+    if wanted.kind not in ("model", "manifest") or not (model and inside) or inside.files:
+        return
+    rule, about, taken = "model-files", "model files", f"the image takes its model from {inside.uri}"
+    elsewhere = not inside.uri.startswith(f"{image.name}:/")
+    severity: Severity | None = None if elsewhere and wanted.kind == "model" else "warning"
+    if inside.unread:
+        says = f"the image's model is not known: {inside.unread}"
+        yield differs(rule, about, says, wanted=model.uri, found=inside.uri, todo=_PLAIN)
+    elif inside.uri.rstrip("/") == model.uri.rstrip("/"):
+        yield agree(rule, about, taken)
+    else:
+        says = f"{taken}, {'another place' if elsewhere else 'where nothing lies'}"
+        yield differs(rule, about, says, wanted=model.uri, found=inside.uri, todo=_LEAVE, severity=severity)
+
+
+def _gravity(wanted: Side, found: Side, *, only_more: bool) -> tuple[Severity | None, str]:
+    """Of two runs that saved to two places, other weights are no surprise."""
+    if wanted.kind == found.kind and wanted.model and found.model and wanted.model.uri != found.model.uri:
+        return "warning", _TWO_RUNS
+    return ("note" if only_more else None), ""
+
+
+def being(paths: tuple[str, ...], how: str) -> str:
+    """`a is missing`, `a, b are missing`."""
+    return f"{listed(paths)} {'is' if len(paths) == 1 else 'are'} {how}"
+
+
+def listed(texts: tuple[str, ...] | list[str]) -> str:
+    """As many as a sentence has room for."""
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more
+
+
+def told(path: str, file: ModelFile | None) -> str:
+    """A file by its size and the digest that there is."""
+    if file is None:
+        return f"no {path}"
+    digest = f"sha256 {file.sha256[:12]}" if file.sha256 else f"crc32c {file.crc32c}" if file.crc32c else ""
+    return " ".join(filter(None, (path, f"{file.size} bytes", digest)))
+
+
+def doubt(it: Changes) -> str:
+    """What an agreement has to add where not everything was compared."""
+    return f"; of {it.by_size} only the size could be compared" if it.by_size else ""
+
+
+def digests(before: ModelFile, now: ModelFile) -> list[tuple[str, str]]:
+    """The digests that both have: a local file's is another than an object's. Generations change with every copy."""
+    pairs = ((before.sha256, now.sha256), (before.crc32c, now.crc32c))
+    return [(one, other) for one, other in pairs if one and other]
+
+
+def has_digest(file: ModelFile) -> bool:
+    """Whether anything tells its content."""
+    return bool(file.sha256 or file.crc32c)
+
+
+def _same(before: ModelFile, now: ModelFile) -> bool:
+    return before.size == now.size and all(one == other for one, other in digests(before, now))
+
+
+def _is_listed(model: Model) -> bool:
+    """Whether the list was not cut at its end."""
+    return model.file_count == len(model.files)
+
+
+def _is_one_file(model: Model) -> bool:
+    """Whether the model is one file, whatever else lies in the folder around it."""
+    return [file.path for file in model.files] == [model.uri.rpartition("/")[2]]

@@ -1,0 +1,152 @@
+"""Which targets of a verification are compared: each with the first, and some with themselves."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from envbuild.diff.layers import Report
+from envbuild.manifest.model import TrainingManifest
+from envbuild.oci.image import Image
+from envbuild.oci.layout import ARCHITECTURES
+from envbuild.oci.reference import Reference
+from envbuild.registry.pull import pull
+from envbuild.stamp.record import StampedImage
+from envbuild.verify.findings import Finding
+from envbuild.verify.registries import registry_findings, tag_findings
+from envbuild.verify.rules import ARTIFACT, hold
+from envbuild.verify.sharing import prove_sharing
+from envbuild.verify.sources import Side
+from envbuild.verify.sources.context import context_findings
+from envbuild.verify.sources.manifest import side_of_lock
+from envbuild.verify.sources.model import StampedModel, artifact_findings
+
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One target, read."""
+
+    side: Side
+    manifest: TrainingManifest | None = None
+    """Of a manifest."""
+    model: StampedModel | None = None
+    """Of a model."""
+    image: Image | None = None
+    """Of an image."""
+    reference: Reference | None = None
+    """Of an image in a registry."""
+    folder: Path | None = None
+    """Of a build context."""
+
+    @property
+    def name(self) -> str:
+        """As it was given."""
+        return self.side.name
+
+
+def verify_targets(targets: Sequence[Target], report: Report) -> Iterator[Finding]:
+    """Hold each target against the first, and those that say more than one thing against themselves.
+
+    RegistryError where a registry cannot be asked, BuildError for a layer that cannot be read.
+    """
+    first, *others = targets
+    for target in targets:
+        yield from (it.held(*_oneself(it, target)) for it in _alone(target, report))
+    for other in others:
+        yield from _between(first, other, report)
+
+
+def _oneself(finding: Finding, target: Target) -> tuple[str, str]:
+    return finding.between if any(finding.between) else (target.name, target.name)
+
+
+def _alone(target: Target, report: Report) -> Iterator[Finding]:
+    if target.folder:
+        yield from context_findings(target.folder)
+    if target.manifest:
+        yield from _disagreements(target.manifest)
+        yield from _modified(target.manifest)
+    if target.model or target.manifest:
+        # A model says what wrote it, and its run what was installed: two things in one.
+        yield from hold(target.side, target.side, ARTIFACT)
+    if target.model:
+        yield from _stamped(target.model, target.side, report)
+
+
+def _disagreements(manifest: TrainingManifest) -> Iterator[Finding]:
+    if not manifest.disagreements:
+        yield Finding(rule="disagreement", about="record", agrees=True, says="it does not contradict itself")
+    for one in manifest.disagreements:
+        yield Finding(
+            rule="disagreement",
+            about=one.fact,
+            agrees=False,
+            severity="warning",
+            says=f"{one.message} ({', '.join(f'{side}: {value}' for side, value in one.values)})",
+            why="The record of the run contradicts itself, so that one of the two is not what trained the model.",
+            todo="capture again in the environment that trains, right after the model is saved",
+        )
+
+
+def _modified(manifest: TrainingManifest) -> Iterator[Finding]:
+    """Packages that were changed after they were installed: no lock can give them again."""
+    for one in manifest.distributions:
+        if one.changed_files:
+            files = ", ".join((*one.modified, *one.missing)[:_NAMED])
+            yield Finding(
+                rule="package-modified",
+                about=one.name,
+                agrees=False,
+                severity="warning",
+                says=f"{one.changed_files} of its files were changed or removed after it was installed: {files}",
+                why="The run computed with files that no index has, and no image built from its lock will have them.",
+                todo="make a version of one's own of what was changed, publish it, and train with that",
+                packages=(f"{one.name} {one.version}",),
+            )
+
+
+def _stamped(model: StampedModel, side: Side, report: Report) -> Iterator[Finding]:
+    """A model's files, images and locks against its record and its run."""
+    yield from artifact_findings(model)
+    if model.stamp is None:
+        return
+    yield from registry_findings(model.stamp)
+    for image in model.stamp.images:
+        if lock := model.locks.get(image.slot):
+            name = f"lock of {' '.join(image.slot)}"
+            yield from hold(side, replace(side_of_lock(lock, name), name=name))
+    yield from _shared(model.stamp.images, report)
+
+
+def _shared(images: Sequence[StampedImage], report: Report) -> Iterator[Finding]:
+    """The proof for each serving image that has a training image of its variant and platform, or of its platform."""
+    for serve in (it for it in images if it.role == "serve"):
+        if serve.relation:
+            yield _own_runtime(serve)
+            continue
+        those = [it for it in images if it.role == "train" and it.platform == serve.platform]
+        train = next((it for it in those if it.variant == serve.variant), next(iter(those), None))
+        if train and train.reference and serve.reference:
+            one, other = (_pulled(it, serve.platform) for it in (train.reference, serve.reference))
+            yield from (it.held(train.image, serve.image) for it in prove_sharing(one, other, report))
+
+
+def _own_runtime(serve: StampedImage) -> Finding:
+    """Such a server shares no environment; its versions were held against the model when it was stamped."""
+    says = f"serving brings a runtime of its own, and was stamped as {serve.relation}"
+    return Finding(about="layers", rule="shared-layers", agrees=True, says=says, found=serve.image)
+
+
+def _pulled(reference: str, platform: str) -> Image:
+    architecture = platform.partition("/")[2]
+    machine = next((name for name, it in ARCHITECTURES.items() if it == architecture), architecture)
+    return pull(Reference.parse(reference), machine=machine)
+
+
+def _between(first: Target, other: Target, report: Report) -> Iterator[Finding]:
+    if first.model and first.model.stamp and other.reference:
+        yield from (it.held(first.name, other.name) for it in tag_findings(first.model.stamp, other.reference))
+    if first.image and other.image:
+        yield from (it.held(first.name, other.name) for it in prove_sharing(first.image, other.image, report))
+    yield from hold(first.side, other.side)
