@@ -41,6 +41,5 @@ TITLES: Mapping[str, str] = {rule.id: rule.title for rule in CATALOGUE} | {
     "golden-run": "a model that runs where it is served",
     "golden-sample": "a recorded sample of predictions",
     "signed": "an image that a key has signed",
-    "vulnerable": "packages without known vulnerabilities",
 }
 """Policies may name these and no others; docs/rules.md says more of the catalogue's, docs/verify.md has the others."""

@@ -13,7 +13,6 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from envbuild.attest import Facts, Wanted, attest
-from envbuild.lock import pylock_text
 from envbuild.oci.image import INDEX, MANIFEST
 from envbuild.oci.reference import Reference
 from envbuild.registry import Registry, push
@@ -22,7 +21,7 @@ from tests.e2e.parts import envbuild
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.sigstore import IDENTITY, SIGNED, FakeSigstore
-from tests.unit.attesting import Said, facts_of, key_pair, lock_of, wheel
+from tests.unit.attesting import Said, facts_of, key_pair
 
 pytestmark = pytest.mark.real
 DOCS = Path(__file__).parents[2] / "docs/attestations.md"
@@ -109,22 +108,6 @@ def test_verify_tells_signed_from_unsigned_by_its_exit_code(signed, tmp_path):
     ).reference
     none = envbuild(tmp_path, "verify", str(plain), "--signed", public, check=False)
     assert (none.returncode, "it has no signature" in none.stdout) == (16, True)
-
-
-def test_verify_holds_a_lock_against_a_database(tmp_path):
-    (tmp_path / "osv").mkdir()
-    about = {"package": {"ecosystem": "PyPI", "name": "requests"}, "versions": ["2.31.0"]}
-    entry = {"id": "GHSA-1", "aliases": ["CVE-1"], "summary": "sessions", "affected": [about]}
-    (tmp_path / "osv/GHSA-1.json").write_text(json.dumps(entry))
-    url = "https://example.com/requests-2.31.0-py3-none-any.whl"
-    (tmp_path / "pylock.toml").write_bytes(pylock_text(lock_of(wheel("requests", "2.31.0", url))))
-    done = envbuild(tmp_path, "verify", tmp_path / "pylock.toml", "--osv", tmp_path / "osv", check=False)
-    assert done.returncode == 0, done.stderr
-    assert "warning  requests: 2.31.0 has GHSA-1 (CVE-1): sessions [vulnerable]\n" in done.stdout
-    (tmp_path / "policy.toml").write_text('[rules]\nvulnerable = "error"\n')
-    policy = ("--policy", tmp_path / "policy.toml")
-    done = envbuild(tmp_path, "verify", tmp_path / "pylock.toml", "--osv", tmp_path / "osv", *policy, check=False)
-    assert done.returncode == 16
 
 
 def test_a_push_attaches_and_signs_and_says_so(tmp_path, registry):
