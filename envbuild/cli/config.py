@@ -26,7 +26,7 @@ from envbuild.cli.options import AsJson
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.config import Option, Setting
+    from envbuild.config import Option
 
 OWN_VARIABLES: Final = frozenset({
     "ENVBUILD_CONFIG", "ENVBUILD_ARTIFACT_REGISTRY_ENDPOINT", "ENVBUILD_BY", "ENVBUILD_CACHE", "ENVBUILD_CACHE_LIMIT",
@@ -67,10 +67,11 @@ class OptionValue:
 
 
 def run(ctx: typer.Context, *, everything: All = False, schema: Schema = False, as_json: AsJson = False) -> None:
-    """Show the options that the configuration and variables set, and where each value comes from.
+    """Show the options that the configuration and variables set.
 
-    The file is envbuild.toml, or [tool.envbuild] in pyproject.toml, of this folder or the nearest one above.
-    The command line counts first, then variables, the file, and defaults. Secrets are not shown.
+    Each with the file and line, or the variable, that it comes from. The file is envbuild.toml, or [tool.envbuild]
+    in pyproject.toml, of this folder or the nearest one above. The command line counts first, then variables, the
+    file, and defaults. Secrets are not shown.
     """
     check_stdout()
     commands = dict(commands_of(ctx.find_root().command))
@@ -81,7 +82,6 @@ def run(ctx: typer.Context, *, everything: All = False, schema: Schema = False, 
         typer.echo(json.dumps(config.schema(options), indent=2))
         return
     values = [it for name, command in commands.items() for it in _values(ctx, name, command)]
-    values += _table_values(ctx, commands)
     unknown = sorted(
         name
         for name in os.environ
@@ -92,33 +92,23 @@ def run(ctx: typer.Context, *, everything: All = False, schema: Schema = False, 
 
 
 def _values(ctx: typer.Context, name: str, command: Any) -> Iterator[OptionValue]:
-    """Read the values of a command as if it had been called without any option."""
+    """Read a command's values as if it had no option, and those of tables for one choice, such as --builder docker."""
     calling = typer.Context(command, parent=ctx.find_root(), info_name=name)
     for option, parameter, raw in option_values(calling, {}):
         value, fault = _converted(calling, option, parameter, raw)
-        kind, where = source_of(calling, option, parameter)
-        shown = _without_secrets(option.key, value)
-        key = f"{name}.{option.key}"
-        yield OptionValue(option=key, value=shown, source=kind, where=where, variable=option.variable, fault=fault)
-
-
-def _table_values(ctx: typer.Context, commands: dict[str, Any]) -> Iterator[OptionValue]:
-    """Yield what the file sets for one choice only, such as --builder docker."""
+        source, where = source_of(calling, option, parameter)
+        yield _option_value(name, option, value, fault, source, where)
+    options = {option.key: (option, parameter) for option, parameter in options_of(name, command)}
     for table, settings in configuration_of(ctx).tables.items():
-        name, below, _ = table.partition(".")
-        if below:
-            calling = typer.Context(commands[name], parent=ctx.find_root(), info_name=name)
-            options = {option.key: (option, parameter) for option, parameter in options_of(name, commands[name])}
-            for key, setting in settings.items():
-                yield _table_value(calling, f"{table}.{key}", setting, *options[key])
+        for key, setting in settings.items() if table.startswith(f"{name}.") else ():
+            option, parameter = options[key]
+            fault = _converted(calling, option, parameter, setting.value)[1]
+            yield _option_value(table, option, setting.value, fault, "file", setting.where)
 
 
-def _table_value(ctx: typer.Context, key: str, setting: "Setting", option: "Option", parameter: Any) -> OptionValue:
-    fault = _converted(ctx, option, parameter, setting.value)[1]
-    shown = _without_secrets(option.key, setting.value)
-    return OptionValue(
-        option=key, value=shown, source="file", where=setting.where, variable=option.variable, fault=fault
-    )
+def _option_value(table: str, option: "Option", value: Any, fault: str, source: str, where: str) -> OptionValue:
+    key, shown = f"{table}.{option.key}", _without_secrets(option.key, value)
+    return OptionValue(option=key, value=shown, source=source, where=where, variable=option.variable, fault=fault)
 
 
 def _converted(ctx: typer.Context, option: "Option", parameter: Any, raw: Any) -> tuple[Any, str]:

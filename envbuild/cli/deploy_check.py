@@ -14,8 +14,7 @@ from envbuild.cli.console import Progress, check_stdout, one_line
 from envbuild.cli.options import AsJson, MinimumRecord, Platform, Signed
 from envbuild.cli.order import check_not_empty
 from envbuild.cli.references import machine_of
-from envbuild.cli.signatures import proof_of, required_keys, signature_findings
-from envbuild.cli.targets import kind_of, marks_of
+from envbuild.cli.targets import kind_of, marks_of, proof_of, required_keys, signature_findings
 from envbuild.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -47,12 +46,13 @@ def run(
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that an image may serve a model; print its reference by digest, and nothing else, if it may.
+    """Check that an image may serve a model.
 
-    It has to be an image that the model is stamped with, or one that has all of the training image's environment; and
-    the model's files have to be those that were stamped. No container engine is needed. Findings go to stderr.
-    Exit code 16 where a finding fails the policy: by default, where any is an error. With --signed the key has to have
-    signed the stamp and the image, and the stamp has to name the image.
+    Prints its reference by digest, and nothing else, if it may. It has to be an image that the model is stamped
+    with, or one that has all of the training image's environment; and the model's files have to be those that were
+    stamped. No container engine is needed. Findings go to stderr. Exit code 16 where a finding fails the policy: by
+    default, where any is an error. With --signed the key has to have signed the stamp and the image, and the stamp
+    has to name the image.
     """
     check_stdout()
     given, machine, judge = _reference(model, image), machine_of(platform), _policy(policy)

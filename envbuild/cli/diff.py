@@ -93,11 +93,12 @@ def run(
     python: Python = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the differences between two images, by package: files by content, kind, mode, owner, link, and the config.
+    """Show the differences between two images, or two runs.
 
-    Of manifests, stamped models and this machine (host): fact by fact, first what can change predictions. Locks are
-    compared with each other, and with those by their packages. The first line is a summary. Exit code 0 where they are
-    equal, 16 where they differ. Layers that decide nothing are not read, and none is unpacked.
+    Of images by package: files by content, kind, mode, owner and link, and the config. Of manifests, stamped models
+    and this machine (host): fact by fact, first what can change predictions. Locks are compared with each other,
+    and with those by their packages. The first line is a summary. Exit code 0 where they are equal, 16 where they
+    differ. Layers that decide nothing are not read, and none is unpacked.
     """
     check_stdout()
     rules = _rules(ignore or [], as_installed=as_installed, mtimes=mtimes)

@@ -24,10 +24,11 @@ Offline = Annotated[bool, how_option("--offline", help="Use no network.")]
 
 
 def run(targets: Targets = None, *, offline: Offline = False, as_json: AsJson = False) -> None:
-    """Check what this machine lacks, or whether the images of stamped models exist and will stay.
+    """Check this machine, or the images of stamped models.
 
-    One line for each check, with what to do. Exit code 17 where the machine has an error, 16 where a target has one;
-    warnings and notes end with 0.
+    Whether this machine lacks anything, or whether the images exist and will stay. One line for each check, with
+    what to do. Exit code 17 where the machine has an error, 16 where a target has one; warnings and notes end with
+    0.
     """
     from envbuild.verify.doctor import checked, machine_checks, target_checks, target_of
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from envbuild.cli.cloudbuild import CloudOptions
 from envbuild.cli.command import advanced_option, grouped
 from envbuild.cli.console import Progress, check_stdout
 from envbuild.cli.github import report_result
 from envbuild.cli.options import ImageOptions, LockOptions, Manifest, RecordOptions
-from envbuild.cli.order import BuilderOptions, OrderOptions
+from envbuild.cli.order import BuilderOptions, CloudOptions, OrderOptions
 from envbuild.cli.serve import ServeOptions, make_serving_image
-from envbuild.cli.signatures import check_key
 from envbuild.cli.summary import reference, result, summary
+from envbuild.cli.targets import check_key
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,10 +27,7 @@ if TYPE_CHECKING:
 _DIGEST = re.compile(r"sha256:([0-9a-f]{12})[0-9a-f]{52}")
 """Shortened for people; --json has it whole."""
 
-
 RoleName = Literal["train", "serve"]
-
-
 Role = Annotated[RoleName, advanced_option(help="serve: the same as envbuild serve.", hidden=True)]
 
 
@@ -47,7 +43,7 @@ def run(
     cloud: CloudOptions,
     locks: LockOptions,
 ) -> None:
-    """Build the environment of a training run, and stamp its image on the model.
+    """Build the image of a training run, and stamp the model.
 
     Locks the exact wheels, writes a build context, assembles the image without a Docker daemon, pushes it
     (or writes an OCI layout), and stamps its digest on the model. Prints the digest reference.

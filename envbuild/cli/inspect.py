@@ -28,13 +28,16 @@ def run(
     minimum_record: MinimumRecord = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the images that a model is stamped with, by role, variant and platform, and their sources."""
+    """Show the images that a model is stamped with.
+
+    By role, variant and platform, each with its environment id, manifest and lock.
+    """
     from envbuild.stamp import read_history
 
     check_stdout()
     proof = None
     if signed is not None or minimum_record is not None:
-        from envbuild.cli.signatures import proof_of
+        from envbuild.cli.targets import proof_of
 
         proof = proof_of((signed,) if signed is not None else (), minimum_record)
     with Progress() as progress:

@@ -21,11 +21,11 @@ Target = Annotated[
 
 @grouped()
 def run(ctx: typer.Context, target: Target, *, options: LocalOptions) -> None:
-    """Run a command, a shell or a notebook in the environment that trained a model.
+    """Run the environment that trained a model on this machine.
 
-    The stamped image is pulled by digest where this machine can run it; else another variant is pulled, or built from
-    the same lock. Differences are reported before anything is downloaded. After -- comes the command, by default a
-    shell; its exit code is passed through.
+    Starts a command, a shell or a notebook. The stamped image is pulled by digest where this machine can run it;
+    else another variant is pulled, or built from the same lock. Differences are reported before anything is
+    downloaded. After -- comes the command, by default a shell; its exit code is passed through.
     """
     check_stdout()
     command = tuple(ctx.meta.get(WORDS) or ())

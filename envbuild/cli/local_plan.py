@@ -11,8 +11,7 @@ import typer
 from envbuild.cli.command import advanced_option, how_option, what_option, where_option
 from envbuild.cli.console import Progress, one_line, printable
 from envbuild.cli.options import FindLinks, MinimumRecord, Offline, Signed, VariantName
-from envbuild.cli.signatures import proof_of
-from envbuild.cli.targets import kind_of
+from envbuild.cli.targets import kind_of, proof_of
 from envbuild.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -24,10 +23,7 @@ if TYPE_CHECKING:
     from envbuild.stamp import Proof
     from envbuild.verify.findings import Finding
 
-
 CheckName = Literal["strict", "warn", "off"]
-
-
 Variant = Annotated[VariantName, what_option(help="auto: what this machine can run, the stamped one if it can.")]
 Base = Annotated[
     str | None,

@@ -53,10 +53,10 @@ def run(
     record: RecordOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Lock a run's environment, and report how far the wheels are the files that the run had.
+    """Lock the exact wheels of a run's environment.
 
-    Writes requirements.txt with hashes and pylock.toml. Where there is a lock already, files that changed on
-    the index since are refused. Prints the path of pylock.toml.
+    Reports how far they are the files that the run had. Writes requirements.txt with hashes and pylock.toml. Where
+    there is a lock already, files that changed on the index since are refused. Prints the path of pylock.toml.
     """
     from envbuild.files import cache_folder
     from envbuild.lock import Options, read_settings

@@ -9,20 +9,10 @@ import typer
 from envbuild.cli.command import advanced_option, how_option, what_option, where_option
 
 VariantName = Literal["auto", "gpu", "cpu"]
-
-
 CudaSourceName = Literal["auto", "wheels", "base"]
-
-
 ResolverName = Literal["uv", "pip-tools"]
-
-
 ImportCheckName = Literal["auto", "always", "never"]
-
-
 FrameworkName = Literal["tensorflow", "torch", "jax", "none"]
-
-
 FormatName = Literal[
     "pip-freeze",
     "pip-list",

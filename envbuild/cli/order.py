@@ -1,11 +1,10 @@
 """The order that the options of from-manifest and serve make, checked before anything is read."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from envbuild.cli import records
-from envbuild.cli.cloudbuild import CloudOptions, cloud_build
 from envbuild.cli.command import how_option
 from envbuild.cli.console import Progress, is_stdout
 from envbuild.cli.options import ImageOptions, LockOptions, RecordOptions
@@ -14,12 +13,22 @@ from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.build import Order
+    from envbuild.build.cloudbuild import CloudBuild
     from envbuild.oci.reference import Reference
 
+_CLOUD_KEYS = {
+    "project": "project",
+    "region": "region",
+    "bucket": "cloudbuild_bucket",
+    "timeout": "cloudbuild_timeout",
+    "machine": "cloudbuild_machine",
+    "account": "cloudbuild_account",
+    "pool": "cloudbuild_pool",
+    "secret": "cloudbuild_secret",
+}
+"""The keys of --cloudbuild, and the options of before."""
 
 BuilderName = Literal["assemble", "docker", "cloudbuild"]
-
-
 Builder = Annotated[BuilderName, how_option(help="assemble: envbuild itself; the others build from the build context.")]
 BuilderNamed = Annotated[
     str | None, how_option(help="With --builder docker: the builder of docker buildx.", metavar="NAME")
@@ -36,6 +45,32 @@ class BuilderOptions:
     builder: Builder = "assemble"
     builder_name: BuilderNamed = None
     template: Template = None
+
+
+CloudSettings = Annotated[
+    list[str] | None,
+    how_option(
+        help="With --builder cloudbuild; repeatable. Keys: project, region, bucket (gs://...), timeout (seconds), "
+        "machine, account, pool, secret (pip, netrc or ca=projects/P/secrets/S).",
+        metavar="KEY=VALUE",
+    ),
+]
+_Hidden = Annotated[str | None, how_option(hidden=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudOptions:
+    """How Cloud Build builds; all but the first are options of before."""
+
+    cloudbuild: CloudSettings = None
+    project: _Hidden = None
+    region: _Hidden = None
+    cloudbuild_bucket: _Hidden = None
+    cloudbuild_timeout: Annotated[int | None, how_option(hidden=True)] = None
+    cloudbuild_machine: _Hidden = None
+    cloudbuild_account: _Hidden = None
+    cloudbuild_pool: _Hidden = None
+    cloudbuild_secret: Annotated[list[str] | None, how_option(hidden=True)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +105,9 @@ class OrderOptions:
             raise UsageError("no repository is pushed to", where="--create-repository", todo=todo)
         if image.push is not None:
             repository(image.push, "--push")
-        if self.builder.builder != "cloudbuild":
+        if self.builder.builder == "cloudbuild":
+            _cloud_values(self.cloud)
+        else:
             cloud_build(self.cloud, chosen=False)
 
     def read(self, manifest: str, progress: Progress) -> tuple[str, bytes]:
@@ -145,3 +182,48 @@ def _platforms(text: str | None) -> tuple[str, ...]:
     if len(set(names)) < len(names) or not all(names):
         raise UsageError("a platform is there twice, or is empty", where=f"--platform {text}", todo="name each once")
     return names
+
+
+def cloud_build(options: CloudOptions, *, chosen: bool) -> "CloudBuild | None":
+    """Return how Cloud Build builds; None for other builders, which have none of these options (UsageError)."""
+    if not chosen:
+        if options != CloudOptions():
+            todo = "add --builder cloudbuild, or leave them out"
+            raise UsageError("options of Cloud Build need --builder cloudbuild", where="--builder", todo=todo)
+        return None
+    from envbuild.build.cloudbuild import CloudBuild, Secret, find_project
+
+    values = _cloud_values(options)
+    return CloudBuild(
+        project=find_project(values["project"]),
+        region=values["region"] or "global",
+        bucket=values["bucket"] or "",
+        timeout=3600 if values["timeout"] is None else values["timeout"],
+        machine_type=values["machine"] or "",
+        service_account=values["account"] or "",
+        worker_pool=values["pool"] or "",
+        secrets=tuple(Secret.parse(text) for text in values["secret"] or ()),
+    )
+
+
+def _cloud_values(options: CloudOptions) -> dict[str, Any]:
+    before = asdict(options)
+    values: dict[str, Any] = {key: before[name] for key, name in _CLOUD_KEYS.items()}
+    for pair in options.cloudbuild or ():
+        key, equals, value = pair.partition("=")
+        where = f"--cloudbuild {pair}"
+        if key not in _CLOUD_KEYS or not equals or not value:
+            todo = f"give KEY=VALUE; the keys are {', '.join(_CLOUD_KEYS)}"
+            raise UsageError("unknown setting of Cloud Build", where=where, todo=todo)
+        if key == "secret":
+            values[key] = [*(values[key] or ()), value]
+        elif values[key] is not None:
+            raise UsageError(f"{key} is given twice", where=where, todo="give it once")
+        else:
+            values[key] = value
+    if isinstance(timeout := values["timeout"], str):
+        if not timeout.isdecimal():
+            where, todo = f"--cloudbuild timeout={timeout}", "give a whole number, such as timeout=3600"
+            raise UsageError("the timeout is not a number of seconds", where=where, todo=todo)
+        values["timeout"] = int(timeout)
+    return values

@@ -40,10 +40,10 @@ def run(
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put an image's environment onto another base, such as the patched one of the same name.
+    """Put an image's environment onto another base.
 
-    The environment's layers stay the same blobs: no wheel is read, and blobs of the registry are not sent.
-    Prints the new image's reference by digest; only a tag of --push moves.
+    Such as the patched base of the same name. The environment's layers stay the same blobs: no wheel is read, and
+    blobs of the registry are not sent. Prints the new image's reference by digest; only a tag of --push moves.
     """
     from envbuild.image import rebase
     from envbuild.registry import pull

@@ -12,7 +12,7 @@ Record = Annotated[bool, what_option("--record", help="Print the schema of a sta
 
 
 def run(*, record: Record = False) -> None:
-    """Print the JSON schema of the training manifest, or of a stamp record."""
+    """Print the JSON schema of manifests or stamp records."""
     check_stdout()
     package = "envbuild.stamp" if record else "envbuild.manifest"
     typer.echo(resources.files(package).joinpath("schema.json").read_text("utf-8"), nl=False)

@@ -15,21 +15,15 @@ from envbuild.cli.console import Progress, check_stdout, one_line
 from envbuild.cli.github import report_result, serving_rows
 from envbuild.cli.options import ImageOptions, LockOptions, RecordOptions
 from envbuild.cli.order import OrderOptions, check_not_empty
-from envbuild.cli.signatures import check_key
 from envbuild.cli.summary import plan_lines, serving_plan, serving_reference, serving_result, serving_summary
-from envbuild.cli.targets import IMAGES, kind_of, marks_of
+from envbuild.cli.targets import IMAGES, check_key, kind_of, marks_of
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.serve.model import ServeOrder
 
-
 ServerName = Literal["fastapi", "tf-serving", "triton"]
-
-
 GateName = Literal["auto", "require", "off"]
-
-
 Model = Annotated[
     str,
     typer.Argument(

@@ -13,15 +13,17 @@ from envbuild.cli.command import how_option, what_option, where_option
 from envbuild.cli.console import Progress, check_stdout, one_line
 from envbuild.cli.options import AsJson, CudaSource, CudaSourceName, MinimumRecord, Platform, Set, Signed
 from envbuild.cli.references import base_named_by, base_of, machine_of, read_lock
-from envbuild.cli.signatures import (
+from envbuild.cli.targets import (
+    FORMS,
+    TargetReader,
     check_key,
     check_signable,
+    kind_of,
     proof_of,
     references_of,
     required_keys,
     signature_findings,
 )
-from envbuild.cli.targets import FORMS, TargetReader, kind_of
 from envbuild.errors import EnvbuildError, UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -33,10 +35,7 @@ if TYPE_CHECKING:
     from envbuild.verify.policy import Policy
     from envbuild.verify.reports import Verdict
 
-
 FormName = Literal["text", "json", "sarif", "junit"]
-
-
 Targets = Annotated[
     list[str],
     typer.Argument(help=f"{FORMS}. Each is compared with the first.", metavar="TARGET...", show_default=False),
@@ -108,11 +107,12 @@ def run(
     form: Format = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare environments: what trained, what is stamped, what will serve, what this machine has.
+    """Compare environments with each other.
 
-    Each target has to agree with the first. One model alone is compared with its own stamp, images and files. Exit code
-    16 where a finding fails the policy: by default, where any is an error. --set and --cuda-source are what
-    from-manifest was given; they go with --lock and --manifest.
+    What trained, what is stamped, what will serve, what this machine has. Each target has to agree with the first.
+    One model alone is compared with its own stamp, images and files. Exit code 16 where a finding fails the policy:
+    by default, where any is an error. --set and --cuda-source are what from-manifest was given; they go with --lock
+    and --manifest.
     """
     check_stdout()
     judge = _policy(policy)

@@ -189,11 +189,11 @@ def test_config_says_what_counts_and_where_it_comes_from_without_secrets(tmp_pat
         f"file: {path}",
         'from-manifest.push = "r.example.com/x"  [ENVBUILD_FROM_MANIFEST_PUSH]',
         f'from-manifest.template = "{tmp_path}/house"  [{path}, line 4: templates.folder]',
+        f'from-manifest.docker.builder-name = "big"  [{path}, line 8: from-manifest.docker.builder-name]',
         f'local.env = ["API_TOKEN=(set)", "DEBUG=1"]  [{path}, line 10: local.env]',
         'rebase.push = "https://r.example.com/y"  [ENVBUILD_REBASE_PUSH]',
         f'serve.push = "127.0.0.1:5000/models"  [{path}, line 2: push]',
         f'verify.policy = "{tmp_path}/policy.toml"  [{path}, line 6: verify.policy]',
-        f'from-manifest.docker.builder-name = "big"  [{path}, line 8: from-manifest.docker.builder-name]',
         f"ENVBUILD_CACHE={tmp_path}/cache",
         "ENVBUILD_SIGN_PASSWORD=(set)",
     ]
