@@ -1,4 +1,4 @@
-"""The command line: one file per command, and where all of it begins.
+"""The command line: one file per command.
 
 A command's file imports at its top only what `--help` needs; the stages, and their clients, are imported inside `run`.
 """
@@ -16,15 +16,15 @@ INTERRUPTED: Final = 130
 
 def main() -> NoReturn:
     """Run the command line and exit with the code of what happened."""
-    # Commands are imported only now: Ctrl-C while that goes on has nothing to tidy up, and must show no traceback.
+    # Ctrl-C while commands are imported has nothing to clean up, and must show no traceback.
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where a shell started this with `&`
     if heeded:
         signal.signal(signal.SIGINT, _leave)
     from envbuild.cli.commands import run
-    from envbuild.cli.printed import own_streams
+    from envbuild.cli.console import replace_streams
     from envbuild.retry import collect_seldom, raise_again, take_turns
 
-    own_streams()
+    replace_streams()
     take_turns()
     collect_seldom()
     sys.unraisablehook = raise_again

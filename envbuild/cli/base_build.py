@@ -1,61 +1,65 @@
-"""`envbuild base build`: a base by Dockerfile.base, for a run or as it is asked for."""
+"""`envbuild base build`: build a base by Dockerfile.base, for a run or as the options say."""
 
 import json
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbuild.cli import base_push, locking, records
-from envbuild.cli.console import Progress
-from envbuild.cli.ordering import CreateRepository
-from envbuild.cli.printed import check_stdout
-from envbuild.cli.references import AsJson, Platform, machine_of, repository
+from envbuild.cli import records
+from envbuild.cli.command import advanced_option, examples, how_option, what_option, where_option
+from envbuild.cli.console import Progress, check_stdout
+from envbuild.cli.options import AsJson, CreateRepository, CudaSource, CudaSourceName, Platform, Set, VariantName
+from envbuild.cli.references import check_place, machine_of, repository
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from envbuild.base.order import BaseOrder
     from envbuild.match import Stack
     from envbuild.oci.reference import Reference
 
 For = Annotated[
     str | None,
-    typer.Option("--for", help="A run's manifest: parent and Python are those it needs.", metavar="MANIFEST"),
+    what_option("--for", help="A run's manifest: build what it needs, on its parent.", metavar="MANIFEST"),
 ]
+Variant = Annotated[VariantName, what_option(help="With --for: auto is gpu if the run used GPUs.")]
 From = Annotated[
     str | None,
-    typer.Option("--parent", help="What it stands on: an image reference, a layout, or debian:SUITE.", metavar="REF"),
+    what_option("--parent", help="The parent: an image reference, a layout, or debian:SUITE.", metavar="REF"),
 ]
-Python = Annotated[str | None, typer.Option(help="Which Python it has to have: 3.11 or 3.11.2.", metavar="VERSION")]
+Python = Annotated[str | None, what_option(help="The Python to install: 3.11 or 3.11.2.", metavar="VERSION")]
 PythonImage = Annotated[
     str | None,
-    typer.Option(help="An image with that Python in /usr/local, where the parent's suite lacks it.", metavar="REF"),
+    how_option(help="An image with that Python in /usr/local, if the parent's suite lacks it.", metavar="REF"),
 ]
 Package = Annotated[
     list[str] | None,
-    typer.Option("--package", help="A Debian package to put in; may be repeated.", metavar="NAME=VERSION"),
+    what_option("--package", help="Install this Debian package; repeatable.", metavar="NAME=VERSION"),
 ]
-Sources = Annotated[
-    Path | None, typer.Option(help="apt's one-line sources, where the parent's own will not do.", metavar="FILE")
-]
+Sources = Annotated[Path | None, how_option(help="Replace the parent's one-line sources of apt.", metavar="FILE")]
 Snapshot = Annotated[
-    str | None, typer.Option(help="The distribution's archive as it was then: 20240101T000000Z.", metavar="TIME")
+    str | None, how_option(help="Use the distribution's archive of this time: 20240101T000000Z.", metavar="TIME")
 ]
-SnapshotHost = Annotated[str | None, typer.Option(help="Where such archives lie: https://HOST/archive.", metavar="URL")]
-Tag = Annotated[str, typer.Option(help="What the engine calls it.", metavar="NAME")]
-Push = Annotated[str | None, typer.Option(help="Push it there, too.", metavar="REPO[:TAG]")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the docker command, and stop.")]
+SnapshotHost = Annotated[
+    str | None, advanced_option(help="The host of such archives: https://HOST/archive.", metavar="URL")
+]
+Tag = Annotated[str, where_option(help="Its name in the engine.", metavar="NAME")]
+Push = Annotated[str | None, where_option(help="Push it there, too.", metavar="REPO[:TAG]")]
+DryRun = Annotated[bool, how_option("--dry-run", help="Print the docker command, and stop.")]
+EXAMPLES = examples(
+    "envbuild base build --for manifest.json",
+    "envbuild base build --parent debian:bookworm --python 3.11 --push europe-docker.pkg.dev/acme/ml/python:3.11",
+)
 
 
 def run(
     *,
     manifest: For = None,
-    variant: locking.Variant = locking.VariantName.AUTO,
-    cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO,
-    set_: locking.Set = None,
+    variant: Variant = "auto",
+    cuda_source: CudaSource = "auto",
+    set_: Set = None,
     parent: From = None,
     python: Python = None,
     python_image: PythonImage = None,
@@ -75,9 +79,11 @@ def run(
     Prints its reference by digest where it is pushed, else the engine's id.
     """
     from envbuild.base.order import BaseOrder
+    from envbuild.oci.login import refuse_login
 
     check_stdout()
-    _refuse_logins({"--parent": parent, "--python-image": python_image, "--tag": tag})
+    for option, value in {"--parent": parent, "--python-image": python_image, "--tag": tag}.items():
+        refuse_login(value or "", option)  # before they are shown, sent as build arguments, or noted
     target = repository(push, "--push") if push is not None else None
     name = _name(tag)
     with Progress() as progress:
@@ -93,41 +99,25 @@ def run(
             snapshot_host=snapshot_host or "",
             epoch=os.environ.get("SOURCE_DATE_EPOCH", ""),
         )
-        order = _with_python(_with_parent(order), progress)
+        if not order.parent:
+            todo = "give --for MANIFEST, or --parent REF, such as --parent debian:bookworm"
+            raise UsageError("the base has no parent", where="--parent", todo=todo)
+        order = _with_python(order, progress)
         if dry_run:
-            typer.echo(_command(order, tag, machine))
+            from envbuild.files import base_dockerfile
+            from envbuild.oci.layout import ARCHITECTURES
+
+            typer.echo(order.command(base_dockerfile(), tag, f"linux/{ARCHITECTURES[machine]}"))
             return
-        if target:
-            _check_target(target, progress, create=create_repository)
+        if target:  # fails before the long work
+            from envbuild.registry.push import check_push
+
+            check_place(target, progress, create=create_repository)
+            check_push(target)
         result = _built(order, name, tag, machine, progress)
         if target:
-            result |= base_push.pushed_by_engine(
-                result["id"], target, progress, machine=machine, parent=result["parent"]
-            )
+            result |= push_from_engine(result["id"], target, progress, machine=machine, parent=result["parent"])
     typer.echo(json.dumps(result, indent=2) if as_json else result["image"])
-
-
-def _refuse_logins(names: "Mapping[str, str | None]") -> None:
-    """Refuse them before they are shown, sent as build arguments, or noted."""
-    from envbuild.oci.login import refuse_login
-
-    for option, name in names.items():
-        refuse_login(name or "", option)
-
-
-def _command(order: "BaseOrder", tag: str, machine: str) -> str:
-    from envbuild.files import base_dockerfile
-    from envbuild.oci.layout import ARCHITECTURES
-
-    return order.command(base_dockerfile(), tag, f"linux/{ARCHITECTURES[machine]}")
-
-
-def _check_target(target: "Reference", progress: Progress, *, create: bool) -> None:
-    """Fail before the long work when its result would have nowhere to go."""
-    from envbuild.registry.push import check_push
-
-    base_push.check_place(target, progress, create=create)
-    check_push(target)
 
 
 def _name(tag: str) -> "Reference":
@@ -152,8 +142,8 @@ def _text(sources: Path) -> str:
 
 def _matched(
     name: str,
-    variant: locking.VariantName,
-    cuda_source: locking.CudaSourceName,
+    variant: VariantName,
+    cuda_source: CudaSourceName,
     set_: list[str] | None,
     platform: str | None,
     progress: Progress,
@@ -169,8 +159,8 @@ def _matched(
     stack = match(
         found,
         load_profiles(data_folder("profiles")),
-        variant.value,
-        cuda_source=cuda_source.value,
+        variant,
+        cuda_source=cuda_source,
         overrides=pairs_of(set_ or ()),
         machine=platform,
     )
@@ -178,25 +168,13 @@ def _matched(
     for it in stack.decisions:
         (progress.warn if it.warning else progress.note)(f"{it.what}: {it.value} - {it.reason} [{it.source}]")
     if packages := ", ".join(f"{it.name}={it.version}" for it in wanted_packages(found.native)):
-        # Another suite has other versions, so they are not asked for here.
-        progress.note(
-            f"the run had libraries of {packages}: from-manifest puts in what a base lacks, --package this base"
-        )
+        # Another suite has other versions, so the base does not get them.
+        progress.note(f"the run had libraries of {packages}: from-manifest adds those that a base lacks")
     return stack
 
 
-def _with_parent(order: "BaseOrder") -> "BaseOrder":
-    """Refuse to guess: without a run, or a parent, nothing says what the base is for."""
-    if not order.parent:
-        todo = "give --for MANIFEST, or --parent REF, such as --parent debian:bookworm"
-        raise UsageError("nothing says what the base stands on", where="--parent", todo=todo)
-    return order
-
-
 def _with_python(order: "BaseOrder", progress: Progress) -> "BaseOrder":
-    """Choose the image that brings a Python that the parent's distribution lacks, where that is known."""
-    from dataclasses import replace
-
+    """Choose the image with a Python that the parent's distribution lacks."""
     from envbuild.base.order import decide_python
     from envbuild.files import data_folder
     from envbuild.match import load_profiles
@@ -213,8 +191,6 @@ def _with_python(order: "BaseOrder", progress: Progress) -> "BaseOrder":
 
 
 def _built(order: "BaseOrder", name: "Reference", tag: str, machine: str, progress: Progress) -> dict[str, Any]:
-    from dataclasses import asdict, replace
-
     from envbuild.base.making import find_parent, make_base, pinned
     from envbuild.files import base_dockerfile, cache_folder
 
@@ -225,9 +201,35 @@ def _built(order: "BaseOrder", name: "Reference", tag: str, machine: str, progre
         sources=order.sources or ("" if order.snapshot else parent.sources),
         python_image=pinned(order.python_image, progress) if order.python_image else "",
     )
-    made = make_base(order, parent, base_dockerfile(), name, machine, progress)
-    inside = asdict(made.inside)
-    progress.note(f"Python {made.inside.python}, glibc {made.inside.glibc}, {made.inside.distribution}")
-    base_push.keep(tag, "built", digest=made.id, parent=parent.name, **inside)
-    asked = {"parent": parent.name, "python_image": order.python_image, "packages": order.packages}
-    return {"image": made.id, "id": made.id, "tag": tag} | asked | inside
+    base = make_base(order, parent, base_dockerfile(), name, machine, progress)
+    inside = asdict(base.inside)
+    progress.note(f"Python {base.inside.python}, glibc {base.inside.glibc}, {base.inside.distribution}")
+    remember_base(tag, "built", digest=base.id, parent=parent.name, **inside)
+    given = {"parent": parent.name, "python_image": order.python_image, "packages": order.packages}
+    return {"image": base.id, "id": base.id, "tag": tag} | given | inside
+
+
+def push_from_engine(
+    name: str, target: "Reference", progress: Progress, *, machine: str | None, parent: str = ""
+) -> dict[str, Any]:
+    """Push one of the engine's images, for `machine` where one is named; the digest is the registry's."""
+    from envbuild.base.known import known_bases
+    from envbuild.base.making import push_base
+    from envbuild.files import cache_folder
+
+    progress.step(f"pushing {name} to {target}")
+    reference, inside = push_base(name, target, progress, machine=machine)
+    known = known_bases(cache_folder())
+    parent = parent or next((it.parent for it in known if name in (it.name, it.digest)), "")
+    remember_base(str(reference), "pushed", parent=parent, **asdict(inside))
+    return {"image": str(reference), "digest": str(reference.digest), "source": name} | asdict(inside)
+
+
+def remember_base(reference: str, how: str, *, digest: str = "", parent: str = "", **facts: str) -> None:
+    """Remember a base for `base list`, which looks up the facts that are not given."""
+    from envbuild.base.known import KnownBase, cuda_of, remember
+    from envbuild.files import cache_folder
+
+    digest = digest or reference.rpartition("@")[2]
+    facts = {"cuda": cuda_of(parent)} | facts
+    remember(KnownBase(name=reference, how=how, digest=digest, parent=parent, **facts), cache_folder())

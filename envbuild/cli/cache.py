@@ -1,4 +1,4 @@
-"""`envbuild cache`: what the cache holds, and making it smaller."""
+"""`envbuild cache`: the size of the cache, and making it smaller."""
 
 import json
 import os
@@ -6,24 +6,21 @@ from typing import Annotated
 
 import typer
 
-from envbuild.errors import BuildError, UsageError
+from envbuild.cli.command import App, examples, how_option, what_option
+from envbuild.cli.options import AsJson
+from envbuild.cli.order import check_not_empty
+from envbuild.errors import BuildError
 
-app = typer.Typer(
-    help="Show what the cache holds, and make it smaller.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+app = App(help="Show the size of the cache, and make it smaller.")
 Keep = Annotated[
     str | None,
-    typer.Option(help="What may stay, such as 20GB; by default ENVBUILD_CACHE_LIMIT, else nothing.", metavar="SIZE"),
+    what_option(help="The size to keep, such as 20GB; by default ENVBUILD_CACHE_LIMIT, else 0.", metavar="SIZE"),
 ]
 
 
-@app.command("info")
+@app.command("info", epilog=examples("envbuild cache info"))
 def info(*, as_json: AsJson = False) -> None:
-    """Show where the cache is, and how much of what it holds."""
+    """Show where the cache is, and the size of each kind of content."""
     from dataclasses import asdict
 
     from envbuild.cache import kinds, size_limit
@@ -43,28 +40,27 @@ def info(*, as_json: AsJson = False) -> None:
     typer.echo(f"  {total / 1e6:10.1f} MB in all" + (f", of {limit / 1e6:.1f} MB that it may hold" if limit else ""))
 
 
-@app.command("prune")
+@app.command("prune", epilog=examples("envbuild cache prune --keep 20GB"))
 def prune(
     keep: Keep = None,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    dry_run: Annotated[bool, how_option("--dry-run", help="Print what would be removed, and stop.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove what was not used for the longest time, and what killed runs left.
 
-    What was used in the last hour stays. Everything that goes can be fetched or made again.
+    What was used in the last hour stays. Everything removed can be fetched or built again.
     """
     from envbuild.cache import prune as pruned
     from envbuild.cache import read_size, size_limit
     from envbuild.files import cache_folder
 
-    if keep is not None and not keep.strip():
-        raise UsageError("--keep is empty", where="--keep", todo="give a size, or leave it out; is a variable unset?")
+    check_not_empty({"--keep": keep})
     limit = read_size(keep, "--keep") if keep else size_limit() or 0
     folder = cache_folder()
     if not dry_run and folder.exists() and not os.access(folder, os.W_OK):
-        todo = "run this where and as who may write there, or set ENVBUILD_CACHE to the cache that is meant"
-        raise BuildError("nothing can be removed: the cache is read-only here", where=str(folder), todo=todo)
+        todo = "run this as a user who may write there, or set ENVBUILD_CACHE to another cache"
+        raise BuildError("nothing can be removed: the cache is read-only", where=str(folder), todo=todo)
     gone = pruned(folder, keep=limit, dry_run=dry_run)
     size = sum(it.size for it in gone)
     if as_json:

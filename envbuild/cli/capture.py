@@ -7,72 +7,63 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from envbuild.cli.configured import on_line
-from envbuild.cli.printed import check_stdout
+from envbuild.cli.command import WORDS, advanced_option, how_option, on_line, what_option, where_option
+from envbuild.cli.console import check_stdout
 from envbuild.errors import UsageError
-
-COMMAND = "envbuild.command"
-"""Where the words after `--` are kept."""
-
-
-class WithCommand(TyperCommand):
-    """Keeps the words after `--` apart: they are the run's command, and nothing else may stand without an option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse what stands before `--`."""
-        if "--" in args:
-            ctx.meta[COMMAND] = args[args.index("--") + 1 :]
-            args = args[: args.index("--")]
-        return super().parse_args(ctx, args)
-
-
-def _many(metavar: str, text: str) -> Any:
-    return typer.Option(help=f"{text}; may be repeated.", metavar=metavar)
 
 
 def run(
     ctx: typer.Context,
     *,
     out: Annotated[
-        str | None, typer.Option(help="Write the manifest here, also gs://..., not to stdout.", metavar="FILE")
+        str | None, where_option(help="Write the manifest here, also gs://..., not to stdout.", metavar="FILE")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Where the trained model lies: gs://..., a folder or a file.", metavar="URI")
+        str | None, what_option(help="Where the trained model lies: gs://..., a folder or a file.", metavar="URI")
     ] = None,
     python: Annotated[
-        str | None, typer.Option(help="Capture by this interpreter, not envbuild's own.", metavar="PATH")
+        str | None, how_option(help="Capture by this interpreter, not envbuild's own.", metavar="PATH")
     ] = None,
     image: Annotated[
-        str | None, typer.Option(help="Capture in a container of this image; --python is then in it.", metavar="REF")
+        str | None, how_option(help="Capture in a container of this image; --python is then in it.", metavar="REF")
     ] = None,
-    variable: Annotated[list[str] | None, _many("NAME", "Also record this environment variable")] = None,
-    requires: Annotated[list[str] | None, _many("NAME", "A variable that the program depends on")] = None,
-    data: Annotated[list[str] | None, _many("[NAME=]URI", "A place that the program reads data from")] = None,
-    preprocessing: Annotated[list[str] | None, _many("PATH", "Code that serving has to share")] = None,
+    variable: Annotated[
+        list[str] | None, what_option(help="Also record this environment variable; repeatable.", metavar="NAME")
+    ] = None,
+    requires: Annotated[
+        list[str] | None, what_option(help="A variable that the program depends on; repeatable.", metavar="NAME")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        what_option(help="A place that the program reads data from; repeatable.", metavar="[NAME=]URI"),
+    ] = None,
+    preprocessing: Annotated[
+        list[str] | None, what_option(help="Code that serving has to share; repeatable.", metavar="PATH")
+    ] = None,
     load: Annotated[
-        list[str] | None, _many("MODULE", "Import this first, so that the libraries it loads are recorded")
+        list[str] | None,
+        how_option(help="Import this first, so that its libraries are recorded; repeatable.", metavar="MODULE"),
     ] = None,
     golden: Annotated[
-        str | None, typer.Option(help="A batch of inputs and what the model made of them.", metavar="FILE.npz")
+        str | None, what_option(help="A batch of inputs and the model's predictions.", metavar="FILE.npz")
     ] = None,
     command: Annotated[
-        str | None, typer.Option(help="The run's command; or give its words after --.", metavar="TEXT")
+        str | None, what_option(help="The run's command; or give its words after --.", metavar="TEXT")
     ] = None,
-    config: Annotated[str | None, typer.Option(help="Read these options from a file too.", metavar="FILE")] = None,
-    patch: Annotated[bool, typer.Option("--patch", help="Record uncommitted changes, secrets cut out.")] = False,
+    config: Annotated[str | None, advanced_option(help="Read these options from a file too.", metavar="FILE")] = None,
+    patch: Annotated[bool, what_option("--patch", help="Record uncommitted changes, without secrets.")] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Hash every installed file, not only those that look changed.")
+        bool, how_option("--deep", help="Hash every installed file, not only those that look changed.")
     ] = False,
     as_script: Annotated[
-        bool, typer.Option("--script", help="Print capture as one file that runs anywhere, and stop.")
+        bool, advanced_option("--script", help="Print capture as one file that runs anywhere, and stop.")
     ] = False,
 ) -> None:
-    """Record what a Python environment is.
+    """Record a Python environment.
 
-    Distributions and their origins, interpreter, framework, GPU, CPU, code; the model, data and what the program
-    depends on. Without --out the manifest goes to stdout, else its path does.
+    Distributions and their origins, interpreter, framework, GPU, CPU, code; the model, its data and the variables that
+    the program depends on. Prints the manifest, or with --out its path.
     """
     from envbuild.capture import script
 
@@ -88,14 +79,14 @@ def run(
         "preprocessing": preprocessing or [], "model": model, "golden": golden, "command": command, "config": config,
         "patch": patch, "deep": deep,
     }  # fmt: skip
-    typer.echo(_captured(given, ctx.meta.get(COMMAND), out, python, image), nl=False)
+    typer.echo(_captured(given, ctx.meta.get(WORDS), out, python, image), nl=False)
     _end()
 
 
 def _check_alone(ctx: typer.Context) -> None:
-    """Refuse what --script would ignore."""
+    """Refuse options that --script would ignore."""
     others = [f"--{name}" for name in ctx.params if name != "as_script" and on_line(ctx, name)]
-    if others or COMMAND in ctx.meta:
+    if others or WORDS in ctx.meta:
         what = f"--script prints the file alone, and {', '.join(others) or 'a command'} would be ignored"
         raise UsageError(what, where="envbuild capture", todo="print the file, and give it the options when it runs")
 
@@ -103,10 +94,9 @@ def _check_alone(ctx: typer.Context) -> None:
 def _captured(
     given: dict[str, Any], command: list[str] | None, out: str | None, python: str | None, image: str | None
 ) -> str:
-    """Capture in one of the three ways; return what belongs on stdout."""
+    """Capture here, by another interpreter or in a container; return the text for stdout."""
     from envbuild.capture.options import check_given, settled
     from envbuild.capture.record import capture
-    from envbuild.cli.elsewhere import captured_elsewhere
 
     try:
         check_given({"python": python, "image": image})
@@ -114,7 +104,9 @@ def _captured(
         if image is None and python is None:
             manifest = capture(out=out, process="fresh", **options)
         else:
-            manifest = captured_elsewhere(options, out, python, image)
+            from envbuild.cli.interpreter import capture_elsewhere
+
+            manifest = capture_elsewhere(options, out, python, image)
     except ValueError as error:
         raise UsageError(str(error), where="envbuild capture", todo="see envbuild capture --help") from error
     from envbuild.capture.reading import manifest_text
@@ -123,7 +115,7 @@ def _captured(
 
 
 def _end() -> None:
-    """End here where a module that --load imported left threads, for which the interpreter would wait for ever."""
+    """Exit where a module of --load left threads, which the interpreter would wait for without end."""
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:

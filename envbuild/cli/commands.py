@@ -1,6 +1,7 @@
-"""All commands, and what they share: exit codes, and how an error looks."""
+"""All commands, their examples, and how the program ends: exit codes, and the form of an error."""
 
 import errno
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,15 +27,16 @@ from envbuild.cli import (
     profiles,
     rebase,
     schema,
+    serve,
     verify,
 )
-from envbuild.cli.configured import Configured
+from envbuild.cli.command import App, RunCommand, examples, load_configuration
 from envbuild.cli.console import err, printable
-from envbuild.cli.github import tell_error
+from envbuild.cli.github import annotate_error
 from envbuild.errors import BuildError, EnvbuildError
 
-_GONE: Final = 1
-"""The exit code of what nobody reads any longer."""
+_NO_READER: Final = 1
+"""The exit code where the reader of stdout has ended."""
 _OS_ERRORS: Final = {
     errno.ENOSPC: (
         "no space is left on the device",
@@ -48,37 +50,27 @@ _OS_ERRORS: Final = {
     errno.EFBIG: ("a file would be larger than it may be", "raise the limit: ulimit -f unlimited"),
     errno.EMFILE: ("too many files are open", "raise the limit: ulimit -n 4096"),
 }
-"""What went wrong and what to do, where the operating system's own words say too little."""
+"""Messages and remedies where the operating system's own message is too short."""
 
-_SHUT: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR})
-"""What making or writing a file ends with where this user cannot; ENOENT is that of /proc and the like."""
-_ANOTHER_CACHE: Final = (
-    "set ENVBUILD_CACHE to a folder that this user may write; one that cannot be written serves only where all is in it"
+_UNWRITABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR})
+"""The errors of files that this user cannot write; ENOENT is that of /proc and the like."""
+_SET_CACHE: Final = (
+    "set ENVBUILD_CACHE to a folder that this user may write; a read-only one works only if nothing is missing"
 )
 
 
 def _exit_codes() -> Iterator[tuple[int, str]]:
     yield 0, "Done"
-    yield _GONE, "Whoever read stdout or stderr has gone"
+    yield _NO_READER, "The reader of stdout or stderr has ended"
     for kind in EnvbuildError.__subclasses__():
         yield kind.exit_code, (kind.__doc__ or "").partition("\n")[0].partition(";")[0].rstrip(".")
     yield INTERRUPTED, "Interrupted"
 
 
-def _epilog() -> str:
-    r"""List the exit codes; `\b` keeps the lines apart."""
-    return "\n".join(["\b", "Exit codes:"] + [f"  {code:<4} {text}" for code, text in sorted(_exit_codes())])
-
-
-app = typer.Typer(
+app = App(
     name="envbuild",
-    cls=Configured,
     help="From a finished training run to a pushed image and a stamped model.",
-    epilog=_epilog(),
-    no_args_is_help=True,
-    rich_markup_mode=None,  # help and usage errors as plain text, which is also what the README shows
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    epilog="\n".join(["\b", "Exit codes:", *(f"  {code:<4} {text}" for code, text in sorted(_exit_codes()))]),
 )
 
 
@@ -95,8 +87,9 @@ def _version(*, wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    ctx: typer.Context,
     *,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback prints
         bool, typer.Option("--version", help="Print the version.", callback=lambda v: _version(wanted=v), is_eager=True)
     ] = False,
     config: Annotated[
@@ -106,26 +99,90 @@ def _root(
         ),
     ] = None,
 ) -> None:
-    pass
+    load_configuration(ctx, os.environ.get("ENVBUILD_CONFIG") if config is None else config)
 
 
 app.add_typer(base.app, name="base")
 app.add_typer(cache.app, name="cache")
-app.command("capture", cls=capture.WithCommand, options_metavar="[OPTIONS] [-- COMMAND...]")(capture.run)
-app.command("config")(config.run)
-app.command("convert")(convert.run)
-app.command("deploy-check")(deploy_check.run)
-app.command("eject")(eject.run)
-app.command("diff")(diff.run)
-app.command("doctor")(doctor.run)
-app.command("inspect")(inspect.run)
-app.command("from-manifest")(from_manifest.run)
-app.command("local", cls=capture.WithCommand)(local.run)
-app.command("lock")(lock.run)
+app.command(
+    "capture",
+    cls=RunCommand,
+    options_metavar="[OPTIONS] [-- COMMAND...]",
+    epilog=examples(
+        "envbuild capture --out manifest.json --model gs://acme/churn/7 -- python train.py",
+        "envbuild capture --python ./venv/bin/python --out manifest.json",
+        "envbuild capture --script > envbuild_capture.py",
+    ),
+)(capture.run)
+app.command("config", epilog=examples("envbuild config", "envbuild config --schema > envbuild.schema.json"))(config.run)
+app.command(
+    "convert",
+    epilog=examples(
+        "pip freeze | envbuild convert - --python 3.11.9 --gpu none --out manifest.json",
+        "envbuild convert mlruns/0/abc/artifacts/model --out manifest.json",
+    ),
+)(convert.run)
+app.command(
+    "deploy-check",
+    epilog=examples("envbuild deploy-check gs://acme/churn/7 europe-docker.pkg.dev/acme/ml/churn:serve"),
+)(deploy_check.run)
+app.command("diff", epilog=examples("envbuild diff churn:6 churn:7 --files", "envbuild diff manifest.json host"))(
+    diff.run
+)
+app.command("doctor", epilog=examples("envbuild doctor", "envbuild doctor gs://acme/churn/7"))(doctor.run)
+app.command("eject", epilog=examples("envbuild eject ci/templates"))(eject.run)
+app.command(
+    "from-manifest",
+    epilog=examples(
+        "envbuild from-manifest manifest.json --dry-run",
+        "envbuild from-manifest manifest.json --push europe-docker.pkg.dev/acme/ml/churn --stamp gs://acme/churn/7",
+        "envbuild from-manifest requirements.txt --python 3.11.9 --gpu none --archive image.tar",
+        "envbuild from-manifest manifest.json --push ... --builder cloudbuild --cloudbuild region=europe-west1",
+    ),
+)(from_manifest.run)
+app.command(
+    "inspect",
+    epilog=examples("envbuild inspect gs://acme/churn/7", "envbuild inspect ./model --history --json"),
+)(inspect.run)
+app.command(
+    "local",
+    cls=RunCommand,
+    epilog=examples(
+        "envbuild local gs://acme/churn/7",
+        "envbuild local gs://acme/churn/7 --data gs://acme/data=./data -- python evaluate.py",
+        "envbuild local manifest.json --venv .venv --jupyter",
+    ),
+)(local.run)
+app.command(
+    "lock",
+    epilog=examples(
+        "envbuild lock manifest.json --out locked",
+        "envbuild lock manifest.json --extra 'fastapi==0.115.0' --download wheels",
+    ),
+)(lock.run)
 app.add_typer(profiles.app, name="profiles")
-app.command("rebase")(rebase.run)
-app.command("schema")(schema.run)
-app.command("verify")(verify.run)
+app.command(
+    "rebase",
+    epilog=examples("envbuild rebase europe-docker.pkg.dev/acme/ml/churn:7 --base python:3.11-slim --push ..."),
+)(rebase.run)
+app.command("schema", epilog=examples("envbuild schema > manifest.schema.json"))(schema.run)
+app.command(
+    "serve",
+    epilog=examples(
+        "envbuild serve gs://acme/churn/7 --server fastapi --push europe-docker.pkg.dev/acme/ml/churn-serve",
+        'envbuild serve ./model --app app --cmd "python /app/serve.py" --load churn:serve',
+        "envbuild serve gs://acme/churn/7 --server tf-serving --server-version 2.15.1",
+    ),
+)(serve.run)
+app.command(
+    "verify",
+    epilog=examples(
+        "envbuild verify gs://acme/churn/7",
+        "envbuild verify gs://acme/churn/7 europe-docker.pkg.dev/acme/ml/churn-serve:7 --golden --run",
+        "envbuild verify manifest.json host --python ./venv/bin/python",
+        "envbuild verify churn:7 --lock pylock.toml --deep",
+    ),
+)(verify.run)
 
 
 def run(arguments: list[str]) -> int:
@@ -137,9 +194,9 @@ def run(arguments: list[str]) -> int:
     except EnvbuildError as error:
         return _failed(error)
     except BrokenPipeError:
-        return _GONE  # quietly, as nobody listens
+        return _NO_READER
     except OSError as error:
-        return _failed(_of_the_machine(error))
+        return _failed(_machine_error(error))
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise
@@ -149,15 +206,16 @@ def run(arguments: list[str]) -> int:
 
 def _invoke(arguments: list[str]) -> int:
     try:
-        app(arguments, prog_name="envbuild")
-    except SystemExit as done:  # typer exits by itself, with 130 for KeyboardInterrupt
-        code = done.code if isinstance(done.code, int) else 1
-        if code == INTERRUPTED:
-            return _interrupted()
-        if sys.stdout is not None:  # closed by whoever started this
-            sys.stdout.flush()  # while a fault can still be told
-        return code
-    return 0
+        code = app(arguments, prog_name="envbuild", standalone_mode=False) or 0
+    except typer.TyperException as error:
+        error.message = printable(error.message)  # it quotes the command line
+        error.show()  # type: ignore[attr-defined]
+        code = error.exit_code
+    if code == INTERRUPTED:  # Typer's code for KeyboardInterrupt
+        return _interrupted()
+    if sys.stdout is not None:
+        sys.stdout.flush()  # while an error can still be reported
+    return int(code)
 
 
 def _interrupted() -> int:
@@ -169,15 +227,15 @@ def _failed(error: EnvbuildError) -> int:
     console = err()
     console.print("error: ", style="bold red", end="")
     console.print(printable(str(error)))
-    tell_error(error)
+    annotate_error(error)
     return error.exit_code
 
 
-def _of_the_machine(error: OSError) -> BuildError:
-    what, todo = _OS_ERRORS.get(error.errno or 0, (error.strerror or str(error), "see whether the path is right"))
+def _machine_error(error: OSError) -> BuildError:
+    what, todo = _OS_ERRORS.get(error.errno or 0, (error.strerror or str(error), "check the path"))
     where = next((str(name) for name in (error.filename2, error.filename) if name), "")
-    if error.errno in _SHUT and _in_cache(where):
-        what, todo = f"the cache cannot be written: {what}", _ANOTHER_CACHE
+    if error.errno in _UNWRITABLE and _in_cache(where):
+        what, todo = f"the cache cannot be written: {what}", _SET_CACHE
     return BuildError(what, where=where, todo=todo)
 
 

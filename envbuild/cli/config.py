@@ -1,4 +1,4 @@
-"""`envbuild config`: what is said once for all calls, and where."""
+"""`envbuild config`: the options that variables and the configuration file set, and where."""
 
 import json
 import os
@@ -9,37 +9,45 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from envbuild.cli.configured import (
-    OWN_VARIABLES,
-    broken_settings,
+from envbuild.cli.command import (
+    HOW,
+    WHAT,
+    broken_configuration,
+    check_path,
     commands_of,
+    configuration_of,
+    option_values,
     options_of,
-    place_in,
-    refuse_address,
-    said_by_typer,
-    settings_of,
+    reason_of,
     source_of,
 )
-from envbuild.cli.console import Progress, printable
-from envbuild.cli.printed import check_stdout
-from envbuild.cli.targets import in_one_line
+from envbuild.cli.console import Progress, check_stdout, one_line, printable
+from envbuild.cli.options import AsJson
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.settings import Option
+    from envbuild.config import Option
 
+OWN_VARIABLES: Final = frozenset({
+    "ENVBUILD_CONFIG", "ENVBUILD_ARTIFACT_REGISTRY_ENDPOINT", "ENVBUILD_BY", "ENVBUILD_CACHE", "ENVBUILD_CACHE_LIMIT",
+    "ENVBUILD_CHECK", "ENVBUILD_CLOUDBUILD_ENDPOINT", "ENVBUILD_CLOUDBUILD_TIMEOUT", "ENVBUILD_CONTRACT",
+    "ENVBUILD_GCS_TIMEOUT", "ENVBUILD_IMAGE", "ENVBUILD_MODEL", "ENVBUILD_SIGN_PASSWORD",
+    "ENVBUILD_SIGSTORE_TRUST_CONFIG", "ENVBUILD_ZDOTDIR",
+})  # fmt: skip
+"""Variables of the program, not of an option."""
 _SECRET: Final = re.compile(r"(?i)token|passw|secret|credential|key")
 """Names whose values are not shown."""
 _SET: Final = "(set)"
 
-All = Annotated[bool, typer.Option("--all", help="Show the defaults of all other options too.")]
-Schema = Annotated[bool, typer.Option("--schema", help="Print a JSON schema of envbuild.toml, and stop.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+All = Annotated[bool, typer.Option("--all", help="Show the defaults of all other options too.", rich_help_panel=WHAT)]
+Schema = Annotated[
+    bool, typer.Option("--schema", help="Print a JSON schema of envbuild.toml, and stop.", rich_help_panel=HOW)
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """One option, and what counts for it unless the command line says otherwise."""
+class OptionValue:
+    """The value of an option, unless the command line gives another one."""
 
     option: str
     """`from-manifest.push`, as in the file."""
@@ -47,72 +55,77 @@ class Shown:
     source: str
     """`file`, `variable` or `default`."""
     where: str
-    """`/work/envbuild.toml: push`, or the variable's name."""
+    """`/work/envbuild.toml, line 1: push`, or the variable's name."""
     variable: str
     fault: str = ""
     """Why the option does not take it."""
 
     def line(self) -> str:
-        """Say it to people."""
-        said = self.value if self.value == _SET else json.dumps(self.value, ensure_ascii=False)
-        return f"{self.option} = {said}  [{self.where or self.source}]"
+        """Return it for people."""
+        value = self.value if self.value == _SET else json.dumps(self.value, ensure_ascii=False)
+        return f"{self.option} = {value}  [{self.where or self.source}]"
 
 
 def run(ctx: typer.Context, *, everything: All = False, schema: Schema = False, as_json: AsJson = False) -> None:
-    """Show what the configuration and variables say of the commands' options, and where each value comes from.
+    """Show the options that the configuration and variables set.
 
-    The file is envbuild.toml, or [tool.envbuild] in pyproject.toml, of this folder or the nearest one above.
-    The command line counts first, then variables, the file, and defaults. Secrets are not shown.
+    Each with the file and line, or the variable, that it comes from. The file is envbuild.toml, or [tool.envbuild]
+    in pyproject.toml, of this folder or the nearest one above. The command line counts first, then variables, the
+    file, and defaults. Secrets are not shown.
     """
     check_stdout()
-    commands = list(commands_of(ctx.find_root().command))
+    commands = dict(commands_of(ctx.find_root().command))
     if schema:
-        from envbuild.settings import schema as described
+        from envbuild import config
 
-        options = [option for name, command in commands for option, _ in options_of(name, command)]
-        typer.echo(json.dumps(described(options), indent=2))
+        options = [option for name, command in commands.items() for option, _ in options_of(name, command)]
+        typer.echo(json.dumps(config.schema(options), indent=2))
         return
-    found = [it for name, command in commands for it in _shown(ctx, name, command)]
-    found += _chosen(ctx, dict(commands))
-    kept = [it for it in found if everything or it.source != "default"]
-    unknown = _unknown({it.variable for it in found})
-    _print(ctx, kept, unknown, as_json=as_json)
-    _judge(ctx, found)
+    values = [it for name, command in commands.items() for it in _values(ctx, name, command)]
+    unknown = sorted(
+        name
+        for name in os.environ
+        if name.startswith("ENVBUILD_") and name not in {it.variable for it in values} | OWN_VARIABLES
+    )
+    _print(ctx, [it for it in values if everything or it.source != "default"], unknown, as_json=as_json)
+    _check(ctx, values)
 
 
-def _shown(ctx: typer.Context, name: str, command: Any) -> Iterator[Shown]:
-    """Let Typer find the values of a command, as if it had been called without any option."""
-    calling: Any = typer.Context(command, parent=ctx.find_root(), info_name=name, default_map=_defaults(ctx, command))
-    for option, parameter in sorted(options_of(name, command), key=lambda it: not it[1].is_eager):
-        said, source = parameter.consume_value(calling, {})
-        calling.set_parameter_source(parameter.name, source)
-        given, fault = _taken(calling, option, parameter, said)
-        if said is not None:
-            calling.params[parameter.name] = given
-        kind, where = source_of(calling, option, parameter)
-        yield Shown(
-            option=f"{name}.{option.key}",
-            value=_hidden(option.key, given),
-            source=kind,
-            where=where,
-            variable=option.variable,
-            fault=fault,
-        )
+def _values(ctx: typer.Context, name: str, command: Any) -> Iterator[OptionValue]:
+    """Read a command's values as if it had no option, and those of tables for one choice, such as --builder docker."""
+    calling = typer.Context(command, parent=ctx.find_root(), info_name=name)
+    for option, parameter, raw in option_values(calling, {}):
+        value, fault = _converted(calling, option, parameter, raw)
+        source, where = source_of(calling, option, parameter)
+        yield _option_value(name, option, value, fault, source, where)
+    options = {option.key: (option, parameter) for option, parameter in options_of(name, command)}
+    for table, settings in configuration_of(ctx).tables.items():
+        for key, setting in settings.items() if table.startswith(f"{name}.") else ():
+            option, parameter = options[key]
+            fault = _converted(calling, option, parameter, setting.value)[1]
+            yield _option_value(table, option, setting.value, fault, "file", setting.where)
 
 
-def _taken(ctx: Any, option: "Option", parameter: Any, said: Any) -> tuple[Any, str]:
-    """What an option makes of a value, and why it does not take it."""
-    given = said
+def _option_value(table: str, option: "Option", value: Any, fault: str, source: str, where: str) -> OptionValue:
+    key, shown = f"{table}.{option.key}", _without_secrets(option.key, value)
+    return OptionValue(option=key, value=shown, source=source, where=where, variable=option.variable, fault=fault)
+
+
+def _converted(ctx: typer.Context, option: "Option", parameter: Any, raw: Any) -> tuple[Any, str]:
+    """Return what an option makes of a value, and why it does not take it."""
+    value = raw
     try:
-        given = parameter.process_value(ctx, said) if said is not None else None
-        refuse_address(option, given)
-        for text in given if isinstance(given, list | tuple) else () if given is None else (given,):
+        if raw is not None:
+            if option.local:
+                check_path(option, raw)
+            value = parameter.process_value(ctx, raw)
+        for text in value if isinstance(value, list | tuple) else () if value is None else (value,):
             _check_text(option.key, str(text))
     except typer.BadParameter as error:
-        return given, said_by_typer(error)
+        return value, reason_of(error)
     except UsageError as error:
-        return given, f"{error.what}; {error.todo}"
-    return given, ""
+        return value, f"{error.what}; {error.todo}"
+    return value, ""
 
 
 def _check_text(key: str, text: str) -> None:
@@ -123,7 +136,7 @@ def _check_text(key: str, text: str) -> None:
         for name in text.split(","):
             machine_of(name.strip() or None)
     elif key == "cmd":
-        from envbuild.cli.serving import words_of
+        from envbuild.cli.serve import words_of
 
         words_of(text)
     elif key == "extra":
@@ -132,48 +145,12 @@ def _check_text(key: str, text: str) -> None:
         check_requirement(text)
 
 
-def _defaults(ctx: typer.Context, wanted: Any) -> Any:
-    """Find what the file says of a command."""
-
-    def below(group: Any, said: Any) -> Any:
-        for name, command in group.commands.items():
-            if command is wanted:
-                return said.get(name)
-            if hasattr(command, "commands") and (found := below(command, said.get(name) or {})):
-                return found
-        return None
-
-    root = ctx.find_root()
-    return below(root.command, root.default_map or {})
-
-
-def _chosen(ctx: typer.Context, commands: dict[str, Any]) -> Iterator[Shown]:
-    """What the file says for one choice only, such as --role serve."""
-    settings = settings_of(ctx)
-    for table, values in settings.tables.items():
-        name, below, _ = table.partition(".")
-        if not below:
-            continue
-        calling: Any = typer.Context(commands[name], parent=ctx.find_root(), info_name=name)
-        options = {option.key: (option, parameter) for option, parameter in options_of(name, commands[name])}
-        for key, said in values.items():
-            option, parameter = options[key]
-            yield Shown(
-                option=f"{table}.{key}",
-                value=_hidden(key, said.value),
-                source="file",
-                where=place_in(settings, said.key),
-                variable=option.variable,
-                fault=_taken(calling, option, parameter, said.value)[1],
-            )
-
-
-def _hidden(name: str, value: Any) -> Any:
+def _without_secrets(name: str, value: Any) -> Any:
     """Leave out what is secret, by its name or by its looks."""
     from envbuild.capture.redact import WITH_PASSWORD, scrub
 
     if isinstance(value, list | tuple):
-        return [_hidden(name, it) for it in value]
+        return [_without_secrets(name, it) for it in value]
     if value is None or isinstance(value, bool | int):
         return value
     value = str(value)
@@ -185,39 +162,36 @@ def _hidden(name: str, value: Any) -> Any:
     return WITH_PASSWORD.sub(r"\1", scrub(value))
 
 
-def _unknown(known: set[str]) -> list[str]:
-    """Variables that look like envbuild's and are not."""
-    return sorted(name for name in os.environ if name.startswith("ENVBUILD_") and name not in known | OWN_VARIABLES)
-
-
-def _print(ctx: typer.Context, shown: list[Shown], unknown: list[str], *, as_json: bool) -> None:
-    file = settings_of(ctx).file
-    own = {name: _hidden(name, os.environ[name]) for name in sorted(OWN_VARIABLES & os.environ.keys())}
-    broken = broken_settings(ctx)
+def _print(ctx: typer.Context, values: list[OptionValue], unknown: list[str], *, as_json: bool) -> None:
+    file, broken = configuration_of(ctx).file, broken_configuration(ctx)
+    own = {name: _without_secrets(name, os.environ[name]) for name in sorted(OWN_VARIABLES & os.environ.keys())}
     if as_json:
-        values = [asdict(it) for it in shown]
-        told = {"file": str(file) if file else None, "options": values, "variables": own, "unknown": unknown}
-        typer.echo(json.dumps(told | {"error": str(broken) if broken else None}, indent=2))
+        shown = {
+            "file": str(file) if file else None,
+            "options": [asdict(it) for it in values],
+            "variables": own,
+            "unknown": unknown,
+            "error": str(broken) if broken else None,
+        }
+        typer.echo(json.dumps(shown, indent=2))
         return
     typer.echo(f"file: {printable(str(file or (broken.where if broken else 'none')))}")
-    for it in shown:
+    for it in values:
         typer.echo(printable(it.line()))
     for name, value in own.items():
-        typer.echo(in_one_line(f"{name}={value}"))
+        typer.echo(one_line(f"{name}={value}"))
     with Progress() as progress:
         for name in unknown:
-            progress.warn(f"{name} is no variable of envbuild's")
+            progress.warn(f"{name} is not a variable of envbuild")
 
 
-def _judge(ctx: typer.Context, shown: list[Shown]) -> None:
-    """UsageError where the file is broken, or an option or the cache's limit does not take what is said."""
+def _check(ctx: typer.Context, values: list[OptionValue]) -> None:
+    """UsageError where the file is broken, or an option or the cache's limit does not take its value."""
     from envbuild.cache import size_limit
 
-    broken = broken_settings(ctx)
-    if broken:
+    if broken := broken_configuration(ctx):
         raise broken
-    wrong = [it for it in shown if it.fault]
-    if wrong:
+    if wrong := [it for it in values if it.fault]:
         more = "".join(f"\n  - {it.option} does not take this: {it.fault} ({it.where})" for it in wrong[1:])
         what, todo = f"{wrong[0].option} does not take this: {wrong[0].fault}{more}", "correct or remove it"
         raise UsageError(what, where=wrong[0].where, todo=todo)

@@ -1,31 +1,37 @@
-"""What people see, all of it on stderr: stdout is for the next program."""
+"""The two streams: stdout for the next program, and stderr with progress and messages for people."""
 
+import io
 import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.filesize import decimal
 
+from envbuild.errors import BuildError
 from envbuild.report import announcing
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
     from rich.console import Console
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
+    from envbuild.build import Reporter
+
 PLAIN_INTERVAL = 2.0
-"""Seconds between two lines of progress where stderr is no terminal."""
+"""Seconds between two lines of progress off a terminal."""
 _MEASURABLE = 0.05
-"""Seconds: what took less, as it was there already, has no rate that says anything."""
+"""Seconds: a shorter transfer has no meaningful rate."""
 
 
-class Plain:
-    """A console where nobody looks on: the real one, whose import takes 40 ms, is for terminals."""
+class PlainConsole:
+    """A console off a terminal: the real one takes 40 ms to import."""
 
     is_terminal = False
 
@@ -36,12 +42,12 @@ class Plain:
             sys.stderr.flush()
 
 
-def err() -> "Console | Plain":
+def err() -> "Console | PlainConsole":
     """Return a console on stderr: no colour under NO_COLOR or off a terminal, no folding, no text read as markup."""
-    # The variables are rich's ways to be told that there is a terminal after all.
-    told = os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")
-    if not told and not (sys.stderr and sys.stderr.isatty()):
-        return Plain()
+    # By these variables rich takes stderr for a terminal.
+    forced = os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")
+    if not forced and not (sys.stderr and sys.stderr.isatty()):
+        return PlainConsole()
     from rich.console import Console
 
     return Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -57,14 +63,24 @@ def printable(text: str) -> str:
     return re.sub(r"#(?=#\w*\[)", r"\\x23", re.sub(r"(?m)^( *):(?=:)", r"\1\\x3a", plain))
 
 
+def print_message(text: str) -> None:
+    """Print a message on stderr, beside the output of a command that runs."""
+    err().print(printable(text))
+
+
+def one_line(text: str) -> str:
+    """Escape what would drive a terminal, and line ends."""
+    return printable(text).replace("\n", "\\n")
+
+
 class Progress:
-    """Tells what is going on, from any thread: bars with bytes and rate on a terminal, else a line now and then.
+    """Shows progress, from any thread: bars with bytes and rate on a terminal, else a line now and then.
 
     Use it as a context manager, so that the terminal is whole again when an error is printed.
     """
 
     def __init__(
-        self, console: "Console | Plain | None" = None, *, clock: Callable[[], float] = time.monotonic
+        self, console: "Console | PlainConsole | None" = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._console = console or err()
         self._clock = clock
@@ -72,8 +88,8 @@ class Progress:
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
         self._began: dict[str, float] = {}
-        self._told: frozenset[str] = frozenset()
-        self._last_line = -PLAIN_INTERVAL
+        self._shown: frozenset[str] = frozenset()
+        self._last_line = self._last_count = -PLAIN_INTERVAL
         self._over = False
 
     def __enter__(self) -> Self:
@@ -91,15 +107,15 @@ class Progress:
             self._over = True  # a thread that is still at work must not start new bars
 
     def step(self, text: str) -> None:
-        """Announce a stage."""
+        """Print the name of a stage."""
         self._print(text, "bold")
 
     def note(self, text: str) -> None:
-        """Say a decision or a detail of the stage."""
+        """Print a decision or a detail of the stage."""
         self._print(f"  {text}", None)
 
     def warn(self, text: str) -> None:
-        """Say what the reader should not miss."""
+        """Print a warning."""
         self._print(f"warning: {text}", "yellow")
 
     def progress(self, label: str, done: int, total: int | None) -> None:
@@ -107,10 +123,25 @@ class Progress:
         with self._lock:
             if self._over:
                 return
-            if isinstance(self._console, Plain) or not self._console.is_terminal:
+            if isinstance(self._console, PlainConsole) or not self._console.is_terminal:
                 self._line(printable(label), done, total)
             else:
                 self._bar(self._console, printable(label), done, total)
+
+    def count_compared(self, done: int, total: int) -> None:
+        """Print now and then how many wheels are compared with the run's."""
+        if self._last_count < 0:
+            self._last_count = self._clock()
+        elif self._clock() - self._last_count >= PLAIN_INTERVAL:
+            self._last_count = self._clock()
+            self.note(f"{done} of {total} wheels compared")
+
+    def reporter(self) -> "Reporter":
+        """Return the reporter of a build."""
+        from envbuild.build import Reporter
+
+        compared = self.count_compared
+        return Reporter(step=self.step, note=self.note, warn=self.warn, progress=self.progress, compared=compared)
 
     def _print(self, text: str, style: str | None) -> None:
         self._console.print(printable(text), style=style)
@@ -130,11 +161,10 @@ class Progress:
         ended = total is not None and done >= total
         if ended:
             del self._began[label]
-        # What was begun to be told is told to its end.
-        if now - self._last_line < PLAIN_INTERVAL and not (ended and label in self._told):
+        if now - self._last_line < PLAIN_INTERVAL and not (ended and label in self._shown):
             return
         self._last_line = now
-        self._told = self._told - {label} if ended else self._told | {label}
+        self._shown = self._shown - {label} if ended else self._shown | {label}
         of = f" of {decimal(total)}" if total is not None else ""
         rate = f", {decimal(int(done / (now - began)))}/s" if now - began >= _MEASURABLE else ""
         self._console.print(f"  {label}: {decimal(done)}{of}{rate}")
@@ -147,3 +177,54 @@ def _started_bars(console: "Console") -> "Bars":
     bars = Progress(text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console, transient=True)
     bars.start()
     return bars
+
+
+def check_stdout(*, wanted: bool = True) -> None:
+    """BuildError where stdout is closed and the result would be lost; call it before the work is done."""
+    if wanted and sys.stdout is None:
+        todo = "leave it open, or send the result to a file: > FILE"
+        raise BuildError("standard output is closed, and the result goes there", todo=todo)
+
+
+def is_stdout(path: Path) -> bool:
+    """Whether a file is the one that stdout goes to."""
+    try:
+        return path.is_file() and os.path.samestat(path.stat(), os.fstat(1))
+    except OSError:
+        return False
+
+
+def replace_streams() -> None:
+    """Give this process a stdout whose errors name it, and a stderr that has none."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        lines = sys.stdout.line_buffering or sys.stdout.write_through
+        sys.stdout = _text_stream(_Stdout(sys.stdout.fileno(), "w", closefd=False), sys.stdout, lines=lines)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = _text_stream(_Stderr(sys.stderr.fileno(), "w", closefd=False), sys.stderr, lines=True)
+
+
+def _text_stream(raw: io.FileIO, like: io.TextIOWrapper, *, lines: bool) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedWriter(raw), like.encoding, like.errors, line_buffering=lines)
+
+
+class _Stdout(io.FileIO):
+    """Raises OSError that names it, once: the interpreter tries to write again at its end, and would exit with 120."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            error.filename = "standard output"
+            raise
+
+
+class _Stderr(io.FileIO):
+    """Ignores errors: a log on a full disk must not decide the result."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        size = memoryview(data).nbytes
+        try:
+            return super().write(data) or size  # None where it would block
+        except OSError:
+            return size

@@ -1,7 +1,7 @@
-"""`envbuild diff`: what differs between two images, or between two of manifests, models, locks and this machine."""
+"""`envbuild diff`: the differences between two images, or between two manifests, models, locks or hosts."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,41 +9,39 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from envbuild.cli.console import Progress, printable
-from envbuild.cli.printed import check_stdout
-from envbuild.cli.references import AsJson, Platform, machine_of
+from envbuild.cli.command import how_option, what_option, where_option
+from envbuild.cli.console import Progress, check_stdout, printable
+from envbuild.cli.options import AsJson, Platform
+from envbuild.cli.references import machine_of, read_lock
+from envbuild.cli.targets import kind_of
 from envbuild.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
     from envbuild.diff.comparison import Rules
+    from envbuild.diff.facts import Description
+    from envbuild.manifest.model import TrainingManifest
 
 _FORMS = "An image (a reference, an OCI layout, an archive, docker-daemon:NAME), a manifest, a model, a lock, or host"
-_LONGEST_PATH = 4096
+_MAX_PATH = 4096
 """linux/limits.h."""
 _KINDS = {"image": "images", "manifest": "manifests", "lock": "locks", "model": "models", "host": "hosts"}
 Before = Annotated[str, typer.Argument(help=f"{_FORMS}.", metavar="A")]
-After = Annotated[str, typer.Argument(help="What became of it; likewise.", metavar="B")]
-Files = Annotated[bool, typer.Option("--files", help="List every file that differs, and in what.")]
+After = Annotated[str, typer.Argument(help="Its later state; likewise.", metavar="B")]
+Files = Annotated[bool, where_option("--files", help="List every file that differs, and how.")]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Leave out paths that fit, and what lies in them; * takes slashes too. Repeatable.", metavar="GLOB"
-    ),
+    how_option(help="Leave out matching paths and what is in them; * matches slashes too. Repeatable.", metavar="GLOB"),
 ]
 AsInstalled = Annotated[
     bool,
-    typer.Option(
-        "--as-installed", help="Leave out in what installers may differ: bytecode, INSTALLER, and the like in RECORD."
-    ),
+    how_option("--as-installed", help="Ignore what installers may differ in: bytecode, INSTALLER, and their RECORD."),
 ]
-Python = Annotated[
-    str | None, typer.Option(help="Where host is compared: by this interpreter, not envbuild's own.", metavar="PATH")
-]
-Times = Annotated[bool, typer.Option("--mtimes", help="Let the times of files count.")]
+Python = Annotated[str | None, what_option(help="For host: this interpreter, not envbuild's own.", metavar="PATH")]
+Times = Annotated[bool, how_option("--mtimes", help="Compare the times of files too.")]
 
 
-class Outcome(Protocol):
-    """What a comparison of any kind gives."""
+class Difference(Protocol):
+    """What a comparison of any kind returns."""
 
     @property
     def equal(self) -> bool: ...
@@ -54,24 +52,34 @@ class Outcome(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """An outcome, and the digests of what was compared."""
+class Comparison:
+    """A difference, and the digests of what was compared."""
 
     kind: str
     """`images`."""
-    outcome: Outcome
+    difference: Difference
     digests: tuple[str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What was named on the command line."""
+class Argument:
+    """A or B."""
 
     text: str
     kind: str
-    """`manifest`, with a context being its lock."""
+    """`manifest`; a build context is its lock."""
     name: str
-    """Without what says the kind."""
+    """Without a prefix for the kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The facts of a manifest, a model, a lock or a host."""
+
+    described: "Description"
+    digest: str | None = None
+    """Of its bytes, of a model's of its record; None where it has none."""
+    manifest: "TrainingManifest | None" = None
 
 
 def run(
@@ -86,60 +94,56 @@ def run(
     python: Python = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what differs between two images, by package: files by content, kind, mode, owner and link, and the config.
+    """Show the differences between two images, or two runs.
 
-    Of manifests, stamped models and this machine (host): fact by fact, first what can change predictions. Locks are
-    compared with each other, and with those by their packages. The first line is a summary. Exit code 0 where they are
-    equal, 16 where they differ. Layers that decide nothing are not read, and none is unpacked.
+    Of images by package: files by content, kind, mode, owner and link, and the config. Of manifests, stamped models
+    and this machine (host): fact by fact, first what can change predictions. Locks are compared with each other,
+    and with those by their packages. The first line is a summary. Exit code 0 where they are equal, 16 where they
+    differ. Layers that decide nothing are not read, and none is unpacked.
     """
     check_stdout()
     rules = _rules(ignore or [], as_installed=as_installed, mtimes=mtimes)
-    one, other = _given(a), _given(b)
-    _check(one, other, python)
+    before, after = _argument(a), _argument(b)
+    _check(before, after, python)
     with Progress() as progress:
-        if one.kind == "image":
-            result = _images(one.name, other.name, rules, machine_of(platform), progress)
+        if before.kind == "image":
+            result = _compare_images(before.name, after.name, rules, machine_of(platform), progress)
         else:
-            result = _facts(one, other, python, progress)
+            result = _compare_facts(before, after, python, progress)
     _print(a, b, result, files=files, as_json=as_json)
 
 
-def _given(text: str) -> Given:
-    from envbuild.cli.targets import kind_of
-
-    if len(text) > _LONGEST_PATH:  # which no file has, so that it is for what reads references to refuse
-        return Given(text=text, kind="image", name=text)
+def _argument(text: str) -> Argument:
+    if len(text) > _MAX_PATH:  # no file has such a name: what reads references refuses it
+        return Argument(text=text, kind="image", name=text)
     kind, name = kind_of(text)
-    if kind == "model" and _is_no_model(name):  # a folder of anything; what reads images says so
-        return Given(text=text, kind="image", name=name)
-    if kind == "context":  # which is what its lock gives
-        return Given(text=text, kind="lock", name=str(Path(name) / "pylock.toml"))
-    return Given(text=text, kind=kind, name=name)
+    if kind == "model" and not _is_model(name):  # any folder; what reads images refuses it
+        return Argument(text=text, kind="image", name=name)
+    if kind == "context":
+        return Argument(text=text, kind="lock", name=str(Path(name) / "pylock.toml"))
+    return Argument(text=text, kind=kind, name=name)
 
 
-def _is_no_model(name: str) -> bool:
-    """Whether a folder holds neither a model's file, at most one folder deep, nor a stamp."""
+def _is_model(name: str) -> bool:
+    """Whether a folder holds a model's file, at most one folder deep, or a stamp."""
     from envbuild.capture.model.facts import READABLE
     from envbuild.stamp.directory import POINTER
 
     folder = Path(name)
     if "://" in name or not folder.is_dir() or (folder / POINTER).exists():
-        return False
-    return not any(READABLE.fullmatch(path.name) for glob in ("*", "*/*") for path in folder.glob(glob))
+        return True
+    return any(READABLE.fullmatch(path.name) for glob in ("*", "*/*") for path in folder.glob(glob))
 
 
-def _check(a: Given, b: Given, python: str | None) -> None:
-    """Refuse what has nothing in common but packages, and an interpreter that nothing asks; UsageError."""
-    where = f"{a.text} and {b.text}"
+def _check(a: Argument, b: Argument, python: str | None) -> None:
+    """Refuse kinds that cannot be compared, and an interpreter without a host; UsageError."""
     if (a.kind == "image") != (b.kind == "image"):
         what = f"these are of two kinds: {_KINDS[a.kind]} and {_KINDS[b.kind]}"
-        todo = f"hold one against the other with envbuild verify {a.text} {b.text}"
-        raise UsageError(what, where=where, todo=todo)
+        todo = f"compare them with envbuild verify {a.text} {b.text}"
+        raise UsageError(what, where=f"{a.text} and {b.text}", todo=todo)
     if python is not None and "host" not in (a.kind, b.kind):
-        raise UsageError("this names an interpreter of host, and host is not compared", where="--python", todo=_HOST)
-
-
-_HOST = "give host as A or B, or leave the option out"
+        todo = "give host as A or B, or leave the option out"
+        raise UsageError("this names an interpreter of host, and host is not compared", where="--python", todo=todo)
 
 
 def _rules(ignore: list[str], *, as_installed: bool, mtimes: bool) -> "Rules":
@@ -153,23 +157,89 @@ def _rules(ignore: list[str], *, as_installed: bool, mtimes: bool) -> "Rules":
     return Rules(ignore=tuple(ignore), as_installed=as_installed, mtimes=mtimes)
 
 
-def _facts(a: Given, b: Given, python: str | None, progress: Progress) -> Result:
-    """Hold two against each other by their facts; a host is captured last, as it is asked for what the other names."""
-    from envbuild.cli.facts import READERS, Said
+def _compare_facts(a: Argument, b: Argument, python: str | None, progress: Progress) -> Comparison:
+    """Compare facts; a host is captured last, with the variables that the other side names."""
     from envbuild.diff.facts import compare_descriptions, compare_locks, compare_packages
 
-    said: dict[Given, Said] = {}
+    facts: dict[Argument, Facts] = {}
     for it in sorted({a, b}, key=lambda it: it.kind == "host"):
-        others = [other.manifest for other in said.values() if other.manifest]
-        said[it] = READERS[it.kind](it.name, python, others, progress)
-    locks = (a.kind, b.kind).count("lock")
-    compare = (compare_descriptions, compare_packages, compare_locks)[locks]
+        match it.kind:
+            case "manifest":
+                facts[it] = _manifest_facts(it.name, progress)
+            case "lock":
+                facts[it] = _lock_facts(it.name)
+            case "model":
+                facts[it] = _model_facts(it.name, progress)
+            case _:
+                others = [other.manifest for other in facts.values() if other.manifest]
+                facts[it] = _host_facts(it.name, python, others, progress)
+    compare = (compare_descriptions, compare_packages, compare_locks)[(a.kind, b.kind).count("lock")]
     kind = _KINDS[a.kind] if a.kind == b.kind else "two"
-    outcome = compare(said[a].told, said[b].told)
-    return Result(kind=kind, outcome=outcome, digests=(said[a].digest, said[b].digest))
+    difference = compare(facts[a].described, facts[b].described)
+    return Comparison(kind=kind, difference=difference, digests=(facts[a].digest, facts[b].digest))
 
 
-def _images(a: str, b: str, rules: "Rules", machine: str, progress: Progress) -> Result:
+def _manifest_facts(name: str, progress: Progress) -> Facts:
+    from envbuild.cli.records import read_run
+    from envbuild.diff.facts import describe_manifest
+    from envbuild.manifest.formats import Given
+    from envbuild.oci.digest import Digest
+
+    _, data, manifest = read_run(name, None, Given(), progress)
+    return Facts(described=describe_manifest(manifest), digest=str(Digest.of(data)), manifest=manifest)
+
+
+def _lock_facts(name: str) -> Facts:
+    from envbuild.diff.facts import describe_lock
+    from envbuild.oci.digest import Digest
+
+    return Facts(described=describe_lock(read_lock(Path(name), "")), digest=str(Digest.of(Path(name).read_bytes())))
+
+
+def _model_facts(name: str, progress: Progress) -> Facts:
+    from envbuild.diff.facts import describe_model
+    from envbuild.stamp.record import record_digest
+    from envbuild.verify.sources.model import read_model
+
+    found = read_model(name)
+    if found.stamp is None:
+        progress.warn(f"{name}: {found.history.unstamped}; only its files can be compared")
+    for copy, fault in found.faults.items():
+        progress.warn(f"{copy}: {fault}")
+    locks = {" ".join(slot): lock for slot, lock in found.locks.items()}
+    digest = str(record_digest(found.history.records[0].name)) if found.stamp else None
+    described = describe_model(found.model, found.manifest, found.stamp, locks)
+    return Facts(described=described, digest=digest, manifest=found.manifest)
+
+
+def _host_facts(name: str, python: str | None, others: "Sequence[TrainingManifest]", progress: Progress) -> Facts:
+    """Capture this machine."""
+    from envbuild.capture.options import settled
+    from envbuild.capture.reading import manifest_text
+    from envbuild.capture.record import capture
+    from envbuild.cli.interpreter import capture_elsewhere
+    from envbuild.diff.facts import describe_host
+    from envbuild.manifest import read_manifest
+
+    progress.step(f"capturing this machine by {python or 'the Python that envbuild runs on'}")
+    options = settled(
+        {
+            "variable": [variable for manifest in others for variable, _ in manifest.variables],
+            "requires": [it.name for manifest in others if manifest.contract for it in manifest.contract.variables],
+            "data": [], "load": [], "preprocessing": [], "model": None, "golden": None, "command": None,
+            "config": None, "patch": False, "deep": False,
+        },
+        None,
+    )  # fmt: skip
+    if python is None:
+        facts = capture(out=None, process="fresh", **options)
+    else:
+        facts = capture_elsewhere(options, None, python, None)
+    manifest = read_manifest(manifest_text(facts).encode(), name)
+    return Facts(described=describe_host(manifest), manifest=manifest)
+
+
+def _compare_images(a: str, b: str, rules: "Rules", machine: str, progress: Progress) -> Comparison:
     from envbuild.diff.comparison import compare
     from envbuild.diff.images import check_name, open_image
     from envbuild.files import cache_folder
@@ -184,21 +254,20 @@ def _images(a: str, b: str, rules: "Rules", machine: str, progress: Progress) ->
         )
         difference = compare(before, after, rules, names=(a, b), report=progress.progress)
     digests = (str(before.found_as or before.digest), str(after.found_as or after.digest))
-    return Result(kind="images", outcome=difference, digests=digests)
+    return Comparison(kind="images", difference=difference, digests=digests)
 
 
-def _print(a: str, b: str, result: Result, *, files: bool, as_json: bool) -> None:
+def _print(a: str, b: str, result: Comparison, *, files: bool, as_json: bool) -> None:
     """Print what differs; VerifyError where anything does."""
-    outcome = result.outcome
+    difference = result.difference
     if as_json:
         sides = {
             side: {"name": name, "digest": it} for side, name, it in zip("ab", (a, b), result.digests, strict=True)
         }
-        typer.echo(json.dumps({**sides, **outcome.to_dict()}, indent=2))
+        typer.echo(json.dumps({**sides, **difference.to_dict()}, indent=2))
     else:
-        for line in outcome.lines(files=files):
+        for line in difference.lines(files=files):
             typer.echo(printable(line).replace("\n", " "))
-    if not outcome.equal:
-        more = result.kind == "images" and not (files or as_json)
-        todo = "see which files with --files" if more else ""
+    if not difference.equal:
+        todo = "see which files with --files" if result.kind == "images" and not (files or as_json) else ""
         raise VerifyError(f"the {result.kind} differ", where=f"{a} and {b}", todo=todo)

@@ -1,13 +1,13 @@
-"""`envbuild doctor`: whether this machine has what is needed, and whether what is stamped will stay."""
+"""`envbuild doctor`: check this machine, or that the images of stamped models stay available."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envbuild.cli.console import printable
-from envbuild.cli.printed import check_stdout
-from envbuild.cli.references import AsJson
+from envbuild.cli.command import how_option
+from envbuild.cli.console import check_stdout, printable
+from envbuild.cli.options import AsJson
 from envbuild.errors import MissingComponentError, UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 Targets = Annotated[
     list[str] | None,
-    typer.Argument(help="Stamped models or images; by default this machine is looked at.", metavar="[MODEL|IMAGE...]"),
+    typer.Argument(help="Stamped models or images; by default this machine.", metavar="[MODEL|IMAGE...]"),
 ]
-Offline = Annotated[bool, typer.Option("--offline", help="Ask nothing over a network.")]
+Offline = Annotated[bool, how_option("--offline", help="Use no network.")]
 
 
 def run(targets: Targets = None, *, offline: Offline = False, as_json: AsJson = False) -> None:
-    """Say what this machine lacks, or whether the images that models are stamped with are there and will stay.
+    """Check this machine, or the images of stamped models.
 
-    One line for each thing, with what to do. Exit code 17 where the machine has an error, 16 where a target has one;
-    warnings and notes end with 0.
+    Whether this machine lacks anything, or whether the images exist and will stay. One line for each check, with
+    what to do. Exit code 17 where the machine has an error, 16 where a target has one; warnings and notes end with
+    0.
     """
     from envbuild.verify.doctor import checked
     from envbuild.verify.doctor.machine import machine_checks
@@ -35,15 +36,15 @@ def run(targets: Targets = None, *, offline: Offline = False, as_json: AsJson = 
     check_stdout()
     if targets and offline:
         todo = "leave one of them out"
-        raise UsageError("models and images are looked at over a network", where="--offline", todo=todo)
-    wanted = [target_of(text) for text in targets or ()]
-    checks = [check for it in wanted for check in target_checks(it)] if wanted else machine_checks(offline=offline)
+        raise UsageError("checks of models and images need a network", where="--offline", todo=todo)
+    found = [target_of(text) for text in targets or ()]
+    checks = [check for it in found for check in target_checks(it)] if found else machine_checks(offline=offline)
     findings = checked(checks)
     wrong = [it for it in findings if not it.agrees and it.severity == "error"]
     _print(findings, healthy=not wrong, as_json=as_json)
     if wrong:
-        kind = VerifyError if wanted else MissingComponentError
-        raise kind(f"{len(wrong)} of {len(findings)} findings are errors", todo="see what each of them says to do")
+        kind = VerifyError if found else MissingComponentError
+        raise kind(f"{len(wrong)} of {len(findings)} findings are errors", todo="do what they say")
 
 
 def _print(findings: "Sequence[Finding]", *, healthy: bool, as_json: bool) -> None:

@@ -5,26 +5,26 @@ from typing import Annotated
 
 import typer
 
-from envbuild.cli.console import Progress
-from envbuild.cli.ordering import check_given
-from envbuild.cli.printed import check_stdout
+from envbuild.cli.command import how_option
+from envbuild.cli.console import Progress, check_stdout
+from envbuild.cli.order import check_not_empty
 from envbuild.errors import UsageError
 
 
 def run(
-    folder: Annotated[str, typer.Argument(help="Where they go.", metavar="DIR")] = "templates",
+    folder: Annotated[str, typer.Argument(help="Where to write them.", metavar="DIR")] = "templates",
     *,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite templates that were changed.")] = False,
+    force: Annotated[bool, how_option("--force", help="Overwrite changed templates.")] = False,
 ) -> None:
     """Write the templates of the build context into a folder.
 
-    Delete those that stay as they are, change the others, and give the folder to from-manifest --template,
+    Delete those that need no change, change the others, and give the folder to from-manifest --template,
     or name it in envbuild.toml: [templates] folder = "DIR". Prints the folder.
     """
     from envbuild.files import check_stageable, write_whole
     from envbuild.image.context import built_in
 
-    check_given({"DIR": folder})
+    check_not_empty({"DIR": folder})
     check_stdout()
     check_stageable(Path(folder), "DIR")
     place, templates = Path(folder), built_in()

@@ -1,4 +1,4 @@
-"""`envbuild inspect`: what a model is stamped with, and was before."""
+"""`envbuild inspect`: the images that a model is and was stamped with."""
 
 import json
 from collections.abc import Iterator
@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbuild.cli.console import Progress, printable
-from envbuild.cli.printed import check_stdout
-from envbuild.cli.references import AsJson
-from envbuild.cli.vouching import MinimumRecord, Signed, proof_of
+from envbuild.cli.command import what_option
+from envbuild.cli.console import Progress, check_stdout, printable
+from envbuild.cli.options import AsJson, MinimumRecord, Signed
 from envbuild.errors import StampError
 
 if TYPE_CHECKING:
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from envbuild.stamp.record import Stamp, StampedImage
 
 Model = Annotated[str, typer.Argument(help="A stamped model: gs://..., a folder, or a file.", metavar="MODEL")]
-Whole = Annotated[bool, typer.Option("--history", help="Show all records, the newest first, and what each changed.")]
-
+Whole = Annotated[bool, what_option("--history", help="Show all records, the newest first, and their changes.")]
 
 _SIGNED = {True: "signed by the key", False: "not signed", None: "signed; --signed KEY checks by whom"}
 
@@ -31,30 +29,36 @@ def run(
     minimum_record: MinimumRecord = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which images a model is stamped with: by role, variant and platform, with what they were made from."""
+    """Show the images that a model is stamped with.
+
+    By role, variant and platform, each with its environment id, manifest and lock.
+    """
     from envbuild.stamp.history import read_history
 
     check_stdout()
-    proof = proof_of((signed,) if signed is not None else (), minimum_record)
+    proof = None
+    if signed is not None or minimum_record is not None:
+        from envbuild.cli.targets import proof_of
+
+        proof = proof_of((signed,) if signed is not None else (), minimum_record)
     with Progress() as progress:
         found = read_history(model, whole=history, proof=proof, signature=True)
         if not found.records:
-            todo = "stamp it with what it was trained in: envbuild from-manifest MANIFEST --push REPO --stamp MODEL"
+            todo = "stamp it: envbuild from-manifest MANIFEST --push REPO --stamp MODEL"
             raise StampError(found.unstamped, where=found.model, todo=todo)
         if not found.current:
             progress.warn(
-                "the model was replaced since it was stamped: the images may not be those of what is there now; "
-                "stamp it again with those that are"
+                "the model was replaced since it was stamped, so the images may not be its own; stamp it again"
             )
     if as_json:
-        typer.echo(json.dumps(_shown(found), indent=2))
+        typer.echo(json.dumps(_json_object(found), indent=2))
         return
     for line in _lines(found):
         typer.echo(printable(line))
 
 
-def _shown(found: "History") -> dict[str, Any]:
-    """The records by their own bytes, with what this release does not know."""
+def _json_object(found: "History") -> dict[str, Any]:
+    """Return the records by their own bytes, with keys that this release does not know."""
     records = [
         {"name": it.name, "record": json.loads(it.data)}
         if it.stamp
@@ -89,7 +93,7 @@ def _image(image: "StampedImage") -> Iterator[str]:
     yield f"  {' '.join(image.slot)}: {image.image}"
     yield f"    environment {image.environment}"
     if image.relation:
-        yield f"    {image.relation}: a runtime of its own, which was held against the model"
+        yield f"    {image.relation}: a runtime of its own, checked against the model"
     if image.identity:
         yield f"    {image.identity}"
     if image.overrides:
@@ -100,7 +104,7 @@ def _image(image: "StampedImage") -> Iterator[str]:
 
 def _record(record: "RecordFile", before: "tuple[RecordFile, ...]", *, whole: bool) -> Iterator[str]:
     if record.stamp is None:
-        yield f"  {record.name}: {record.fault}, so that nobody can say what came before it"
+        yield f"  {record.name}: {record.fault}, so the records before it are unknown"
         return
     by = f", by {record.stamp.by}" if record.stamp.by else ""
     counter = f", record {record.stamp.counter}" if record.stamp.counter else ""

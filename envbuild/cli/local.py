@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from envbuild.cli import capture
-from envbuild.cli.grouped import grouped
-from envbuild.cli.local_options import Asked, Container, Mode, Needs, Wanted
-from envbuild.cli.printed import check_stdout
+from envbuild.cli.command import WORDS, grouped
+from envbuild.cli.console import check_stdout
+from envbuild.cli.local_plan import LocalOptions
 from envbuild.errors import UsageError
 
 Target = Annotated[
@@ -20,74 +19,64 @@ Target = Annotated[
 ]
 
 
-@grouped
-def run(ctx: typer.Context, target: Target, *, wanted: Wanted, mode: Mode, needs: Needs, container: Container) -> None:
-    """Run a command, a shell or a notebook in the environment that trained a model.
+@grouped()
+def run(ctx: typer.Context, target: Target, *, options: LocalOptions) -> None:
+    """Run the environment that trained a model on this machine.
 
-    The stamped image is pulled by digest where this machine can run it; else the variant that it can is pulled, or
-    built from the same lock. What will differ is said before anything is downloaded. After -- comes the command, a
-    shell without one; its exit code is passed through.
+    Starts a command, a shell or a notebook. The stamped image is pulled by digest where this machine can run it;
+    else another variant is pulled, or built from the same lock. Differences are reported before anything is
+    downloaded. After -- comes the command, by default a shell; its exit code is passed through.
     """
     check_stdout()
-    command = tuple(ctx.meta.get(capture.COMMAND) or ())
-    asked = Asked(target=target, wanted=wanted, mode=mode, needs=needs, container=container, command=command)
-    _check(asked)
-    _check_file(ctx, needs)
-    _check_here()
-    if mode.venv is not None:
+    command = tuple(ctx.meta.get(WORDS) or ())
+    _check(options, command)
+    source = ctx.get_parameter_source("data")
+    if source is not None and source.name == "DEFAULT_MAP":
+        for text in options.data or ():
+            if text.endswith(",unsafe"):
+                todo = "give it on the command line: a project's file comes with the project"
+                raise UsageError("a configuration file cannot allow this", where=f"--data {text}", todo=todo)
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        todo = "change into a folder that exists: the command works in it"
+        raise UsageError("the current folder has been removed", where="the current folder", todo=todo) from error
+    if options.venv is not None:
         from envbuild.cli.local_venv import run_in_venv
 
-        code = run_in_venv(asked, mode.venv)
+        code = run_in_venv(target, command, options, options.venv)
     else:
         from envbuild.cli.local_container import run_in_container
 
-        code = run_in_container(asked)
+        code = run_in_container(target, command, options)
     if code:
         raise typer.Exit(code)
 
 
-def _check_file(ctx: typer.Context, needs: Needs) -> None:
-    """Refuse a project's own word that home or system folders may be mounted."""
-    source = ctx.get_parameter_source("data")
-    if source is not None and source.name == "DEFAULT_MAP":
-        for text in needs.data or ():
-            if text.endswith(",unsafe"):
-                todo = "give it on the command line, as a project's file comes with the project"
-                raise UsageError("a configuration file cannot allow this", where=f"--data {text}", todo=todo)
-
-
-def _check_here() -> None:
-    try:
-        Path.cwd()
-    except FileNotFoundError as error:
-        todo = "change into a folder that is there: it is what the command works in"
-        raise UsageError("the current folder has been removed", where="the current folder", todo=todo) from error
-
-
-def _check(asked: Asked) -> None:
+def _check(options: LocalOptions, command: tuple[str, ...]) -> None:
     """Refuse what does not go together, before anything is read."""
-    mode, container = asked.mode, asked.container
-    ends = {
-        "--jupyter": mode.jupyter,
-        "--golden": mode.golden,
-        "--devcontainer": mode.devcontainer,
-        "--compose": mode.compose,
-        "a command": bool(asked.command),
+    purposes = {
+        "--jupyter": options.jupyter,
+        "--golden": options.golden,
+        "--devcontainer": options.devcontainer,
+        "--compose": options.compose,
+        "a command": bool(command),
     }
-    chosen = [name for name, given in ends.items() if given]
+    chosen = [name for name, given in purposes.items() if given]
     if len(chosen) > 1 and chosen != ["--devcontainer", "--compose"]:
         raise UsageError("these do not go together", where=", ".join(chosen), todo="leave all but one of them out")
     for_containers = {
-        "--devcontainer": mode.devcontainer,
-        "--compose": mode.compose,
-        "--shm-size": container.shm_size,
-        "--gpus": container.gpus,
-        "--base": asked.wanted.base,
-        "--port": container.port,
+        "--devcontainer": options.devcontainer,
+        "--compose": options.compose,
+        "--shm-size": options.shm_size,
+        "--gpus": options.gpus,
+        "--base": options.base,
+        "--port": options.port,
     }
-    useless = [name for name, given in for_containers.items() if given and mode.venv]
+    useless = [name for name, given in for_containers.items() if given and options.venv]
     if useless:
         todo = "leave them out, or --venv"
         raise UsageError("these are for containers", where=f"--venv, {', '.join(useless)}", todo=todo)
-    if mode.as_json and not (mode.dry_run or mode.golden):
-        raise UsageError("stdout belongs to what is run", where="--json", todo="give --dry-run or --golden too")
+    if options.as_json and not (options.dry_run or options.golden):
+        what = "stdout belongs to the command that runs"
+        raise UsageError(what, where="--json", todo="give --dry-run or --golden too")

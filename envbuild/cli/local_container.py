@@ -1,179 +1,223 @@
-"""`envbuild local` in a container."""
+"""`envbuild local` in a container, and the files that editors and Compose start one by."""
 
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envbuild.cli.console import Progress, err, printable
-from envbuild.cli.local_editors import written
-from envbuild.cli.local_options import Asked
-from envbuild.cli.local_parts import (
-    Prepared,
-    building_of,
-    heard,
-    options_of,
-    prepared,
+import typer
+
+from envbuild.cli.console import Progress, print_message
+from envbuild.cli.local_plan import (
+    LocalOptions,
+    Plan,
+    make_plan,
     print_parity,
     print_plan,
-    reporter_of,
-    stop,
+    refuse_errors,
+    report_findings,
 )
 from envbuild.errors import MissingComponentError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import docker
 
     from envbuild.local.acquire import Here
     from envbuild.local.model import Choice, Engine, Launch, Mount, Port
 
-_INSTEAD = "make a virtual environment of the same wheels: --venv DIR"
+_ALTERNATIVE = "make a virtual environment of the same wheels: --venv DIR"
 _CHECK = "/opt/env/bin/envbuild-check"
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _DEVICE = re.compile(r"\d+(?::\d+)?|(?:GPU|MIG)-[\w-]+")
-_LEAST_SHARED, _MOST_SHARED = 64 << 10, 1 << 45
+_MIN_SHM, _MAX_SHM = 64 << 10, 1 << 45
 """Bytes of /dev/shm."""
+_WRITTEN_BY_US = b"Written by envbuild"
+"""In the first line of a file that envbuild wrote."""
 
 
-def run_in_container(asked: Asked) -> int:
-    """Prepare, bring the image here, and start it; the exit code is the command's."""
+def run_in_container(target: str, command: tuple[str, ...], options: LocalOptions) -> int:
+    """Plan, bring the image here, and start it; the exit code is the command's."""
     from envbuild.local.adc import adc_findings
     from envbuild.local.data import workspace_mount
     from envbuild.local.machine import look
     from envbuild.local.preflight import preflight
 
-    ports = _ports(asked)
+    ports = _ports(options.port or ())
     with ExitStack() as stack:
         client, absence = _engine(stack)
         with Progress() as progress:
-            workspace = None if asked.mode.golden else workspace_mount(progress.warn)
+            workspace = None if options.golden else workspace_mount(progress.warn)
             machine = look(client)
-            ready = prepared(asked, machine, client, progress)
-            size = _size(ready, client, progress)
-            found = preflight(ready.subject, ready.choice, machine, size=size, settled=ready.settled)
-            findings = heard((*found, *adc_findings(ready.settled)), progress)
-            if asked.mode.dry_run:
-                print_plan(ready, findings, as_json=asked.mode.as_json)
+            plan = make_plan(target, options, machine, client, progress)
+            size = _size(plan, client, progress)
+            found = preflight(plan.subject, plan.choice, machine, size=size, settled=plan.settled)
+            findings = report_findings((*found, *adc_findings(plan.settled)), progress)
+            if options.dry_run:
+                print_plan(plan, findings, as_json=options.as_json)
             if absence or client is None:
-                raise absence or MissingComponentError("no container engine answers", todo=_INSTEAD)
-            stop(findings, asked.needs.check)
-            if asked.mode.dry_run:
+                raise absence or MissingComponentError("no container engine answers", todo=_ALTERNATIVE)
+            refuse_errors(findings, options.check)
+            if options.dry_run:
                 return 0
-            here = _brought(asked, ready, client, progress)
+            here = _acquire(options, plan, client, progress)
             if workspace is None:
-                return _parity(asked, ready, here, client, progress)
-            launch = replace(_launch(asked, ready, here, client, workspace), ports=ports)
-            if asked.mode.devcontainer or asked.mode.compose:
-                return _written(asked, ready, here, launch, client, progress)
-            served = _with_notebook(asked, here, launch, client, progress) if asked.mode.jupyter else None
+                return _parity(target, options, plan, here, client, progress)
+            launch = replace(_launch(command, options, plan, here, client, workspace), ports=ports)
+            if options.devcontainer or options.compose:
+                return _write_files(target, options, plan, here, launch, client, progress)
+            notebook = _notebook(options, here, launch, client, progress) if options.jupyter else None
         assert machine.engine is not None, "an engine that answers was looked at"
-        return _run(client, machine.engine, launch, served)
+        return _run(client, machine.engine, launch, notebook)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """A notebook server that is to be started."""
+class Notebook:
+    """A notebook server to start."""
 
     launch: "Launch"
     port: int
     token: str
 
 
-def _run(client: "docker.DockerClient", engine: "Engine", launch: "Launch", served: Served | None) -> int:
+def _run(client: "docker.DockerClient", engine: "Engine", launch: "Launch", notebook: Notebook | None) -> int:
     from envbuild.local.running import run_launch
 
-    if served is None:
-        return run_launch(client, engine, launch, tell)
+    if notebook is None:
+        return run_launch(client, engine, launch, print_message)
     from envbuild.local.notebook import announced
 
-    with announced(served.port, served.token, tell):
-        return run_launch(client, engine, served.launch, tell)
-
-
-def tell(text: str) -> None:
-    """Say something beside what the command prints."""
-    err().print(printable(text))
+    with announced(notebook.port, notebook.token, print_message):
+        return run_launch(client, engine, notebook.launch, print_message)
 
 
 def _engine(stack: ExitStack) -> "tuple[docker.DockerClient | None, MissingComponentError | None]":
     from envbuild.engine.client import connected
 
     try:
-        client = stack.enter_context(connected(_INSTEAD))
+        client = stack.enter_context(connected(_ALTERNATIVE))
         client.ping()
     except MissingComponentError as error:
         return None, error
     return client, None
 
 
-def _size(ready: Prepared, client: "docker.DockerClient | None", progress: Progress) -> int | None:
-    """Bytes that an image takes that is not built here; of what is built the lock tells."""
+def _size(plan: Plan, client: "docker.DockerClient | None", progress: Progress) -> int | None:
+    """Return the bytes of an image that is not built here; of one that is built, its lock has them."""
     from envbuild.local.named import size_of
 
-    choice = ready.choice
-    named = ready.subject.image or (f"docker://{choice.pull.reference}" if choice.pull else None)
-    return size_of(named, client, ready.machine.machine, progress) if named else None
+    choice = plan.choice
+    named = plan.subject.image or (f"docker://{choice.pull.reference}" if choice.pull else None)
+    return size_of(named, client, plan.machine.machine, progress) if named else None
 
 
-def _brought(asked: Asked, ready: Prepared, client: "docker.DockerClient", progress: Progress) -> "Here":
+def _acquire(options: LocalOptions, plan: Plan, client: "docker.DockerClient", progress: Progress) -> "Here":
     from envbuild.local.acquire import acquire
 
     now = datetime.now(UTC)
-    here = acquire(client, ready.subject, ready.choice, building_of(asked), reporter_of(progress), now)
+    here = acquire(client, plan.subject, plan.choice, options.building(), progress.reporter(), now)
     for remark in here.remarks:
         progress.note(remark)
     return here
 
 
-def _launch(asked: Asked, ready: Prepared, here: "Here", client: "docker.DockerClient", workspace: "Mount") -> "Launch":
+def _launch(
+    command: tuple[str, ...],
+    options: LocalOptions,
+    plan: Plan,
+    here: "Here",
+    client: "docker.DockerClient",
+    workspace: "Mount",
+) -> "Launch":
     from envbuild.engine.container import first_file
     from envbuild.local.checked import contract_json
     from envbuild.local.model import Launch
     from envbuild.local.notebook import COMMAND
 
-    if asked.mode.jupyter:
-        command = COMMAND
-    else:
-        command = asked.command or (first_file(client, here.image, _SHELLS) or _SHELLS[-1],)
-    checked = first_file(client, here.image, (_CHECK,))
-    contract = contract_json(ready.subject, ready.choice, ready.settled).decode()
-    variables = {"ENVBUILD_CHECK": asked.needs.check.value, "ENVBUILD_CONTRACT": contract} if checked else {}
-    size, devices = asked.container.shm_size, _devices(asked.container.gpus, ready.choice)
+    command = COMMAND if options.jupyter else command
+    command = command or (first_file(client, here.image, _SHELLS) or _SHELLS[-1],)
+    check = first_file(client, here.image, (_CHECK,))
+    contract = contract_json(plan.subject, plan.choice, plan.settled).decode()
+    variables = {"ENVBUILD_CHECK": options.check, "ENVBUILD_CONTRACT": contract} if check else {}
+    size, devices = options.shm_size, _devices(options.gpus, plan.choice)
     return Launch(
         image=here.image,
-        command=(checked, "--", *command) if checked else command,
-        variables={**variables, **ready.settled.variables},
-        mounts=(workspace, *ready.settled.mounts),
-        shm_size=_bytes(size) if size is not None else None,
-        gpus=ready.machine.engine.gpus if ready.machine.engine and devices is not None else None,
+        command=(check, "--", *command) if check else command,
+        variables={**variables, **plan.settled.variables},
+        mounts=(workspace, *plan.settled.mounts),
+        shm_size=_shm_bytes(size) if size is not None else None,
+        gpus=plan.machine.engine.gpus if plan.machine.engine and devices is not None else None,
         devices=devices or (),
         interactive=True,
     )
 
 
-def _written(
-    asked: Asked, ready: Prepared, here: "Here", launch: "Launch", client: "docker.DockerClient", progress: Progress
+def _write_files(
+    target: str,
+    options: LocalOptions,
+    plan: Plan,
+    here: "Here",
+    launch: "Launch",
+    client: "docker.DockerClient",
+    progress: Progress,
 ) -> int:
-    """Write the files for editors and Compose, once the image is known to do for them."""
+    """Write the files for editors and Compose, and print their paths; files that envbuild did not write stay."""
     from envbuild.engine.container import first_file
-    from envbuild.local.devcontainer import check_labels
+    from envbuild.files import write_whole
+    from envbuild.local.compose import compose
+    from envbuild.local.devcontainer import check_labels, devcontainer
+    from envbuild.local.editors import left_out
 
-    if asked.mode.devcontainer:
+    if options.devcontainer:
         config = client.api.inspect_image(here.image).get("Config") or {}
-        check_labels(config.get("Labels") or {}, asked.target)
+        check_labels(config.get("Labels") or {}, target)
     if first_file(client, here.image, _SHELLS[-1:]) is None:
         progress.warn("the image has no /bin/sh, which editors and Compose start it by")
-    return written(asked.mode, ready, here, launch, progress)
+    if here.digest is None:
+        progress.warn("the image is in this engine only: the files work on this machine alone")
+    if omitted := left_out(launch, plan.settled):
+        names = ", ".join(sorted(omitted))
+        progress.note(f"the manifest's values of {names} may be secret, and are left out; give -e NAME=VALUE for each")
+    image, name = here.digest or here.image, Path.cwd().name or "envbuild"
+    files = {}
+    if options.devcontainer:
+        data = devcontainer(image, launch, plan.settled, name, optional_gpu=plan.choice.variant == "gpu")
+        files[Path(".devcontainer/devcontainer.json")] = data
+    if options.compose:
+        files[Path("compose.yaml")] = compose(image, launch, plan.settled, name)
+    for path in files:
+        if path.is_symlink() or (path.exists() and not _is_ours(path)):
+            todo = "move it away, or write in another folder"
+            raise UsageError("this file exists, and envbuild did not write it", where=str(path), todo=todo)
+    for path, data in files.items():
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, data)
+        except OSError as error:
+            todo = "start in a folder that this user may write"
+            raise UsageError(f"it cannot be written: {error.strerror}", where=str(path), todo=todo) from error
+        typer.echo(path)
+    return 0
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return _WRITTEN_BY_US in file.readline(1000)
+    except OSError:
+        return False
 
 
 def _devices(text: str | None, choice: "Choice") -> tuple[str, ...] | None:
-    """Which GPUs the container gets, empty for all; None for none."""
+    """Return the GPUs of the container, empty for all; None for none."""
     if text == "none" or (text is None and not choice.gpus):
         return None
     if not choice.gpus:
-        todo = "ask for the other one by --variant gpu, or leave --gpus out"
-        raise UsageError("the variant that is chosen uses no GPU", where=f"--gpus {text}", todo=todo)
+        todo = "give --variant gpu, or leave --gpus out"
+        raise UsageError("the chosen variant uses no GPU", where=f"--gpus {text}", todo=todo)
     names = tuple(dict.fromkeys(it.strip() for it in (text or "all").split(",")))
     if names == ("all",):
         return ()
@@ -183,21 +227,20 @@ def _devices(text: str | None, choice: "Choice") -> tuple[str, ...] | None:
     return names
 
 
-def _bytes(text: str) -> int:
+def _shm_bytes(text: str) -> int:
     from envbuild.cache import read_size
 
     size = read_size(text, f"--shm-size {text}")
-    if not _LEAST_SHARED <= size <= _MOST_SHARED:
-        raise UsageError(
-            "no program is served by that", where=f"--shm-size {text}", todo="give one such as 512MB or 8GB"
-        )
+    if not _MIN_SHM <= size <= _MAX_SHM:
+        todo = "give one such as 512MB or 8GB"
+        raise UsageError("this size is too small or too large", where=f"--shm-size {text}", todo=todo)
     return size
 
 
-def _ports(asked: Asked) -> "tuple[Port, ...]":
+def _ports(texts: "Sequence[str]") -> "tuple[Port, ...]":
     from envbuild.local.ports import check_ports
 
-    ports = tuple(map(_port, asked.container.port or ()))
+    ports = tuple(map(_port, texts))
     check_ports(ports)
     return ports
 
@@ -210,33 +253,33 @@ def _port(text: str) -> "Port":
     numbers = [int(it) for it in (host, container) if it.isdecimal() and int(it) <= 65535]
     if len(numbers) < 2 or not numbers[1] or len(address) > 1:
         todo = "give HOST:CONTAINER, such as 8080:80, or one number for both"
-        raise UsageError("this is no port", where=f"--port {text}", todo=todo)
+        raise UsageError("not a port", where=f"--port {text}", todo=todo)
     return Port(host=numbers[0], container=numbers[1], **({"address": address[0]} if address else {}))
 
 
-def _parity(asked: Asked, ready: Prepared, here: "Here", client: "docker.DockerClient", progress: Progress) -> int:
+def _parity(
+    target: str, options: LocalOptions, plan: Plan, here: "Here", client: "docker.DockerClient", progress: Progress
+) -> int:
     from envbuild.engine.image import find_image
     from envbuild.files import cache_folder
     from envbuild.local.parity import parity
     from envbuild.verify.golden.runners import InImage
 
-    runner = InImage(name=asked.target, client=client, image=find_image(client, here.image, progress))
-    found = parity(ready.subject, runner, cache=cache_folder(), report=progress)
-    return print_parity(found, as_json=asked.mode.as_json)
+    runner = InImage(name=target, client=client, image=find_image(client, here.image, progress))
+    found = parity(plan.subject, runner, cache=cache_folder(), report=progress)
+    return print_parity(found, as_json=options.as_json)
 
 
-def _with_notebook(
-    asked: Asked, here: "Here", launch: "Launch", client: "docker.DockerClient", progress: Progress
-) -> "Served":
-    """The launch of a notebook server in the image with one, and where it will be reached."""
+def _notebook(
+    options: LocalOptions, here: "Here", launch: "Launch", client: "docker.DockerClient", progress: Progress
+) -> Notebook:
+    """Build the image with a notebook server, and return its launch."""
     from envbuild.local.notebook import PORT, free_port, new_token, notebook_image, notebook_launch
 
     if here.lock is None or here.parent is None:
         todo = "give the stamped model, or the manifest of its run, instead of an image"
-        raise UsageError(
-            "nothing says what is in this image, so that a server could move a pin", where="--jupyter", todo=todo
-        )
-    options = options_of(asked, progress)
-    made = notebook_image(client, here.parent, here.lock, options, reporter_of(progress))
+        what = "this image has no lock, so a notebook server could change its versions"
+        raise UsageError(what, where="--jupyter", todo=todo)
+    image = notebook_image(client, here.parent, here.lock, options.lock_options(progress), progress.reporter())
     port, token = free_port(PORT), new_token()
-    return Served(launch=notebook_launch(launch, made.id, token, port), port=port, token=token)
+    return Notebook(launch=notebook_launch(launch, image.id, token, port), port=port, token=token)

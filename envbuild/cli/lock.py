@@ -1,116 +1,97 @@
-"""`envbuild lock`: the exact wheels of a run, held against what the run had installed."""
+"""`envbuild lock`: the exact wheels of a run, and how far they are the files that the run had."""
 
 import json
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbuild.cli import locking, records
-from envbuild.cli.console import Progress
-from envbuild.cli.printed import check_stdout
+from envbuild.cli import records
+from envbuild.cli.command import advanced_option, grouped, what_option, where_option
+from envbuild.cli.console import Progress, check_stdout
+from envbuild.cli.options import AsJson, LockOptions, Manifest, RecordOptions, RunPlatform
 from envbuild.errors import UsageError, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from envbuild.lock.model import Target
     from envbuild.lock.run import LockedRun, Options
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match import Stack
 
-
 Download = Annotated[
     Path | None,
-    typer.Option(help="Put all wheels into this folder, for --find-links.", metavar="DIR", file_okay=False),
+    where_option(help="Put all wheels into this folder, for --find-links.", metavar="DIR", file_okay=False),
 ]
 UpgradePackage = Annotated[
-    list[str] | None, typer.Option(help="Take a newer release, and what must follow it.", metavar="NAME[==V]")
+    list[str] | None,
+    what_option(help="Take a newer release, and move what has to follow; repeatable.", metavar="NAME[==V]"),
 ]
 Extra = Annotated[
-    list[str] | None, typer.Option(help="Add this and what it needs, moving nothing.", metavar="REQUIREMENT")
+    list[str] | None,
+    what_option(help="Add this and what it needs, and change no version; repeatable.", metavar="REQUIREMENT"),
 ]
-Glibc = Annotated[str | None, typer.Option(help="Lock for this glibc; by default the base's.", metavar="2.N")]
-
-
-Out = Annotated[Path, typer.Option(help="Where requirements.txt and pylock.toml go.", metavar="DIR", file_okay=False)]
+Glibc = Annotated[str | None, advanced_option(help="Lock for this glibc; by default the base's.", metavar="2.N")]
+Out = Annotated[Path, where_option(help="Write requirements.txt and pylock.toml here.", metavar="DIR", file_okay=False)]
 Base = Annotated[
-    str | None, typer.Option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
+    str | None, what_option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
 ]
 
 
+@grouped()
 def run(
-    manifest: records.Manifest,
+    manifest: Manifest,
     *,
     out: Out = Path("envbuild-lock"),
-    variant: locking.Variant = locking.VariantName.AUTO,
-    cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO,
-    set_: locking.Set = None,
-    platform: locking.Platform = None,
-    drop: locking.Drop = None,
+    platform: RunPlatform = None,
     base: Base = None,
     glibc: Glibc = None,
-    resolver: locking.Resolver = locking.ResolverName.UV,
-    exclude_newer: locking.ExcludeNewer = None,
-    require_identical: locking.RequireIdentical = False,
-    build: locking.Build = False,
-    find_links: locking.FindLinks = None,
-    offline: locking.Offline = False,
+    locks: LockOptions,
     download: Download = None,
     upgrade_package: UpgradePackage = None,
     extra: Extra = None,
-    kind: records.From = None,
-    python: records.Python = None,
-    gpu: records.Gpu = None,
-    ran_on: records.RanOn = None,
-    framework: records.Framework = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    record: RecordOptions,
+    as_json: AsJson = False,
 ) -> None:
-    """Lock a run's environment, and say how far the wheels are the very files that the run had.
+    """Lock the exact wheels of a run's environment.
 
-    Writes requirements.txt with hashes and pylock.toml. Where a lock is there already, files that changed on
-    the index since are refused. Prints the path of pylock.toml.
+    Reports how far they are the files that the run had. Writes requirements.txt with hashes and pylock.toml. Where
+    there is a lock already, files that changed on the index since are refused. Prints the path of pylock.toml.
     """
     from envbuild.files import cache_folder
     from envbuild.lock.run import Options
     from envbuild.lock.settings import read_settings
-    from envbuild.manifest.formats import Given
 
     started = time.monotonic()
     _check(out, download, {"--extra": extra, "--upgrade-package": upgrade_package})
-    given = Given(python=python, gpu=gpu, platform=ran_on, framework=framework.value if framework else None)
     with Progress() as progress:
-        record = records.read_record(manifest, kind, given, progress)
-        had, stack, base_glibc = _decide(record, variant, cuda_source, set_, platform, exclude_newer, drop)
+        read = records.read_record(manifest, record.kind, records.given_facts(record), progress)
+        had, stack, base_glibc = _decide(read, locks, platform)
         options = Options(
             cache=cache_folder(),
-            resolver=resolver.value,
-            settings=read_settings(find_links or (), offline=offline),
-            build=build,
+            resolver=locks.resolver,
+            settings=read_settings(locks.find_links or (), offline=locks.offline),
+            build=locks.build,
             upgrade=tuple(upgrade_package or ()),
             extras=tuple(extra or ()),
             raise_glibc=base is None and glibc is None,
             say=progress.note,
-            counted=locking.counter(progress),
+            counted=progress.count_compared,
         )
-        _tell(stack, progress)
+        for decision in (it for it in stack.decisions if it.warning):
+            progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
+        for change in stack.changes:
+            progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
         target = _target(stack, base, base_glibc, glibc, options.cache, progress)
-        locked = _lock(had, stack, target, options, out, download, progress, identical=require_identical)
+        locked = _lock(had, stack, target, options, out, download, progress, identical=locks.require_identical)
         if options.raise_glibc:
-            _tell_glibc(locked.lock.target.glibc, stack.base, base_glibc, progress)
+            _report_glibc(locked.lock.target.glibc, stack.base, base_glibc, progress)
     typer.echo(json.dumps(_result(locked, out, started), indent=2) if as_json else str(out / "pylock.toml"))
 
 
-def _tell(stack: "Stack", progress: Progress) -> None:
-    """Say what is to be looked at, and what was changed."""
-    for decision in (it for it in stack.decisions if it.warning):
-        progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
-    locking.tell_changes(stack, progress)
-
-
-def _tell_glibc(glibc: str, base: str, has: str | None, progress: Progress) -> None:
-    """Say why this glibc was chosen, and where the default base is too old for it."""
+def _report_glibc(glibc: str, base: str, has: str | None, progress: Progress) -> None:
+    """Report why this glibc was chosen, and where the default base is too old for it."""
     if glibc == has:
         progress.note(f"for glibc {glibc}, as the default base {base} has it")
         return
@@ -119,8 +100,8 @@ def _tell_glibc(glibc: str, base: str, has: str | None, progress: Progress) -> N
         progress.warn(f"the default base {base} has glibc {has}: build on one with {glibc} or later (--base)")
 
 
-def _check(out: Path, download: Path | None, given: "Mapping[str, Iterable[str] | None]") -> None:
-    """Refuse what cannot be written or is no requirement, before the work is done; UsageError."""
+def _check(out: Path, download: Path | None, given: Mapping[str, Iterable[str] | None]) -> None:
+    """Refuse folders that cannot be written, and wrong requirements, before the work; UsageError."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     from envbuild.files import check_stageable
@@ -131,7 +112,7 @@ def _check(out: Path, download: Path | None, given: "Mapping[str, Iterable[str] 
             Requirement(text)
         except InvalidRequirement as error:
             todo = f"give a name, with a version where it matters: {option} 'fastapi==0.115.0'"
-            raise UsageError(f"this is no requirement: {error}", where=f"{option} {text}", todo=todo) from error
+            raise UsageError(f"not a requirement: {error}", where=f"{option} {text}", todo=todo) from error
     check_stageable(out, "--out")
     if download is not None and not download.is_dir():  # one that is whole already need not be writable
         check_stageable(download, "--download")
@@ -148,7 +129,7 @@ def _lock(
     *,
     identical: bool,
 ) -> "LockedRun":
-    """Lock, hold the result to the lock that is there, fetch where that is wanted, tell all of it, and write it."""
+    """Lock, compare with the lock that exists, fetch for --download, and write the lock."""
     from envbuild.lock.formats import read_held, write_lock
     from envbuild.lock.run import lock_stack, refuse_changed
 
@@ -171,15 +152,9 @@ def _lock(
 
 
 def _decide(
-    record: tuple[str, bytes],
-    variant: locking.VariantName,
-    cuda_source: locking.CudaSourceName,
-    overrides: list[str] | None,
-    platform: str | None,
-    exclude_newer: str | None,
-    drop: list[str] | None,
+    record: tuple[str, bytes], locks: LockOptions, platform: str | None
 ) -> "tuple[TrainingManifest, Stack, str | None]":
-    """The record, what it needs, and the glibc of the base that it would be built on, where that is known."""
+    """Return the manifest, its stack, and the glibc of the stack's base, where that is known."""
     from envbuild.files import data_folder
     from envbuild.manifest import read_manifest
     from envbuild.match import FRAMEWORKS, frameworks_of, load_profiles, match, pairs_of
@@ -187,18 +162,18 @@ def _decide(
 
     name, data = record
     manifest = read_manifest(data, name)
-    set_by_hand = pairs_of(overrides or ())
-    # Any framework may know the pins of a CUDA that is asked for by hand.
-    profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if set_by_hand else frameworks_of(manifest))
+    overrides = pairs_of(locks.set_ or ())
+    # Any framework may know the pins of a CUDA of --set.
+    profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if overrides else frameworks_of(manifest))
     stack = match(
         manifest,
         profiles,
-        variant.value,
-        cuda_source=cuda_source.value,
-        overrides=set_by_hand,
+        locks.variant,
+        cuda_source=locks.cuda_source,
+        overrides=overrides,
         machine=platform,
-        exclude_newer=exclude_newer,
-        drop=drop or (),
+        exclude_newer=locks.exclude_newer,
+        drop=locks.drop or (),
     )
     return manifest, stack, glibc_of(stack.base, profiles)
 
@@ -206,7 +181,7 @@ def _decide(
 def _target(
     stack: "Stack", base: str | None, base_glibc: str | None, glibc: str | None, cache: Path, progress: Progress
 ) -> "Target":
-    """The base's Python and glibc where one is named; else the run's Python, and the glibc of the default base."""
+    """Return the base's Python and glibc where one is named; else the run's Python, and the default base's glibc."""
     from envbuild.lock.tags import stack_target
 
     if base is None:
@@ -236,11 +211,11 @@ def _download(folder: Path, locked: "LockedRun", options: "Options", progress: P
     wheels = locked.lock.wheels
     progress.step(f"putting {counted(len(wheels), 'wheel')} into {folder}")
 
-    def told(done: int, total: int, _text: str) -> None:
+    def report(done: int, total: int, _text: str) -> None:
         progress.progress("fetching", done, total)
 
-    found = fetch(wheels, options.cache, report=told, settings=options.settings)
-    fetched = {wheel.sha256: path for wheel, path in found}
+    files = fetch(wheels, options.cache, report=report, settings=options.settings)
+    fetched = {wheel.sha256: path for wheel, path in files}
     confirmed = confirm(locked, options.cache)
     write_wheelhouse(folder, fetched, wheels)
     return confirmed

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from envbuild.cli.command import App
 from envbuild.cli.console import Progress
-from envbuild.cli.locking import CudaSource, CudaSourceName, Set, VariantName
+from envbuild.cli.options import CudaSource, Set, VariantName
 from envbuild.errors import VerifyError
 
 if TYPE_CHECKING:
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
     from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
     from envbuild.match.release import Shown
 
-app = typer.Typer(
+app = App(
     help="Show what is known of the frameworks' releases; make it anew from the package index, or check it against it.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 
@@ -115,8 +114,8 @@ def show(
     ] = None,
     variant: Annotated[
         VariantName, typer.Option(help="auto: gpu where the named distribution has a CUDA build.")
-    ] = VariantName.AUTO,
-    cuda_source: CudaSource = CudaSourceName.AUTO,
+    ] = "auto",
+    cuda_source: CudaSource = "auto",
     platform: Annotated[str, typer.Option(help="linux/amd64 or linux/arm64.", metavar="PLATFORM")] = "linux/amd64",
     gpu: Annotated[
         list[str] | None,
@@ -135,7 +134,7 @@ def show(
     from envbuild.match.release import show_release
 
     overrides = read_overrides(pairs_of(set_ or ()))
-    asked = Asked(variant=variant.value, cuda_source=cuda_source.value, overrides=overrides)
+    asked = Asked(variant=variant, cuda_source=cuda_source, overrides=overrides)
     profiles = load_profiles(folder or data_folder("profiles"))
     shown = show_release(release, profiles, asked, python=python, machine=platform, gpus=tuple(gpu or ()))
     if as_json:

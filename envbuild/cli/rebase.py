@@ -1,4 +1,4 @@
-"""`envbuild rebase`: an image on a patched base, with the environment's layers as they are."""
+"""`envbuild rebase`: an image on a patched base, with the same environment layers."""
 
 import json
 from dataclasses import replace
@@ -7,32 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbuild.cli.base_push import check_place
-from envbuild.cli.console import Progress
-from envbuild.cli.ordering import CreateRepository
-from envbuild.cli.printed import check_stdout
-from envbuild.cli.references import AsJson, Platform, base_of, machine_of, repository
+from envbuild.cli.command import what_option, where_option
+from envbuild.cli.console import Progress, check_stdout
+from envbuild.cli.options import AsJson, CreateRepository, Platform
+from envbuild.cli.references import base_named_by, base_of, check_place, machine_of, read_lock, repository
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.image import Rebased
-    from envbuild.lock.model import Lock
-    from envbuild.oci.image import Image
     from envbuild.oci.reference import Reference
 
 ImageRef = Annotated[str, typer.Argument(help="An image that envbuild pushed.", metavar="IMAGE")]
-NewBase = Annotated[str, typer.Option("--base", help="The new base, as in from-manifest.", metavar="REF")]
-OldBase = Annotated[
-    str | None, typer.Option(help="The base that the image stands on, where it does not say.", metavar="REF")
-]
+NewBase = Annotated[str, what_option("--base", help="The new base, as in from-manifest.", metavar="REF")]
+OldBase = Annotated[str | None, what_option(help="The image's base, if its annotations do not name it.", metavar="REF")]
 LockFile = Annotated[
     Path | None,
-    typer.Option(
-        "--lock", help="The image's pylock.toml: then the result says which environment it is.", metavar="FILE"
-    ),
+    what_option("--lock", help="The image's pylock.toml: then the result has its environment id.", metavar="FILE"),
 ]
 Push = Annotated[
-    str | None, typer.Option(help="Where it goes; by default the image's own repository.", metavar="REPO[:TAG]")
+    str | None, where_option(help="Push it there; by default to its own repository.", metavar="REPO[:TAG]")
 ]
 
 
@@ -47,10 +40,10 @@ def run(
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put an image's environment onto another base, such as the patched one of the same name.
+    """Put an image's environment onto another base.
 
-    The environment's layers stay the same blobs: no wheel is read, and what the registry has is not sent.
-    Prints the new image's reference by digest; no tag moves but those that --push names.
+    Such as the patched base of the same name. The environment's layers stay the same blobs: no wheel is read, and
+    blobs of the registry are not sent. Prints the new image's reference by digest; only a tag of --push moves.
     """
     from envbuild.image import rebase
     from envbuild.registry.pull import pull
@@ -58,7 +51,7 @@ def run(
     check_stdout()
     if create_repository and push is None:
         todo = "give --push REPO too, or leave it out"
-        raise UsageError("the image's own repository is there already", where="--create-repository", todo=todo)
+        raise UsageError("the image's own repository exists", where="--create-repository", todo=todo)
     source, machine = _image(image), machine_of(platform)
     target = repository(push, "--push") if push is not None else replace(source, tag=None, digest=None)
     locked = read_lock(lock) if lock else None
@@ -73,7 +66,7 @@ def run(
         for line in rebased.dropped:
             progress.warn(f"left out, as it does not fit the new base: {line}")
         if rebased.dropped and locked:
-            progress.warn("so the image does not say which environment it is")
+            progress.warn("so the image has no environment id")
         result = _pushed(rebased, source, target, progress)
     typer.echo(json.dumps(result, indent=2) if as_json else result["image"])
 
@@ -89,31 +82,7 @@ def _image(text: str) -> "Reference":
         return Reference.parse(text.removeprefix("docker://"))
     except ValueError as error:
         todo = "give the reference of an image in a registry"
-        raise UsageError(f"this is no image: {error}", where=f"IMAGE {text}", todo=todo) from error
-
-
-def read_lock(path: Path, option: str = "--lock ") -> "Lock":
-    """Read what --lock names, or an argument; UsageError where there is no such file."""
-    from envbuild.lock.formats import read_pylock
-
-    try:
-        return read_pylock(path.read_bytes(), str(path), path.parent)
-    except FileNotFoundError as error:
-        raise UsageError("there is no such file", where=f"{option}{path}", todo="give the path of a lock") from error
-
-
-def base_named_by(image: "Image", source: str, option: str) -> str:
-    """The base that the image's annotations name, by its digest; UsageError, which names the option, where none is."""
-    from envbuild.image import named_base
-    from envbuild.oci.digest import Digest
-    from envbuild.oci.reference import Reference
-
-    name, digest = named_base(image)
-    try:
-        return str(replace(Reference.parse(name), digest=Digest.parse(digest)))
-    except ValueError as error:
-        todo = f"give {option} the base that it was built on"
-        raise UsageError("the image does not say where its base lies", where=source, todo=todo) from error
+        raise UsageError(f"not an image reference: {error}", where=f"IMAGE {text}", todo=todo) from error
 
 
 def _pushed(rebased: "Rebased", source: "Reference", target: "Reference", progress: Progress) -> dict[str, Any]:

@@ -1,16 +1,14 @@
-"""What commands that read a record share: its options, where it lies, and what is told about it."""
+"""Records of runs: where they lie, and what they lack."""
 
 import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from envbuild.cli.console import Progress
+from envbuild.cli.options import FormatName, RecordOptions
 from envbuild.errors import ManifestError, UsageError, counted
 
 if TYPE_CHECKING:
@@ -26,102 +24,63 @@ _OPTIONS = {
 """The option that gives a fact."""
 
 
-class FormatName(StrEnum):
-    """What --from takes: the formats of `envbuild.manifest.formats`, named here so that --help needs not load them."""
+def given_facts(options: RecordOptions, model: str | None = None) -> "Given":
+    """Return the facts that options give."""
+    from envbuild.manifest.formats import Given
 
-    PIP_FREEZE = "pip-freeze"
-    PIP_LIST = "pip-list"
-    PIP_INSPECT = "pip-inspect"
-    REQUIREMENTS = "requirements"
-    PYLOCK = "pylock"
-    UV_LOCK = "uv-lock"
-    POETRY_LOCK = "poetry-lock"
-    PDM_LOCK = "pdm-lock"
-    PIPFILE_LOCK = "pipfile-lock"
-    CONDA_ENVIRONMENT = "conda-environment"
-    CONDA_LIST = "conda-list"
-    PIXI_LOCK = "pixi-lock"
-    CONDA_LOCK = "conda-lock"
-    MLFLOW = "mlflow"
-    WANDB = "wandb"
-
-
-class FrameworkName(StrEnum):
-    """What --framework takes."""
-
-    TENSORFLOW = "tensorflow"
-    TORCH = "torch"
-    JAX = "jax"
-    NONE = "none"
-
-
-Manifest = Annotated[
-    str,
-    typer.Argument(
-        help="A manifest, or another tool's record as for `envbuild convert`: a path, - for stdin, or gs://.",
-        metavar="MANIFEST",
-    ),
-]
-From = Annotated[FormatName | None, typer.Option("--from", help="What the record is, where it cannot be told.")]
-Python = Annotated[
-    str | None, typer.Option(help="The run's Python, as in 3.10.12, where the record does not say.", metavar="VERSION")
-]
-Gpu = Annotated[
-    str | None,
-    typer.Option(
-        help='The run\'s GPU, such as "Tesla T4", or none, where the record does not say.', metavar="NAME|none"
-    ),
-]
-Framework = Annotated[
-    FrameworkName | None,
-    typer.Option(help="Which framework the run used, where several are installed and the record does not say."),
-]
-RanOn = Annotated[
-    str | None,
-    typer.Option(help="Where it ran, such as linux/amd64, where the record does not say.", metavar="OS/MACHINE"),
-]
+    return Given(
+        python=options.python,
+        gpu=options.gpu,
+        platform=options.ran_on,
+        framework=options.framework,
+        model=model,
+    )
 
 
 def read_record(name: str, kind: FormatName | None, given: "Given", progress: Progress) -> tuple[str, bytes]:
-    """Return what a record is called and the bytes of the manifest it makes, as `read_run`."""
-    called, data, _ = read_run(name, kind, given, progress)
-    return called, data
+    """Return the name of a record and the bytes of the manifest it makes, as `read_run`."""
+    return read_run(name, kind, given, progress)[:2]
 
 
 def read_run(
     name: str, kind: FormatName | None, given: "Given", progress: Progress
 ) -> "tuple[str, bytes, TrainingManifest]":
-    """Return what a record is called and the manifest it makes, and tell what the record does not say.
+    """Return the name of a record and the manifest it makes, and report what the record lacks.
 
-    A manifest that nothing was added to keeps its bytes, as its digest may stand elsewhere already; it may have many
-    megabytes, and is parsed once.
+    A manifest that nothing is added to keeps its bytes, as its digest may be recorded already.
     """
     from envbuild.manifest import read_manifest
     from envbuild.manifest.formats import FORMATS, Given, convert, detect, manifest_bytes
 
     record = open_record(name)
-    found = kind.value if kind else detect(record)
+    found = kind or detect(record)
     manifest = convert(record, found, given, datetime.now(UTC))
     if found == "capture":
-        _tell_gaps(manifest, progress)
+        _report_gaps(manifest, progress)
         same = given == Given() or manifest == read_manifest(record.data, record.name)
         return record.name, record.data if same else manifest_bytes(manifest), manifest
-    sure = "" if kind else "; if it is something else, say so by --from"
-    progress.step(f"{record.name} is read as {found}: {FORMATS[found]}{sure}")
-    _tell(manifest, progress)
+    detected = "" if kind else "; --from names another format"
+    progress.step(f"{record.name} is read as {found}: {FORMATS[found]}{detected}")
+    source = manifest.source
+    whole = "everything that was installed" if source.complete else "not everything that was installed"
+    progress.note(f"{counted(len(manifest.distributions), 'distribution')}, {whole}; Python {manifest.python.version}")
+    _report_gaps(manifest, progress)
+    unknown = [f"{name} (give {_OPTIONS[name]})" if name in _OPTIONS else name for name in source.unknown]
+    if unknown:
+        progress.note(f"the record lacks: {', '.join(unknown)}")
     data = manifest_bytes(manifest)
     return record.name, data, read_manifest(data, record.name)
 
 
 def open_record(name: str) -> "Record":
-    """Open a record: a path, a folder that holds one, - for stdin, or gs://; never more than a manifest may have."""
+    """Open a record: a path, a folder with one, - for stdin, or gs://; at most as large as a manifest may be."""
     from envbuild.capture.redact import scrub_line
     from envbuild.manifest.formats import Record
 
     scheme = re.match("[A-Za-z][A-Za-z0-9+.-]*(?=://)", name)
     if not name or (scheme and scheme.group() != "gs"):
         where = scrub_line(name) or "an empty name"
-        raise UsageError("no record can be read from there", where=where, todo="give a path, - for stdin, or gs://")
+        raise UsageError("a record cannot be read from here", where=where, todo="give a path, - for stdin, or gs://")
     if name == "-":
         return Record(name="stdin", data=_stdin())
     if name.startswith("gs://"):
@@ -146,24 +105,24 @@ def _on_disk(path: Path) -> "Record":
     if data is None:
         todo = "give the record's path, or make one with `envbuild capture --out manifest.json`"
         raise ManifestError("the record cannot be read: No such file or directory", where=str(path), todo=todo)
-    return Record(name=str(path), data=data, beside=_beside(path.parent))
+    return Record(name=str(path), data=data, beside=_folder_reader(path.parent))
 
 
-def _beside(folder: Path) -> Callable[[str], bytes | None]:
-    """Read files of a folder; a link out of it is refused, as the record may be somebody else's."""
+def _folder_reader(folder: Path) -> Callable[[str], bytes | None]:
+    """Return a reader of the folder's files; a link out of it is refused, as the record may be another person's."""
 
     def read(path: str) -> bytes | None:
         found = folder / path
         if not found.resolve().is_relative_to(folder.resolve()):
-            what = "this leads out of the record's folder"
-            raise ManifestError(what, where=str(found), todo="put the file itself there")
+            what = "this link leads out of the record's folder"
+            raise ManifestError(what, where=str(found), todo="replace the link by the file")
         return _read(found)
 
     return read
 
 
 def _read(path: Path) -> bytes | None:
-    """Read a file, never more than a manifest may have; None where there is none."""
+    """Read a file, at most as large as a manifest may be; None where there is none."""
     from envbuild.manifest import MAX_MANIFEST
 
     try:
@@ -198,18 +157,8 @@ def _object(uri: str) -> bytes | None:
         return read_object(client, place.bucket or "", place.path, limit=MAX_MANIFEST, error=ManifestError)
 
 
-def _tell(manifest: "TrainingManifest", progress: Progress) -> None:
-    source = manifest.source
-    whole = "everything that was installed" if source.complete else "not everything that was installed"
-    progress.note(f"{counted(len(manifest.distributions), 'distribution')}, {whole}; Python {manifest.python.version}")
-    _tell_gaps(manifest, progress)
-    unknown = [f"{name} ({_OPTIONS[name]} says it)" if name in _OPTIONS else name for name in source.unknown]
-    if unknown:
-        progress.note(f"the record does not say: {', '.join(unknown)}")
-
-
-def _tell_gaps(manifest: "TrainingManifest", progress: Progress) -> None:
-    """Warn of what whoever recorded the run could not keep."""
+def _report_gaps(manifest: "TrainingManifest", progress: Progress) -> None:
+    """Warn of what could not be recorded."""
     for note in manifest.source.notes:
         progress.warn(note)
     if manifest.installation.unreadable:

@@ -1,4 +1,4 @@
-"""What a build did: lines that show where its time and bytes went, and the whole as JSON."""
+"""The result of a build: lines on its layers, bytes and time for people, and JSON."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from envbuild.serve.origin import Start
 
 _NAME = 70
-"""Letters of a layer's packages."""
+"""Characters of a layer's packages at most."""
 
 
 def summary(outcome: "Outcome", seconds: float) -> Iterator[str]:
-    """One line for each of our layers: its size, where it was found, how it came to the registry; then the whole."""
+    """Yield a line for each of our layers: size, where it was found, how it came to the registry; then the totals."""
     for part in outcome.parts:
         yield from _part_lines(part, several=len(outcome.parts) > 1)
     sent = f"{decimal(outcome.pushed.uploaded)} sent to the registry, " if outcome.pushed else ""
@@ -41,37 +41,31 @@ def _origins(layers: "Sequence[Layer]", ours: "Sequence[Layer]") -> str:
     if not ours and all(layer.found == "registry" for layer in layers):
         return "all found in the registry"
     made = sum(not layer.found for layer in ours or layers)
-    base = sum(_found(layer) == "base" for layer in layers)
+    base = sum(_layer_source(layer) == "base" for layer in layers)
     return f"{made} made, {len(layers) - base - made} found, {base} of the base"
 
 
-def _found(layer: "Layer") -> str:
-    """`made`, or where it was found: `cache`, `registry`, `base`."""
+def _layer_source(layer: "Layer") -> str:
+    """Return `made`, or where it was found: `cache`, `registry`, `base`."""
     return layer.found or ("base" if layer.reused else "made")
 
 
 def _line(layer: "Layer", pushed: "PushResult | None") -> str:
-    state = ", ".join(text for text in (_found(layer), _sent(pushed, layer)) if text)
-    return f"{decimal(layer.descriptor.size):>9}  {state:<24}  {_short(layer.created_by)}"
-
-
-def _sent(pushed: "PushResult | None", layer: "Layer") -> str:
-    return pushed.blobs.get(layer.descriptor.digest, "there") if pushed else ""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _NAME else f"{text[: _NAME - 3]}..."
+    sent = pushed.blobs.get(layer.descriptor.digest, "there") if pushed else ""
+    name = layer.created_by
+    short = name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
+    return f"{decimal(layer.descriptor.size):>9}  {', '.join(filter(None, (_layer_source(layer), sent))):<24}  {short}"
 
 
 def reference(outcome: "Outcome") -> str:
-    """What the next program finds the image by: in the registry, else in the engine, else as a file or folder."""
+    """Return the image's reference in the registry, else its id in the engine, else its file or folder."""
     if outcome.image:
         return str(outcome.image)
     return outcome.loaded.id if outcome.loaded else f"{outcome.archive or outcome.layout}@{outcome.digest}"
 
 
 def result(outcome: "Outcome", seconds: float) -> dict[str, Any]:
-    """The whole for the next program; of several platforms each has its own part."""
+    """Return the result as --json prints it; of several platforms each has its own part."""
     values: dict[str, Any] = {
         "digest": str(outcome.digest),
         "image": str(outcome.image) if outcome.image else None,
@@ -103,12 +97,12 @@ def _layer_result(layer: "Layer") -> dict[str, Any]:
         "digest": str(layer.descriptor.digest),
         "size": layer.descriptor.size,
         "reused": layer.reused,
-        "found": _found(layer),
+        "found": _layer_source(layer),
     }
 
 
 def serving_plan(order: "ServeOrder", start: "Start") -> dict[str, Any]:
-    """What a serving image would start from and be given, before anything is pulled or built."""
+    """Return the plan of a serving image, before anything is pulled or built."""
     where = order.order
     return {
         "parent": start.image.image if start.image else None,
@@ -127,19 +121,16 @@ def serving_plan(order: "ServeOrder", start: "Start") -> dict[str, Any]:
 
 
 def plan_lines(planned: dict[str, Any]) -> Iterator[str]:
-    """The same for people: what nobody asked for is left out."""
-    made = f"to be made: {planned['variant']} {planned['platform']}"
-    for name, value in (planned | {"parent": planned["parent"] or made}).items():
+    """Yield the plan's lines for people, without what is empty."""
+    built = f"to be built: {planned['variant']} {planned['platform']}"
+    for name, value in (planned | {"parent": planned["parent"] or built}).items():
         if value:
-            yield f"{name} {_said(value)}"
+            text = " ".join(map(str, value)) if isinstance(value, list) else "yes" if value is True else str(value)
+            yield f"{name} {text}"
 
 
-def _said(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else "yes" if value is True else str(value)
-
-
-def served_summary(served: "Served", seconds: float) -> Iterator[str]:
-    """One line for each layer on top of the training image; then the whole."""
+def serving_summary(served: "Served", seconds: float) -> Iterator[str]:
+    """Yield a line for each layer on top of the training image; then the totals."""
     if served.runtime is None:
         known, layers = {it.diff_id for it in served.origin.parent.image.layers}, served.image.layers
         ours = [it for it in layers if it.diff_id not in known]
@@ -151,15 +142,15 @@ def served_summary(served: "Served", seconds: float) -> Iterator[str]:
     yield f"{sent}{seconds:.1f} s"
 
 
-def served_reference(served: "Served") -> str:
-    """What the next program finds the image by: in the registry, else in the engine, else as a file or folder."""
+def serving_reference(served: "Served") -> str:
+    """Return the image's reference in the registry, else its id in the engine, else its file or folder."""
     if served.reference:
         return str(served.reference)
     return served.loaded or f"{served.archive or served.layout}@{served.digest}"
 
 
-def served_result(served: "Served", seconds: float) -> dict[str, Any]:
-    """The whole for the next program."""
+def serving_result(served: "Served", seconds: float) -> dict[str, Any]:
+    """Return the result as --json prints it."""
     origin = served.origin
     return {
         "role": "serve",

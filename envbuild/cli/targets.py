@@ -1,21 +1,30 @@
-"""What kind of thing an argument names: told from how it is written, and from what lies there."""
+"""The targets of a command: the kind of an argument, its facts, and the keys that have to have signed it."""
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
+from envbuild.cli.console import Progress, one_line
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
+    from envbuild.manifest.model import Contract, TrainingManifest
+    from envbuild.oci.reference import Reference
+    from envbuild.stamp.signature import Proof
+    from envbuild.verify.findings import Finding
     from envbuild.verify.sources import Kind
+    from envbuild.verify.targets import Target
 
 FORMS: Final = (
     "A model (gs://, a file or folder), an image (a reference, an OCI layout, an archive, docker-daemon:NAME), "
     "a manifest or another tool's record, a pylock.toml, a build context, or host"
 )
 IMAGES: Final = ("docker://", "oci:", "docker-daemon:", "docker-archive:", "oci-archive:")
-"""How images are written that are no plain references."""
+"""The prefixes of images, besides plain references."""
 _MODELS: Final = (".keras", ".h5", ".hdf5", ".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".pb")
 _MARKS: "Final[dict[tuple[str, ...], Kind]]" = {
     ("oci-layout",): "image",  # first, as `from-manifest --out` writes image and context into one folder
@@ -23,15 +32,15 @@ _MARKS: "Final[dict[tuple[str, ...], Kind]]" = {
     ("MLmodel",): "manifest",
     ("wandb-metadata.json",): "manifest",
 }
-"""Files by which a folder is told."""
+"""The files that decide a folder's kind."""
 _RECORDS: Final = (".json", ".txt", ".yml", ".yaml", ".in")
 
 
 def kind_of(text: str) -> "tuple[Kind, str]":
-    """Return what a target is and what it is called without `KIND:` before it; UsageError where nothing lies there.
+    """Return a target's kind and its name without `KIND:` before it; UsageError for a path where nothing lies.
 
-    `model:`, `image:`, `manifest:`, `lock:` and `context:` say it; else `host` is this machine, gs:// and file:// are
-    models, and what lies here tells by its name and content. All else is an image in a registry.
+    `model:`, `image:`, `manifest:`, `lock:` and `context:` name the kind; else `host` is this machine, gs:// and
+    file:// are models, and a file or folder has its kind by name and content. All else is an image in a registry.
     """
     from envbuild.oci.login import refuse_login
     from envbuild.verify.sources import Kind
@@ -44,19 +53,14 @@ def kind_of(text: str) -> "tuple[Kind, str]":
             return kind, text.removeprefix(f"{kind}:")
     if not text.strip():
         raise UsageError("a target has no name", where="TARGET", todo=f"give one of these. {FORMS}")
-    return (_remote(text) or _lying(Path(text), text)), text
-
-
-def _remote(text: str) -> "Kind | None":
-    """What is told by the way it is written alone."""
     if text.startswith(IMAGES):
-        return "image"
+        return "image", text
     if text.startswith("gs://"):
-        return "manifest" if text.endswith(_RECORDS) else "model"
-    return "model" if text.startswith("file://") else None
+        return ("manifest" if text.endswith(_RECORDS) else "model"), text
+    return ("model" if text.startswith("file://") else _kind_of_path(Path(text), text)), text
 
 
-def _lying(path: Path, text: str) -> "Kind":
+def _kind_of_path(path: Path, text: str) -> "Kind":
     try:
         if path.is_dir():
             return _folder(path)
@@ -65,54 +69,35 @@ def _lying(path: Path, text: str) -> "Kind":
     except OSError as error:
         if error.errno == ENAMETOOLONG:  # an image in a registry has no such bounds
             return "image"
-        raise UsageError(
-            f"this cannot be looked at: {error.strerror}", where=in_one_line(text), todo="see its permissions"
-        ) from error
+        what = f"the target cannot be read: {error.strerror}"
+        raise UsageError(what, where=one_line(text), todo="see its permissions") from error
     if text.startswith(("/", "./", "../", "~")) or path.name.endswith((*_RECORDS, *_MODELS, ".toml")):
-        raise UsageError("nothing lies there", where=f"TARGET {in_one_line(text)}", todo=f"give one of these. {FORMS}")
+        what = "there is no such file or folder"
+        raise UsageError(what, where=f"TARGET {one_line(text)}", todo=f"give one of these. {FORMS}")
     return "image"
 
 
-def in_one_line(text: str) -> str:
-    """A name or a sentence, without anything that would move a terminal or end a line."""
-    from envbuild.cli.console import printable
-
-    return printable(text).replace("\n", "\\n")
-
-
 def _folder(path: Path) -> "Kind":
-    """A stamped model first, as who may write to its folder must not decide that it is none."""
-    if _is_stamped(path):
-        return "model"
-    if marks := marks_of(path):
-        return _MARKS[marks]
-    if _without_lock(path):
-        todo = "give the folder context/ that `envbuild from-manifest --out` wrote, whole; a model is model:FOLDER"
-        what = "this is a build context without its lock: a Dockerfile, no pylock.toml, and nothing of a model"
-        raise UsageError(what, where=f"TARGET {in_one_line(str(path))}", todo=todo)
-    return "model"
-
-
-def _is_stamped(path: Path) -> bool:
+    """Look for a stamp first: anyone who can write to a model's folder must not turn it into something else."""
+    from envbuild.capture.model.facts import READABLE
     from envbuild.stamp.record import FOLDER, is_record_name
 
     own = path / FOLDER
-    return own.is_dir() and any(is_record_name(f"{FOLDER}/{it.name}") for it in own.iterdir())
+    if own.is_dir() and any(is_record_name(f"{FOLDER}/{it.name}") for it in own.iterdir()):
+        return "model"
+    if marks := marks_of(path):
+        return _MARKS[marks]
+    files = (name for _, _, names in os.walk(path) for name in names)
+    if (path / "Dockerfile").is_file() and not own.is_dir() and not any(map(READABLE.fullmatch, files)):
+        todo = "give the folder context/ that `envbuild from-manifest --out` wrote, whole; a model is model:FOLDER"
+        what = "this is a build context without its lock: a Dockerfile, no pylock.toml, and nothing of a model"
+        raise UsageError(what, where=f"TARGET {one_line(str(path))}", todo=todo)
+    return "model"
 
 
 def marks_of(path: Path) -> tuple[str, ...]:
-    """The files that make a folder something else than a model; empty where there are none."""
+    """Return the files that make a folder something else than a model; empty where there are none."""
     return next((marks for marks in _MARKS if all(os.path.isfile(path / name) for name in marks)), ())  # noqa: PTH113 - raises nothing
-
-
-def _without_lock(path: Path) -> bool:
-    """Whether a Dockerfile lies there, and nothing that is read of models, in any folder, nor a stamp."""
-    from envbuild.capture.model.facts import READABLE
-    from envbuild.stamp.record import FOLDER
-
-    if not (path / "Dockerfile").is_file() or (path / FOLDER).is_dir():
-        return False
-    return not any(READABLE.fullmatch(name) for _, _, names in os.walk(path) for name in names)
 
 
 def _file(path: Path) -> "Kind":
@@ -123,3 +108,171 @@ def _file(path: Path) -> "Kind":
     if path.suffix in _RECORDS or path.name == "uv.lock":
         return "manifest"
     return "image"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetReader:
+    """Reads the targets of one command."""
+
+    machine: str
+    """The image to take of several platforms."""
+    python: str | None
+    """The interpreter whose environment is the host's; None for the machine alone."""
+    stack: ExitStack
+    """Ends with the command; images are open until then."""
+    progress: Progress
+    proof: "Proof | None" = None
+    """What stamps of models have to prove."""
+
+    def read(self, text: str, contract: "Contract") -> "Target":
+        """Read one target; of a host, whether it has what the contract names."""
+        from envbuild.verify.targets import Target
+
+        kind, name = kind_of(text)
+        self.progress.step(f"reading {kind} {one_line(name)}" if kind != "host" else "looking at this machine")
+        match kind:
+            case "model":
+                from envbuild.verify.sources.model import read_model, side_of_model
+
+                model = read_model(name, self.proof)
+                return Target(side=side_of_model(model), model=model)
+            case "image":
+                return self._image(name)
+            case "manifest":
+                from envbuild.cli.records import read_run
+                from envbuild.manifest.formats import Given
+                from envbuild.verify.sources.manifest import side_of_manifest
+
+                _, _, manifest = read_run(name, None, Given(), self.progress)
+                return Target(side=side_of_manifest(manifest, name), manifest=manifest)
+            case "lock":
+                from envbuild.cli.references import read_lock
+                from envbuild.verify.sources.manifest import side_of_lock
+
+                return Target(side=side_of_lock(read_lock(Path(name), ""), name))
+            case "context":
+                from envbuild.verify.sources.context import side_of_context
+
+                return Target(side=side_of_context(Path(name), name), folder=Path(name))
+            case "host":
+                from envbuild.verify.sources.host import side_of_host
+
+                return Target(side=side_of_host(self._environment(), contract, visible=_visible))
+
+    def _image(self, name: str) -> "Target":
+        from envbuild.diff.images import open_image
+        from envbuild.files import cache_folder
+        from envbuild.verify.sources.image import side_of_image
+        from envbuild.verify.targets import Target
+
+        image = self.stack.enter_context(
+            open_image(name, machine=self.machine, cache=cache_folder(), report=self.progress)
+        )
+        side = side_of_image(image, name, machine=self.machine, report=self.progress.progress)
+        return Target(side=side, image=image, reference=_reference(name))
+
+    def _environment(self) -> "TrainingManifest | None":
+        if self.python is None:
+            return None
+        import json
+
+        from envbuild.capture import script
+        from envbuild.cli.interpreter import other_environment
+        from envbuild.manifest import read_manifest
+
+        facts = other_environment(self.python, script(), ())
+        return read_manifest(json.dumps(facts).encode(), f"--python {self.python}")
+
+
+def _visible(uri: str) -> bool | None:
+    from envbuild.verify.sources.host import visible
+
+    return visible(uri)
+
+
+def _reference(name: str) -> "Reference | None":
+    """Return an image's name in a registry; None for one that lies here or in an engine."""
+    from envbuild.oci.login import exists
+    from envbuild.oci.reference import Reference
+
+    plain = name.removeprefix("docker://")
+    if plain == name and exists(name.rpartition("@")[0] or name):
+        return None
+    try:
+        return Reference.parse(plain)
+    except ValueError:
+        return None
+
+
+def required_keys(signed: str | None, listed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys of which one has to have signed: the one of --signed, else those that the policy lists.
+
+    UsageError where --signed is none of the policy's keys: one of the two may come from a configuration that another
+    person wrote, so neither replaces the other.
+    """
+    if signed is None or not listed or signed in listed:
+        return (signed,) if signed is not None else listed
+    from envbuild.attest.keys import public_key_of
+
+    key = public_key_of(signed)
+    if all(public_key_of(it) != key for it in listed):
+        todo = "add the key to the policy, or leave --signed out; envbuild config shows where each option comes from"
+        what = f"{one_line(signed)} is none of the policy's keys: {one_line(', '.join(listed))}"
+        raise UsageError(what, where="--signed and --policy", todo=todo)
+    return (signed,)
+
+
+def proof_of(keys: Sequence[str], minimum: int | None) -> "Proof | None":
+    """Return what a stamp has to prove; None without keys, and UsageError for a lowest record without a key."""
+    if keys:
+        from envbuild.attest.bundle import record_keys
+        from envbuild.stamp.signature import Proof
+
+        return Proof(keys=record_keys(keys), minimum=minimum or 0)
+    if minimum is not None:
+        todo = "give --signed KEY too, or leave it out"
+        raise UsageError("only a signed record's number counts", where=f"--minimum-record {minimum}", todo=todo)
+    return None
+
+
+def check_key(key: str | None) -> None:
+    """Refuse anything but a public key, before any work; Cloud KMS is asked once, when its key is needed."""
+    from envbuild.verify.registries import check_public_key
+
+    if key is not None:
+        check_public_key(key)
+
+
+def check_signable(targets: Sequence[str]) -> None:
+    """UsageError for --signed where no target can be signed."""
+    if all(kind_of(it)[0] != "model" for it in targets) and not references_of(targets):
+        todo = "give a stamped model or an image by its reference, or leave --signed out"
+        raise UsageError("only models and images in registries are signed", where="--signed", todo=todo)
+
+
+def signature_findings(
+    references: "dict[str, Reference]", keys: Sequence[str], progress: Progress
+) -> "Iterator[Finding]":
+    """Yield whether each image is signed by one of the keys; nothing without keys."""
+    if not keys:
+        return
+    from envbuild.verify.registries import check_signed_by_any
+
+    for name, reference in references.items():
+        progress.step(f"looking for signatures of {one_line(name)}")
+        yield from (it.held(name, name) for it in check_signed_by_any(reference, keys))
+
+
+def references_of(targets: Sequence[str]) -> "dict[str, Reference]":
+    """Return the images among the targets that lie in registries."""
+    from envbuild.oci.login import exists
+    from envbuild.oci.reference import Reference
+
+    found: dict[str, Reference] = {}
+    for text in targets:
+        kind, name = kind_of(text)
+        plain = name.removeprefix("docker://")
+        if kind == "image" and (plain != name or not exists(name.rpartition("@")[0] or name)):
+            with suppress(ValueError):  # docker-daemon:NAME, and what else is no reference
+                found[text] = Reference.parse(plain)
+    return found

@@ -1,93 +1,92 @@
-"""`envbuild verify`: whether what trains, what serves and what is stamped agree."""
+"""`envbuild verify`: whether environments agree: what trains, what serves, what is stamped, what is installed."""
 
 import json
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from envbuild.cli import locking
-from envbuild.cli.by_lock import ByLock
-from envbuild.cli.console import Progress
-from envbuild.cli.golden import Asked, golden_findings
-from envbuild.cli.printed import check_stdout
-from envbuild.cli.references import AsJson, Platform, machine_of
-from envbuild.cli.targets import FORMS, in_one_line, kind_of
-from envbuild.cli.vouching import MinimumRecord, Signed, Vouching, proof_of, references_of
+from envbuild.cli.command import how_option, what_option, where_option
+from envbuild.cli.console import Progress, check_stdout, one_line
+from envbuild.cli.options import AsJson, CudaSource, CudaSourceName, MinimumRecord, Platform, Set, Signed
+from envbuild.cli.references import base_named_by, base_of, machine_of, read_lock
+from envbuild.cli.targets import (
+    FORMS,
+    TargetReader,
+    check_key,
+    check_signable,
+    kind_of,
+    proof_of,
+    references_of,
+    required_keys,
+    signature_findings,
+)
 from envbuild.errors import EnvbuildError, UsageError, VerifyError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from envbuild.stamp.signature import Proof
+    from envbuild.manifest.model import TrainingManifest
+    from envbuild.oci.image import Image
     from envbuild.verify.findings import Finding
+    from envbuild.verify.golden.runners import Runner
+    from envbuild.verify.image import Run
     from envbuild.verify.policy import Policy
     from envbuild.verify.reports import Verdict
+    from envbuild.verify.targets import Target
 
-
-class FormName(StrEnum):
-    """What --format takes."""
-
-    TEXT = "text"
-    JSON = "json"
-    SARIF = "sarif"
-    JUNIT = "junit"
-
-
+FormName = Literal["text", "json", "sarif", "junit"]
 Targets = Annotated[
-    list[str], typer.Argument(help=f"{FORMS}. Each is held against the first.", metavar="TARGET...", show_default=False)
+    list[str],
+    typer.Argument(help=f"{FORMS}. Each is compared with the first.", metavar="TARGET...", show_default=False),
 ]
 LockFile = Annotated[
     Path | None,
-    typer.Option("--lock", help="Hold one image against the pylock.toml that it was built from.", metavar="FILE"),
+    what_option("--lock", help="Compare one image with the pylock.toml that it was built from.", metavar="FILE"),
 ]
 Manifest = Annotated[
     str | None,
-    typer.Option(
-        help="With --lock, the run's manifest: its stack and its CUDA libraries are looked at too.", metavar="FILE"
-    ),
+    what_option(help="With --lock, the run's manifest: check its stack and its CUDA libraries too.", metavar="FILE"),
 ]
 Base = Annotated[
     str | None,
-    typer.Option(
-        help="With --lock, the base that the image stands on, where it does not say; as in from-manifest.",
-        metavar="REF",
-    ),
+    what_option(help="With --lock, the image's base, if its annotations do not name it.", metavar="REF"),
 ]
 Deep = Annotated[
     bool,
-    typer.Option(
-        "--deep", help="With --lock, trust nothing: fetch every wheel, and make every layer and the manifest anew."
-    ),
+    how_option("--deep", help="With --lock: fetch every wheel, and make every layer and the image manifest again."),
 ]
-Golden = Annotated[
-    bool, typer.Option("--golden", help="See whether the run recorded a sample of predictions that could be repeated.")
-]
+Golden = Annotated[bool, what_option("--golden", help="Check that the run recorded a golden sample.")]
 RunIt = Annotated[
     bool,
-    typer.Option(
+    how_option(
         "--run",
-        help="With --golden, run the model on it: in the images that are given and, where host and --python are, by "
-        "that interpreter; else in the stamped images.",
+        help="With --golden, run the model on the sample: in the given images and by --python; else in the stamped "
+        "images.",
     ),
 ]
 Python = Annotated[
     str | None,
-    typer.Option(help="What host means besides this machine: the environment of this interpreter.", metavar="PATH"),
+    what_option(help="For host: the environment of this interpreter, besides the machine.", metavar="PATH"),
 ]
 PolicyFile = Annotated[
-    Path | None, typer.Option("--policy", help="What fails: severities by rule, and what is accepted.", metavar="FILE")
+    Path | None, how_option("--policy", help="Severities by rule, and accepted findings.", metavar="FILE")
 ]
 Format = Annotated[
     FormName | None,
-    typer.Option("--format", help="What is printed, by default text; sarif and junit are for CI.", show_default=False),
+    where_option("--format", help="The output, by default text; sarif and junit are for CI.", show_default=False),
 ]
 
-_SAYING_ONE_THING = ("image", "lock", "host")
-_A = {"model": "a model", "manifest": "a manifest", "lock": "a lock", "context": "a build context", "host": "a machine"}
+_INCOMPARABLE_ALONE = ("image", "lock", "host")
+_NAMES = {
+    "model": "a model",
+    "manifest": "a manifest",
+    "lock": "a lock",
+    "context": "a build context",
+    "host": "a machine",
+}
+_NO_IMAGE = ("docker-daemon:", "docker-archive:", "oci-archive:")
 
 
 def run(
@@ -96,8 +95,8 @@ def run(
     lock: LockFile = None,
     manifest: Manifest = None,
     base: Base = None,
-    cuda_source: locking.CudaSource = locking.CudaSourceName.AUTO,
-    set_: locking.Set = None,
+    cuda_source: CudaSource = "auto",
+    set_: Set = None,
     deep: Deep = False,
     golden: Golden = False,
     run_: RunIt = False,
@@ -109,73 +108,81 @@ def run(
     form: Format = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold environments against each other: what trained, what is stamped, what will serve, what this machine has.
+    """Compare environments with each other.
 
-    The first target is what has to be met. One model alone is held against its own stamp, images and files. Exit code
-    16 where a finding fails the policy: by default, where any is an error. --set and --cuda-source are what
-    from-manifest was given; they go with --lock and --manifest.
+    What trained, what is stamped, what will serve, what this machine has. Each target has to agree with the first.
+    One model alone is compared with its own stamp, images and files. Exit code 16 where a finding fails the policy:
+    by default, where any is an error. --set and --cuda-source are what from-manifest was given; they go with --lock
+    and --manifest.
     """
     check_stdout()
-    by_lock = ByLock(
-        lock=lock or Path(),
-        manifest=manifest,
-        base=base,
-        cuda_source=cuda_source,
-        overrides=tuple(set_ or ()),
-        deep=deep,
-    )
     judge = _policy(policy)
-    vouching = Vouching(signed=signed, required=judge.keys)
-    _check(targets, by_lock, lock is not None, golden=golden, run_=run_, vouched=bool(vouching.keys))
-    vouching.check(targets)
-    proof = proof_of(vouching.keys, minimum_record)
+    keys = required_keys(signed, judge.keys)
+    of_lock = {
+        "--manifest": manifest,
+        "--base": base,
+        "--set": set_,
+        "--deep": deep,
+        "--cuda-source": cuda_source != "auto",
+    }
+    _check(targets, lock, of_lock, golden=golden, signed=bool(keys))
+    if run_ and not golden:
+        raise UsageError("--run goes with --golden", where="--run", todo="give --golden too")
+    if signed is not None:
+        check_signable(targets)
+    for key in keys:
+        check_key(key)
+    proof = proof_of(keys, minimum_record)
     _check_python(targets, python)
-    form = _form(form, as_json=as_json)
+    if as_json and form not in (None, "json"):
+        raise UsageError("--json is another format", where=f"--format {form}, --json", todo="leave one of them out")
     more: dict[str, Any] = {}
-    failed: EnvbuildError | None = None
+    failure: EnvbuildError | None = None
     found: tuple[Finding, ...] = ()
     with Progress() as progress:
         if lock is not None:
-            image, found = by_lock.findings(targets[0], progress)
+            record = _run(manifest, cuda_source, set_ or [], progress)
+            image, found = _lock_findings(targets[0], lock, base, record, progress, deep=deep)
             more = {"image": targets[0], "digest": str(image.found_as or image.digest)}
-        elif golden or not vouching.alone(targets):
-            asked = Asked(golden=golden, run=run_, python=python)
-            found, failed = _held(targets, machine_of(platform), asked, proof, progress)
-        placed = (one for it in references_of(targets).values() for one in judge.registry_findings(it))
-        found = (*found, *vouching.signatures(targets, progress), *placed)
-    verdict = _verdict(targets, found, judge, failed.what if failed else "")
-    _print(verdict, form, more)
-    if failed:
-        raise failed
-    _judge(verdict)
+        elif golden or not (keys and [kind_of(it)[0] for it in targets] == ["image"]):
+            with ExitStack() as stack:
+                machine = machine_of(platform)
+                reader = TargetReader(machine=machine, python=python, stack=stack, progress=progress, proof=proof)
+                found, failure = _findings(targets, reader, golden=golden, run_=run_)
+        references = references_of(targets)
+        placed = [one for it in references.values() for one in judge.registry_findings(it)]
+        found = (*found, *signature_findings(references, keys, progress), *placed)
+    verdict = _verdict(targets, found, judge, failure)
+    _print(verdict, "json" if as_json else form or "text", more)
+    if failure:
+        raise failure
+    if verdict.wrong:
+        count, wrong = len(verdict.findings), len(verdict.wrong)
+        what = f"{wrong} of {count} {'finding' if count == 1 else 'findings'} {'differs' if wrong == 1 else 'differ'}"
+        todo = "find out why before you serve with this"
+        raise VerifyError(what, where=one_line(" ".join(verdict.targets)), todo=todo)
 
 
-def _check(targets: list[str], by_lock: ByLock, locked: bool, *, golden: bool, run_: bool, vouched: bool) -> None:
+def _check(targets: list[str], lock: Path | None, of_lock: dict[str, Any], *, golden: bool, signed: bool) -> None:
     """Refuse what does not go together, before anything is read."""
     kinds = [kind_of(it)[0] for it in targets]
-    if locked and len(targets) == 1 and kinds[0] != "image":
+    if lock is not None and len(targets) == 1 and kinds[0] != "image":
         todo = "give the image that was built from it; or give the lock as a target of its own, without --lock"
-        where = f"TARGET {in_one_line(targets[0])}"
-        raise UsageError(f"--lock is for an image, and this is {_A[kinds[0]]}", where=where, todo=todo)
-    if locked and (len(targets) > 1 or golden):
+        where = f"TARGET {one_line(targets[0])}"
+        raise UsageError(f"--lock is for an image, and this is {_NAMES[kinds[0]]}", where=where, todo=todo)
+    if lock is not None and (len(targets) > 1 or golden):
         todo = "give one image with --lock; or give the lock as a target of its own"
-        raise UsageError("--lock is for one image", where=f"--lock {by_lock.lock}", todo=todo)
-    given = {
-        "--manifest": by_lock.manifest,
-        "--base": by_lock.base,
-        "--set": by_lock.overrides,
-        "--deep": by_lock.deep,
-        "--cuda-source": by_lock.cuda_source is not locking.CudaSourceName.AUTO,
-    }
-    useless = [name for name, value in given.items() if value and not locked]
+        raise UsageError("--lock is for one image", where=f"--lock {lock}", todo=todo)
+    useless = [name for name, value in of_lock.items() if value and lock is None]
     if useless:
         todo = "give --lock too, or leave them out; a manifest can be a target of its own"
         raise UsageError("these go with --lock", where=", ".join(useless), todo=todo)
-    if not (locked or vouched) and len(targets) == 1 and kinds[0] in _SAYING_ONE_THING:
+    if lock is None and not signed and len(targets) == 1 and kinds[0] in _INCOMPARABLE_ALONE:
         todo = "give what it has to agree with before it: a model, a manifest, a lock or an image; or --lock"
-        raise UsageError("there is nothing to hold this against", where=f"TARGET {targets[0]}", todo=todo)
-    if run_ and not golden:
-        raise UsageError("--run says how far --golden goes", where="--run", todo="give --golden too")
+        raise UsageError("one target alone cannot be compared", where=f"TARGET {targets[0]}", todo=todo)
+    if lock is not None and not of_lock["--manifest"] and (of_lock["--set"] or of_lock["--cuda-source"]):
+        todo = "give the run's --manifest too, or leave them out"
+        raise UsageError("these need the run's manifest", where="--set, --cuda-source", todo=todo)
 
 
 def _check_python(targets: list[str], python: str | None) -> None:
@@ -186,13 +193,7 @@ def _check_python(targets: list[str], python: str | None) -> None:
         raise UsageError("this names no interpreter", where=f"--python {python!r}", todo=todo)
     if not any(kind_of(it)[0] == "host" for it in targets):
         todo = "give host as a target too, or leave --python out"
-        raise UsageError("--python says what host is, and no target is host", where=f"--python {python}", todo=todo)
-
-
-def _form(form: FormName | None, *, as_json: bool) -> FormName:
-    if as_json and form not in (None, FormName.JSON):
-        raise UsageError("--json is another format", where=f"--format {form}, --json", todo="leave one of them out")
-    return FormName.JSON if as_json else form or FormName.TEXT
+        raise UsageError("--python goes with host, and no target is host", where=f"--python {python}", todo=todo)
 
 
 def _policy(path: Path | None) -> "Policy":
@@ -202,32 +203,154 @@ def _policy(path: Path | None) -> "Policy":
     return read_policy(path, TITLES) if path else Policy()
 
 
-def _held(
-    targets: list[str], machine: str, asked: "Asked", proof: "Proof | None", progress: Progress
+def _findings(
+    targets: list[str], reader: TargetReader, *, golden: bool, run_: bool
 ) -> "tuple[tuple[Finding, ...], EnvbuildError | None]":
-    """What was found, and what ended the golden part, if anything did: the rest is known by then."""
-    from envbuild.cli.opening import Opening
+    """Compare the targets; return what was found, and the error that ended the golden part."""
     from envbuild.manifest.model import Contract
     from envbuild.verify.targets import verify_targets
 
-    with ExitStack() as stack:
-        opening = Opening(machine=machine, python=asked.python, stack=stack, progress=progress, proof=proof)
-        first = opening.target(targets[0], Contract())
-        opened = [first, *(opening.target(text, first.side.contract) for text in targets[1:])]
-        more = golden_findings(opened, machine, asked, progress) if asked.golden else iter(())
-        progress.step("holding them against each other")
-        findings = list(verify_targets(opened, progress.progress))
-        try:
-            findings.extend(more)
-        except EnvbuildError as error:
-            return tuple(findings), error
+    progress = reader.progress
+    first = reader.read(targets[0], Contract())
+    opened = [first, *(reader.read(text, first.side.contract) for text in targets[1:])]
+    golden_part = _golden_findings(opened, reader, run_=run_) if golden else iter(())
+    progress.step("comparing them")
+    findings = list(verify_targets(opened, progress.progress))
+    try:
+        findings.extend(golden_part)
+    except EnvbuildError as error:
+        return tuple(findings), error
     return tuple(findings), None
 
 
-def _verdict(targets: list[str], found: "Sequence[Finding]", judge: "Policy", failed: str) -> "Verdict":
+def _run(name: str | None, cuda_source: CudaSourceName, overrides: list[str], progress: Progress) -> "Run | None":
+    """Read the run's record for --lock."""
+    if name is None:
+        return None
+    from envbuild.cli.records import read_record
+    from envbuild.manifest.formats import Given
+    from envbuild.match import pairs_of
+    from envbuild.verify.image import Run
+
+    called, data = read_record(name, None, Given(), progress)
+    return Run(manifest=data, name=called, cuda_source=cuda_source, overrides=pairs_of(overrides))
+
+
+def _lock_findings(
+    image: str, lock: Path, base: str | None, record: "Run | None", progress: Progress, *, deep: bool
+) -> "tuple[Image, tuple[Finding, ...]]":
+    """Compare an image with its lock and base, and with the run where its manifest is given."""
+    from envbuild.files import cache_folder
+    from envbuild.lock.settings import read_settings
+    from envbuild.verify.image import Inquiry, verify_image
+
+    locked, settings = read_lock(lock), read_settings()
+    name = kind_of(image)[1]
+    progress.step(f"verifying {one_line(name)}")
+    found = _image(name, locked.target.machine)
+    named = base or base_named_by(found, image, "--base")
+    inquiry = Inquiry(
+        image=found,
+        base=base_of(named, locked.target.machine, progress),
+        lock=locked,
+        run=record,
+        deep=deep,
+        cache=cache_folder(),
+        settings=settings,
+    )
+    return found, verify_image(inquiry, progress)
+
+
+def _image(text: str, machine: str) -> "Image":
+    from envbuild.base import layout_image, registry_reference
+    from envbuild.oci.login import exists
+    from envbuild.registry.pull import pull
+
+    todo = "give an image reference, or an OCI layout folder"
+    if text.startswith(_NO_IMAGE) or (exists(text) and not Path(text, "oci-layout").is_file()):
+        raise UsageError("this is in no registry, and no OCI layout", where=f"IMAGE {text}", todo=todo)
+    try:
+        reference = registry_reference(text)
+    except UsageError as error:
+        raise UsageError("not an image reference", where=f"IMAGE {text}", todo=todo) from error
+    return pull(reference, machine=machine) if reference else layout_image(text, machine)
+
+
+def _golden_findings(targets: "Sequence[Target]", reader: TargetReader, *, run_: bool) -> "Iterator[Finding]":
+    """Run the first target's golden sample, or only check that it can be run; UsageError at once where it cannot.
+
+    It runs in the images among the targets and by the host's interpreter, else in the stamped images for this machine.
+    Nothing runs before the first finding is asked for.
+    """
+    from envbuild.verify.findings import Finding
+    from envbuild.verify.golden.check import unfit
+
+    manifest, model = _sample(targets[0])
+    name = targets[0].name
+    if (fault := unfit(manifest)) is not None:
+        return iter((fault.held(name, name),))
+    python = reader.python if any(it.side.kind == "host" for it in targets) else None
+    images = _golden_images(targets, reader.machine, stamped=python is None)
+    if not run_:
+        assert manifest.golden is not None, "unfit() returns a finding for none"
+        where = ", ".join(filter(None, (*images, python))) or "an image that is given, or by --python with host"
+        count = len(manifest.golden.outputs)
+        sample = f"a sample of {count} output{'' if count == 1 else 's'} is recorded"
+        says = f"{sample}; with --run it is run in {where}"
+        return iter((Finding(about="golden", rule="golden-sample", agrees=True, says=says).held(name, name),))
+    if not images and python is None:
+        todo = "give an image after the model, or host and --python, or stamp the model with an image that was pushed"
+        raise UsageError("no image and no interpreter can run the sample", where="--golden --run", todo=todo)
+    return _run_golden(manifest, model, python, images, reader)
+
+
+def _run_golden(
+    manifest: "TrainingManifest", model: str, python: str | None, images: Sequence[str], reader: TargetReader
+) -> "Iterator[Finding]":
+    from envbuild.files import cache_folder
+    from envbuild.verify.golden.check import check
+    from envbuild.verify.golden.runners import InInterpreter, in_image
+
+    cache = cache_folder()
+
+    def runners(stack: ExitStack) -> "Iterator[Runner]":
+        if python is not None:  # first, as it needs no engine, which may be missing
+            yield InInterpreter(name=python)
+        for name in images:
+            yield stack.enter_context(in_image(name, machine=reader.machine, cache=cache, report=reader.progress))
+
+    with ExitStack() as stack:
+        yield from check(manifest, model, runners(stack), cache=cache, report=reader.progress)
+
+
+def _sample(first: "Target") -> "tuple[TrainingManifest, str]":
+    manifest = first.manifest or (first.model.manifest if first.model else None)
+    model = first.model.uri if first.model else manifest.model_uri if manifest else None
+    if manifest is None or model is None:
+        todo = "give a stamped model first, or the manifest of a run that records where its model lies"
+        raise UsageError("the first target has no golden sample and model", where="--golden", todo=todo)
+    return manifest, model
+
+
+def _golden_images(targets: "Sequence[Target]", machine: str, *, stamped: bool) -> list[str]:
+    """Return the images that are given; else, if `stamped`, those that the model is stamped with for this machine."""
+    from envbuild.oci.layout import ARCHITECTURES
+
+    given = [it.name for it in targets if it.image]
+    stamp = targets[0].model.stamp if targets[0].model else None
+    if given or stamp is None or not stamped:
+        return given
+    platform = f"linux/{ARCHITECTURES.get(machine, machine)}"
+    return [it.reference for it in stamp.images if it.reference and it.platform == platform]
+
+
+def _verdict(
+    targets: list[str], found: "Sequence[Finding]", judge: "Policy", failure: EnvbuildError | None
+) -> "Verdict":
     from envbuild.verify.reports import Verdict
 
     findings = judge.judged(found, datetime.now(UTC).date())
+    failed = failure.what if failure else ""
     return Verdict(targets=tuple(targets), findings=findings, policy=judge, failed=failed)
 
 
@@ -236,21 +359,12 @@ def _print(verdict: "Verdict", form: FormName, more: dict[str, Any]) -> None:
     from envbuild.verify.rules.catalogue import TITLES
 
     match form:
-        case FormName.JSON:
+        case "json":
             typer.echo(json.dumps(sound({**more, **verdict.to_dict()}), indent=2))
-        case FormName.SARIF:
+        case "sarif":
             typer.echo(json.dumps(sound(sarif(verdict, TITLES)), indent=2))
-        case FormName.JUNIT:
+        case "junit":
             typer.echo(junit(verdict))
-        case FormName.TEXT:
+        case "text":
             for line in lines(verdict.findings):
-                typer.echo(in_one_line(line))
-
-
-def _judge(verdict: "Verdict") -> None:
-    """VerifyError where a finding fails the policy."""
-    if verdict.wrong:
-        count, wrong = len(verdict.findings), len(verdict.wrong)
-        what = f"{wrong} of {count} {'finding' if count == 1 else 'findings'} {'differs' if wrong == 1 else 'differ'}"
-        todo = "do not serve with this before it is known why"
-        raise VerifyError(what, where=in_one_line(" ".join(verdict.targets)), todo=todo)
+                typer.echo(one_line(line))

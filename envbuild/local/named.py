@@ -15,8 +15,7 @@ from envbuild.files import cache_folder
 from envbuild.local.subject import machine_of
 from envbuild.oci.login import exists
 from envbuild.report import Reporter
-from envbuild.verify.sources import Side
-from envbuild.verify.sources import frameworks_of
+from envbuild.verify.sources import Side, frameworks_of
 
 _ENGINE, _REGISTRY = "docker-daemon:", "docker://"
 _ARCHIVES = ("oci:", "oci-archive:", "docker-archive:")

@@ -22,15 +22,9 @@ from envbuild.oci.layout import ARCHITECTURES, read_layout
 from envbuild.oci.reference import Reference
 from envbuild.serve.model import Origin, ServeOrder
 from envbuild.serve.parent import check_parent
-from envbuild.stamp.record import Stamp
-from envbuild.stamp.record import StampedImage
-from envbuild.stamp.record import lock_name
+from envbuild.stamp.record import Stamp, StampedImage, lock_name
 from envbuild.stamp.signature import Proof
-from envbuild.verify.sources.model import StampedModel
-from envbuild.verify.sources.model import artifact_findings
-from envbuild.verify.sources.model import current_stamp
-from envbuild.verify.sources.model import manifest_copy
-from envbuild.verify.sources.model import read_model
+from envbuild.verify.sources.model import StampedModel, artifact_findings, current_stamp, manifest_copy, read_model
 
 _CARRIED = "python"
 """What was set by hand for one variant that goes for another as well."""

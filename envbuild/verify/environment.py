@@ -18,14 +18,12 @@ from envbuild.base.tree import resolve
 from envbuild.capture.reading import decoded
 from envbuild.capture.record_digest import record_content
 from envbuild.diff.layers import IMPLIED, Node, Overlay, Tree, over
-from envbuild.diff.packages import Package, Packages
-from envbuild.diff.record import BYTECODE, rows
+from envbuild.diff.packages import BYTECODE, Package, Packages, rows
 from envbuild.errors import counted
 from envbuild.files import data_folder
-from envbuild.lock.conflicts import marker_environment
+from envbuild.lock.dependencies import marker_environment, needed
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import Target
-from envbuild.lock.needs import needed
 from envbuild.match.table import read_table
 from envbuild.match.variant import CUDA_WHEEL, JAX_PLUGIN
 from envbuild.oci.image import Image

@@ -22,7 +22,9 @@ from envbuild.image.debian import packages_line
 from envbuild.image.plan import plan_layers
 from envbuild.image.rebase import ENVIRONMENT_LINE
 from envbuild.image.source import Wheels
-from envbuild.lock import Arrivals, IndexSettings, Lock, Target
+from envbuild.lock.download import Arrivals
+from envbuild.lock.model import Lock, Target
+from envbuild.lock.settings import IndexSettings
 from envbuild.manifest import read_manifest
 from envbuild.match import FRAMEWORKS, CudaChoice, Profiles, Stack, VariantChoice, frameworks_of, load_profiles, match
 from envbuild.oci.digest import Digest

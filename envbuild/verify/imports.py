@@ -21,15 +21,16 @@ from envbuild.base.tree import read_tree, resolve
 from envbuild.base.unpack import unpack
 from envbuild.engine.build import loaded_base
 from envbuild.engine.client import connected
-from envbuild.engine.confinement import WRITABLE
-from envbuild.engine.image import Report, find_image
+from envbuild.engine.container import WRITABLE
+from envbuild.engine.image import find_image
 from envbuild.errors import MissingComponentError, UsageError, VerifyError, counted
-from envbuild.lock import LockedRun
 from envbuild.lock.download import wheel_path
-from envbuild.lock.index import local_path
+from envbuild.lock.run import LockedRun
+from envbuild.lock.settings import local_path
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.image import Image
 from envbuild.oci.index import platform_name
+from envbuild.report import Reporter
 from envbuild.verify import import_program
 from envbuild.verify.golden.runners import InBubblewrap, InImage, Ran, Runner
 
@@ -67,7 +68,7 @@ class Place:
 
 
 @contextmanager
-def place_for(image: Image, machine: str, report: Report) -> Iterator[Place]:
+def place_for(image: Image, machine: str, report: Reporter) -> Iterator[Place]:
     """Yield where an image for `machine` can be tried; what was put there is gone when the block ends."""
     with ExitStack() as stack:
         try:

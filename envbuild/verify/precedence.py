@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from envbuild.base.tree import resolve
 from envbuild.capture.reading import decoded
-from envbuild.diff.bytecode import is_of, is_unchecked
-from envbuild.diff.layers import Tree
+from envbuild.diff.layers import Tree, is_of, is_unchecked
 from envbuild.oci.image import Image
 from envbuild.verify.environment import LIBRARY, Environment, list_paths, node_at, same_content
 from envbuild.verify.findings import Finding, Severity

@@ -167,11 +167,11 @@ def check_signed(reference: Reference, public_key: Path | str) -> tuple[Finding,
     The key is a file in PEM, `gcpkms://projects/...`, the PEM text itself, or `keyless:ISSUER=IDENTITY`. RegistryError
     where the registry cannot be asked or has no such image, UsageError for what is no key.
     """
+    from envbuild.attest.attach import bundles_of  # noqa: PLC0415
     from envbuild.attest.bundle import judge  # noqa: PLC0415 - its libraries are slow to import
     from envbuild.attest.keyless import Identity  # noqa: PLC0415
     from envbuild.attest.keys import public_key_of  # noqa: PLC0415
-    from envbuild.attest.signing import bundles_of  # noqa: PLC0415
-    from envbuild.registry import Registry  # noqa: PLC0415
+    from envbuild.registry.client import Registry  # noqa: PLC0415
     from envbuild.registry.referrers import referrers, subject_of  # noqa: PLC0415
 
     key = public_key_of(str(public_key))

@@ -12,10 +12,8 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from envbuild.attest.attach import AttestOptions
-from envbuild.attest.attach import attest
+from envbuild.attest.attach import AttestOptions, attest
 from envbuild.attest.statement import Facts
-from envbuild.lock.formats import pylock_text
 from envbuild.oci.image import INDEX, MANIFEST
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
@@ -26,8 +24,7 @@ from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.sigstore import IDENTITY, SIGNED, FakeSigstore
 from tests.reporting import Recorder
-from tests.unit.attesting import facts_of
-from tests.unit.attesting import key_pair
+from tests.unit.attesting import facts_of, key_pair
 
 pytestmark = pytest.mark.real
 DOCS = Path(__file__).parents[2] / "docs/attestations.md"

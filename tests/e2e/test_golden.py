@@ -19,8 +19,7 @@ from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
 from envbuild.verify.golden.check import check
-from envbuild.verify.golden.runners import InInterpreter
-from envbuild.verify.golden.runners import in_image
+from envbuild.verify.golden.runners import InInterpreter, in_image
 from tests.fakes.gcs import FakeGcs
 
 pytestmark = pytest.mark.real

@@ -24,13 +24,9 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.push import push
-from envbuild.verify.cuda.files import PlannedImage
-from envbuild.verify.cuda.files import framework_wheel
-from envbuild.verify.cuda.files import plan_image
-from envbuild.verify.cuda.files import read_base_files
+from envbuild.verify.cuda.files import PlannedImage, framework_wheel, plan_image, read_base_files
 from envbuild.verify.cuda.files import WheelFiles as InstalledFiles
-from envbuild.verify.cuda.loader import LoaderProof
-from envbuild.verify.cuda.loader import prove_loading
+from envbuild.verify.cuda.loader import LoaderProof, prove_loading
 from envbuild.verify.cuda.openings import CUDA
 from tests.e2e import parts, services
 

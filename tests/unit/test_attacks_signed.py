@@ -276,7 +276,7 @@ def test_a_configuration_takes_no_key_from_a_policy_and_leaves_no_check_out(plac
     monkeypatch.chdir(place.model)
     for model in (".", place.model, place.model.as_uri(), "saved_model.pb"):
         done = place.site("deploy-check", model, good, "--signed", place.public)
-        refused(done, "whoever writes the model would decide", 2)
+        refused(done, "anyone who writes the model decides", 2)
     monkeypatch.setenv("ENVBUILD_CONFIG", "")
     assert place.site("deploy-check", ".", good, "--signed", place.public).stdout == f"{good}\n"
 
@@ -376,9 +376,9 @@ def test_files_of_another_tool_do_not_make_a_manifest_of_a_stamped_model(place):
         done = place.site("from-manifest", "model", "--dry-run")  # as before, for training
         assert "model/MLmodel is read as mlflow" in done.stderr
         shutil.rmtree(place.model / "envbuild")
-        says = "a model is checked, and this is of the kind image, as oci-layout in it says"
+        says = "MODEL is of the kind image, as it has oci-layout"
         refused(place.check(place.site.train), says, 2)
-        refused(place.site(*serve), "an image is nothing that could be served: it has oci-layout", 2)
+        refused(place.site(*serve), "an image cannot be served: it has oci-layout", 2)
         (place.model / "oci-layout").unlink()
         (place.model / "Dockerfile").unlink()
         refused(place.site(*serve, *sign, "--minimum-record", "1"), "what is given is read as a manifest", 2)

@@ -181,10 +181,10 @@ def test_the_time_is_that_of_the_environment(base, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ((), "nothing says what the base stands on"),
+        ((), "where: --parent"),
         (("--parent", "a", "--tag", "A:1"), "--tag A:1"),
         (("--parent", "a", "--tag", f"a@{DIGEST}"), "a name holds no digest"),
-        (("--parent", "a", "--push", "mine"), "no registry before the repository"),
+        (("--parent", "a", "--push", "mine"), "where: --push mine"),
         (("--parent", "a", "--sources", "none.list"), "the sources cannot be read"),
         (("--parent", "NO base"), "this is no base"),
         (("--parent", "a", "--platform", "windows/amd64"), "platform is not known"),

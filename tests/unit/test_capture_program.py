@@ -462,7 +462,7 @@ def test_of_a_python_that_is_too_old_only_that_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("source", "code", "said"),
     [
-        ("exit 0", 2, "it is no Python"),
+        ("exit 0", 2, "it is not Python"),
         (
             '[ "$1" = -c ] && echo "Python 2.7" || kill -SEGV $$',
             2,

@@ -210,7 +210,7 @@ def test_the_lock_of_another_environment_is_refused(site):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("base", "mirror", "python:3.11", "mine"), "no registry before the repository"),
+        (("base", "mirror", "python:3.11", "mine"), "where: TARGET_REPO mine"),
         (("base", "mirror", "python:3.11", "user:secret@host.example.com/mine"), "no user or password"),
         (("base", "mirror", "python:3.11", "h.example.com/m@sha256:" + "0" * 64), "cannot choose its digest"),
         (("base", "mirror", "python:3.11", "h.example.com/m", "--platform", "windows/amd64"), "platform is not known"),
@@ -219,7 +219,7 @@ def test_the_lock_of_another_environment_is_refused(site):
         (("base", "show", "/tmp"), "the folder is no OCI layout"),
         (("base", "show", "/etc/hostname"), "a file is none"),
         (("rebase", "/tmp", "--base", "x"), "only an image in a registry can be rebased"),
-        (("rebase", "NO image", "--base", "x"), "this is no image"),
+        (("rebase", "NO image", "--base", "x"), "where: IMAGE NO image"),
         (("rebase", "image"), "--base"),
     ],
 )

@@ -12,8 +12,9 @@ import pytest
 import typer.main
 
 from envbuild.cli import commands
-from envbuild.cli.configured import OWN_VARIABLES, commands_of, options_of
-from envbuild.settings import SHARED, Option
+from envbuild.cli.command import commands_of, options_of
+from envbuild.cli.config import OWN_VARIABLES
+from envbuild.config import SHARED, Option
 from tests.environ import UNTRIED
 
 ROOT = Path(__file__).parents[2]
@@ -183,15 +184,16 @@ def test_config_says_what_counts_and_where_it_comes_from_without_secrets(tmp_pat
         monkeypatch.setenv(name, value)
     assert commands.run(["config"]) == 0
     told = capsys.readouterr()
-    assert told.err == "warning: ENVBUILD_FROM_MANIFEST_PSUH is no variable of envbuild's\n"
+    assert told.err == "warning: ENVBUILD_FROM_MANIFEST_PSUH is not a variable of envbuild\n"
     assert told.out.splitlines() == [
         f"file: {path}",
         'from-manifest.push = "r.example.com/x"  [ENVBUILD_FROM_MANIFEST_PUSH]',
         f'from-manifest.template = "{tmp_path}/house"  [{path}, line 4: templates.folder]',
+        f'from-manifest.docker.builder-name = "big"  [{path}, line 8: from-manifest.docker.builder-name]',
         f'local.env = ["API_TOKEN=(set)", "DEBUG=1"]  [{path}, line 10: local.env]',
         'rebase.push = "https://r.example.com/y"  [ENVBUILD_REBASE_PUSH]',
+        f'serve.push = "127.0.0.1:5000/models"  [{path}, line 2: push]',
         f'verify.policy = "{tmp_path}/policy.toml"  [{path}, line 6: verify.policy]',
-        f'from-manifest.docker.builder-name = "big"  [{path}, line 8: from-manifest.docker.builder-name]',
         f"ENVBUILD_CACHE={tmp_path}/cache",
         "ENVBUILD_SIGN_PASSWORD=(set)",
     ]
@@ -239,7 +241,7 @@ def test_a_broken_configuration_stops_commands_and_nothing_else(tmp_path, monkey
         ('push = "me:hunter2@r.example.com/x"', {}, ["from-manifest", "x"], "a reference holds no user or password\n  where: {}, line 1: push"),
         ('[base-build]\nsnapshot-host = "https://me:hunter2@h.example.com"', {}, ["base", "build"], "where: {}, line 2: base-build.snapshot-host"),
         ('[from-manifest]\nextra = ["a",\n"x @ https://u:hunter2@h/x.whl"]', {}, ["from-manifest", "x"],
-         "where: {}, line 3: from-manifest.extra"),
+         "where: {}, line 2: from-manifest.extra"),
         ('[verify]\npolicy = "https://h/x?token=hunter2"', {}, ["verify", "x"], "an address is given\n  where: {}, line 2: verify.policy"),
         ("", {"ENVBUILD_VERIFY_POLICY": "https://h/x?token=hunter2"}, ["verify", "x"],
          "an address is given\n  where: --policy (from ENVBUILD_VERIFY_POLICY)"),

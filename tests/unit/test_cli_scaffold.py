@@ -12,9 +12,12 @@ import threading
 from pathlib import Path
 
 import pytest
+import typer.main
 from rich.console import Console
 
 from envbuild import errors
+from envbuild.cli import commands
+from envbuild.cli.command import commands_of
 from envbuild.cli.console import Progress, printable
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +86,18 @@ def test_help_lists_the_exit_code_of_every_error():
     assert done.returncode == 0
     listed = {int(code) for code in re.findall(r"^ +(\d+)  +[A-Z]", done.stdout, re.MULTILINE)}
     assert listed == {0, 1, 130} | {kind.exit_code for kind in every_error()}
+
+
+@pytest.mark.parametrize("name", [name for name, _ in commands_of(typer.main.get_command(commands.app))])
+def test_help_of_a_command_fits_two_screens_and_ends_with_examples(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    words = next((list(it) for it in (name.split("-", 1), [name]) if it[0] in ("base", "cache", "profiles")), [name])
+    assert commands.run([*words, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 90
+    assert any(line.strip() == "Examples:" for line in lines) or words[0] == "profiles"
+    panels = {line[:-1] for line in lines if re.fullmatch(r"[A-Z][a-z ]+:", line)}
+    assert panels <= {"Arguments", "What", "Where to", "How", "Advanced", "Options"}
 
 
 def test_no_two_errors_share_an_exit_code():

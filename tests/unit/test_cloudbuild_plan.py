@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from envbuild.build.cloudbuild import CloudBuild, Secret, check_base, find_project, plan_yaml
 from envbuild.build.cloudbuild.plan import plan, submitted
 from envbuild.build.cloudbuild.source import packed
+from envbuild.cli.order import CloudOptions, cloud_build
 from envbuild.errors import BaseError, BuildError, UsageError
 from envbuild.oci.reference import Reference
 from tests.fakes.cloudbuild_rules import InvalidError, accepted
@@ -172,6 +173,33 @@ def test_a_dry_run_refuses_what_cloud_build_cannot_do(tmp_path, more, words):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"where: {words}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "built"),
+    [
+        (("region=europe-west1", "timeout=600", "machine=E2_HIGHCPU_8", "secret=pip=projects/p/secrets/a",
+          "secret=ca=projects/p/secrets/b"), ("europe-west1", 600, "E2_HIGHCPU_8", 2)),
+        ((), ("global", 3600, "", 0)),
+    ],
+)  # fmt: skip
+def test_settings_of_cloud_build_are_pairs_of_one_option(options, built):
+    found = cloud_build(CloudOptions(cloudbuild=["project=proj-1", *options]), chosen=True)
+    assert found is not None
+    assert (found.region, found.timeout, found.machine_type, len(found.secrets)) == built
+    before = CloudOptions(project="proj-1", region="us-east1")
+    assert cloud_build(before, chosen=True) == cloud_build(
+        CloudOptions(cloudbuild=["project=proj-1", "region=us-east1"]), chosen=True
+    )
+
+
+@pytest.mark.parametrize("pairs", [["regoin=x"], ["region"], ["region="], ["region=a1", "region=b1"], ["timeout=1h"]])
+def test_what_is_no_setting_of_cloud_build_is_refused(pairs):
+    with pytest.raises(UsageError) as caught:
+        cloud_build(CloudOptions(cloudbuild=["project=proj-1", *pairs]), chosen=True)
+    assert caught.value.where == f"--cloudbuild {pairs[-1]}"
+    with pytest.raises(UsageError):
+        cloud_build(CloudOptions(cloudbuild=pairs), chosen=False)
 
 
 def test_the_project_is_asked_for_or_the_environments(monkeypatch, tmp_path):

@@ -75,8 +75,8 @@ def test_the_manifest_is_written_whole_or_not_at_all(desk):
 @pytest.mark.parametrize(
     ("out", "code", "says"),
     [
-        ("freeze.txt", 2, "this is the record itself"),
-        ("./link", 2, "this is the record itself"),
+        ("freeze.txt", 2, "--out is the record itself"),
+        ("./link", 2, "--out is the record itself"),
         ("s3://bucket/x", 2, "not to s3://"),
         (".", 2, "is a folder"),
         ("", 2, "is empty"),

@@ -168,7 +168,7 @@ def test_an_image_with_another_environment_is_refused_and_prints_nothing(site):
     assert (done.returncode, done.stdout) == (16, "")
     assert "error    layers: serving begins with training's" in done.stderr
     assert "error    tool: " in done.stderr
-    assert "this image is not to be deployed: 2 of " in done.stderr
+    assert "this image must not be deployed: 2 of " in done.stderr
     manifest(site, "moved.json", *MOVED)
     base = ("--base", f"{site.host}/up/base:1")
     moved = site.says("from-manifest", "moved.json", *base, "--push", f"{site.host}/moved:1", "--out", "moved")["image"]
@@ -203,12 +203,12 @@ def test_without_a_training_image_for_the_platform_nothing_speaks_for_another_im
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("manifest.json", "serve:1"), "this is of the kind manifest"),
-        (("nosuch", "serve:1"), "no file or folder of this name lies here"),
+        (("manifest.json", "serve:1"), "where: MODEL manifest.json"),
+        (("nosuch", "serve:1"), "where: MODEL nosuch"),
         (("", "serve:1"), "MODEL is empty"),
         (("model", " "), "IMAGE is empty"),
-        (("model", "./out"), "this is no image that can be deployed"),
-        (("model", "image"), "only an image in a registry can be deployed"),
+        (("model", "./out"), "where: IMAGE ./out"),
+        (("model", "image"), "where: IMAGE image"),
         (("model", "image.tar"), "push it, and give HOST/NAME:TAG"),
         (("model", "user:secret@host/serve:1"), "where: IMAGE"),
         (("model", "serve:1", "--platform", "vax"), "this platform is not known"),

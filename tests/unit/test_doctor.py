@@ -17,18 +17,17 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
-from envbuild.verify.doctor import Check
-from envbuild.verify.doctor import checked
-from envbuild.verify.doctor.machine import driver_finding
-from envbuild.verify.doctor.machine import room
-from envbuild.verify.doctor import ok
-from envbuild.verify.doctor import wrong
-from envbuild.verify.doctor.machine import answered
-from envbuild.verify.doctor.machine import clock
-from envbuild.verify.doctor.machine import google_credentials
-from envbuild.verify.doctor.machine import logins
-from envbuild.verify.doctor.machine import machine_checks
-from envbuild.verify.doctor.machine import storage
+from envbuild.verify.doctor import Check, checked, ok, wrong
+from envbuild.verify.doctor.machine import (
+    answered,
+    clock,
+    driver_finding,
+    google_credentials,
+    logins,
+    machine_checks,
+    room,
+    storage,
+)
 from envbuild.verify.doctor.targets import target_of
 from tests.fakes.artifact_registry import FakeArtifactRegistry
 from tests.fakes.gcs import FakeGcs

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.cli.records import FormatName
+from envbuild.cli.options import FormatName
 from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest import manifest_dict
 from envbuild.manifest.formats import FORMATS, Given, convert, detect, main_file, supplement
@@ -43,7 +43,7 @@ ALL: dict[str, Any] = {"python": "3.11.7", "platform": "linux/amd64", "gpu": "no
 
 
 def test_every_format_can_be_named_and_is_documented():
-    assert set(get_args(Format)) - {"capture"} == set(FORMATS) == set(SAMPLES) == {it.value for it in FormatName}
+    assert set(get_args(Format)) - {"capture"} == set(FORMATS) == set(SAMPLES) == set(get_args(FormatName))
 
 
 @pytest.mark.parametrize("mark", ["", "﻿"], ids=["plain", "marked"])

@@ -54,6 +54,11 @@ def test_what_does_not_go_together_is_named(site, words, named):
     assert (done.returncode, done.stdout) == (2, "")
     assert named in done.stderr
     assert not (site.folder / "out").exists()
+    if words[:2] == SERVE and not {"--builder", "--template"} & {*words}:
+        assert "envbuild serve MODEL" in done.stderr
+        same = site("serve", "manifest.json", "--out", "out", *words[2:])
+        assert (same.returncode, same.stdout) == (2, "")
+        assert named in same.stderr
 
 
 def test_an_empty_path_in_a_file_is_refused_and_a_secret_before_anything_is_read(site):
@@ -81,20 +86,20 @@ def test_a_model_is_what_is_stamped_and_says_itself_what_its_run_was(site):
     (site.folder / "pylock.toml").write_text("")
     done = site("from-manifest", "pylock.toml", *SERVE, *APP)
     assert done.returncode == 2
-    assert "a lock is nothing that could be served" in done.stderr
+    assert "a lock cannot be served" in done.stderr
 
 
 def test_a_model_that_is_not_there_is_called_so(site):
     (site.folder / "layout").mkdir()
     (site.folder / "layout/oci-layout").write_text("{}")
     for name, says in (
-        ("modle", "nothing lies there, and an image in a registry is nothing that could be served\n  where: modle"),
+        ("modle", "there is no such file or folder, and an image in a registry cannot be served\n  where: modle"),
         (
             "no\nmodel",
-            "nothing lies there, and an image in a registry is nothing that could be served\n  where: no\\nmodel",
+            "there is no such file or folder, and an image in a registry cannot be served\n  where: no\\nmodel",
         ),
-        ("layout", "error: an image is nothing that could be served: it has oci-layout\n  where: layout"),
-        ("oci:layout", "error: an image is nothing that could be served\n  where: oci:layout"),
+        ("layout", "error: an image cannot be served: it has oci-layout\n  where: layout"),
+        ("oci:layout", "error: an image cannot be served\n  where: oci:layout"),
     ):
         done = site("from-manifest", name, *SERVE, *APP)
         assert done.returncode == 2

@@ -16,20 +16,11 @@ from envbuild.attest.bundle import record_keys, record_signer
 from envbuild.capture import hashing
 from envbuild.capture.model.facts import model_facts
 from envbuild.errors import StampError
-from envbuild.stamp.history import read_history
-from envbuild.stamp.history import read_stamp
-from envbuild.stamp.record import Content
-from envbuild.stamp.record import StampedFile
-from envbuild.stamp.record import read_record
-from envbuild.stamp.record import record_bytes
-from envbuild.stamp.record import record_name
+from envbuild.stamp.history import read_history, read_stamp
+from envbuild.stamp.record import Content, StampedFile, read_record, record_bytes, record_name
 from envbuild.stamp.signature import Proof
-from envbuild.stamp.stamping import check_stampable
-from envbuild.stamp.stamping import stamp
-from envbuild.verify.sources.model import artifact_findings
-from envbuild.verify.sources.model import content_of
-from envbuild.verify.sources.model import files_now
-from envbuild.verify.sources.model import read_model
+from envbuild.stamp.stamping import check_stampable, stamp
+from envbuild.verify.sources.model import artifact_findings, content_of, files_now, read_model
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import serving
 from tests.unit.attesting import key_pair

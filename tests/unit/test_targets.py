@@ -1,6 +1,7 @@
 import pytest
 
-from envbuild.cli.targets import in_one_line, kind_of
+from envbuild.cli.console import one_line
+from envbuild.cli.targets import kind_of
 from envbuild.errors import UsageError
 
 
@@ -83,7 +84,7 @@ def test_what_is_said_goes_before_what_can_be_told(here, text, kind, name):
 
 @pytest.mark.parametrize("text", ["", " ", "./absent", "/absent", "absent.json", "absent.keras", "pylock.absent.toml"])
 def test_nothing_there_is_no_image(here, text):
-    with pytest.raises(UsageError, match=r"nothing lies there|has no name"):
+    with pytest.raises(UsageError, match=r"no such file|has no name"):
         kind_of(text)
 
 
@@ -113,5 +114,5 @@ def test_a_model_that_has_a_dockerfile_beside_it_is_one(here, beside):
     assert kind_of("served") == ("model", "served")
 
 
-def test_a_name_is_shown_in_one_line():
-    assert in_one_line("a\nb\x1b[2J\u202e\udce9é") == "a\\nb\\x1b[2J\\u202e\\udce9é"
+def test_a_name_is_shown_one_line():
+    assert one_line("a\nb\x1b[2J\u202e\udce9é") == "a\\nb\\x1b[2J\\u202e\\udce9é"

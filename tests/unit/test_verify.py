@@ -399,12 +399,12 @@ def test_a_wheel_that_the_index_has_changed_is_refused_by_deep(site, built, inde
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("NO image", "--lock", LOCK), "this is no image"),
+        (("NO image", "--lock", LOCK), "where: IMAGE NO image"),
         (("oci:none", "--lock", "none.toml"), "there is no such file"),
         (("oci:none",), "--lock"),
         (("image:env/context/pylock.toml", "--lock", LOCK), "no OCI layout"),
         (("docker-daemon:env", "--lock", LOCK), "in no registry"),
-        (("oci:none", "--lock", LOCK, "--set", "cuda=12.2"), "how a run is matched"),
+        (("oci:none", "--lock", LOCK, "--set", "cuda=12.2"), "where: --set, --cuda-source"),
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error(site, built, arguments, says):

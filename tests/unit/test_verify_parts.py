@@ -19,11 +19,7 @@ from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe, make_recipe
 from envbuild.report import SilentReporter
 from envbuild.verify.findings import Finding
-from envbuild.verify.image import Inquiry
-from envbuild.verify.image import Run
-from envbuild.verify.image import match_run
-from envbuild.verify.image import read_anew
-from envbuild.verify.image import verify_image
+from envbuild.verify.image import Inquiry, Run, match_run, read_anew, verify_image
 from tests.fakes.trees import GLIBC, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.compiling import MINOR, locked, recipe_of

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.capture import script
-from envbuild.engine.image import Report
 from envbuild.errors import UsageError, counted
 from envbuild.manifest.artifact import Array, Golden
 from envbuild.manifest.model import TrainingManifest
+from envbuild.report import Reporter
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.golden import program
 from envbuild.verify.golden.model import HeldModel, held
@@ -295,7 +295,7 @@ def check(
     runners: Iterable[Runner],
     *,
     cache: Path,
-    report: Report,
+    report: Reporter,
     seconds: float = SECONDS,
 ) -> Iterator[Finding]:
     """Run a manifest's sample with a model in each environment; yield what differs, and one finding where nothing does.

@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import cast, get_args
 
 from envbuild.errors import BuildError, ManifestError, UsageError
-from envbuild.image.context import DEBS
-from envbuild.image.context import context_check
-from envbuild.lock.formats import WHEELS
-from envbuild.lock.formats import is_local
-from envbuild.lock.formats import read_pylock
+from envbuild.image.context import DEBS, build_context, context_check
+from envbuild.lock.formats import WHEELS, is_local, read_pylock
 from envbuild.lock.model import Lock
-from envbuild.image.context import build_context
 from envbuild.manifest.formats.pins import Pins
 from envbuild.manifest.formats.record import Faults, Record
 from envbuild.manifest.formats.requirement_files import RequirementsFile

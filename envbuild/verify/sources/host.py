@@ -21,7 +21,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, Data, Platform, TrainingManifest
 from envbuild.manifest.parse import Parser
-from envbuild.stamp import parse_model_uri
+from envbuild.stamp.store import parse_model_uri
 from envbuild.verify.sources import Side, module_name
 from envbuild.verify.sources.manifest import side_of_manifest
 

@@ -19,8 +19,7 @@ from envbuild.capture.frameworks import BUILD_INFO, build_info
 from envbuild.capture.reading import decoded
 from envbuild.capture.record_digest import record_content
 from envbuild.capture.redact import scrub_file_name, scrub_line
-from envbuild.diff.layers import IMPLIED, Node, Overlay, Tree, over, place_of, read_layer
-from envbuild.diff.pair import Report
+from envbuild.diff.layers import IMPLIED, Node, Overlay, Report, Tree, over, place_of, read_layer
 from envbuild.errors import BuildError
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.manifest.model import Framework

