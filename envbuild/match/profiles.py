@@ -30,7 +30,7 @@ from envbuild.match.table import Table, read_table
 from envbuild.oci.digest import Digest
 
 FRAMEWORKS = ("tensorflow", "torch", "jax")
-"""Each has a file of its own, made by `envbuild profiles refresh`."""
+"""Each has a file of its own, which `python -m profiles.refresh` writes."""
 
 
 _FIRST_VERSION = re.compile(r"(?:==|>=|~=|>)\s*([\d.]+)")

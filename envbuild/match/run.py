@@ -158,7 +158,7 @@ def frameworks_of(manifest: TrainingManifest) -> tuple[str, ...]:
 
 def refresh(framework: str) -> str:
     """What to do when a release is not known."""
-    return f"if the release exists, make the profiles anew: envbuild profiles refresh {framework}"
+    return f"if the release exists, update envbuild; in its repository: python -m profiles.refresh {framework}"
 
 
 def label_cuda(label: str) -> tuple[str, str | None] | None:

@@ -500,7 +500,7 @@ def test_a_release_that_is_not_known_names_those_near_it(framework, version, par
     with pytest.raises(MatchError) as caught:
         match(ran(framework, framework, version), PROFILES, "cpu")
     assert [part for part in parts if part not in caught.value.what] == []
-    helped = caught.value.todo.endswith(f"envbuild profiles refresh {framework}")
+    helped = caught.value.todo.endswith(f"python -m profiles.refresh {framework}")
     assert helped == ("no release of this version" in caught.value.what), "and not where it would change nothing"
 
 

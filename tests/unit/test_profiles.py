@@ -14,7 +14,7 @@ from envbuild.errors import MatchError
 from envbuild.files import data_folder
 from envbuild.match.facts import CudnnFloor, Limit
 from envbuild.match.profiles import FrameworkWheel, Profiles, load_profiles
-from envbuild.refresh.toml import to_toml
+from profiles.refresh.toml import to_toml
 
 FOLDER = data_folder("profiles")
 PROFILES = load_profiles(FOLDER)

@@ -11,9 +11,9 @@ from envbuild.errors import LockError
 from envbuild.lock.settings import IndexSettings
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
 from envbuild.oci.digest import Digest
-from envbuild.refresh.index import Index
-from envbuild.refresh.tensorflow import read_tensorflow
-from envbuild.refresh.toml import to_toml
+from profiles.refresh.index import Index
+from profiles.refresh.tensorflow import read_tensorflow
+from profiles.refresh.toml import to_toml
 from tests.fakes.frameworks import CPU, GPU, build_info, cuda_config, cudnn_header, stub
 from tests.fakes.frameworks import tensorflow as wheel
 from tests.fakes.index import FakeIndex, Fault, closed_port, serving

@@ -7,7 +7,7 @@ from packaging.version import Version
 
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
 from envbuild.oci.digest import Digest
-from envbuild.refresh.compare import differences
+from profiles.refresh.compare import differences
 
 ROW = FrameworkWheel(
     distribution="jax",

@@ -7,8 +7,8 @@ import pytest
 from envbuild.errors import LockError
 from envbuild.lock.settings import IndexSettings
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
-from envbuild.refresh import READERS
-from envbuild.refresh.index import Index
+from profiles.refresh.__main__ import READERS
+from profiles.refresh.index import Index
 from tests.fakes.frameworks import ARM, fat_binary, jax, jax_pjrt, jax_plugin, jaxlib, torch
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel

@@ -8,7 +8,7 @@ from envbuild.match.table import SCHEMA
 
 _WIDTH = 120
 _HEADER = """\
-# Made by `envbuild profiles refresh` from the wheels on the package index; do not edit.
+# Made by `python -m profiles.refresh` from the wheels on the package index; do not edit.
 # Each row was read from the wheel that it names (and its parts): METADATA, what it says of its build, and the tags of
 # all files of that release.
 """

@@ -4,11 +4,10 @@ import re
 import zipfile
 
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel
-from envbuild.refresh.index import Index
-from envbuild.refresh.literals import constants
-from envbuild.refresh.metadata import cudnn, limits, read_metadata
-from envbuild.refresh.remote import remote_wheel, search
-from envbuild.refresh.wheels import Report, Row, dotted, other_files, read_rows
+from profiles.refresh.archive import constants, remote_wheel, search
+from profiles.refresh.index import Index
+from profiles.refresh.metadata import cudnn, limits, read_metadata
+from profiles.refresh.rows import Report, Row, dotted, other_files, read_rows
 
 OLDEST = "1.8"
 _VERSION = "torch/version.py"
