@@ -10,8 +10,8 @@ from envbuild.image import LayerCache
 from envbuild.lock import IndexSettings, LockedRun
 from envbuild.lock.resolving import asking
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match import Stack
 from envbuild.match.limits import broken_hand_limits
+from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.verify.imports import Imports, Place, Question, check_imports, check_metadata, import_names, place_for

@@ -9,7 +9,8 @@ from envbuild.attest import Wanted
 from envbuild.image import Assembled
 from envbuild.lock import Lock, Proof
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match import CudaChoice, Profiles, Stack, VariantChoice
+from envbuild.match.profiles import Profiles
+from envbuild.match.stack import CudaChoice, Stack, VariantChoice
 from envbuild.oci.digest import Digest
 from envbuild.oci.index import Content, platform_name
 from envbuild.oci.reference import Reference

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from envbuild.base.known import KnownBase
     from envbuild.base.serving import Wanted
-    from envbuild.match import Profiles
+    from envbuild.match.profiles import Profiles
 
 InRegistry = Annotated[
     str | None, typer.Option("--registry", help="List what this repository has under its tags, too.", metavar="REPO")
@@ -29,7 +29,7 @@ def run(*, registry: InRegistry = None, platform: Platform = None, as_json: AsJs
     from envbuild.base.known import known_bases
     from envbuild.base.serving import missing
     from envbuild.files import cache_folder, data_folder
-    from envbuild.match import load_profiles
+    from envbuild.match.profiles import load_profiles
 
     check_stdout()
     machine, profiles = machine_of(platform), load_profiles(data_folder("profiles"))

@@ -64,7 +64,7 @@ class ByLock:
             return None
         from envbuild.cli.records import read_record
         from envbuild.manifest.formats import Given
-        from envbuild.match import pairs_of
+        from envbuild.match.stack import pairs_of
         from envbuild.verify import Run
 
         name, data = read_record(self.manifest, None, Given(), progress)

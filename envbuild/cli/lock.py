@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from envbuild.lock import LockedRun, Options, Target
     from envbuild.manifest.model import TrainingManifest
-    from envbuild.match import Stack
+    from envbuild.match.stack import Stack
 
 
 Download = Annotated[
@@ -179,8 +179,10 @@ def _decide(
     """The record, what it needs, and the glibc of the base that it would be built on, where that is known."""
     from envbuild.files import data_folder
     from envbuild.manifest import read_manifest
-    from envbuild.match import FRAMEWORKS, frameworks_of, load_profiles, match, pairs_of
-    from envbuild.match.base import glibc_of
+    from envbuild.match.match import match
+    from envbuild.match.profiles import FRAMEWORKS, load_profiles
+    from envbuild.match.run import frameworks_of
+    from envbuild.match.stack import pairs_of
 
     name, data = record
     manifest = read_manifest(data, name)
@@ -197,7 +199,7 @@ def _decide(
         exclude_newer=exclude_newer,
         drop=drop or (),
     )
-    return manifest, stack, glibc_of(stack.base, profiles)
+    return manifest, stack, profiles.glibc_of(stack.base)
 
 
 def _target(

@@ -11,7 +11,7 @@ from envbuild.cli.console import PLAIN_INTERVAL, Progress
 
 if TYPE_CHECKING:
     from envbuild.lock.facts import Counted
-    from envbuild.match import Stack
+    from envbuild.match.stack import Stack
 
 
 class VariantName(StrEnum):

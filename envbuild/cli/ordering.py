@@ -220,7 +220,7 @@ def order_of(name: str, data: bytes, asked: Asked) -> "Order":
     """Make the order for a manifest; UsageError for what cannot be meant."""
     from envbuild.build import Order
     from envbuild.files import cache_folder
-    from envbuild.match import pairs_of
+    from envbuild.match.stack import pairs_of
 
     wanted, outputs, building, locks = asked.wanted, asked.outputs, asked.building, asked.locks
     return Order(

@@ -12,7 +12,7 @@ from envbuild.cli.locking import CudaSource, CudaSourceName, Set, VariantName
 
 if TYPE_CHECKING:
     from envbuild.match.profiles import FrameworkWheel, Release
-    from envbuild.match.release import Shown
+    from envbuild.match.release import ReleaseStack
 
 app = typer.Typer(
     help="List the known releases of the frameworks, or show the stack of one.",
@@ -76,22 +76,22 @@ def show(
 ) -> None:
     """Show what an image of a release gets: each value with its reason and its source."""
     from envbuild.files import data_folder
-    from envbuild.match import load_profiles, pairs_of
-    from envbuild.match.match import Asked
-    from envbuild.match.overrides import read_overrides
+    from envbuild.match.match import MatchOptions
+    from envbuild.match.profiles import load_profiles
     from envbuild.match.release import show_release
+    from envbuild.match.stack import pairs_of, read_overrides
 
     overrides = read_overrides(pairs_of(set_ or ()))
-    asked = Asked(variant=variant.value, cuda_source=cuda_source.value, overrides=overrides)
+    options = MatchOptions(variant=variant.value, cuda_source=cuda_source.value, overrides=overrides)
     profiles = load_profiles(folder or data_folder("profiles"))
-    shown = show_release(release, profiles, asked, python=python, machine=platform, gpus=tuple(gpu or ()))
+    shown = show_release(release, profiles, options, python=python, machine=platform, gpus=tuple(gpu or ()))
     if as_json:
-        typer.echo(json.dumps(_shown(shown), indent=2))
+        typer.echo(json.dumps(_json_of(shown), indent=2))
     else:
         _print_shown(shown)
 
 
-def _shown(shown: "Shown") -> dict[str, Any]:
+def _json_of(shown: "ReleaseStack") -> dict[str, Any]:
     """The stack by key, with what is decided and why; not what differs from a run, as there was none."""
     from dataclasses import asdict
 
@@ -106,7 +106,7 @@ def _shown(shown: "Shown") -> dict[str, Any]:
     return stack | pairs | wheel | {"limits": list(shown.limits), "notes": list(shown.notes)}
 
 
-def _print_shown(shown: "Shown") -> None:
+def _print_shown(shown: "ReleaseStack") -> None:
     for it in shown.stack.decisions:
         value, warning = it.value or "none is known", "warning: " if it.warning else ""
         typer.echo(f"{it.what}: {value}\n  {warning}{it.reason}\n  [{it.source}]")
@@ -123,7 +123,7 @@ def _object(release: "Release", wheel: "FrameworkWheel") -> dict[str, Any]:
     from dataclasses import asdict
 
     return asdict(wheel) | {
-        "sha256": wheel.sha256.hex,
+        "sha256": wheel.sha256,
         "keras": wheel.keras,
         "jaxlib": wheel.jaxlib,
         "notes": list(release.notes),

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from envbuild.lock.conflicts import Conflict, find_conflict, marker_environment
 from envbuild.lock.model import Lock
 from envbuild.lock.resolving import Question, failure
-from envbuild.manifest.requirement import exact_version
+from envbuild.manifest.packages import exact_version
 
 T = TypeVar("T")
 

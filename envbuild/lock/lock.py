@@ -11,11 +11,9 @@ from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fau
 from envbuild.lock.index import local_path
 from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.resolving import parsed_requirements
-from envbuild.manifest.packages import Distribution
-from envbuild.manifest.requirement import exact_version
+from envbuild.manifest.packages import Distribution, exact_version, name_of
 from envbuild.match.limits import broken_hand_limits
 from envbuild.match.stack import Gaps
-from envbuild.match.swap import name_of
 
 _COMPLETE = "set source.complete to true in the manifest that `envbuild convert` writes of it"
 

@@ -27,10 +27,9 @@ from envbuild.lock.tags import same_version
 from envbuild.lock.uv import UvResolver
 from envbuild.lock.web import LateClient, make_client
 from envbuild.manifest.model import TrainingManifest
-from envbuild.manifest.packages import Distribution
-from envbuild.match.dropping import REASON
+from envbuild.manifest.packages import Distribution, name_of
+from envbuild.match.pins import REASON
 from envbuild.match.stack import Gaps, PinChange, Stack
-from envbuild.match.swap import name_of
 from envbuild.oci.digest import Digest
 
 

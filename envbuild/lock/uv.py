@@ -21,7 +21,7 @@ from envbuild.lock.model import Lock, Target
 from envbuild.lock.resolving import Question, asking, complete, failure, run_resolver
 from envbuild.lock.settings import IndexSettings, uv_environment, uv_program
 from envbuild.lock.tags import best_wheel, glibc_minor, ranked_tags
-from envbuild.manifest.requirement import exact_version
+from envbuild.manifest.packages import exact_version
 from envbuild.match.stack import Gaps
 
 _LEVELS = (17, 28, *range(31, 41))

@@ -1,7 +1,13 @@
-"""What is installed: distributions, where each came from, and what conda has."""
+"""What is installed: distributions, where each came from, what conda has; and how requirements name them."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion
+from packaging.version import Version as PackageVersion
 
 from envbuild.manifest.fields import Address, AnyText, Line, Name, Pairs, Sha256, Version
 
@@ -158,3 +164,22 @@ class Conda:
     """The environment's name."""
     channels: tuple[Line, ...] = ()
     """The channels that commands named, in the order of conda's history."""
+
+
+def name_of(requirement: str) -> str:
+    """Return the normalised name; a version of the run need not be one that PEP 440 allows, so only this is parsed."""
+    return canonicalize_name(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0])
+
+
+def is_pep440(text: str) -> bool:
+    """Whether a text is a version as PEP 440 has it."""
+    try:
+        return bool(PackageVersion(text).release)
+    except InvalidVersion:
+        return False
+
+
+def exact_version(requirement: Requirement) -> str | None:
+    """Return the one version that a requirement allows, as it is spelled; None where it allows several."""
+    exact = [it.version for it in requirement.specifier if it.operator in {"==", "==="}]
+    return exact[0] if len(exact) == 1 and is_pep440(exact[0]) else None

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from envbuild.base.tree import resolve
-from envbuild.match.facts import within
+from envbuild.match.profiles import within
 from envbuild.verify.image import Case
 from envbuild.verify.proof import LoaderFinding
 

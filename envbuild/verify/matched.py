@@ -7,7 +7,10 @@ from typing import Any, cast
 
 from envbuild.files import data_folder
 from envbuild.manifest import read_manifest
-from envbuild.match import FRAMEWORKS, CudaChoice, Profiles, Stack, VariantChoice, frameworks_of, load_profiles, match
+from envbuild.match.match import match
+from envbuild.match.profiles import FRAMEWORKS, Profiles, load_profiles
+from envbuild.match.run import frameworks_of
+from envbuild.match.stack import CudaChoice, Stack, VariantChoice
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Base, Recipe, make_recipe
 from envbuild.verify.findings import Finding

@@ -13,7 +13,7 @@ from envbuild.lock.conflicts import marker_environment
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import Target
 from envbuild.lock.needs import Declared, needed
-from envbuild.match.table import read_table
+from envbuild.match.profiles import read_profile, read_toml
 from envbuild.oci.image import Image
 from envbuild.recipe import SLIM_LABEL
 from envbuild.verify.findings import Finding
@@ -33,12 +33,18 @@ class Pattern:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    why: str
+    names: tuple[str, ...]
+
+
 @cache
 def training_only() -> tuple[Pattern, ...]:
     """The list that the rule goes by, `profiles/slim.toml`; MatchError where it cannot be read."""
-    table = read_table(data_folder("profiles") / "slim.toml")
-    rows = table.each("training_only", lambda row: [Pattern(name, row.text("why")) for name in row.texts("names")])
-    return tuple(it for row in rows for it in row)
+    path = data_folder("profiles") / "slim.toml"
+    groups = read_profile(path, read_toml(path), "training_only", tuple[_Group, ...])
+    return tuple(Pattern(name, it.why) for it in groups for name in it.names)
 
 
 def listed(names: Iterable[str], patterns: Collection[Pattern]) -> dict[str, str]:

@@ -4,8 +4,7 @@ import re
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.match.facts import within
-from envbuild.match.profiles import FrameworkWheel, Profiles
+from envbuild.match.profiles import FrameworkWheel, Profiles, within
 
 _IN_NAME = re.compile(r"\.so\.(\d+(?:\.\d+)+)\Z")
 

@@ -152,7 +152,7 @@ def _read_row(shelf: _Shelf, file: IndexFile, machine: str, extra: str, number: 
         limits=limits(metadata.needs(machine, pythons, extra)),
         stands_for=jaxlib,
         wheel=file.name,
-        sha256=file.sha256,
+        sha256=file.sha256.hex,
         parts=tuple(f"{it.newest.file.name} ({it.newest.file.sha256})" for it in stack.parts),
     )
 

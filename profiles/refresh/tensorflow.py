@@ -66,7 +66,7 @@ def _read_row(index: Index, row: Row) -> FrameworkWheel:
         keras_inside=keras,
         stands_for=None if build is not None else _stands_for(newest.file.name, needs),
         wheel=newest.file.name,
-        sha256=newest.file.sha256,
+        sha256=newest.file.sha256.hex,
         others=other_files(row),
     )
 

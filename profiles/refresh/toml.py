@@ -3,8 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
-from envbuild.match.table import SCHEMA
+from envbuild.match.profiles import SCHEMA, FrameworkProfile, FrameworkWheel, Release
 
 _WIDTH = 120
 _HEADER = """\
@@ -45,7 +44,7 @@ def _wheel(wheel: FrameworkWheel) -> str:
             ("keras_inside", wheel.keras_inside),
             ("stands_for", wheel.stands_for),
             ("wheel", wheel.wheel),
-            ("sha256", wheel.sha256.hex),
+            ("sha256", wheel.sha256),
             ("parts", wheel.parts),
             ("others", wheel.others),
         )

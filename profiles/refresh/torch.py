@@ -40,7 +40,7 @@ def _read_row(index: Index, row: Row) -> FrameworkWheel:
         cuda_requirements=tuple(it.text for it in required),
         limits=limits(needs),
         wheel=newest.file.name,
-        sha256=newest.file.sha256,
+        sha256=newest.file.sha256.hex,
         others=other_files(row),
     )
 

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from envbuild.files import data_folder
 from envbuild.lock.settings import read_settings
-from envbuild.match import load_profiles
+from envbuild.match.profiles import load_profiles
 from profiles.refresh.archive import remote_wheel
 from profiles.refresh.index import Index
 

@@ -13,7 +13,8 @@ from envbuild.files import data_folder
 from envbuild.lock import Identity, Lock, LockedRun, LockedWheel, Proof, Target
 from envbuild.lock.conflicts import Conflict
 from envbuild.manifest.model import Source
-from envbuild.match import load_profiles, match
+from envbuild.match.match import match
+from envbuild.match.profiles import load_profiles
 from envbuild.oci.digest import Digest
 from envbuild.verify.golden.runners import InInterpreter, Ran
 from envbuild.verify.imports import Imports, Place, Question, check_imports, check_metadata, import_names

@@ -16,7 +16,7 @@ from envbuild.lock import confirm, fetch, lock_run, pylock_text, read_pylock
 from envbuild.lock.download import wheel_path
 from envbuild.lock.settings import uv_program
 from envbuild.manifest.packages import Distribution, Origin
-from envbuild.match import PinChange
+from envbuild.match.stack import PinChange
 from envbuild.oci.digest import Digest
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel, record_line

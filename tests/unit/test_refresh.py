@@ -348,7 +348,7 @@ def test_the_writer_keeps_every_value_whatever_its_letters():
         pythons=("3.11",),
         glibc="2.17",
         wheel='a "quoted" \\ name\x7f\n…',
-        sha256=Digest.of(b""),
+        sha256=Digest.of(b"").hex,
         cuda="12.2",
         cuda_requirements=tuple(f"nvidia-library-number-{number}-cu12==1.0" for number in range(9)),
         limits=('numpy>=1.26; python_version >= "3.12"', 'it\'s "both"', ""),

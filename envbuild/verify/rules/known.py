@@ -6,8 +6,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 
 from envbuild.files import data_folder
-from envbuild.match import Profiles, load_profiles
-from envbuild.match.facts import within
+from envbuild.match.profiles import Profiles, load_profiles, within
 from envbuild.match.variant import CUDA_WHEEL
 from envbuild.verify.rules.releases import numbers
 
