@@ -44,6 +44,14 @@ def read_values(values: Any, kind: type[T], path: str = "") -> T:
         raise InvalidError(faults or [Fault(path, "is nested too deeply" if deep else str(error))]) from error
 
 
+def read_or_none(values: Any, kind: type[T]) -> T | None:
+    """Convert values as `read_values` does; None where they are not valid."""
+    try:
+        return read_values(values, kind)
+    except InvalidError:
+        return None
+
+
 def quote(value: str) -> str:
     """Quote a text for a message: on one line, in ASCII, at most 80 characters."""
     return ascii(value if len(value) <= 80 else value[:79] + "…")

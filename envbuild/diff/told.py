@@ -20,7 +20,7 @@ from envbuild.diff.facts import (
 from envbuild.lock.model import Lock
 from envbuild.manifest.artifact import Model
 from envbuild.manifest.model import TrainingManifest
-from envbuild.manifest.parse import shape
+from envbuild.manifest.reader import shape
 from envbuild.stamp import Stamp
 
 _NOT_OF_A_HOST = (

@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 from packaging.version import Version as PackageVersion
 
-from envbuild.manifest.fields import Address, AnyText, Line, Name, Pairs, Sha256, Version
+from envbuild.manifest.fields import Address, AnyText, Count, Line, Name, Pairs, Sha256, Version
 
 OriginKind = Literal["index", "vcs", "archive", "editable", "conda", "unknown"]
 """`editable` is any folder of sources (PEP 610 dir_info), installed in place or copied: no index has it either way.
@@ -44,7 +44,7 @@ class Origin:
     """Of an editable, where its repository is fetched from."""
     dirty: bool | None = None
     """Of an editable, whether tracked files in its folder differ from the commit."""
-    untracked: int | None = None
+    untracked: Count | None = None
     """Of an editable, how many files or folders in its folder git neither tracks nor ignores.
 
     They can be imported, but no commit, digest or patch holds them.
@@ -81,7 +81,7 @@ class Distribution:
     """Files that are not what RECORD says, or conda-meta, at most 50; bytecode does not count."""
     missing: tuple[Line, ...] = ()
     """Files of RECORD, or conda-meta, that are not there, at most 50; bytecode does not count."""
-    changed_files: int = 0
+    changed_files: Count = 0
     """How many files are modified or missing."""
     overwritten: Pairs = ()
     """Files that are another distribution's, which was installed over this one, with its name; at most 1,000.
@@ -119,9 +119,9 @@ class Installation:
     `size and time` hashes only files that changed after their RECORD was written, or an hour away from the rest of
     their distribution. `sha256` hashes all.
     """
-    files: int | None = None
+    files: Count | None = None
     """How many files the distributions list with a digest."""
-    unchecked: int = 0
+    unchecked: Count = 0
     """How many of those files are not held against it, as they cannot be read or it would have taken too long."""
     unreadable: tuple[Line, ...] = ()
     """Metadata folders that tell no valid name and version, at most 50; what they installed is not recorded."""

@@ -9,9 +9,9 @@ from packaging.utils import canonicalize_name, canonicalize_version
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import UsageError
-from envbuild.manifest.known import known_framework
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import name_of
+from envbuild.manifest.reader import known_framework
 from envbuild.match.cuda import CudaPlan, Selection, applies
 from envbuild.match.run import CPU_LABEL, Run
 from envbuild.match.stack import Decision, PinChange, Stack

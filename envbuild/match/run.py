@@ -8,9 +8,9 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import MatchError
 from envbuild.manifest.hardware import Gpu
-from envbuild.manifest.known import known_accelerator, known_framework
 from envbuild.manifest.model import Framework, TrainingManifest
 from envbuild.manifest.packages import Origin, is_pep440, name_of
+from envbuild.manifest.reader import known_accelerator, known_framework
 from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, Profiles, Release
 
 NO_FRAMEWORK = FrameworkProfile(name="none", releases=())

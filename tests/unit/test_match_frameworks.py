@@ -16,9 +16,9 @@ from envbuild.files import data_folder
 from envbuild.manifest.artifact import Model
 from envbuild.manifest.formats import Given, supplement
 from envbuild.manifest.hardware import Accelerator, Gpu, Library, Native, Owner
-from envbuild.manifest.known import known_framework
 from envbuild.manifest.model import Framework, Numerics, Platform, Python, Source, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
+from envbuild.manifest.reader import known_framework
 from envbuild.match.match import match
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release, load_profiles
 from envbuild.match.stack import Stack

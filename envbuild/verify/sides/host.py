@@ -17,7 +17,7 @@ from envbuild.capture.redact import REDACTED, hides_secret, scrub
 from envbuild.capture.tree import tree_facts
 from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, Data, Platform, TrainingManifest
-from envbuild.manifest.parse import Parser
+from envbuild.validation import read_or_none
 from envbuild.verify.sides.imports import find_imported, module_name
 from envbuild.verify.sides.manifest import side_of_manifest
 from envbuild.verify.sides.side import Side
@@ -82,9 +82,7 @@ def _machine(name: str) -> Side:
 
 def _read(kind: type[T], facts: dict[str, Any]) -> T | None:
     """Facts as a manifest would have them; None where it would refuse them."""
-    parser = Parser()
-    found = parser.read(kind, present(facts))
-    return None if parser.faults else found
+    return read_or_none(present(facts), kind)
 
 
 def _variables() -> dict[str, str]:

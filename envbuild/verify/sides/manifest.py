@@ -8,9 +8,9 @@ from envbuild.capture.components import component_of, leading_numbers
 from envbuild.capture.redact import REDACTED
 from envbuild.capture.variables import VARIABLES
 from envbuild.manifest.hardware import Component, Cpu
-from envbuild.manifest.known import known_accelerator
 from envbuild.manifest.model import Contract, Framework, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
+from envbuild.manifest.reader import known_accelerator
 from envbuild.verify.sides.frameworks import Built, frameworks_of
 from envbuild.verify.sides.side import Package, Side
 

@@ -13,7 +13,6 @@ from envbuild.lock import Lock, read_pylock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.manifest.model import TrainingManifest
-from envbuild.manifest.parse import Parser
 from envbuild.manifest.reader import MAX_MANIFEST
 from envbuild.oci.digest import Digest
 from envbuild.stamp import (
@@ -28,6 +27,7 @@ from envbuild.stamp import (
 )
 from envbuild.stamp.objects import found
 from envbuild.stamp.store import Store
+from envbuild.validation import read_or_none
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.modelfiles import Changes, being, compared, digests, doubt, has_digest, listed, told
 from envbuild.verify.sides.content import is_rewritten, recorded
@@ -106,9 +106,7 @@ def files_now(uri: str, before: Model | None = None, *, patient: bool = False) -
     `patient` where the record is trusted to say how much there is to hash.
     """
     sizes = {it.path: it.size for it in before.files} if before else {}
-    parser = Parser()
-    model = parser.read(Model, model_facts(uri, sizes, sum(sizes.values()) / _SLOWEST_HASHING if patient else 0))
-    return None if parser.faults else model
+    return read_or_none(model_facts(uri, sizes, sum(sizes.values()) / _SLOWEST_HASHING if patient else 0), Model)
 
 
 def side_of_model(it: StampedModel) -> Side:
