@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from packaging.version import Version
 
 from envbuild.errors import UsageError
-from envbuild.match import Decision, Profiles
-from envbuild.match.base import had_image
+from envbuild.match.profiles import Profiles
+from envbuild.match.stack import Decision
 
 _PYTHON = re.compile(r"3\.\d+(?:\.\d+)?\Z")
 # Debian policy manual, 5.6.1 "Source" and 5.6.12 "Version".
@@ -117,7 +117,7 @@ def decide_python(parent: str, python: str, profiles: Profiles) -> Decision | No
         return None
     minor = ".".join(python.split(".")[:2])
     suites = [it for it in profiles.suites if Version(it.glibc) <= Version(row.glibc)]
-    suite = next((it for it in suites if had_image(it, python)), None)
+    suite = next((it for it in suites if it.has_image(python)), None)
     if suite is None:
         return None
     image = profiles.python_image.format(python=python, suite=suite.name)

@@ -10,12 +10,10 @@ from envbuild.base.known import KnownBase, cuda_of
 from envbuild.base.order import decide_python
 from envbuild.base.resolve import suite_for
 from envbuild.errors import MatchError, UsageError
-from envbuild.match import Profiles, Variant
-from envbuild.match.base import had_image
-from envbuild.match.facts import CudaBase
-from envbuild.match.match import Asked
-from envbuild.match.profiles import FrameworkProfile, Release
+from envbuild.match.match import MatchOptions
+from envbuild.match.profiles import CudaBase, FrameworkProfile, Profiles, Release
 from envbuild.match.release import show_release
+from envbuild.match.stack import Variant
 
 _TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
 _NEWEST_GLIBC = "9"
@@ -72,7 +70,7 @@ def _fits(framework: FrameworkProfile, release: Release, variant: Variant, base:
     # Deciding takes a millisecond and more, so it is not asked what one look at the rows answers.
     if by_base:
         wheels = [it for it in wheels if it.cuda and framework.name == "tensorflow" and _same(base.cuda, it.cuda)]
-    asked = Asked(variant=variant, cuda_source="base" if by_base else "auto")
+    asked = MatchOptions(variant=variant, cuda_source="base" if by_base else "auto")
     names = dict.fromkeys(it.distribution for it in wheels)
     return any(_stands(f"{name}=={release.version}", asked, base, profiles) for name in names)
 
@@ -82,7 +80,7 @@ def _same(cuda: str, minor: str) -> bool:
     return f"{cuda}.".startswith(f"{minor}.")
 
 
-def _stands(release: str, asked: Asked, base: KnownBase, profiles: Profiles) -> bool:
+def _stands(release: str, asked: MatchOptions, base: KnownBase, profiles: Profiles) -> bool:
     try:
         stack = show_release(release, profiles, asked, python=base.python, machine=base.machine).stack
     except (MatchError, UsageError):
@@ -116,7 +114,7 @@ def _pythons(profiles: Profiles, machine: str) -> list[str]:
 
 def _plain(python: str, machine: str, profiles: Profiles) -> Wanted | None:
     wanted = KnownBase(name="", how="", digest="", python=python, glibc=_NEWEST_GLIBC, machine=machine)
-    suite = next((it for it in profiles.suites if had_image(it, python)), None)
+    suite = next((it for it in profiles.suites if it.has_image(python)), None)
     if debian := suite_for(python):
         command = f"envbuild base show debian:{debian}"
     elif suite:

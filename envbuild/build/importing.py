@@ -11,8 +11,8 @@ from envbuild.lock.resolution import open_question
 from envbuild.lock.run import LockedRun
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match import Stack
 from envbuild.match.limits import broken_hand_limits
+from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.verify.imports import Imports, Place, Question, check_imports, check_metadata, import_names, place_for

@@ -10,7 +10,8 @@ from envbuild.image import Assembled
 from envbuild.lock.identity import Proof
 from envbuild.lock.model import Lock
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match import CudaChoice, Profiles, Stack, VariantChoice
+from envbuild.match.profiles import Profiles
+from envbuild.match.stack import CudaChoice, Stack, VariantChoice
 from envbuild.oci.digest import Digest
 from envbuild.oci.index import Content, platform_name
 from envbuild.oci.reference import Reference

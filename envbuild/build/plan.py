@@ -11,7 +11,11 @@ from envbuild.files import data_folder
 from envbuild.lock.faults import origin_fault
 from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match import FRAMEWORKS, Decision, Profiles, frameworks_of, load_profiles, match, name_of
+from envbuild.manifest.packages import name_of
+from envbuild.match.match import match
+from envbuild.match.profiles import FRAMEWORKS, Profiles, load_profiles
+from envbuild.match.run import frameworks_of
+from envbuild.match.stack import Decision
 
 
 def make_plans(order: Order) -> tuple[Plan, ...]:

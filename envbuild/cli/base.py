@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from envbuild.base.known import KnownBase
     from envbuild.base.serving import Wanted
-    from envbuild.match import Profiles
+    from envbuild.match.profiles import Profiles
     from envbuild.oci.reference import Reference
 
 app = App(help="List, show, build, mirror and push base images.")
@@ -51,7 +51,7 @@ def list_bases(*, registry: InRegistry = None, platform: Platform = None, as_jso
     from envbuild.base.known import known_bases, tagged_bases
     from envbuild.base.serving import missing, serves
     from envbuild.files import cache_folder, data_folder
-    from envbuild.match import load_profiles
+    from envbuild.match.profiles import load_profiles
 
     check_stdout()
     machine, profiles = machine_of(platform), load_profiles(data_folder("profiles"))

@@ -17,7 +17,7 @@ from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.base.order import BaseOrder
-    from envbuild.match import Stack
+    from envbuild.match.stack import Stack
     from envbuild.oci.reference import Reference
 
 For = Annotated[
@@ -152,7 +152,9 @@ def _matched(
     from envbuild.lock.system import wanted_packages
     from envbuild.manifest import read_manifest
     from envbuild.manifest.formats import Given
-    from envbuild.match import load_profiles, match, pairs_of
+    from envbuild.match.match import match
+    from envbuild.match.profiles import load_profiles
+    from envbuild.match.stack import pairs_of
 
     where, data = records.read_record(name, None, Given(), progress)
     found = read_manifest(data, where)
@@ -177,7 +179,7 @@ def _with_python(order: "BaseOrder", progress: Progress) -> "BaseOrder":
     """Choose the image with a Python that the parent's distribution lacks."""
     from envbuild.base.order import decide_python
     from envbuild.files import data_folder
-    from envbuild.match import load_profiles
+    from envbuild.match.profiles import load_profiles
 
     decision = (
         None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from envbuild.lock.model import Target
     from envbuild.lock.run import LockedRun, Options
     from envbuild.manifest.model import TrainingManifest
-    from envbuild.match import Stack
+    from envbuild.match.stack import Stack
 
 Download = Annotated[
     Path | None,
@@ -157,8 +157,10 @@ def _decide(
     """Return the manifest, its stack, and the glibc of the stack's base, where that is known."""
     from envbuild.files import data_folder
     from envbuild.manifest import read_manifest
-    from envbuild.match import FRAMEWORKS, frameworks_of, load_profiles, match, pairs_of
-    from envbuild.match.base import glibc_of
+    from envbuild.match.match import match
+    from envbuild.match.profiles import FRAMEWORKS, load_profiles
+    from envbuild.match.run import frameworks_of
+    from envbuild.match.stack import pairs_of
 
     name, data = record
     manifest = read_manifest(data, name)
@@ -175,7 +177,7 @@ def _decide(
         exclude_newer=locks.exclude_newer,
         drop=locks.drop or (),
     )
-    return manifest, stack, glibc_of(stack.base, profiles)
+    return manifest, stack, profiles.glibc_of(stack.base)
 
 
 def _target(

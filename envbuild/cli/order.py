@@ -119,7 +119,7 @@ class OrderOptions:
         from envbuild.attest.attach import AttestOptions
         from envbuild.build import Order
         from envbuild.files import cache_folder
-        from envbuild.match import pairs_of
+        from envbuild.match.stack import pairs_of
 
         image, locks, builder = self.image, self.locks, self.builder
         return Order(

@@ -229,7 +229,7 @@ def _run(name: str | None, cuda_source: CudaSourceName, overrides: list[str], pr
         return None
     from envbuild.cli.records import read_record
     from envbuild.manifest.formats import Given
-    from envbuild.match import pairs_of
+    from envbuild.match.stack import pairs_of
     from envbuild.verify.image import Run
 
     called, data = read_record(name, None, Given(), progress)

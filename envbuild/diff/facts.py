@@ -14,8 +14,7 @@ from envbuild.capture.redact import REDACTED, hides_secret, scrub, scrub_command
 from envbuild.lock.model import Lock
 from envbuild.manifest.artifact import Model
 from envbuild.manifest.model import TrainingManifest
-from envbuild.manifest.parse import shape
-from envbuild.manifest.reader import manifest_dict
+from envbuild.manifest.reader import manifest_dict, shape
 from envbuild.stamp.record import Stamp
 
 PREDICTIONS, START, RUN = "what can change predictions", "what can keep it from starting", "the run itself"

@@ -14,7 +14,7 @@ from envbuild.files import cache_folder
 from envbuild.local.model import Engine, EngineKind, GpuWay, Machine
 from envbuild.local.subject import machine_of
 from envbuild.manifest.hardware import Accelerator, Cpu
-from envbuild.manifest.parse import Parser
+from envbuild.validation import read_or_none
 from envbuild.verify.sources import Side
 
 if TYPE_CHECKING:
@@ -126,6 +126,4 @@ def _free(folder: Path) -> int | None:
 
 def _read(kind: type[T], facts: dict[str, Any]) -> T | None:
     """Facts as a manifest would have them; None where it would refuse them."""
-    parser = Parser()
-    found = parser.read(kind, present(facts))
-    return None if parser.faults else found
+    return read_or_none(present(facts), kind)

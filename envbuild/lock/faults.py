@@ -19,8 +19,7 @@ from envbuild.lock.index import IndexFile
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.lock.settings import bare_url, local_path
 from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel
-from envbuild.manifest.packages import Distribution
-from envbuild.manifest.requirement import exact_version
+from envbuild.manifest.packages import Distribution, exact_version
 from envbuild.oci.digest import Digest
 
 _SHOWN = 6

@@ -16,11 +16,9 @@ from envbuild.lock.settings import local_path
 from envbuild.lock.sources import Direct
 from envbuild.lock.tags import same_version
 from envbuild.lock.uv import Tree, resolve_tree
-from envbuild.manifest.packages import Distribution
-from envbuild.manifest.requirement import exact_version
+from envbuild.manifest.packages import Distribution, exact_version, name_of
 from envbuild.match.limits import broken_hand_limits
 from envbuild.match.stack import Gaps
-from envbuild.match.swap import name_of
 
 
 def lock(

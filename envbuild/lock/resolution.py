@@ -24,7 +24,7 @@ from envbuild.lock.faults import Fault, UnlockableError, diagnose
 from envbuild.lock.index import IndexFile, files_of, index_file
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.settings import IndexSettings, bare_url, folders_only, local_path, read_settings, without_credentials
-from envbuild.manifest.requirement import exact_version
+from envbuild.manifest.packages import exact_version
 from envbuild.match.stack import Gaps
 from envbuild.oci.digest import Digest
 

@@ -42,10 +42,9 @@ from envbuild.lock.sources import (
 from envbuild.lock.tags import same_version
 from envbuild.lock.uv import Tree, UvResolver, resolve_tree
 from envbuild.manifest.model import TrainingManifest
-from envbuild.manifest.packages import Distribution
-from envbuild.match.dropping import REASON
+from envbuild.manifest.packages import Distribution, name_of
+from envbuild.match.pins import REASON
 from envbuild.match.stack import Gaps, PinChange, Stack
-from envbuild.match.swap import name_of
 from envbuild.oci.digest import Digest
 
 

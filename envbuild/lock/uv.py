@@ -30,7 +30,7 @@ from envbuild.lock.resolution import (
 )
 from envbuild.lock.settings import IndexSettings, uv_environment, uv_program
 from envbuild.lock.tags import best_wheel, glibc_minor, ranked_tags
-from envbuild.manifest.requirement import exact_version
+from envbuild.manifest.packages import exact_version
 from envbuild.match.stack import Gaps
 
 _LEVELS = (17, 28, *range(31, 41))

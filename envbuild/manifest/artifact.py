@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from envbuild.manifest.fields import Address, Base64, Line, Pairs, Sha256
+from envbuild.manifest.fields import Address, Base64, Count, Line, Pairs, Sha256, Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +23,13 @@ class ModelFile:
 
     path: Line
     """Relative to the model's folder; of a single file, its name."""
-    size: int
+    size: Count
     """Bytes."""
     sha256: Sha256 | None = None
     """Digest, of a local file."""
     crc32c: Line | None = None
     """CRC-32C in base64, of an object in Cloud Storage."""
-    generation: int | None = None
+    generation: Count | None = None
     """Generation, of an object in Cloud Storage."""
 
 
@@ -49,9 +49,9 @@ class Model:
     """The libraries that wrote it; empty for formats that do not say."""
     files: tuple[ModelFile, ...] = ()
     """Its files, sorted by path, at most 10 000."""
-    file_count: int | None = None
+    file_count: Count | None = None
     """How many files it has."""
-    size: int | None = None
+    size: Count | None = None
     """Bytes of all its files."""
     details: Pairs = ()
     """What else the format says: `tags`, `singleprint`, `backend`, `opset`, `producer`, `schema_version`."""
@@ -67,7 +67,7 @@ class Array:
     """The name of the input or output; empty where the model has only one."""
     dtype: Line
     """As NumPy names it: `float32`, `int64`, `bool`, `bfloat16`."""
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     """Its dimensions; the first is the batch."""
     data: Base64
     """Its elements in C order, little endian, in base64."""
@@ -83,7 +83,7 @@ class Golden:
     """What the model was given."""
     outputs: tuple[Array, ...]
     """What it answered."""
-    rtol: float
+    rtol: Size
     """Relative tolerance: |a - b| <= atol + rtol * |b|."""
-    atol: float
+    atol: Size
     """Absolute tolerance."""

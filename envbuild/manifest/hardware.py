@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.manifest.fields import Address, Line, Numbers
+from envbuild.manifest.fields import Address, Count, Line, Numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Gpu:
 
     name: Line
     """`NVIDIA A100-SXM4-40GB`."""
-    memory: int | None = None
+    memory: Count | None = None
     """Bytes."""
     compute_capability: Numbers | None = None
     """`9.0`."""
@@ -36,7 +36,7 @@ class Tpu:
 
     type: Line | None = None
     """`v5litepod-8`."""
-    chips: int | None = None
+    chips: Count | None = None
     """How many chips this machine has."""
     libtpu: Line | None = None
     """Version of the distribution libtpu."""
@@ -70,9 +70,9 @@ class Cpu:
 
     model: Line | None = None
     """As /proc/cpuinfo names it; of ARM its numbers there: `CPU implementer 0x41 part 0xd40`."""
-    count: int | None = None
+    count: Count | None = None
     """Logical CPUs of the machine."""
-    usable: int | None = None
+    usable: Count | None = None
     """Logical CPUs that the process may run on."""
     flags: tuple[Line, ...] = ()
     """Instruction sets, as /proc/cpuinfo names them."""
@@ -132,7 +132,7 @@ class ThreadPool:
     """Its file's name."""
     version: Line | None = None
     """As it says itself."""
-    threads: int | None = None
+    threads: Count | None = None
     """How many threads it uses at most."""
     architecture: Line | None = None
     """The kernels it chose for this CPU: `SkylakeX`."""
@@ -166,7 +166,7 @@ class Vertex:
     """The trial of a tuning job."""
     worker_pool: Line | None = None
     """The worker pool of this process: `workerpool0`."""
-    replica: int | None = None
+    replica: Count | None = None
     """Its index in the pool."""
 
 
@@ -178,7 +178,7 @@ class Kubernetes:
     """Its namespace."""
     pod: Line | None = None
     """Its name."""
-    completion_index: int | None = None
+    completion_index: Count | None = None
     """Its index in an indexed job."""
 
 

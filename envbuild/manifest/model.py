@@ -10,6 +10,7 @@ from envbuild.manifest.artifact import Golden, Model
 from envbuild.manifest.fields import (
     Address,
     AnyText,
+    Count,
     Line,
     Name,
     Numbers,
@@ -130,7 +131,7 @@ class Numerics:
 
     framework: Line
     """`tensorflow`, `torch`, `jax`, `keras`, `numpy`."""
-    seed: int | None = None
+    seed: Count | None = None
     """The global seed, where the framework exposes it."""
     deterministic: bool | None = None
     """Whether only deterministic operations were allowed."""
@@ -152,7 +153,7 @@ class Code:
     """Without user name or password."""
     dirty: bool = False
     """Whether tracked files differed from the commit; true as well where git gave no answer."""
-    untracked: int | None = None
+    untracked: Count | None = None
     """How many files or folders git neither tracked nor ignored.
 
     The program may have used them, but no commit, digest or patch holds them.
@@ -193,13 +194,13 @@ class Data:
     """`gs://bucket/object`, `gs://bucket/folder/`, or a path."""
     variable: VariableName | None = None
     """The environment variable that named the place."""
-    generation: int | None = None
+    generation: Count | None = None
     """The object's generation in Cloud Storage."""
     checksum: Line | None = None
     """`sha256:<hex>` of a file; `crc32c:<base64>` of an object; `sha256:<hex>` over the listing of a folder."""
-    size: int | None = None
+    size: Count | None = None
     """Bytes, of all its objects together."""
-    objects: int | None = None
+    objects: Count | None = None
     """How many objects or files a folder held."""
     unread: Line | None = None
     """Why generation and checksum are not known."""
@@ -213,7 +214,7 @@ class Tree:
     """As it was named."""
     git_tree: Sha1 | None = None
     """What `git rev-parse COMMIT:PATH` gives for the same content."""
-    files: int | None = None
+    files: Count | None = None
     """How many files it holds."""
     unread: Line | None = None
     """Why its content is not known."""

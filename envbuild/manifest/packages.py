@@ -1,9 +1,15 @@
-"""What is installed: distributions, where each came from, and what conda has."""
+"""What is installed: distributions, where each came from, what conda has; and how requirements name them."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.manifest.fields import Address, AnyText, Line, Name, Pairs, Sha256, Version
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion
+from packaging.version import Version as PackageVersion
+
+from envbuild.manifest.fields import Address, AnyText, Count, Line, Name, Pairs, Sha256, Version
 
 OriginKind = Literal["index", "vcs", "archive", "editable", "conda", "unknown"]
 """`editable` is any folder of sources (PEP 610 dir_info), installed in place or copied: no index has it either way.
@@ -38,7 +44,7 @@ class Origin:
     """Of an editable, where its repository is fetched from."""
     dirty: bool | None = None
     """Of an editable, whether tracked files in its folder differ from the commit."""
-    untracked: int | None = None
+    untracked: Count | None = None
     """Of an editable, how many files or folders in its folder git neither tracks nor ignores.
 
     They can be imported, but no commit, digest or patch holds them.
@@ -75,7 +81,7 @@ class Distribution:
     """Files that are not what RECORD says, or conda-meta, at most 50; bytecode does not count."""
     missing: tuple[Line, ...] = ()
     """Files of RECORD, or conda-meta, that are not there, at most 50; bytecode does not count."""
-    changed_files: int = 0
+    changed_files: Count = 0
     """How many files are modified or missing."""
     overwritten: Pairs = ()
     """Files that are another distribution's, which was installed over this one, with its name; at most 1,000.
@@ -113,9 +119,9 @@ class Installation:
     `size and time` hashes only files that changed after their RECORD was written, or an hour away from the rest of
     their distribution. `sha256` hashes all.
     """
-    files: int | None = None
+    files: Count | None = None
     """How many files the distributions list with a digest."""
-    unchecked: int = 0
+    unchecked: Count = 0
     """How many of those files are not held against it, as they cannot be read or it would have taken too long."""
     unreadable: tuple[Line, ...] = ()
     """Metadata folders that tell no valid name and version, at most 50; what they installed is not recorded."""
@@ -158,3 +164,22 @@ class Conda:
     """The environment's name."""
     channels: tuple[Line, ...] = ()
     """The channels that commands named, in the order of conda's history."""
+
+
+def name_of(requirement: str) -> str:
+    """Return the normalised name; a version of the run need not be one that PEP 440 allows, so only this is parsed."""
+    return canonicalize_name(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0])
+
+
+def is_pep440(text: str) -> bool:
+    """Whether a text is a version as PEP 440 has it."""
+    try:
+        return bool(PackageVersion(text).release)
+    except InvalidVersion:
+        return False
+
+
+def exact_version(requirement: Requirement) -> str | None:
+    """Return the one version that a requirement allows, as it is spelled; None where it allows several."""
+    exact = [it.version for it in requirement.specifier if it.operator in {"==", "==="}]
+    return exact[0] if len(exact) == 1 and is_pep440(exact[0]) else None

@@ -1,137 +1,163 @@
 """Bytes -> TrainingManifest, and back to the JSON shape that `schema.json` describes. Pure."""
 
+import dataclasses
 import json
 import re
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild.capture.used import used_framework
 from envbuild.errors import ManifestError
-from envbuild.manifest.fields import shown
-from envbuild.manifest.model import SCHEMA_VERSION, TrainingManifest
-from envbuild.manifest.packages import Distribution
-from envbuild.manifest.parse import Fault, Parser, json_name, shape
+from envbuild.manifest.hardware import Accelerator
+from envbuild.manifest.model import SCHEMA_VERSION, Framework, TrainingManifest
+from envbuild.validation import Fault, InvalidError, fields_of, quote, read_values
 
 MAX_MANIFEST = 64 * 2**20
 """Bytes; a manifest of 10 000 distributions has about 4 MB."""
 MAX_FAULTS = 20
-"""As many faults are told at once."""
+"""How many faults a message names."""
 CAPTURE_AGAIN = "capture the run again: envbuild capture --out manifest.json"
+_NO_CAPTURE = "give the JSON file that envbuild capture wrote"
 
 
 def read_manifest(data: bytes, where: str) -> TrainingManifest:
-    """Read a manifest; `where` names its source in errors. ManifestError tells all faults, each with its path."""
+    """Read a manifest; `where` names its source in errors. ManifestError names all faults, each with its path."""
     values = _json_object(data, where)
     _check_schema(values, where)
-    parser = Parser()
-    manifest = parser.read(TrainingManifest, values)
-    _check_unique(manifest.distributions, parser)
-    if parser.faults:
-        raise _faulty(parser.faults, where)
-    found = sorted(manifest.distributions, key=lambda it: canonicalize_name(it.name))
-    return replace(manifest, distributions=tuple(found))
+    try:
+        manifest, faults = read_values(values, TrainingManifest), list[Fault]()
+    except InvalidError as error:
+        manifest, faults = None, error.faults
+    faults += _repeated(values.get("distributions"))
+    if isinstance(created := values.get("created"), str) and (fault := _time_fault(created)):
+        faults.append(Fault("created", fault))
+    if faults or manifest is None:
+        raise _error_of(faults, where)
+    ordered = sorted(manifest.distributions, key=lambda it: canonicalize_name(it.name))
+    return replace(manifest, distributions=tuple(ordered))
 
 
 def manifest_dict(manifest: TrainingManifest) -> dict[str, Any]:
     """Return the JSON shape of a manifest; what is absent is left out."""
-    shaped: dict[str, Any] = shape(manifest)
-    return shaped
+    values: dict[str, Any] = shape(manifest)
+    return values
 
 
-def _check_unique(distributions: "Iterable[Distribution | None] | None", parser: Parser) -> None:
-    found: dict[str, int] = {}
-    for index, distribution in enumerate(distributions or ()):
-        name = getattr(distribution, "name", None)
-        if not isinstance(name, str):  # is a fault already
-            continue
-        name = canonicalize_name(name)
-        if name and name in found:
-            first = f"distributions[{found[name]}]"
-            parser.fault(f"distributions[{index}].name", f"is the same distribution as {first}: {name}")
-        found.setdefault(name, index)
+def shape(value: Any) -> Any:
+    """Return the JSON shape of a value; fields that have their default are left out."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return [shape(item) for item in value] if isinstance(value, tuple) else value
+    hints = {name: hint for name, hint, _ in fields_of(type(value))}
+    values = {}
+    for field in dataclasses.fields(value):
+        item, factory = getattr(value, field.name), field.default_factory
+        if item != (field.default if factory is dataclasses.MISSING else factory()):
+            values[field.name] = dict(item) if hasattr(hints[field.name], "json_type") else shape(item)
+    return values
+
+
+def known_accelerator(manifest: TrainingManifest) -> Accelerator | None:
+    """Return the accelerator; None where it is not known. In a capture of schema 1.0 an absent one means none."""
+    source = manifest.source
+    if manifest.accelerator is None and source.format == "capture" and "accelerator" not in source.unknown:
+        return Accelerator(kind="none")
+    return manifest.accelerator
+
+
+def known_framework(manifest: TrainingManifest) -> Framework | None:
+    """Return the framework that the run used; None where it is not known.
+
+    Where several are installed, `framework` alone proves nothing: earlier captures put the likeliest one there.
+    """
+    if manifest.framework_source:
+        return manifest.framework
+    if len(manifest.frameworks) < 2:
+        return manifest.framework or next(iter(manifest.frameworks), None)
+    used = used_framework(manifest_dict(replace(manifest, distributions=())))
+    return next((it for it in manifest.frameworks if used and it.name == used["name"]), None)
+
+
+def _repeated(distributions: Any) -> list[Fault]:
+    """Distributions whose normalised name another one has."""
+    faults, first = [], dict[str, int]()
+    for index, item in enumerate(distributions if isinstance(distributions, list) else ()):
+        name = item.get("name") if isinstance(item, dict) else None
+        name = canonicalize_name(name) if isinstance(name, str) else ""
+        if name and name in first:
+            what = f"is the same distribution as distributions[{first[name]}]: {quote(name)}"
+            faults.append(Fault(f"distributions[{index}].name", what))
+        first.setdefault(name, index)
+    return faults
+
+
+def _time_fault(text: str) -> str | None:
+    try:
+        return None if datetime.fromisoformat(text).tzinfo else f"has no time zone: {quote(text)}"
+    except ValueError:
+        return f"is not a valid RFC 3339 time: {quote(text)}"
 
 
 def _json_object(data: bytes, where: str) -> dict[str, Any]:
     if len(data) > MAX_MANIFEST:
-        raise ManifestError(
-            f"the manifest is larger than {MAX_MANIFEST // 2**20} MiB",
-            where=where,
-            todo="give the JSON file that envbuild capture wrote, not a model or an archive",
-        )
+        todo = f"{_NO_CAPTURE}, not a model or an archive"
+        raise ManifestError(f"the manifest is larger than {MAX_MANIFEST // 2**20} MiB", where=where, todo=todo)
     if not data.strip():
         raise ManifestError("the manifest is empty", where=where, todo=CAPTURE_AGAIN)
-    value = _json(_utf8(data, where), where)
-    if not isinstance(value, dict):
-        raise ManifestError(f"the manifest is {json_name(value)}, not an object", where=where, todo=CAPTURE_AGAIN)
-    return value
-
-
-def _utf8(data: bytes, where: str) -> str:
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise ManifestError(
-            f"the manifest is not JSON: no UTF-8 at byte {error.start}",
-            where=where,
-            todo="give the JSON file that envbuild capture wrote",
-        ) from error
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        what = f"the manifest is not JSON: no UTF-8 at byte {error.start}"
+        raise ManifestError(what, where=where, todo=_NO_CAPTURE) from error
     except json.JSONDecodeError as error:
-        at = f"line {error.lineno}, column {error.colno}, byte {len(text[: error.pos].encode())}"
-        cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        at = f"line {error.lineno}, column {error.colno}, byte {len(error.doc[: error.pos].encode())}"
+        cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
         what = f"the manifest is cut off at {at}" if cut else f"the manifest is not JSON: {error.msg} at {at}"
         raise ManifestError(what, where=where, todo=CAPTURE_AGAIN) from error
     except RecursionError as error:
         raise ManifestError("the manifest is nested too deeply", where=where, todo=CAPTURE_AGAIN) from error
     except ValueError as error:
         raise ManifestError(f"the manifest is not JSON: {error}", where=where, todo=CAPTURE_AGAIN) from error
+    if not isinstance(value, dict):
+        what = f"the manifest is not a JSON object, it begins with {quote(text.lstrip()[:10])}"
+        raise ManifestError(what, where=where, todo=CAPTURE_AGAIN)
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        seen = set[str]()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"the key {shown(key)} stands twice in one object")
-            seen.add(key)
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, number in counts.items() if number > 1)
+        raise ValueError(f"the key {quote(twice)} stands twice in one object")
     return values
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_schema(values: dict[str, Any], where: str) -> None:
     """Newer minor versions only add keys, and are read; a newer major version is refused before anything else."""
-    written = values.get("schema_version")
-    match = re.fullmatch(r"([0-9]{1,9})\.[0-9]{1,9}", written) if isinstance(written, str) else None
+    version = values.get("schema_version")
+    match = re.fullmatch(r"([0-9]{1,9})\.[0-9]{1,9}", version) if isinstance(version, str) else None
     if match is None:
-        raise ManifestError(
-            "this is no training manifest: it has no schema_version such as " + SCHEMA_VERSION,
-            where=f"{where}: schema_version",
-            todo="give the JSON file that envbuild capture wrote",
-        )
-    if match.group(1) != SCHEMA_VERSION.split(".", maxsplit=1)[0]:
-        raise ManifestError(
-            f"the manifest has schema {match.group()}, and this envbuild reads {SCHEMA_VERSION}",
-            where=f"{where}: schema_version",
-            todo="use the envbuild release that wrote the manifest, or a newer one",
-        )
+        what = f"this is not a training manifest: it has no schema_version such as {SCHEMA_VERSION}"
+        raise ManifestError(what, where=f"{where}: schema_version", todo=_NO_CAPTURE)
+    if match[1] != SCHEMA_VERSION.partition(".")[0]:
+        what = f"the manifest has schema {match[0]}, and this envbuild reads {SCHEMA_VERSION}"
+        todo = "use the envbuild release that wrote the manifest, or a newer one"
+        raise ManifestError(what, where=f"{where}: schema_version", todo=todo)
 
 
-def _faulty(faults: list[Fault], where: str) -> ManifestError:
-    if len(faults) == 1:
-        fault = faults[0]
-        return ManifestError(f"{fault.path} {fault.what}", where=f"{where}: {fault.path}", todo=CAPTURE_AGAIN)
-    lines = [f"  {fault.path} {fault.what}" for fault in faults[:MAX_FAULTS]]
+def _error_of(faults: list[Fault], where: str) -> ManifestError:
+    first = faults[0].path
+    lines = [f"{it.path} {it.what}" for it in faults[:MAX_FAULTS]]
     if len(faults) > MAX_FAULTS:
-        lines.append(f"  and {len(faults) - MAX_FAULTS} more")
-    what = f"the manifest has {len(faults)} faults:\n" + "\n".join(lines)
-    return ManifestError(what, where=f"{where}: {faults[0].path}", todo=CAPTURE_AGAIN)
+        lines.append(f"and {len(faults) - MAX_FAULTS} more")
+    what = lines[0] if len(lines) == 1 else "\n  ".join((f"the manifest has {len(faults)} faults:", *lines))
+    return ManifestError(what, where=f"{where}: {first}" if first else where, todo=CAPTURE_AGAIN)

@@ -1,128 +1,83 @@
-"""The JSON Schema of the manifest and its page in docs/, made from the dataclasses and the texts below their fields.
+"""The JSON Schema of the manifest, which msgspec makes from the dataclasses, and its page in docs/.
 
 python -m envbuild.manifest.schema --write    # schema.json and docs/manifest.md
 """
 
 import ast
-import dataclasses
 import inspect
 import json
 import sys
 import textwrap
-import types
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
-from envbuild.manifest.fields import PAIRS, AnyText, Rule, VariableName
+import msgspec
+
 from envbuild.manifest.model import SCHEMA_VERSION, TrainingManifest
+from envbuild.validation import fields_of
 
-_PLAIN: dict[type, dict[str, Any]] = {
-    bool: {"type": "boolean"},
-    int: {"type": "integer", "minimum": 0},
-    float: {"type": "number", "minimum": 0},
-}
 _PROMISE = (
     "Minor versions of this schema only add keys, and readers ignore keys that they do not know; a major version may "
     "change anything. null is the same as absent."
 )
+_VERSION = "^[0-9A-Za-z.+_!-]+$"
+"""What other readers check of a version, instead of the whole grammar of PEP 440."""
 FILE = Path(__file__).with_name("schema.json")
 
 
 def schema() -> dict[str, Any]:
     """Make the schema (JSON Schema, draft 2020-12)."""
-    definitions: dict[str, dict[str, Any]] = {}
-    root = _object(TrainingManifest, definitions)
+    _, parts = msgspec.json.schema_components([TrainingManifest], schema_hook=_mapping, ref_template="#/$defs/{name}")
+    for kind in _dataclasses(TrainingManifest):
+        part, texts = parts[kind.__name__], _field_texts(kind)
+        part.pop("title")
+        part["description"] = inspect.getdoc(kind)
+        for name, value in part["properties"].items():
+            value.pop("default", None)
+            optional = name not in part.get("required", ()) and {"type": "null"} not in value.get("anyOf", ())
+            part["properties"][name] = {
+                "description": texts[name], **({"anyOf": [value, {"type": "null"}]} if optional else value)
+            }  # fmt: skip
+    root = _portable(parts.pop("TrainingManifest"))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:envbuild:training-manifest:{SCHEMA_VERSION}",
         "title": "Training manifest",
         **root,
         "description": f"{root['description']} {_PROMISE}",
-        "$defs": dict(sorted(definitions.items())),
+        "$defs": {name: _portable(part) for name, part in sorted(parts.items())},
         "examples": json.loads(FILE.with_name("examples.json").read_text("utf-8")),
     }
 
 
-def page() -> str:
-    """Make the manifest's documentation, field by field (Markdown)."""
-    made = schema()
-    parts = {"manifest": made, **made["$defs"]}
-    return f"# The training manifest, schema {SCHEMA_VERSION}\n\n{made['description']}\n\n" + "\n".join(
-        _table(name, part) for name, part in parts.items()
-    )
+def _mapping(kind: Any) -> dict[str, Any]:
+    made: dict[str, Any] = msgspec.json.schema(kind.json_type)
+    return made
 
 
-def _table(name: str, part: dict[str, Any]) -> str:
-    rows = (
-        f"| `{key}` | {_kind(it)} | {'yes' if key in part.get('required', ()) else ''} | {_cell(it)} |"
-        for key, it in part["properties"].items()
-    )
-    head = f"## {name}\n\n" + (f"{part['description']}\n\n" if name != "manifest" else "")
-    return head + "| key | value | always there | what it is |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+def _portable(part: Any) -> Any:
+    """Patterns as ECMAScript has them, without the titles of kinds."""
+    if isinstance(part, dict):
+        kept = {key: _portable(it) for key, it in part.items() if key != "title" or not isinstance(it, str)}
+        if isinstance(pattern := kept.get("pattern"), str):
+            plain = pattern.replace(r"\A", "^").replace(r"\Z", "$")
+            kept["pattern"] = _VERSION if plain.startswith("(?aix)") else plain
+        return kept
+    return [_portable(it) for it in part] if isinstance(part, list) else part
 
 
-def _cell(part: dict[str, Any]) -> str:
-    return str(part["description"]).replace("|", "\\|").replace("\n", " ").replace("  ", " ")
-
-
-def _kind(part: dict[str, Any]) -> str:
-    options = [it for it in part.get("anyOf", [part]) if it.get("type") != "null"]
-    reference = options[0].get("$ref", "").rpartition("/")[2]
-    if reference:
-        return f"[{reference}](#{reference})"
-    names = [it for it in (options[0].get("type", "text"),) if it]
-    name = {"string": "text", "array": "list"}.get(names[0], names[0])
-    return f"list of {_kind(options[0]['items'])}" if name == "list" else str(name)
-
-
-def _object(kind: type, definitions: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    hints, texts = get_type_hints(kind, include_extras=True), _field_texts(kind)
-    required, properties = [], {}
-    for it in dataclasses.fields(kind):
-        has_to_be = it.default is dataclasses.MISSING and it.default_factory is dataclasses.MISSING
-        part = _part(hints[it.name], definitions)
-        properties[it.name] = {"description": texts[it.name], **(part if has_to_be else _or_null(part))}
-        required += [it.name] if has_to_be else []
-    shape: dict[str, Any] = {"description": inspect.getdoc(kind), "type": "object"}
-    return shape | ({"required": required} if required else {}) | {"properties": properties}
-
-
-def _or_null(part: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [part, {"type": "null"}]}
-
-
-def _part(hint: Any, definitions: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _part(next(it for it in arguments if it is not type(None)), definitions)
-    if origin is Annotated:
-        return _pairs() if arguments[1] is PAIRS else dict(arguments[1].schema)
-    if origin is Literal:
-        return {"enum": list(arguments)}
-    if origin is tuple:
-        return {"type": "array", "items": _part(arguments[0], definitions)}
-    if dataclasses.is_dataclass(hint):
-        return _reference(hint, definitions)
-    return dict(_PLAIN[hint])
-
-
-def _reference(kind: Any, definitions: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    name = kind.__name__.lower()
-    if name not in definitions:
-        definitions[name] = {}
-        definitions[name] = _object(kind, definitions)
-    return {"$ref": f"#/$defs/{name}"}
-
-
-def _pairs() -> dict[str, Any]:
-    name, text = (_rule(hint).schema for hint in (VariableName, AnyText))
-    return {"type": "object", "propertyNames": {"pattern": name["pattern"]}, "additionalProperties": dict(text)}
-
-
-def _rule(hint: Any) -> Rule:
-    rule: Rule = get_args(hint)[1]
-    return rule
+def _dataclasses(kind: Any) -> Iterator[type]:
+    """Yield a dataclass and all that its fields hold, each once."""
+    kinds = [kind]
+    for known in kinds:
+        yield known
+        hints = [hint for _, hint, _ in fields_of(known)]
+        for hint in hints:
+            hints += get_args(hint)
+            if hasattr(hint, "__dataclass_fields__") and hint not in kinds:
+                kinds.append(hint)
 
 
 def _field_texts(kind: type) -> dict[str, str]:
@@ -137,8 +92,34 @@ def _field_texts(kind: type) -> dict[str, str]:
     }
 
 
+def page() -> str:
+    """Make the manifest's documentation, field by field (Markdown)."""
+    made = schema()
+    sections = [f"# The training manifest, schema {SCHEMA_VERSION}\n\n{made['description']}\n", _table(made)]
+    for name, part in made["$defs"].items():
+        sections.append(f"## {name}\n\n{part['description']}\n\n{_table(part)}")
+    return "\n".join(sections)
+
+
+def _table(part: dict[str, Any]) -> str:
+    rows = ["| key | value | always there | what it is |", "|---|---|---|---|"]
+    for key, value in part["properties"].items():
+        text = value["description"].replace("|", "\\|").replace("\n", " ").replace("  ", " ")
+        rows.append(f"| `{key}` | {_kind(value)} | {'yes' if key in part.get('required', ()) else ''} | {text} |")
+    return "\n".join(rows) + "\n"
+
+
+def _kind(part: dict[str, Any]) -> str:
+    option = next(it for it in part.get("anyOf", [part]) if it.get("type") != "null")
+    if reference := option.get("$ref", "").rpartition("/")[2]:
+        return f"[{reference}](#{reference.lower()})"
+    if option.get("type") == "array":
+        return f"list of {_kind(option['items'])}"
+    return str({"string": "text"}.get(option.get("type", "string"), option.get("type", "text")))
+
+
 def files() -> dict[Path, str]:
-    """Return what is made, by path; docs/ is there in a checkout only."""
+    """Return the files that this makes, by path; docs/ is there in a checkout only."""
     docs = Path(__file__).parents[2] / "docs" / "manifest.md"
     return {FILE: json.dumps(schema(), indent=2) + "\n", docs: page()}
 

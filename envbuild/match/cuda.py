@@ -1,35 +1,46 @@
-"""Where CUDA comes from, and which: one source for an image, never two."""
+"""Where CUDA comes from, and which: one source for an image, never two. And which variables find it in the image."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from envbuild.errors import MatchError
-from envbuild.match.facts import CudaBase, WheelSet, within
-from envbuild.match.overrides import Overrides
-from envbuild.match.profiles import FrameworkWheel, Profiles
-from envbuild.match.run import Had, Run, label_cuda
-from envbuild.match.stack import CudaSource, Decision
-from envbuild.match.swap import is_toolkit, is_version, name_of, serves, swap_cuda, swap_cudnn
+from envbuild.manifest.packages import name_of
+from envbuild.match.profiles import CudaBase, FrameworkWheel, Profiles, WheelSet, within
+from envbuild.match.run import CudaPart, Run, label_cuda
+from envbuild.match.stack import CudaChoice, CudaSource, Decision, Overrides
 from envbuild.match.variant import CUDA_WHEEL
 
-CudaChoice = Literal["auto", "wheels", "base"]
+SITE_PACKAGES = "/opt/env/lib/python{}/site-packages"
+"""Where an image has its distributions, by minor version of Python."""
+GPU_VARIABLES = (("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"), ("NVIDIA_VISIBLE_DEVICES", "all"))
+"""What NVIDIA's container runtime reads."""
 _CUDA_IMAGE = re.compile(r"nvidia/cuda:(\d+\.\d+(?:\.\d+)?)")
 _CUDNN_TAG = re.compile(r"-cudnn(\d+)-")
+_CUDNN = re.compile(r"nvidia-cudnn-cu\d+\Z")
+# What is a part of the CUDA Toolkit, and so changes with it: neither cuDNN nor NCCL, nor TensorRT.
+_TOOLKIT = re.compile(
+    r"cuda-toolkit\Z|nvidia-(cublas|cuda-[a-z]+|cufft|cufile|curand|cusolver|cusparse|nvjitlink|nvtx|nvvm)(-cu\d+)?\Z"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What CUDA is chosen by."""
+class Selection:
+    """A run with the build of the framework that was chosen for it, and what was asked for."""
 
     run: Run
     wheel: FrameworkWheel
-    asked: CudaChoice
+    cuda_source: CudaChoice
     overrides: Overrides
     profiles: Profiles
+
+    @property
+    def cudnn_floor(self) -> CudaPart | None:
+        """The lowest cuDNN that the build takes."""
+        return cudnn_floor(self.wheel, self.profiles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,38 +57,41 @@ class CudaPlan:
     forced: tuple[str, ...] = ()
     """Those of them that replace what the run had."""
     folders: tuple[str, ...] = ()
-    """Where the loader has to be sent, below site-packages."""
+    """Where the loader has to look, below site-packages."""
     base: CudaBase | None = None
-    """The image that brings it; None where that is named by hand."""
+    """The image that brings it; None where a person names it."""
     reason: str = ""
     """Why this source."""
-    instead: str = ""
+    alternative: str = ""
     """Which other one there is."""
     origin: str = ""
     """What the reason rests on."""
 
 
-def plan_cuda(question: Question) -> CudaPlan:
-    """Choose source and versions; MatchError where what was asked for cannot be had."""
-    wheel, overrides = question.wheel, question.overrides
+def plan_cuda(it: Selection) -> CudaPlan:
+    """Choose source and versions; MatchError where what was asked for is not available."""
+    wheel, overrides, choice = it.wheel, it.overrides, it.cuda_source
     if wheel.cuda is None:
-        return _none(question)
-    asked = _by_base(question)
-    if asked == "base" and question.run.profile.name != "tensorflow":
+        return _no_cuda(it)
+    if _CUDA_IMAGE.search(overrides.base):
+        if choice == "wheels":
+            raise overrides.refused("base", "CUDA was asked for from wheels, and an image has one source of it")
+        choice = "base"
+    if choice == "base" and it.run.profile.name != "tensorflow":
         what = f"{wheel.pin} takes its CUDA from wheels: no base has all the libraries that it is linked with"
         raise MatchError(what, where="--cuda-source base", todo="leave it out, and choose a base without CUDA")
-    if asked != "base" and (wheel.cuda_requirements or brings_cuda(question.run, wheel)):
-        return _own(question)
-    found = None if wheel.cuda_requirements else _set(question)
-    base = _base(question)
-    if asked == "auto" and found and base and _nearer(question.run, base, found):
-        asked = "base"
-    if found and asked != "base":
-        return _from_set(question, found)
-    unknown = question.run.asked and not overrides.cuda
-    if asked != "wheels" and (base or overrides.base or unknown):
-        return _from_base(question, base)
-    raise _refusal(question, asked)
+    if choice != "base" and (wheel.cuda_requirements or brings_cuda(it.run, wheel)):
+        return _from_framework(it)
+    wheel_set = None if wheel.cuda_requirements else _wheel_set(it)
+    base = _base(it)
+    if choice == "auto" and wheel_set and base and _nearer(it.run, base, wheel_set):
+        choice = "base"
+    if wheel_set and choice != "base":
+        return _from_set(it, wheel_set)
+    unknown = it.run.hypothetical and not overrides.cuda
+    if choice != "wheels" and (base or overrides.base or unknown):
+        return _from_base(it, base)
+    raise _refusal(it, choice)
 
 
 def brings_cuda(run: Run, wheel: FrameworkWheel) -> bool:
@@ -95,20 +109,30 @@ def applies(requirement: str, python: str, machine: str) -> bool:
     return marker is None or marker.evaluate(facts | linux | {"implementation_name": "cpython"})
 
 
-def cudnn_floor(wheel: FrameworkWheel, profiles: Profiles) -> Had | None:
-    """The lowest cuDNN that the build takes, and what says so; None where that is not known."""
+def cudnn_floor(wheel: FrameworkWheel, profiles: Profiles) -> CudaPart | None:
+    """Return the lowest cuDNN that the build takes, and what states it; None where that is not known."""
     if wheel.cudnn_built:
-        return Had(version=wheel.cudnn_built, source=wheel.source)
+        return CudaPart(version=wheel.cudnn_built, source=wheel.source)
     rows = (it for it in profiles.cudnn_floors if within(it, "tensorflow", wheel.version))
-    row = next(rows, None) if wheel.distribution.startswith("tensorflow") else None
-    if row:
-        return Had(version=row.minimum, source=row.source)
-    return Had(version=wheel.cudnn, source=wheel.source) if wheel.cudnn else None
+    if wheel.distribution.startswith("tensorflow") and (row := next(rows, None)):
+        return CudaPart(version=row.minimum, source=row.source)
+    return CudaPart(version=wheel.cudnn, source=wheel.source) if wheel.cudnn else None
 
 
-def decide_cuda(question: Question, plan: CudaPlan) -> tuple[Decision, ...]:
-    """The choice in words: the versions, how they differ from the run's, and where they come from."""
-    run, wheel = question.run, question.wheel
+def serves(version: str, floor: str) -> bool:
+    """Whether a cuDNN is of the floor's major version, and of its minor version or a later one."""
+    release, lowest = Version(version).release, Version(floor).release
+    return release[0] == lowest[0] and (len(release) < 2 or release[:2] >= lowest[:2])
+
+
+def is_version(exact: str, prefix: str) -> bool:
+    """Whether a version is, or begins with, another one: 12.5.1 with 12.5."""
+    return exact == prefix or exact.startswith(f"{prefix}.")
+
+
+def decide_cuda(it: Selection, plan: CudaPlan) -> tuple[Decision, ...]:
+    """Return the choice in words: the versions, how they differ from the run's, and where they come from."""
+    run, wheel, floor = it.run, it.wheel, it.cudnn_floor
     if plan.source == "none":
         return ()
     built = (
@@ -116,192 +140,235 @@ def decide_cuda(question: Question, plan: CudaPlan) -> tuple[Decision, ...]:
     )
     if brings_cuda(run, wheel) and run.label:
         built = f"what the label of {run.own} {run.label} says"
-    floor = cudnn_floor(wheel, question.profiles)
-    tag_differs = plan.source == "base" and floor is not None and not serves(plan.cudnn or floor.version, floor.version)
+    toolkit = [text for text in plan.requirements if _TOOLKIT.match(name_of(text))]
+    if any("==" not in text and not run.version_of(name_of(text)) for text in toolkit):
+        built += "; its wheels are not pinned, so the newest of the index is installed"
+    cudnn = _cudnn_requirement(plan.requirements)
+    newest = f"the newest that {cudnn} allows is installed; " if cudnn and "." not in f"{plan.cudnn}" else ""
     least = f"the release takes {floor.version} or a later one of the same major version" if floor else "of the build"
-    toolkit = [it for it in plan.requirements if is_toolkit(name_of(it))]
-    open_ = [it for it in toolkit if "==" not in it and not run.version_of(name_of(it))]
-    newest = "; its wheels are not pinned, so the newest of the index is installed" if open_ else ""
-    wanted = _cudnn_requirement(plan.requirements)
-    ranged = wanted if wanted and "." not in f"{plan.cudnn}" else None
+    differs = plan.source == "base" and floor is not None and not serves(plan.cudnn or floor.version, floor.version)
+    other = "; the base has another one" if differs else ""
     return (
         Decision(
             what="cuda",
             value=f"{plan.version}",
-            reason=built + newest + _differs(run.cuda, plan.version),
+            reason=built + _compared(run.cuda, plan.version),
             source=wheel.source,
         ),
         Decision(
             what="cudnn",
             value=plan.cudnn or "as its build brings it",
-            reason=(f"the newest that {ranged} allows is installed; " if ranged else "")
-            + least
-            + ("; the base has another one" if tag_differs else "")
-            + _differs(run.cudnn, plan.cudnn),
+            reason=newest + least + other + _compared(run.cudnn, plan.cudnn),
             source=floor.source if floor else wheel.source,
-            warning=tag_differs,
+            warning=differs,
         ),
-        Decision(what="cuda source", value=plan.source, reason=plan.reason + plan.instead, source=plan.origin),
+        Decision(what="cuda source", value=plan.source, reason=plan.reason + plan.alternative, source=plan.origin),
     )
 
 
-def _differs(had: Had | None, version: str | None) -> str:
-    if had is None or version is None:
+def _compared(part: CudaPart | None, version: str | None) -> str:
+    if part is None or version is None:
         return ""
-    shorter = min(had.version.count("."), version.count("."), 1) + 1
-    same = had.version.split(".")[:shorter] == version.split(".")[:shorter]
-    return f"; the run had {'the same' if same else 'another one'}, {had}"
+    shorter = min(part.version.count("."), version.count("."), 1) + 1
+    same = part.version.split(".")[:shorter] == version.split(".")[:shorter]
+    return f"; the run had {'the same' if same else 'another one'}, {part}"
 
 
-def _none(question: Question) -> CudaPlan:
-    for key, _ in question.overrides.pairs:
+def decide_variables(it: Selection, plan: CudaPlan, requirements: tuple[str, ...]) -> Iterator[Decision]:
+    """Yield LD_LIBRARY_PATH where the framework does not look beside itself, XLA_FLAGS where XLA does not."""
+    version = it.wheel.version
+    if plan.source != "wheels" or not it.wheel.distribution.startswith("tensorflow"):
+        return
+    site = SITE_PACKAGES.format(it.run.python_minor)
+    paths = [(row.folders, row.reason, row.source) for row in it.profiles.library_paths if version in row.versions]
+    paths += [(plan.folders, plan.reason, plan.origin)] if plan.folders else []
+    for folders, reason, source in paths:
+        value = ":".join(f"{site}/{folder}" for folder in folders)
+        yield Decision(what="LD_LIBRARY_PATH", value=value, reason=reason, source=source)
+    compiler = next((row for row in it.profiles.compilers if within(row, "tensorflow", version)), None)
+    if compiler and any(name_of(text).startswith("nvidia-cuda-nvcc") for text in requirements):
+        value = f"--xla_gpu_cuda_data_dir={site}/{compiler.folder}"
+        yield Decision(what="XLA_FLAGS", value=value, reason=compiler.reason, source=compiler.source)
+
+
+def _no_cuda(it: Selection) -> CudaPlan:
+    for key, _ in it.overrides.pairs:
         if key in {"cuda", "cudnn", "driver_minimum"}:
-            raise question.overrides.refused(key, "the cpu variant has no CUDA")
-    if question.asked != "auto":
-        what = f"the cpu variant has no CUDA, so it cannot come from {question.asked}"
+            raise it.overrides.refused(key, "the cpu variant has no CUDA")
+    if it.cuda_source != "auto":
+        what = f"the cpu variant has no CUDA, so it cannot come from {it.cuda_source}"
         raise MatchError(what, where="--cuda-source", todo="leave it out, or choose --variant gpu")
     return CudaPlan(source="none")
 
 
-def _by_base(question: Question) -> CudaChoice:
-    """A base that is named and has CUDA is the one source."""
-    if not _CUDA_IMAGE.search(question.overrides.base):
-        return question.asked
-    if question.asked == "wheels":
-        raise question.overrides.refused("base", "CUDA was asked for from wheels, and an image has one source of it")
-    return "base"
-
-
-def _own(question: Question) -> CudaPlan:
+def _from_framework(it: Selection) -> CudaPlan:
     """The framework's own requirements, or what its build holds."""
-    run, wheel, overrides = question.run, question.wheel, question.overrides
-    own = tuple(it for it in wheel.cuda_requirements if applies(it, run.python, run.machine))
-    found = own
-    if overrides.cuda:
-        found = swap_cuda(wheel, own, overrides, question.profiles)
-    floor = cudnn_floor(wheel, question.profiles)
+    run, wheel, overrides = it.run, it.wheel, it.overrides
+    own = tuple(text for text in wheel.cuda_requirements if applies(text, run.python, run.machine))
+    requirements = _with_cuda(it, own) if overrides.cuda else own
     if overrides.cudnn:
-        found = swap_cudnn(wheel, found, overrides, floor.version if floor else None)
+        requirements = _with_cudnn(it, requirements)
     exact = wheel.cuda if not overrides.cuda or is_version(f"{wheel.cuda}", overrides.cuda) else overrides.cuda
     extra = f"the wheel requires NVIDIA's wheels{f' by its extra {wheel.extra}' if wheel.extra else ''}"
     return CudaPlan(
         source="wheels",
         version=exact,
-        cudnn=_cudnn(question, found),
-        requirements=found,
-        forced=tuple(it for it in found if it not in own),
+        cudnn=_cudnn(it, requirements),
+        requirements=requirements,
+        forced=tuple(text for text in requirements if text not in own),
         reason=extra if own else "its CUDA is inside the build, or among the run's own wheels",
         origin=wheel.source,
     )
 
 
-def _cudnn(question: Question, requirements: tuple[str, ...]) -> str | None:
+def _cudnn(it: Selection, requirements: tuple[str, ...]) -> str | None:
     """The version that the run had as a wheel, else the one that is pinned, else the major version of a range."""
-    wheel, run = question.wheel, question.run
-    wanted = _cudnn_requirement(requirements)
-    name = wanted.name if wanted else f"nvidia-cudnn-cu{f'{wheel.cuda}'.partition('.')[0]}"
-    had = run.version_of(name) if not question.overrides.cudnn else None
-    pinned = next((it.version for it in wanted.specifier if it.operator == "=="), None) if wanted else None
-    known = wheel.cudnn_built or wheel.cudnn
-    return had or (pinned.removesuffix(".*") if pinned else known.partition(".")[0] if wanted and known else known)
+    requirement = _cudnn_requirement(requirements)
+    name = requirement.name if requirement else f"nvidia-cudnn-cu{f'{it.wheel.cuda}'.partition('.')[0]}"
+    if not it.overrides.cudnn and (had := it.run.version_of(name)):
+        return had
+    if requirement and (pins := [part.version for part in requirement.specifier if part.operator == "=="]):
+        return pins[0].removesuffix(".*")
+    known = it.wheel.cudnn_built or it.wheel.cudnn
+    return known.partition(".")[0] if requirement and known else known
 
 
 def _cudnn_requirement(requirements: tuple[str, ...]) -> Requirement | None:
     return next((Requirement(it) for it in requirements if it.startswith("nvidia-cudnn-cu")), None)
 
 
-def _set(question: Question) -> WheelSet | None:
-    asked = question.overrides.cuda
-    sets = (it for it in question.profiles.wheel_sets if question.wheel.cuda in it.serves)
-    return next((it for it in sets if not asked or is_version(it.cuda, asked)), None)
+def _wheel_set(it: Selection) -> WheelSet | None:
+    sets = (row for row in it.profiles.wheel_sets if it.wheel.cuda in row.serves)
+    return next((row for row in sets if not it.overrides.cuda or is_version(row.cuda, it.overrides.cuda)), None)
 
 
-def _base(question: Question) -> CudaBase | None:
+def _base(it: Selection) -> CudaBase | None:
     """An image with the CUDA that the release was built with; one whose distribution has the run's Python first."""
-    wheel, asked = question.wheel, question.overrides.cuda
-    rows = [it for it in question.profiles.bases if it.cuda == wheel.cuda and Version(it.glibc) >= Version(wheel.glibc)]
-    rows = [it for it in rows if not asked or is_version(it.cuda, asked)]
-    return min(rows, key=lambda it: it.python != question.run.python_minor, default=None)
+    wheel, cuda = it.wheel, it.overrides.cuda
+    rows = [row for row in it.profiles.bases if row.cuda == wheel.cuda and Version(row.glibc) >= Version(wheel.glibc)]
+    rows = [row for row in rows if not cuda or is_version(row.cuda, cuda)]
+    return min(rows, key=lambda row: row.python != it.run.python_minor, default=None)
 
 
-def _nearer(run: Run, base: CudaBase, found: WheelSet) -> bool:
+def _nearer(run: Run, base: CudaBase, wheel_set: WheelSet) -> bool:
     """Whether the base has the nearer CUDA to the run's and can have its Python, and the run had none from wheels."""
     if run.cuda is None or base.python != run.python_minor or any(CUDA_WHEEL.match(name) for name, _ in run.pins):
         return False
-    return _distance(run.cuda.version, base.cuda) < _distance(run.cuda.version, found.cuda)
+    had, *others = ((*Version(it).release, 0)[:2] for it in (run.cuda.version, base.cuda, wheel_set.cuda))
+    near, far = ((abs(had[0] - it[0]), abs(had[1] - it[1])) for it in others)
+    return near < far
 
 
-def _distance(had: str, version: str) -> tuple[int, int]:
-    """By how many major and minor versions two of CUDA differ."""
-    left, right = (*Version(had).release, 0)[:2], (*Version(version).release, 0)[:2]
-    return abs(left[0] - right[0]), abs(left[1] - right[1])
-
-
-def _from_set(question: Question, found: WheelSet) -> CudaPlan:
-    overrides, floor = question.overrides, cudnn_floor(question.wheel, question.profiles)
-    requirements = (*found.requirements, _nearest_cudnn(question.run, found, floor))
-    forced: tuple[str, ...] = ()
-    if overrides.cudnn:
-        requirements = swap_cudnn(question.wheel, requirements, overrides, floor.version if floor else None)
-        forced = requirements[-1:]
-    bases = [it.cuda for it in question.profiles.bases if it.cuda == question.wheel.cuda]
-    other = f"; a base with CUDA {bases[0]} can be had by --cuda-source base" if bases else ""
+def _from_set(it: Selection, wheel_set: WheelSet) -> CudaPlan:
+    requirements = (*wheel_set.requirements, _nearest_cudnn(it, wheel_set))
+    if it.overrides.cudnn:
+        requirements = _with_cudnn(it, requirements)
+    base = any(row.cuda == it.wheel.cuda for row in it.profiles.bases)
+    other = f"; a base with CUDA {it.wheel.cuda} serves too, by --cuda-source base" if base else ""
     return CudaPlan(
         source="wheels",
-        version=found.cuda,
-        cudnn=_cudnn(question, requirements),
+        version=wheel_set.cuda,
+        cudnn=_cudnn(it, requirements),
         requirements=requirements,
-        forced=forced,
-        folders=found.folders,
-        reason=found.reason,
-        instead=other,
-        origin=found.source,
+        forced=requirements[-1:] if it.overrides.cudnn else (),
+        folders=wheel_set.folders,
+        reason=wheel_set.reason,
+        alternative=other,
+        origin=wheel_set.source,
     )
 
 
-def _nearest_cudnn(run: Run, found: WheelSet, floor: Had | None) -> str:
+def _nearest_cudnn(it: Selection, wheel_set: WheelSet) -> str:
     """The lowest from the run's version on, else the highest; the first where the run's is not known."""
-    versions = {text: text.partition("==")[2] for text in found.cudnn}
+    floor, part = it.cudnn_floor, it.run.cudnn
+    versions = {text: text.partition("==")[2] for text in wheel_set.cudnn}
     fitting = [text for text, version in versions.items() if floor is None or serves(version, floor.version)]
-    if run.cudnn is None:
+    if part is None:
         return fitting[0]
-    had = Version(run.cudnn.version).release[:3]
-    return next((it for it in fitting if Version(versions[it]).release[:3] >= had), fitting[-1])
+    had = Version(part.version).release[:3]
+    return next((text for text in fitting if Version(versions[text]).release[:3] >= had), fitting[-1])
 
 
-def _from_base(question: Question, base: CudaBase | None) -> CudaPlan:
-    wheel, overrides = question.wheel, question.overrides
+def _from_base(it: Selection, base: CudaBase | None) -> CudaPlan:
+    wheel, overrides, run = it.wheel, it.overrides, it.run
     if overrides.cudnn:
         raise overrides.refused("cudnn", "cuDNN comes with the base", "set the base, or --cuda-source wheels")
-    named = _CUDA_IMAGE.search(overrides.base)
-    brought = named[1] if named else wheel.cuda
-    said = _CUDNN_TAG.search(overrides.base) if named else None
+    image, tag = _CUDA_IMAGE.search(overrides.base), _CUDNN_TAG.search(overrides.base)
+    own = base if not overrides.base else None
     reason = "the base brings CUDA, so that no wheel does"
-    if question.run.cuda and base and question.asked == "auto" and _set(question):
-        reason = (
-            f"CUDA {base.cuda} is nearest to the run's {question.run.cuda}; wheels serve too, by --cuda-source wheels"
-        )
+    if run.cuda and base and it.cuda_source == "auto" and _wheel_set(it):
+        reason = f"CUDA {base.cuda} is nearest to the run's {run.cuda}; wheels serve too, by --cuda-source wheels"
     return CudaPlan(
         source="base",
-        version=base.cuda if base and not overrides.base else overrides.cuda or brought,
-        cudnn=(base.cudnn if base and not overrides.base else said[1] if said else None) or wheel.cudnn,
+        version=own.cuda if own else overrides.cuda or (image[1] if image else wheel.cuda),
+        cudnn=(own.cudnn if own else tag[1] if image and tag else None) or wheel.cudnn,
         base=base,
         reason=reason,
         origin=base.source if base else "--set base" if overrides.base else wheel.source,
     )
 
 
-def _refusal(question: Question, asked: CudaChoice) -> MatchError:
-    wheel, profiles, overrides = question.wheel, question.profiles, question.overrides
+def _refusal(it: Selection, choice: CudaChoice) -> MatchError:
+    wheel, profiles, overrides = it.wheel, it.profiles, it.overrides
     if overrides.cuda:
-        known = {it.cuda for it in profiles.wheel_sets if wheel.cuda in it.serves}
-        known |= {it.cuda for it in profiles.bases if it.cuda == wheel.cuda}
+        known = {row.cuda for row in profiles.wheel_sets if wheel.cuda in row.serves}
+        known |= {row.cuda for row in profiles.bases if row.cuda == wheel.cuda}
         names = ", ".join(sorted(known)) or "none"
         why = f"no wheels and no base of that CUDA are known for {wheel.pin}; known are {names}"
         return overrides.refused("cuda", why)
-    if asked == "wheels":
+    if choice == "wheels":
         what = f"{wheel.pin} needs CUDA {wheel.cuda}, and the index has no wheels of it"
         return MatchError(what, where="profiles/cuda.toml: wheel_set", todo="use --cuda-source base, or --variant cpu")
     what = f"{wheel.pin} needs CUDA {wheel.cuda} from its base, and no image with it is known"
     todo = "use --variant cpu, or name a base that has it and Python by --set base=IMAGE"
     return MatchError(what, where="profiles/cuda.toml: base", todo=todo)
+
+
+def _with_cuda(it: Selection, requirements: tuple[str, ...]) -> tuple[str, ...]:
+    """The requirements with another CUDA Toolkit of the same major version; MatchError where no row has its pins."""
+    wheel, overrides, built = it.wheel, it.overrides, f"{it.wheel.cuda}"
+    parts = [text for text in requirements if _TOOLKIT.match(name_of(text))]
+    if is_version(built, overrides.cuda) and all("==" in text for text in parts):
+        return requirements
+    if Version(overrides.cuda).major != Version(built).major:
+        why = f"{wheel.pin} was built with {built}, and opens libraries of that major version"
+        raise overrides.refused("cuda", why)
+    pins = _pins(it.profiles, overrides.cuda, wheel.machine)
+    missing = [name_of(text) for text in parts if name_of(text) not in pins]
+    if missing or not parts:
+        cudas = {row.cuda for profile in it.profiles.frameworks for row in profile.wheels if "." in (row.cuda or "")}
+        by_cuda = {f"{cuda}": _pins(it.profiles, f"{cuda}", wheel.machine) for cuda in cudas}
+        names = {name_of(text) for text in parts}
+        known = [cuda for cuda, all_ in by_cuda.items() if names and names <= all_.keys() and not _outside(parts, all_)]
+        listed = ", ".join(sorted(known, key=Version)) or "none"
+        why = f"no wheels of that CUDA are known for {', '.join(missing) or wheel.pin}; known are {listed}"
+        raise overrides.refused("cuda", why)
+    if broken := _outside(parts, pins):
+        raise overrides.refused("cuda", f"{wheel.pin} requires {', '.join(broken)}")
+    return tuple(pins[name_of(text)] if text in parts else text for text in requirements)
+
+
+def _outside(parts: list[str], pins: dict[str, str]) -> list[str]:
+    """Ranges that the pins are not in; an exact requirement is what an override is there to replace."""
+    ranges = (it for it in parts if "==" not in it)
+    return [it for it in ranges if not Requirement(it).specifier.contains(pins[name_of(it)].partition("==")[2])]
+
+
+def _pins(profiles: Profiles, cuda: str, machine: str) -> dict[str, str]:
+    """Exact pins of one CUDA by name, from whichever framework requires them."""
+    rows = (it for profile in profiles.frameworks for it in profile.wheels if it.machine == machine)
+    texts = (text for it in rows if it.cuda and is_version(it.cuda, cuda) for text in it.cuda_requirements)
+    return {name_of(text): text for text in texts if "==" in text and not Requirement(text).marker}
+
+
+def _with_cudnn(it: Selection, requirements: tuple[str, ...]) -> tuple[str, ...]:
+    """The requirements with another cuDNN; MatchError where the framework would refuse it."""
+    version, floor = it.overrides.cudnn, it.cudnn_floor
+    if floor and not serves(version, floor.version):
+        why = f"{it.wheel.pin} takes {floor.version} or a later one of the same major version"
+        raise it.overrides.refused("cudnn", why)
+    name = next((name for text in requirements if _CUDNN.match(name := name_of(text))), None)
+    if name is None:
+        raise it.overrides.refused("cudnn", f"no wheel of cuDNN is required for {it.wheel.pin}")
+    exact = f"{name}=={version}" if version.count(".") >= 3 else f"{name}=={version}.*"
+    return tuple(exact if name_of(text) == name else text for text in requirements)

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from envbuild.manifest.hardware import Gpu
-from envbuild.match.facts import Generation, Toolkit
-from envbuild.match.overrides import Overrides
-from envbuild.match.profiles import FrameworkWheel, Profiles
+from envbuild.match.profiles import FrameworkWheel, Generation, Profiles
 from envbuild.match.run import Run
-from envbuild.match.stack import Decision
+from envbuild.match.stack import Decision, Overrides
 
 Number = tuple[int, int]
 _DRIVER = re.compile(r"\d+(\.\d+)*")
@@ -18,34 +16,62 @@ _DRIVER = re.compile(r"\d+(\.\d+)*")
 
 def decide_driver(
     run: Run, wheel: FrameworkWheel, cuda: str, overrides: Overrides, profiles: Profiles
-) -> tuple[Decision, ...]:
-    """The driver floor as the first decision, and a warning for each GPU that the build cannot serve."""
-    minimum, reason, source = _floor(cuda, profiles)
+) -> Iterator[Decision]:
+    """Yield the driver floor as the first decision, and a warning for each GPU that the build cannot serve."""
     known = {gpu.name: capability_of(gpu, profiles) for gpu in run.gpus}
     gpus = {name: capability for name, capability in known.items() if capability}
-    compiled = [name for name, it in gpus.items() if not _machine_code(wheel, it) and _ptx(wheel, it)]
-    toolkit = max(_toolkits(wheel, cuda, profiles), key=lambda it: Version(it.driver), default=None)
-    if compiled and toolkit and Version(toolkit.driver) > Version(minimum or "0"):
-        why = f"{', '.join(compiled)} has no machine code in the wheel; compiling its PTX takes the driver of CUDA"
-        minimum, reason, source = toolkit.driver, f"{why} {toolkit.cuda} itself", toolkit.source
-    for name, row in _new(gpus, profiles):
-        if row.driver and Version(row.driver) > Version(minimum or "0"):
-            minimum, reason, source = row.driver, f"the first driver for the generation of {name}", row.source
+    minimum, reason, source = _floor(wheel, cuda, gpus, profiles)
     if overrides.driver_minimum:
         reason = f"{reason}, which would be {minimum}"
         minimum = overrides.driver_minimum
-    driver = [Decision(what="driver", value=f">={minimum}", reason=reason, source=source)] if minimum else []
-    return (
-        *driver,
-        *_host(run, minimum),
-        *(_not_served(name, it, wheel) for name, it in gpus.items() if not _serves(wheel, it)),
-        *(it for name, gpu in gpus.items() if _serves(wheel, gpu) for it in _not_made_for(name, gpu, cuda, profiles)),
-        *(_unknown(name, run) for name, it in known.items() if it is None),
-    )
+    if minimum:
+        yield Decision(what="driver", value=f">={minimum}", reason=reason, source=source)
+        # The run's own driver, where the image would not start on it: the image often runs on that host, too.
+        if run.driver and _DRIVER.fullmatch(run.driver) and Version(run.driver) < Version(minimum):
+            why = f"the run's host had this one, and the image needs {minimum} or later: it does not run there as it is"
+            source = "manifest: accelerator.driver"
+            yield Decision(what="driver of the run", value=run.driver, reason=why, source=source, warning=True)
+    served = {name: it for name, it in gpus.items() if _machine_code(wheel, it) or _ptx(wheel, it)}
+    served = served if wheel.compute_capabilities else gpus
+    for name, gpu in gpus.items():
+        if name not in served:
+            built = ", ".join(wheel.compute_capabilities)
+            reason = f"{wheel.pin} was built for {built}, so it cannot use a GPU of {gpu[0]}.{gpu[1]}"
+            yield Decision(what="gpu", value=name, reason=reason, source=wheel.source, warning=True)
+    for name, gpu in served.items():
+        yield from _unsupported(name, gpu, cuda, profiles)
+    for name in (name for name, capability in known.items() if capability is None):
+        reason = "the compute capability of a GPU of this name is not known, so nothing is checked for it"
+        source = "profiles/cuda.toml: capabilities"
+        # Who names a GPU wants to know whether it serves; a run had one that did.
+        yield Decision(what="gpu", value=name, reason=reason, source=source, warning=run.hypothetical)
+
+
+def _floor(
+    wheel: FrameworkWheel, cuda: str, gpus: dict[str, Number], profiles: Profiles
+) -> tuple[str | None, str, str]:
+    """The lowest driver, why, and what states it."""
+    major, minor = (".".join(cuda.split(".")[:count]) for count in (1, 2))
+    minimum, reason, source = None, "", ""
+    if row := next((it for it in profiles.drivers if it.cuda in {major, minor}), None):
+        minimum, reason, source = row.minimum, f"the lowest driver on the host that runs CUDA {row.cuda}", row.source
+    compiled = [name for name, it in gpus.items() if not _machine_code(wheel, it) and _ptx(wheel, it)]
+    # The toolkits that the framework's PTX and the image's libraries came from.
+    toolkits = (it for it in profiles.toolkits if it.cuda in {wheel.cuda, cuda})
+    toolkit = max(toolkits, key=lambda it: Version(it.driver), default=None)
+    if compiled and toolkit and Version(toolkit.driver) > Version(minimum or "0"):
+        why = f"{', '.join(compiled)} has no machine code in the wheel; compiling its PTX takes the driver of CUDA"
+        minimum, reason, source = toolkit.driver, f"{why} {toolkit.cuda} itself", toolkit.source
+    for name, gpu in gpus.items():
+        for generation in _generations(gpu, profiles):
+            if generation.driver and Version(generation.driver) > Version(minimum or "0"):
+                reason = f"the first driver for the generation of {name}"
+                minimum, source = generation.driver, generation.source
+    return minimum, reason, source
 
 
 def capability_of(gpu: Gpu, profiles: Profiles) -> Number | None:
-    """The compute capability as it was recorded, else by the words of the GPU's name; None where neither tells."""
+    """Return the recorded compute capability, else that of the GPU's name; None where neither is known."""
     words = set(re.split(r"[^A-Za-z0-9]+", gpu.name))
     by_name = next((it for it in profiles.capabilities if words & set(it.words)), None)
     text = gpu.compute_capability or (by_name.capability if by_name else "")
@@ -58,7 +84,7 @@ def _number(text: str) -> Number:
 
 
 def _built_for(wheel: FrameworkWheel, *, ptx: bool) -> Iterator[Number]:
-    """`sm_80` is machine code, `compute_80` PTX too, and of `7.0` it is not said: taken for both."""
+    """`sm_80` is machine code, `compute_80` PTX too; `7.0` does not say which, and counts as both."""
     for text in wheel.compute_capabilities:
         kind, _, digits = text.rpartition("_")
         if not (ptx and kind == "sm"):
@@ -74,28 +100,14 @@ def _ptx(wheel: FrameworkWheel, gpu: Number) -> bool:
     return any(it <= gpu for it in _built_for(wheel, ptx=True))
 
 
-def _serves(wheel: FrameworkWheel, gpu: Number) -> bool:
-    return not wheel.compute_capabilities or _machine_code(wheel, gpu) or _ptx(wheel, gpu)
+def _generations(gpu: Number, profiles: Profiles) -> list[Generation]:
+    return [it for it in profiles.generations if _number(it.lowest) <= gpu <= _number(it.highest)]
 
 
-def _not_served(name: str, gpu: Number, wheel: FrameworkWheel) -> Decision:
-    built = ", ".join(wheel.compute_capabilities)
-    reason = f"{wheel.pin} was built for {built}, so it cannot use a GPU of {gpu[0]}.{gpu[1]}"
-    return Decision(what="gpu", value=name, reason=reason, source=wheel.source, warning=True)
-
-
-def _new(gpus: dict[str, Number], profiles: Profiles) -> list[tuple[str, Generation]]:
-    return [(name, it) for name, gpu in gpus.items() for it in profiles.generations if _among(gpu, it)]
-
-
-def _among(gpu: Number, row: Generation) -> bool:
-    return _number(row.lowest) <= gpu <= _number(row.highest)
-
-
-def _not_made_for(name: str, gpu: Number, cuda: str, profiles: Profiles) -> Iterator[Decision]:
+def _unsupported(name: str, gpu: Number, cuda: str, profiles: Profiles) -> Iterator[Decision]:
     """GPUs that came after the image's CUDA, or that it dropped; `12` alone can be any 12."""
     version = tuple(int(it) for it in cuda.split("."))
-    for row in (it for it in profiles.generations if _among(gpu, it)):
+    for row in _generations(gpu, profiles):
         if row.last_cuda and version[0] > int(row.last_cuda):
             reason = (
                 f"CUDA {version[0]} has no support for GPUs of {gpu[0]}.{gpu[1]}; {row.last_cuda} was the last with it"
@@ -107,30 +119,3 @@ def _not_made_for(name: str, gpu: Number, cuda: str, profiles: Profiles) -> Iter
                 "its cuDNN were made before, and may have no code that runs on it"
             )
             yield Decision(what="gpu", value=name, reason=reason, source=row.source, warning=True)
-
-
-def _unknown(name: str, run: Run) -> Decision:
-    """Somebody who names a GPU wants to know whether it serves; a run had one that did."""
-    reason = "the compute capability of a GPU of this name is not known, so nothing is checked for it"
-    return Decision(what="gpu", value=name, reason=reason, source="profiles/cuda.toml: capabilities", warning=run.asked)
-
-
-def _host(run: Run, minimum: str | None) -> Iterator[Decision]:
-    """The run's own driver, where the image would not start on it: its host is often the one to come, too."""
-    if minimum and run.driver and _DRIVER.fullmatch(run.driver) and Version(run.driver) < Version(minimum):
-        reason = f"the run's host had this one, and the image needs {minimum} or later: it does not run there as it is"
-        source = "manifest: accelerator.driver"
-        yield Decision(what="driver of the run", value=run.driver, reason=reason, source=source, warning=True)
-
-
-def _floor(cuda: str, profiles: Profiles) -> tuple[str | None, str, str]:
-    major, minor = (".".join(cuda.split(".")[:count]) for count in (1, 2))
-    row = next((it for it in profiles.drivers if it.cuda in {major, minor}), None)
-    if row is None:
-        return None, "", ""
-    return row.minimum, f"the lowest driver on the host that runs CUDA {row.cuda}", row.source
-
-
-def _toolkits(wheel: FrameworkWheel, cuda: str, profiles: Profiles) -> list[Toolkit]:
-    """Those that the framework's PTX and the image's libraries came from."""
-    return [it for it in profiles.toolkits if it.cuda in {wheel.cuda, cuda}]

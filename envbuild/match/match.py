@@ -1,31 +1,37 @@
 """A manifest against the profiles: the stack that serves the run, or every candidate and why it lost."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time
 
+from packaging.version import Version
+
 from envbuild.errors import UsageError
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match.base import decide_base
-from envbuild.match.beside import mixed_labels, other_cuda
-from envbuild.match.cuda import CudaChoice, Question, decide_cuda, plan_cuda
+from envbuild.manifest.packages import name_of
+from envbuild.match.cuda import GPU_VARIABLES, CudaPlan, Selection, decide_cuda, decide_variables, plan_cuda
 from envbuild.match.driver import decide_driver
-from envbuild.match.dropping import dropped_from, without_dropped
-from envbuild.match.limits import bad_wheels, broken_limits, lost_label
-from envbuild.match.overrides import OWN, Overrides, loud, read_overrides
-from envbuild.match.pins import Chosen, Pins, decide_pins
+from envbuild.match.limits import bad_wheels, broken_limits, idle_cuda, lost_label, mixed_labels, other_cuda
+from envbuild.match.pins import Pins, decide_pins, dropped_from, without_dropped
 from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.run import CPU_LABEL, NO_FRAMEWORK, Run, machine_of, read_run
-from envbuild.match.stack import Decision, Gaps, Stack, Variant
-from envbuild.match.swap import name_of
-from envbuild.match.variables import GPU_VARIABLES, decide_variables
-from envbuild.match.variant import CUDA_WHEEL, VariantChoice, choose_wheel, decide_variant
-from envbuild.match.without import decide_variant_without, empty_wheel, refuse_cuda
+from envbuild.match.stack import (
+    OWN,
+    CudaChoice,
+    Decision,
+    Gaps,
+    Overrides,
+    Stack,
+    Variant,
+    VariantChoice,
+    read_overrides,
+)  # fmt: skip
+from envbuild.match.variant import choose_wheel, decide_variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class MatchOptions:
     """What is asked for besides the run itself."""
 
     variant: VariantChoice = "auto"
@@ -60,7 +66,7 @@ def match(
             cuda_source=cuda_source, overrides=overrides, machine=machine, exclude_newer=exclude_newer,
         )  # fmt: skip
         return dropped_from(stack, manifest, drop)
-    asked = Asked(
+    options = MatchOptions(
         variant=variant,
         cuda_source=cuda_source,
         overrides=read_overrides(overrides),
@@ -69,26 +75,28 @@ def match(
     run = read_run(manifest, profiles)
     decisions = (*_used(manifest, run), *_accelerator(manifest))
     if machine and machine_of(machine) != run.machine:
+        moved_to = machine_of(machine)
         reason = f"it was asked for; the run was on {run.machine}"
-        decisions += (
-            Decision(what="platform", value=f"Linux {machine_of(machine)}", reason=reason, source="--platform"),
-        )
-        run = _moved(run, machine_of(machine))
-    stack = decide(run, profiles, asked)
+        decisions += (Decision(what="platform", value=f"Linux {moved_to}", reason=reason, source="--platform"),)
+        # On another machine the build for the CPU need not have a label.
+        label = "" if run.label.startswith(CPU_LABEL) else run.label
+        system = run.system or "Linux"
+        run = replace(run, machine=moved_to, machine_known=True, system=system, label=label, moved=True)
+    stack = decide(run, profiles, options)
     return replace(stack, decisions=(*decisions, *stack.decisions))
 
 
 def _used(manifest: TrainingManifest, run: Run) -> tuple[Decision, ...]:
     """Which of several frameworks the run used, and what says so."""
-    if not run.beside or run.profile is NO_FRAMEWORK:
+    if not run.others or run.profile is NO_FRAMEWORK:
         return ()
-    others = f"{', '.join(it.name for it in run.beside)} stays as it was installed"
+    others = f"{', '.join(it.name for it in run.others)} stays as it was installed"
     source = manifest.framework_source or "manifest: framework, numerics, native, model"
     return (Decision(what="used", value=run.profile.name, reason=f"the run used it; {others}", source=source),)
 
 
 def _accelerator(manifest: TrainingManifest) -> tuple[Decision, ...]:
-    """What cannot be served is said, as no profile knows what a TPU needs of its host; and what contradicts itself."""
+    """Warn of a TPU, as no profile knows what it needs of its host, and of a record that contradicts itself."""
     accelerator, source = manifest.accelerator, "manifest: accelerator"
     if accelerator and accelerator.kind == "tpu":
         reason = "no image for TPUs is made; the run's wheels for it stay, and nothing else is prepared"
@@ -99,42 +107,36 @@ def _accelerator(manifest: TrainingManifest) -> tuple[Decision, ...]:
     return ()
 
 
-def _moved(run: Run, machine: str) -> Run:
-    """The run on another machine, where its build for the CPU need not have a label."""
-    label = "" if run.label.startswith(CPU_LABEL) else run.label
-    return replace(run, machine=machine, machine_said=True, system=run.system or "Linux", label=label, moved=True)
-
-
-def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
-    """The stack that serves a run; MatchError as `match`."""
-    overrides = asked.overrides
+def decide(run: Run, profiles: Profiles, options: MatchOptions) -> Stack:
+    """Return the stack that serves a run; MatchError as `match`."""
+    overrides, no_framework = options.overrides, run.profile is NO_FRAMEWORK
     run = replace(run, python=overrides.python) if overrides.python else run
-    if run.profile is NO_FRAMEWORK:
-        refuse_cuda(asked.cuda_source, overrides)
-        kind, wheel = decide_variant_without(run, asked.variant), empty_wheel(run)
-    else:
-        kind = decide_variant(run, asked.variant)
-        wheel = choose_wheel(run, "gpu" if kind.value == "gpu" else "cpu")
+    if no_framework:
+        hand = [f"--set {key}" for key, _ in overrides.pairs if key in {"cuda", "cudnn", "driver_minimum"}]
+        if hand or options.cuda_source != "auto":
+            what = "a run without a framework gets no CUDA except that of its own wheels"
+            todo = "leave it out, or name the --framework"
+            raise UsageError(what, where=next(iter(hand), "--cuda-source"), todo=todo)
+    kind = decide_variant(run, options.variant)
     variant: Variant = "gpu" if kind.value == "gpu" else "cpu"
-    question = Question(run=run, wheel=wheel, asked=asked.cuda_source, overrides=overrides, profiles=profiles)
-    plan = plan_cuda(question)
+    wheel = choose_wheel(run, variant)
+    selection = Selection(run=run, wheel=wheel, cuda_source=options.cuda_source, overrides=overrides, profiles=profiles)
+    plan = plan_cuda(selection)
     # What was installed and not used stays as it was, unless --variant cpu or another machine is asked for.
-    spare = bool(run.beside) and not run.moved and asked.variant != "cpu"
-    if run.profile is NO_FRAMEWORK:
-        spare = variant == "gpu" or not (run.moved or asked.variant == "cpu")
-    pins = decide_pins(Chosen(run=run, wheel=wheel, plan=plan, profiles=profiles, spare=spare))
+    keep_others = not run.moved and options.variant != "cpu" and (no_framework or bool(run.others))
+    pins = decide_pins(selection, plan, keep_others=keep_others or (no_framework and variant == "gpu"))
     base = decide_base(wheel, plan, run.python, overrides, profiles)
-    paths = tuple(decide_variables(run, wheel, plan, pins, profiles))
-    driver = decide_driver(run, wheel, plan.version, overrides, profiles) if plan.version else ()
+    paths = tuple(decide_variables(selection, plan, pins.requirements))
+    driver = tuple(decide_driver(run, wheel, plan.version, overrides, profiles)) if plan.version else ()
     warnings = (
         *lost_label(run, wheel),
         *broken_limits(run, wheel, profiles),
         *bad_wheels(pins.requirements, wheel, profiles),
         *mixed_labels(pins.requirements, profiles),
-        *_idle_cuda(variant, pins.requirements),
+        *idle_cuda(variant, pins.requirements),
         *other_cuda(run, wheel, pins.requirements, profiles),
     )
-    decisions = (*_facts(run, wheel), *_assumed(run, asked), kind, *decide_cuda(question, plan), *driver)
+    decisions = (*_facts(run, wheel), *_assumptions(run, options), kind, *decide_cuda(selection, plan), *driver)
     return Stack(
         framework=run.profile.name,
         distribution=wheel.distribution,
@@ -149,12 +151,40 @@ def decide(run: Run, profiles: Profiles, asked: Asked) -> Stack:
         glibc_minimum=wheel.glibc,
         driver_minimum=next((it.value.removeprefix(">=") for it in driver if it.what == "driver"), None),
         requirements=pins.requirements,
-        gaps=_gaps(run, pins, profiles, _before(run.complete, run.created, asked)),
+        gaps=_gaps(run, pins, profiles, _before(run, options)),
         variables=tuple(sorted([*(GPU_VARIABLES if variant == "gpu" else ()), *((it.what, it.value) for it in paths)])),
         changes=pins.changes,
-        decisions=loud((*decisions, *pins.decisions, *paths, base, *warnings), overrides),
+        decisions=overrides.mark((*decisions, *pins.decisions, *paths, base, *warnings)),
         overrides=overrides.pairs,
     )
+
+
+def decide_base(
+    wheel: FrameworkWheel, plan: CudaPlan, python: str, overrides: Overrides, profiles: Profiles
+) -> Decision:
+    """Return Python's own slim image of the run's exact Python, or the image with CUDA where that comes from it."""
+    minor = ".".join(python.split(".")[:2])
+    if overrides.base:
+        has = f"it has to have Python {python}, glibc {wheel.glibc} or later"
+        cuda = f", and CUDA {plan.version}" if plan.source == "base" else ""
+        return Decision(what="base", value=overrides.base, reason=has + cuda, source=wheel.source)
+    if row := plan.base:  # such an image has no Python, and its distribution has just one
+        other = "" if row.python == minor else f", and its distribution has only {row.python}"
+        build = f"envbuild base build --parent {row.image} --python {minor}, and name it by --set base=IMAGE"
+        reason = f"{row.reason}. It has no Python{other}: make one with it, {build}"
+        return Decision(what="base", value=row.image, reason=reason, source=row.source)
+    if plan.source == "base":
+        reason = f"no image with CUDA {plan.version} and Python is known; name one by --set base=IMAGE"
+        return Decision(what="base", value="", reason=reason, source="profiles/cuda.toml: base", warning=True)
+    suites = [it for it in profiles.suites if Version(it.glibc) >= Version(wheel.glibc)]
+    suite = next((it for it in suites if it.has_image(python)), None)
+    name = profiles.python_image.format(python=python, suite=(suite or profiles.suites[0]).name)
+    if suite is None:
+        known = f"no slim image of Python {python} is known on a suite with glibc {wheel.glibc}"
+        reason, source = f"{known}: name a base by --set base=IMAGE", "profiles/cuda.toml: suite"
+        return Decision(what="base", value=name, reason=reason, source=source)
+    whose = "the run's Python" if python.count(".") > 1 else "the newest patch release of this Python"
+    return Decision(what="base", value=name, reason=f"{whose}; {suite.reason}", source=suite.source)
 
 
 def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
@@ -165,10 +195,10 @@ def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
         python = Decision(what="python", value=run.python, reason=OWN, source="manifest: python.version")
         return (none, python, *_other_system(run))
     own = (wheel.distribution, wheel.version) == (run.own, run.labelled)
-    whose = "what was asked for" if run.asked else OWN
+    whose = "what was asked for" if run.hypothetical else OWN
     same = whose if own else f"the same version as {whose}, {run.own}, for this variant"
     if "+" in wheel.version:
-        same += "; its label is of PyTorch's own index, which pip and uv have to be told"
+        same += "; its label is of PyTorch's own index, which has to be in the settings of pip or uv"
     pythons = f"{whose}; there are wheels for {', '.join(wheel.pythons)}"
     glibc = "the lowest that the wheel's platform tags accept"
     decisions = [
@@ -189,32 +219,20 @@ def _other_system(run: Run) -> Iterator[Decision]:
         yield Decision(what="platform", value=platform, reason=reason, source="manifest: platform.system")
 
 
-def _idle_cuda(variant: Variant, requirements: Iterable[str]) -> Iterator[Decision]:
-    """Warn of CUDA wheels in an image for the CPU."""
-    kept = [it for it in map(name_of, requirements) if CUDA_WHEEL.match(it) or it.startswith("nvidia-nccl-")]
-    if variant == "cpu" and kept:
-        reason = (
-            "the image is for the CPU and keeps these CUDA wheels of the run, which can be gigabytes; "
-            "--variant cpu leaves them out"
-        )
-        source = "manifest: distributions"
-        yield Decision(what="unused cuda", value=", ".join(kept), reason=reason, source=source, warning=True)
-
-
 def _extra(run: Run, wheel: FrameworkWheel) -> Decision:
     """Which of JAX's extras brings CUDA, and which of the others cannot."""
     major = f"{wheel.cuda}".split(".")[0]
     had = any(name.startswith(f"jax-cuda{major}-") for name, _ in run.pins)
     reason = "the run's own plug-in" if had else "the run had no plug-in that says another one"
-    if run.asked:
+    if run.hypothetical:
         reason = "it was asked for" if had else "none was asked for, and this one runs on the oldest drivers"
     notes = "".join(f"; {it}" for it in run.release.notes if re.match(r"cuda\d+:", it))
     return Decision(what="extra", value=f"{wheel.extra}", reason=reason + notes, source=wheel.source)
 
 
-def _assumed(run: Run, asked: Asked) -> Iterator[Decision]:
+def _assumptions(run: Run, options: MatchOptions) -> Iterator[Decision]:
     """What the record does not say, and is taken for what it most likely was."""
-    if not run.machine_said or run.system is None:
+    if not run.machine_known or run.system is None:
         reason = "the run's record does not say; most runs are there, and --ran-on says otherwise"
         source = "manifest: source.unknown"
         yield Decision(what="platform", value=f"Linux {run.machine}", reason=reason, source=source)
@@ -225,7 +243,14 @@ def _assumed(run: Run, asked: Asked) -> Iterator[Decision]:
         )
         value = "what they require is added, in versions that fit them"
         yield Decision(what="distributions", value=value, reason=reason, source="manifest: source.complete")
-        yield _as_of(run, asked)
+        before, source = _before(run, options), "--exclude-newer"
+        if options.exclude_newer:
+            reason = "it was asked for"
+        elif before is None:
+            reason = f"the record has no date; {source} DATE gives one"
+        else:
+            reason, source = f"the record was made then; {source} gives another date, or none", "manifest: created"
+        yield Decision(what="as of", value=before or "now", reason=reason, source=source)
 
 
 def _moment_of(date: str | None) -> str | None:
@@ -239,27 +264,15 @@ def _moment_of(date: str | None) -> str | None:
         moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         todo = "give a date or a moment, such as 2023-04-01 or 2023-04-01T12:00:00Z, or none"
-        raise UsageError("this is no date", where=f"--exclude-newer {date}", todo=todo) from error
+        raise UsageError(f"{date} is not a date", where=f"--exclude-newer {date}", todo=todo) from error
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _before(complete: bool, created: str | None, asked: Asked) -> str | None:
+def _before(run: Run, options: MatchOptions) -> str | None:
     """The moment that what is added has to be older than; None where there is no such limit."""
-    if asked.exclude_newer:
-        return None if asked.exclude_newer == "none" else asked.exclude_newer
-    return None if complete else created
-
-
-def _as_of(run: Run, asked: Asked) -> Decision:
-    """As of when an incomplete record is completed, and who says so."""
-    option, before = "--exclude-newer", _before(run.complete, run.created, asked)
-    if before is None:
-        reason = "it was asked for" if asked.exclude_newer else f"the record has no date; {option} DATE gives one"
-        return Decision(what="as of", value="now", reason=reason, source=option)
-    if asked.exclude_newer:
-        return Decision(what="as of", value=before, reason="it was asked for", source=option)
-    reason = f"the record was made then; {option} gives another date, or none"
-    return Decision(what="as of", value=before, reason=reason, source="manifest: created")
+    if options.exclude_newer:
+        return None if options.exclude_newer == "none" else options.exclude_newer
+    return None if run.complete else run.created
 
 
 def _gaps(run: Run, pins: Pins, profiles: Profiles, before: str | None) -> Gaps | None:

@@ -1,64 +1,53 @@
 """Profiles: what is known of framework releases, CUDA bases, drivers and base images, read from `profiles/*.toml`."""
 
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Annotated, Any
 
+from msgspec import Meta
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.match import facts
-from envbuild.match.facts import (
-    Capability,
-    Compiler,
-    CudaBase,
-    CudnnFloor,
-    Driver,
-    Foreign,
-    Generation,
-    LabelledBuild,
-    LibraryPath,
-    Limit,
-    Repair,
-    Suite,
-    Toolkit,
-    WheelSet,
-)
-from envbuild.match.table import Table, read_table
-from envbuild.oci.digest import Digest
+from envbuild.errors import MatchError
+from envbuild.validation import InvalidError, fields_of, read_values
 
+SCHEMA = 1
 FRAMEWORKS = ("tensorflow", "torch", "jax")
-"""Each has a file of its own, made by `envbuild profiles refresh`."""
-
-
+"""Each has a file of its own, which `python -m profiles.refresh` writes."""
+Text = Annotated[str, Meta(min_length=1)]
 _FIRST_VERSION = re.compile(r"(?:==|>=|~=|>)\s*([\d.]+)")
+_CORRECT = "correct the file, or write it with python -m profiles.refresh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkWheel:
     """The Linux wheels of one distribution, version, machine and extra for CUDA, as one of them says."""
 
-    distribution: str
+    distribution: Text
     """Normalised: `tensorflow-cpu`."""
-    version: str
-    machine: str
+    machine: Text
     """`x86_64` or `aarch64`."""
     pythons: tuple[str, ...]
     """Minor versions that there is a wheel for: `3.11`; in rising order."""
-    glibc: str
+    glibc: Text
     """Lowest glibc that the manylinux tags accept."""
-    wheel: str
+    wheel: Text
     """File name of the wheel that the row was read from."""
-    sha256: Digest
-    extra: str | None = None
+    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", title="SHA-256 digest")]
+    version: str = ""
+    """Its release's."""
+    extra: Text | None = None
     """The extra that brings CUDA: `and-cuda`, `cuda12`; None where there is none or CUDA is required without one."""
-    cuda: str | None = None
+    cuda: Text | None = None
     """CUDA that it was built with, as exactly as it says: `12`, `12.2`, `12.5.1`; None for a CPU build."""
-    cudnn: str | None = None
+    cudnn: Text | None = None
     """cuDNN that it was built with, else the lowest that it requires, as exactly as it says: `8`, `9.1.0.70`."""
-    cudnn_built: str | None = None
+    cudnn_built: Text | None = None
     """cuDNN whose header the wheel brings: `9.3.0`."""
     compute_capabilities: tuple[str, ...] = ()
     """`sm_80`: machine code; `compute_80`: PTX too; `8.0`: it does not say which."""
@@ -68,9 +57,9 @@ class FrameworkWheel:
     """What it requires for CUDA, with its extra; empty where CUDA has to come from the base."""
     limits: tuple[str, ...] = ()
     """What it requires of NumPy, protobuf, Keras and the like; with a marker where that depends on Python."""
-    keras_inside: str | None = None
+    keras_inside: Text | None = None
     """Major version of the Keras that is a part of it, where it requires none."""
-    stands_for: str | None = None
+    stands_for: Text | None = None
     """The requirement that a wheel without the code brings it by: `tensorflow-cpu-aws==2.15.1`, `jaxlib==0.4.36`."""
     parts: tuple[str, ...] = ()
     """The other wheels that the row was read from: file name and digest."""
@@ -85,15 +74,15 @@ class FrameworkWheel:
     @property
     def source(self) -> str:
         """The row's origin, for people."""
-        return f"{self.wheel} ({self.sha256})"
+        return f"{self.wheel} (sha256:{self.sha256})"
 
     def cited_for(self, python: str) -> "FrameworkWheel":
         """The row with the wheel for this minor version of Python as its source, where it has one of its own."""
         tag = f"-cp{python.replace('.', '')}-"
         for text in self.others:
-            name, _, digest = text.removesuffix(")").partition(" (")
+            name, _, digest = text.removesuffix(")").partition(" (sha256:")
             if tag in name:
-                return replace(self, wheel=name, sha256=Digest.parse(digest))
+                return replace(self, wheel=name, sha256=digest)
         return self
 
     @property
@@ -123,7 +112,7 @@ class Release:
     """One version of a framework, with the wheels of all its distributions."""
 
     version: Version
-    wheels: tuple[FrameworkWheel, ...]
+    wheels: tuple[FrameworkWheel, ...] = ()
     extras: tuple[str, ...] = ()
     """All that its metadata names, normalised; known of JAX only."""
     notes: tuple[str, ...] = ()
@@ -140,7 +129,210 @@ class FrameworkProfile:
     @property
     def distributions(self) -> frozenset[str]:
         """The names that bring the framework."""
-        return frozenset(wheel.distribution for release in self.releases for wheel in release.wheels)
+        return frozenset(wheel.distribution for wheel in self.wheels)
+
+    @property
+    def wheels(self) -> tuple[FrameworkWheel, ...]:
+        """The rows of all releases."""
+        return tuple(wheel for release in self.releases for wheel in release.wheels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaBase:
+    """An image that brings CUDA where the framework's wheels do not."""
+
+    cuda: Text
+    """As build_info.py has it: `11.2`."""
+    image: Text
+    glibc: Text
+    python: Text
+    """Minor version of the distribution's own Python, which the image does not hold yet."""
+    reason: Text
+    source: Text
+    cudnn: Text | None = None
+    """cuDNN in it, where its recipe says so: `8.1.1.33`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """Requirements of an extra that cannot be installed as published and are left out."""
+
+    versions: tuple[str, ...]
+    pythons: tuple[str, ...]
+    drop: tuple[str, ...]
+    """Normalised names."""
+    reason: Text
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryPath:
+    """Releases that do not find their CUDA libraries by themselves."""
+
+    versions: tuple[str, ...]
+    folders: tuple[str, ...]
+    """Below site-packages: `nvidia/cublas/lib`."""
+    reason: Text
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """The lowest driver of a major version of CUDA, or of a minor one before CUDA 11."""
+
+    cuda: Text
+    minimum: Text
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolkit:
+    """The driver that a CUDA release came with: what compiles PTX for a GPU that the machine code does not fit."""
+
+    cuda: Text
+    """`12.5.1`; `12.5` is the first release of 12.5."""
+    driver: Text
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudnnFloor:
+    """The lowest cuDNN that a range of releases accepts at run time, where their wheels tell the major version only."""
+
+    framework: Text
+    first: Text
+    last: Text
+    minimum: Text
+    """`8.6`; any later minor version of the same major one is accepted too."""
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A requirement that the wheels of a range of releases should have had."""
+
+    distributions: tuple[str, ...]
+    """Normalised names that have the same code: `tensorflow`, `tensorflow-cpu`."""
+    first: Text
+    last: Text
+    requirement: Text
+    reason: Text
+    source: Text
+    breaks: Text | None = None
+    """What fails without it: `import tensorflow`; None where it is known of no version that it fails with."""
+    undeclared: bool = False
+    """Whether the release imports the distribution and its wheel does not require it: incomplete records get it."""
+
+    def covers(self, name: str, version: str) -> bool:
+        """Whether the limit is about this release."""
+        release = _release(version) if name in self.distributions else None
+        return release is not None and Version(self.first) <= release <= Version(self.last)
+
+    def allows(self, version: str) -> bool:
+        """Whether the requirement accepts a version of what it is about; True for what is no version."""
+        return not _release(version) or Requirement(self.requirement).specifier.contains(version, prereleases=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """A Debian release that Python's own slim images were made for."""
+
+    name: Text
+    glibc: Text
+    since: tuple[str, ...]
+    """For each minor version of Python the first patch that has such an image."""
+    reason: Text
+    source: Text
+
+    def has_image(self, python: str) -> bool:
+        """Whether Python's own image of this patch, or of an earlier one of its minor version, exists on the suite."""
+        version, exact = Version(python), python.count(".") > 1
+        firsts = (Version(it) for it in self.since)
+        return any(it.release[:2] == version.release[:2] and (not exact or it <= version) for it in firsts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """A distribution that a run may have, but that no index has for Linux."""
+
+    name: Text
+    reason: Text
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelSet:
+    """Wheels of NVIDIA's that bring CUDA to builds whose own wheels require none."""
+
+    cuda: Text
+    """`11.8`."""
+    serves: tuple[str, ...]
+    """The CUDA of the builds that open these libraries under the same names: `11.2`."""
+    requirements: tuple[str, ...]
+    """Exact pins, all but cuDNN."""
+    cudnn: tuple[str, ...]
+    """Exact pins of cuDNN to choose from, in rising order; the first is the default."""
+    folders: tuple[str, ...]
+    """Where the libraries lie, below site-packages: `nvidia/cublas/lib`."""
+    reason: Text
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiler:
+    """Releases whose XLA has to be told where the wheel with ptxas and libdevice lies."""
+
+    framework: Text
+    first: Text
+    last: Text
+    folder: Text
+    """Below site-packages: `nvidia/cuda_nvcc`."""
+    reason: Text
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """The compute capability of GPUs, for records that have their names only."""
+
+    capability: Text
+    """`9.0`."""
+    words: tuple[str, ...]
+    """One of them is a word of the name: `H100`."""
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """GPUs that not every CUDA serves: neither one before `first_cuda` nor one after `last_cuda`."""
+
+    lowest: Text
+    """The lowest compute capability of them: `10.0`."""
+    highest: Text
+    """The highest one, as far as it is told: `9.0`."""
+    source: Text
+    first_cuda: Text | None = None
+    """`12.8`; None where every CUDA of the profiles had them."""
+    last_cuda: Text | None = None
+    """`12`; None where no CUDA dropped them."""
+    driver: Text | None = None
+    """The first driver that knows them; None where every driver of the profiles does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledBuild:
+    """The releases of PyTorch that its own index has a build of for one CUDA."""
+
+    label: Text
+    """`cu118`."""
+    first: Text
+    last: Text | None = None
+    """None where later releases may have it too."""
+
+    def covers(self, version: Version) -> bool:
+        """Whether the release has such a build."""
+        release = Version(version.public)
+        return Version(self.first) <= release and (self.last is None or release <= Version(self.last))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +349,7 @@ class Profiles:
     foreign: tuple[Foreign, ...]
     nvidia_wheels: tuple[str, ...]
     """Shell patterns of the normalised names that are NVIDIA's."""
-    python_image: str
+    python_image: Text
     """With `{python}` and `{suite}`."""
     toolkits: tuple[Toolkit, ...] = ()
     cudnn_floors: tuple[CudnnFloor, ...] = ()
@@ -173,73 +365,121 @@ class Profiles:
     cuda_only: tuple[str, ...] = ()
     """Shell patterns of the normalised names that only serve a GPU, besides NVIDIA's own."""
 
+    def glibc_of(self, image: str) -> str | None:
+        """Return the glibc of an image that `decide_base` chose; None for any other image."""
+        pythons = ((self.python_image.format(python="*", suite=it.name), it.glibc) for it in self.suites)
+        cuda = ((it.image, it.glibc) for it in self.bases)
+        return next((glibc for name, glibc in (*pythons, *cuda) if fnmatchcase(image, name)), None)
+
+
+def _release(text: str) -> Version | None:
+    """The version without a local label; None for what is no version of a release."""
+    try:
+        version = Version(Version(text).public)
+    except InvalidVersion:
+        return None
+    return version if version.release else None
+
+
+def within(row: "CudnnFloor | Compiler", framework: str, version: str) -> bool:
+    """Whether a row is about this release."""
+    release = Version(version)
+    return row.framework == framework and Version(row.first) <= release <= Version(row.last)
+
+
+_KEYS = {
+    "bases": "base",
+    "repairs": "repair",
+    "library_paths": "library_path",
+    "drivers": "driver",
+    "suites": "suite",
+    "foreign": "foreign",
+    "cudnn_floors": "cudnn",
+    "limits": "limit",
+    "wheel_sets": "wheel_set",
+    "compilers": "compiler",
+    "generations": "generation",
+    "builds": "build",
+    **{key: key for key in ("nvidia_wheels", "python_image", "labelled", "cuda_only")},
+}
+"""Fields of Profiles, with their keys in cuda.toml."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Toolkits:
+    source: Text
+    drivers: dict[str, Text]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gpus:
+    source: Text
+    gpus: dict[str, tuple[Text, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Release:
+    version: Version
+    wheel: tuple[FrameworkWheel, ...]
+    extras: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
 
 def load_profiles(folder: Path, names: Sequence[str] = FRAMEWORKS) -> Profiles:
-    """Read the profiles of these frameworks, and what is known besides.
-
-    MatchError names the file, and the line or key, that is not right.
-    """
-    table = read_table(folder / "cuda.toml")
+    """Read the profiles of these frameworks, and `cuda.toml`; MatchError names the file, and its key or line."""
+    path = folder / "cuda.toml"
+    data, hints = read_toml(path), {name: hint for name, hint, _ in fields_of(Profiles)}
+    toolkits = read_profile(path, data, "toolkits", tuple[_Toolkits, ...])
+    gpus = read_profile(path, data, "capabilities", tuple[_Gpus, ...])
     return Profiles(
         frameworks=tuple(load_framework(folder, name) for name in names),
-        bases=table.each("base", facts.read_base),
-        repairs=table.each("repair", facts.read_repair),
-        library_paths=table.each("library_path", facts.read_library_path),
-        drivers=table.each("driver", lambda row: Driver(**row.strings("cuda", "minimum", "source"))),
-        suites=table.each("suite", facts.read_suite),
-        foreign=table.each("foreign", lambda row: Foreign(**row.strings("name", "reason", "source"))),
-        nvidia_wheels=table.texts("nvidia_wheels"),
-        python_image=table.text("python_image"),
-        toolkits=tuple(it for rows in table.each("toolkits", facts.read_toolkits) for it in rows),
-        cudnn_floors=table.each("cudnn", facts.read_cudnn_floor),
-        limits=table.each("limit", facts.read_limit),
-        wheel_sets=table.each("wheel_set", facts.read_wheel_set),
-        compilers=table.each("compiler", facts.read_compiler),
-        capabilities=tuple(it for rows in table.each("capabilities", facts.read_capabilities) for it in rows),
-        generations=table.each("generation", facts.read_generation),
-        builds=table.each("build", facts.read_labelled_build),
-        labelled=table.texts("labelled"),
-        cuda_only=table.texts("cuda_only"),
+        toolkits=tuple(Toolkit(cuda=k, driver=v, source=it.source) for it in toolkits for k, v in it.drivers.items()),
+        capabilities=tuple(
+            Capability(capability=k, words=v, source=it.source) for it in gpus for k, v in it.gpus.items()
+        ),
+        **{name: read_profile(path, data, key, hints[name]) for name, key in _KEYS.items()},
     )
 
 
 def load_framework(folder: Path, name: str) -> FrameworkProfile:
     """Read the profile of one framework; MatchError as `load_profiles`."""
-    return _framework(read_table(folder / f"{name}.toml"))
-
-
-def _framework(table: Table) -> FrameworkProfile:
-    releases = table.each("release", _release)
-    return FrameworkProfile(name=table.text("framework"), releases=tuple(sorted(releases, key=lambda it: it.version)))
-
-
-def _release(table: Table) -> Release:
-    text = table.text("version")
-    try:
-        version = Version(text)
-    except InvalidVersion:
-        raise table.wrong("version", "a version as PEP 440 has it") from None
-    wheels = table.each("wheel", lambda row: _wheel(row, text))
-    extras, notes = (table.texts(key, optional=True) for key in ("extras", "notes"))
-    return Release(version=version, wheels=wheels, extras=extras, notes=notes)
-
-
-def _wheel(row: Table, version: str) -> FrameworkWheel:
-    return FrameworkWheel(
-        **row.strings("distribution", "machine", "glibc", "wheel"),
-        version=version,
-        pythons=row.texts("pythons"),
-        sha256=row.sha256("sha256"),
-        extra=row.maybe("extra"),
-        cuda=row.maybe("cuda"),
-        cudnn=row.maybe("cudnn"),
-        cudnn_built=row.maybe("cudnn_built"),
-        compute_capabilities=row.texts("compute_capabilities", optional=True),
-        libraries=row.texts("libraries", optional=True),
-        cuda_requirements=row.texts("cuda_requirements", optional=True),
-        limits=row.texts("limits", optional=True),
-        keras_inside=row.maybe("keras_inside"),
-        stands_for=row.maybe("stands_for"),
-        parts=row.texts("parts", optional=True),
-        others=row.texts("others", optional=True),
+    path = folder / f"{name}.toml"
+    data = read_toml(path)
+    rows = read_profile(path, data, "release", tuple[_Release, ...])
+    releases = (
+        Release(
+            version=it.version,
+            wheels=tuple(replace(wheel, version=text["version"]) for wheel in it.wheel),
+            extras=it.extras,
+            notes=it.notes,
+        )
+        for it, text in zip(rows, data["release"], strict=True)
     )
+    return FrameworkProfile(
+        name=read_profile(path, data, "framework", Text),
+        releases=tuple(sorted(releases, key=lambda it: it.version)),
+    )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file of the profiles; MatchError names it, and the line where it is not TOML."""
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        todo = "give a folder that has it by --profiles; where none was given, install envbuild again"
+        raise MatchError(f"a profile cannot be read: {error.strerror}", where=str(path), todo=todo) from error
+    except ValueError as error:
+        raise MatchError(f"a profile is not TOML: {error}", where=str(path), todo=_CORRECT) from error
+    if data.get("schema") != SCHEMA:
+        raise MatchError(f"a profile is not valid: expected {SCHEMA}", where=f"{path}: schema", todo=_CORRECT)
+    return data
+
+
+def read_profile(path: Path, data: dict[str, Any], key: str, kind: Any) -> Any:
+    """Read the value of a key; MatchError names what is not valid in it."""
+    try:
+        return read_values(data.get(key), kind, key)
+    except InvalidError as error:
+        fault = error.faults[0]
+        what = f"a profile is not valid: {fault.what}"
+        raise MatchError(what, where=f"{path}: {fault.path}", todo=_CORRECT) from error

@@ -10,8 +10,7 @@ from packaging.version import Version
 from envbuild.errors import MatchError, UsageError
 from envbuild.manifest.hardware import Gpu
 from envbuild.match.cuda import applies
-from envbuild.match.limits import hand_limits
-from envbuild.match.match import Asked, decide
+from envbuild.match.match import MatchOptions, decide
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Profiles, Release
 from envbuild.match.run import Run, find_release, machine_of
 from envbuild.match.stack import Decision, Stack, Variant
@@ -23,7 +22,7 @@ _VALUES = {"framework", "python", "variant", "cuda", "cudnn", "cuda source", "dr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class ReleaseStack:
     """A release's stack, with what is worth knowing about it."""
 
     stack: Stack
@@ -37,12 +36,12 @@ class Shown:
 def show_release(
     text: str,
     profiles: Profiles,
-    asked: Asked,
+    options: MatchOptions,
     *,
     python: str | None = None,
     machine: str = "x86_64",
     gpus: tuple[str, ...] = (),
-) -> Shown:
+) -> ReleaseStack:
     """Decide for `NAME==VERSION` as for a run that had nothing else.
 
     The newest Python that there is a stack for where none is given, and the variant with CUDA where the distribution
@@ -50,28 +49,32 @@ def show_release(
     UsageError for a text that names no release, MatchError as `match`.
     """
     if python is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
-        raise UsageError(f"{python!r} is no version of Python", where="--python", todo="give it as 3.11 or 3.11.7")
-    named = _named(gpus)
+        raise UsageError(f"{python!r} is not a version of Python", where="--python", todo="give it as 3.11 or 3.11.7")
+    named = _gpu_names(gpus)
     run = _run(text, profiles, machine_of(machine), named)
-    without = _without_gpu(_parsed(text)[1], gpus)
-    variant: Variant = "gpu" if _variant(asked, run, without).value == "gpu" else "cpu"
-    chosen = python or asked.overrides.python
-    stack = _first(run, profiles, replace(asked, variant=variant), [chosen] if chosen else _pythons(run))
+    without = _without_gpu(_parsed(text)[1], gpus, named)
+    variant: Variant = "gpu" if _variant(options, run, without).value == "gpu" else "cpu"
+    version = python or options.overrides.python
+    stack = _first(run, profiles, replace(options, variant=variant), [version] if version else _pythons(run))
     run = replace(run, python=stack.python)
-    wheel, kind = choose_wheel(run, stack.variant), _variant(asked, run, without)
-    decisions = tuple(kind if it.what == "variant" else it for it in stack.decisions)
-    if not chosen:
-        decisions = tuple(_newest(it) if it.what == "python" else it for it in decisions)
-    hand = [it.requirement for it in hand_limits(wheel, profiles)]
-    return Shown(
-        stack=replace(stack, decisions=decisions),
+    wheel, kind = choose_wheel(run, stack.variant), _variant(options, run, without)
+    decisions = [kind if it.what == "variant" else it for it in stack.decisions]
+    if not version:
+        newest = "the newest that there is a stack for, as none was asked for"
+        decisions = [
+            replace(it, reason=f"{newest}; {it.reason.partition('; ')[2]}") if it.what == "python" else it
+            for it in decisions
+        ]
+    hand = [it.requirement for it in profiles.limits if it.covers(wheel.distribution, wheel.version)]
+    return ReleaseStack(
+        stack=replace(stack, decisions=tuple(decisions)),
         wheel=wheel,
         limits=(*(it for it in wheel.limits if applies(it, stack.python, stack.machine)), *hand),
         notes=_notes(stack, run.release),
     )
 
 
-def _named(gpus: tuple[str, ...]) -> tuple[str, ...]:
+def _gpu_names(gpus: tuple[str, ...]) -> tuple[str, ...]:
     """The GPUs by name, which `none` among them denies; UsageError for a name that is empty, or for both at once."""
     none = [it for it in gpus if it.strip().lower() == "none"]
     if not all(it.strip() for it in gpus) or (none and len(gpus) > 1):
@@ -87,26 +90,21 @@ def _pythons(run: Run) -> list[str]:
     return sorted({minor for it in here for minor in it.pythons}, key=Version, reverse=True)
 
 
-def _newest(python: Decision) -> Decision:
-    wheels = python.reason.partition("; ")[2]
-    return replace(python, reason=f"the newest that there is a stack for, as none was asked for; {wheels}")
-
-
-def _without_gpu(extras: set[str], gpus: tuple[str, ...]) -> Decision | None:
+def _without_gpu(extras: set[str], gpus: tuple[str, ...], named: tuple[str, ...]) -> Decision | None:
     """Why the variant is the one for the CPU; None where nothing says so."""
     if gpus:
         none = Decision(what="variant", value="cpu", reason="there is no GPU to run on", source="--gpu none")
-        return None if _named(gpus) else none
+        return None if named else none
     if not extras or any("cuda" in it for it in extras):
         return None
     reason = f"the extra {', '.join(sorted(extras))} brings no CUDA; what else it requires is not listed"
     return Decision(what="variant", value="cpu", reason=reason, source="extras that were asked for")
 
 
-def _variant(asked: Asked, run: Run, without: Decision | None) -> Decision:
+def _variant(options: MatchOptions, run: Run, without: Decision | None) -> Decision:
     """What was asked for, else the one with CUDA."""
-    if asked.variant != "auto":
-        return Decision(what="variant", value=asked.variant, reason="it was asked for", source="--variant")
+    if options.variant != "auto":
+        return Decision(what="variant", value=options.variant, reason="it was asked for", source="--variant")
     if without:
         return without
     builds = own_builds(run)
@@ -126,7 +124,10 @@ def _variant(asked: Asked, run: Run, without: Decision | None) -> Decision:
 
 def _run(text: str, profiles: Profiles, machine: str, gpus: tuple[str, ...]) -> Run:
     name, extras, version = _parsed(text)
-    profile = _profile(name, profiles)
+    profile = next((it for it in profiles.frameworks if name in it.distributions), None)
+    if profile is None:
+        known = ", ".join(sorted(name for it in profiles.frameworks for name in it.distributions))
+        raise MatchError(f"no profile knows {name}", where=name, todo=f"give a release of one of: {known}")
     release = find_release(profile, name, version, profiles, where=text)
     cuda = _cuda_extras(text, profile, release, extras, machine)
     plugins = [f"jax-{it}-plugin" for it in cuda if profile.name == "jax"]
@@ -137,23 +138,23 @@ def _run(text: str, profiles: Profiles, machine: str, gpus: tuple[str, ...]) -> 
         python="",
         machine=machine,
         system="Linux",
-        machine_said=True,
+        machine_known=True,
         pins=((name, version), *((it, version) for it in plugins)),
         label=version.partition("+")[2],
         built=None,
         cuda=None,
         cudnn=None,
         gpus=tuple(Gpu(name=it) for it in gpus),
-        gpus_said=True,
+        gpus_known=True,
         build="",
         complete=True,
         conda=(),
-        asked=True,
+        hypothetical=True,
     )
 
 
 def _cuda_extras(text: str, profile: FrameworkProfile, release: Release, extras: set[str], machine: str) -> list[str]:
-    """`cuda12` for each extra that brings it; MatchError for one that is unknown or cannot be had."""
+    """`cuda12` for each extra that brings it; MatchError for one that is unknown or not available."""
     found = []
     for extra in sorted(extras):
         lost = next((it for it in release.notes if it.startswith(f"{extra}:") and machine in it), None)
@@ -162,7 +163,7 @@ def _cuda_extras(text: str, profile: FrameworkProfile, release: Release, extras:
             known = ", ".join(release.extras or cuda) or "none"
             unknown = f"the profiles know no extra {extra} of {profile.name} {release.version}; they know {known}"
             todo = f"leave it out, or ask for {', '.join(cuda)}" if cuda else "leave it out; no extra brings CUDA here"
-            what = f"{profile.name}[{extra}]=={release.version} cannot be had: {lost}" if lost else unknown
+            what = f"{profile.name}[{extra}]=={release.version} is not available: {lost}" if lost else unknown
             raise MatchError(what, where=text, todo=todo)
         found += [match[0] for match in [_EXTRA.match(extra)] if match]
     return found
@@ -181,20 +182,12 @@ def _parsed(text: str) -> tuple[str, set[str], str]:
     return canonicalize_name(found.name), {str(canonicalize_name(it)) for it in found.extras}, pins[0]
 
 
-def _profile(name: str, profiles: Profiles) -> FrameworkProfile:
-    found = next((it for it in profiles.frameworks if name in it.distributions), None)
-    if found is None:
-        known = ", ".join(sorted(name for it in profiles.frameworks for name in it.distributions))
-        raise MatchError(f"no profile knows {name}", where=name, todo=f"give a release of one of: {known}")
-    return found
-
-
-def _first(run: Run, profiles: Profiles, asked: Asked, pythons: list[str]) -> Stack:
+def _first(run: Run, profiles: Profiles, options: MatchOptions, pythons: list[str]) -> Stack:
     """The stack for the first Python that has one; else the error that says why the first of them has none."""
     first: MatchError | None = None
     for python in pythons:
         try:
-            return decide(replace(run, python=python), profiles, asked)
+            return decide(replace(run, python=python), profiles, options)
         except MatchError as error:
             first = first or error
     raise first or MatchError(f"no stack serves {run}")

@@ -1,18 +1,16 @@
 """The facts of a manifest that decide, and the release that it names."""
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, canonicalize_version
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import MatchError
 from envbuild.manifest.hardware import Gpu
-from envbuild.manifest.known import known_accelerator, known_framework
 from envbuild.manifest.model import Framework, TrainingManifest
-from envbuild.manifest.packages import Distribution
+from envbuild.manifest.packages import Origin, is_pep440, name_of
+from envbuild.manifest.reader import known_accelerator, known_framework
 from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, Profiles, Release
 
 NO_FRAMEWORK = FrameworkProfile(name="none", releases=())
@@ -32,8 +30,8 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Had:
-    """The version of a part of CUDA that the run had, and what says so."""
+class CudaPart:
+    """The version of a part of CUDA, and what states it."""
 
     version: str
     source: str
@@ -56,7 +54,7 @@ class Run:
     """`x86_64` or `aarch64`."""
     system: str | None
     """None where the record does not say."""
-    machine_said: bool
+    machine_known: bool
     """Whether the record says the machine."""
     pins: tuple[tuple[str, str], ...]
     """Normalised names and versions, sorted."""
@@ -64,13 +62,13 @@ class Run:
     """Local label of the build that the run had: `cpu`, `cu118`, `cuda12.cudnn89` of jaxlib; else empty."""
     built: str | None
     """The CUDA that the framework itself says it was built with."""
-    cuda: Had | None
+    cuda: CudaPart | None
     """The CUDA that the run used, where its record says so."""
-    cudnn: Had | None
+    cudnn: CudaPart | None
     """The cuDNN that the run used, where its record says so."""
     gpus: tuple[Gpu, ...]
     """The GPUs that the run saw."""
-    gpus_said: bool
+    gpus_known: bool
     """Whether the record says if there were any."""
     build: str
     """The build of conda's package that brought the framework; empty for a wheel."""
@@ -78,12 +76,12 @@ class Run:
     """Whether the pins are all that was installed."""
     conda: tuple[tuple[str, str], ...]
     """Normalised names and versions of the Python packages that conda installed."""
-    beside: tuple[FrameworkProfile, ...] = ()
+    others: tuple[FrameworkProfile, ...] = ()
     """The other frameworks that were installed."""
     moved: bool = False
     """Whether the image is for another machine than the run's."""
-    asked: bool = False
-    """Whether there was no run, and a release is looked at as if there had been one."""
+    hypothetical: bool = False
+    """Whether there was no run, and somebody asks about a release."""
     driver: str | None = None
     """NVIDIA's driver of the run's host, where the record says it."""
     created: str | None = None
@@ -128,20 +126,20 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
         python=python_of(manifest),
         machine=machine_of(manifest.platform.machine or _LIKELIEST),
         system=manifest.platform.system,
-        machine_said=manifest.platform.machine is not None,
+        machine_known=manifest.platform.machine is not None,
         pins=pins,
-        label=read_label(profile, version, dict(pins)),
+        label=(dict(pins).get("jaxlib", "") if profile.name == "jax" else version).partition("+")[2],
         built=manifest.framework.cuda if manifest.framework else None,
-        cuda=_had(manifest, "cuda"),
-        cudnn=_had(manifest, "cudnn"),
+        cuda=_cuda_part(manifest, "cuda"),
+        cudnn=_cuda_part(manifest, "cudnn"),
         gpus=accelerator.gpus if accelerator and accelerator.kind != "none" else (),
-        gpus_said=accelerator is not None,
+        gpus_known=accelerator is not None,
         build=next((it.origin.build or "" for it in manifest.distributions if canonicalize_name(it.name) == own), ""),
         complete=manifest.source.complete,
         conda=conda_versions(manifest),
-        beside=tuple(it for it in profiles.frameworks if it is not profile and it.distributions & dict(pins).keys()),
+        others=tuple(it for it in profiles.frameworks if it is not profile and it.distributions & dict(pins).keys()),
         driver=accelerator.driver if accelerator else None,
-        created=created_of(manifest),
+        created=None if "created" in manifest.source.unknown else manifest.created,
     )
 
 
@@ -156,11 +154,6 @@ def frameworks_of(manifest: TrainingManifest) -> tuple[str, ...]:
     return found if own in FRAMEWORKS else FRAMEWORKS
 
 
-def refresh(framework: str) -> str:
-    """What to do when a release is not known."""
-    return f"if the release exists, make the profiles anew: envbuild profiles refresh {framework}"
-
-
 def label_cuda(label: str) -> tuple[str, str | None] | None:
     """CUDA and cuDNN that a local label stands for: `cu118` is 11.8; None for any other label."""
     found = _CUDA_LABEL.match(label)
@@ -171,26 +164,28 @@ def label_cuda(label: str) -> tuple[str, str | None] | None:
     return cuda, ".".join(filter(None, (major, minor))) or None
 
 
-def near(profile: FrameworkProfile, version: Version) -> tuple[str, ...]:
-    """At most two releases below and two above, each with why it lost."""
+def releases_near(profile: FrameworkProfile, version: Version) -> tuple[str, ...]:
+    """Return at most two releases below and two above, each with why it does not serve."""
     below = [it for it in profile.releases if it.version < version]
     above = [it for it in profile.releases if it.version > version]
-    return tuple(_other(profile, it) for it in (*below[-_NEAR:], *above[:_NEAR]))
+    near = [
+        (it, dict.fromkeys(python for wheel in it.wheels for python in wheel.pythons))
+        for it in (*below[-_NEAR:], *above[:_NEAR])
+    ]
+    return tuple(
+        f"{profile.name} {it.version}: another version (it has wheels for Python {', '.join(pythons)})"
+        for it, pythons in near
+    )
 
 
 def listing(first: str, lines: tuple[str, ...]) -> str:
-    """A sentence with one line for each candidate under it."""
+    """Return a sentence with one line for each candidate under it."""
     return "\n  - ".join((first, *lines))
-
-
-def _other(profile: FrameworkProfile, release: Release) -> str:
-    pythons = {python: None for wheel in release.wheels for python in wheel.pythons}
-    return f"{profile.name} {release.version}: another version (it has wheels for Python {', '.join(pythons)})"
 
 
 def _framework(manifest: TrainingManifest, profiles: Profiles) -> tuple[FrameworkProfile, str, str]:
     """The profile, the normalised name of the distribution, and its version."""
-    framework = known_framework(manifest) or _only_wanted(manifest, profiles)
+    framework = known_framework(manifest) or _only_independent(manifest, profiles)
     if framework is None:
         raise _unknown_framework(manifest, profiles)
     profile = next((it for it in profiles.frameworks if it.name == framework.name), None)
@@ -206,33 +201,29 @@ def _framework(manifest: TrainingManifest, profiles: Profiles) -> tuple[Framewor
     return profile, own, framework.version
 
 
-def _only_wanted(manifest: TrainingManifest, profiles: Profiles) -> Framework | None:
+def _only_independent(manifest: TrainingManifest, profiles: Profiles) -> Framework | None:
     """Return the framework that no other one requires, if there is just one: TensorFlow 2.12 requires JAX."""
     installed = [it for it in manifest.frameworks if it.name != "keras"]
-    required = {name for it in installed for name in _required(it, profiles)}
-    wanted = [it for it in installed if canonicalize_name(it.distribution) not in required]
-    return wanted[0] if len(wanted) == 1 else None
-
-
-def _required(framework: Framework, profiles: Profiles) -> Iterator[str]:
-    pin = f"{canonicalize_name(framework.distribution)}=={framework.version}"
-    releases = (it for profile in profiles.frameworks for it in profile.releases)
-    for wheel in (it for release in releases for it in release.wheels if it.pin == pin):
-        yield from (canonicalize_name(Requirement(it).name) for it in wheel.limits)
+    pins = {f"{canonicalize_name(it.distribution)}=={it.version}" for it in installed}
+    wheels = (it for profile in profiles.frameworks for it in profile.wheels if it.pin in pins)
+    required = {name_of(it) for wheel in wheels for it in wheel.limits}
+    independent = [it for it in installed if canonicalize_name(it.distribution) not in required]
+    return independent[0] if len(independent) == 1 else None
 
 
 def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchError:
     names = [it.name for it in manifest.frameworks if it.name != "keras"]
     if names:
-        what = f"which of {', '.join(names)} the run used is not known: neither its process nor its model says it"
-        todo = f"say it: {', '.join(f'--framework {it}' for it in names)}, or --framework none"
-        return MatchError(
-            what,
-            where="framework",
-            todo=f"{todo}; other commands take the manifest that `envbuild convert` then writes",
+        what = f"the run had {', '.join(names)}, and neither its process nor its model shows which of them it used"
+        todo = (
+            f"give {', '.join(f'--framework {it}' for it in names)}, or --framework none; other commands take the "
+            "manifest that `envbuild convert` then writes"
         )
-    known = ", ".join(it.name for it in profiles.frameworks)
-    what = f"the record names none of {known}; {_found(manifest)}"
+        return MatchError(what, where="framework", todo=todo)
+    pins = [f"{it.name} {it.version}" for it in manifest.distributions]
+    more = f" and {len(pins) - _SHOWN} more" if len(pins) > _SHOWN else ""
+    listed = f"its distributions are {', '.join(pins[:_SHOWN])}{more}" if pins else "it has no distributions at all"
+    what = f"the record names none of {', '.join(it.name for it in profiles.frameworks)}; {listed}"
     todo = (
         "for scikit-learn, XGBoost and others give --framework none (other commands take the manifest that `envbuild "
         "convert --framework none` writes); else capture inside the environment that trained the model"
@@ -242,9 +233,9 @@ def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchE
 
 def pins_of(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
     """Name and version of every distribution; MatchError names those whose version the record does not have."""
-    lost = [f"{it.name}: {_where_from(it)}" for it in manifest.distributions if it.version is None]
-    if lost:
-        what = listing("the record does not say which version these had:", tuple(lost))
+    unknown = [f"{it.name}: {_place_of(it.origin)}" for it in manifest.distributions if it.version is None]
+    if unknown:
+        what = listing("the record does not say which version these had:", tuple(unknown))
         todo = (
             "take the record again by `pip inspect`, which says it; or write name==version of a wheel that you made of "
             "it, and give the wheel's folder to pip or uv as find-links"
@@ -254,30 +245,16 @@ def pins_of(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(found))
 
 
-def _where_from(distribution: Distribution) -> str:
-    origin = distribution.origin
+def _place_of(origin: Origin) -> str:
     place = " at ".join(filter(None, (origin.url, origin.commit or origin.requested_revision)))
     return {"conda": "built by conda", "index": "from an index"}.get(origin.kind, f"installed from {place}")
 
 
 def conda_versions(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
-    """Python packages of conda, told by their build; the names of others can be those of other projects."""
+    """Return Python packages of conda, recognised by their build; the names of others can be other projects'."""
     packages = manifest.conda.packages if manifest.conda else ()
-    found = {canonicalize_name(it.name): it.version for it in packages if _PYTHON_BUILD.search(it.build or "")}
-    return tuple(sorted((name, version) for name, version in found.items() if _is_version(version)))
-
-
-def _is_version(text: str) -> bool:
-    try:
-        return bool(str(Version(text)))
-    except InvalidVersion:
-        return False
-
-
-def _found(manifest: TrainingManifest) -> str:
-    names = [f"{it.name} {it.version}" for it in manifest.distributions]
-    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"its distributions are {', '.join(names[:_SHOWN])}{rest}" if names else "it has no distributions at all"
+    versions = {canonicalize_name(it.name): it.version for it in packages if _PYTHON_BUILD.search(it.build or "")}
+    return tuple(sorted((name, version) for name, version in versions.items() if is_pep440(version)))
 
 
 def find_release(
@@ -287,7 +264,7 @@ def find_release(
     try:
         version = Version(text)
     except InvalidVersion:
-        what = f"no stack serves {own}: {text!r} is no version that an index could have"
+        what = f"no stack serves {own}: {text!r} is not a version that an index could have"
         raise MatchError(what, where=where, todo="capture the run again") from None
     label = version.local or ""
     torch = profile.name == "torch"
@@ -296,7 +273,8 @@ def find_release(
     found = next((it for it in profile.releases if it.version == Version(version.public)), None)
     if found is not None and known:
         return found
-    oldest, todo = profile.releases[0].version, refresh(profile.name)
+    oldest = profile.releases[0].version
+    todo = f"if the release exists, update envbuild; in its repository: python -m profiles.refresh {profile.name}"
     why = "no release of this version has Linux wheels"
     if version < oldest:
         why, todo = f"the profiles begin with {oldest}", f"train with {oldest} or a later one"
@@ -304,34 +282,23 @@ def find_release(
         others = f"; the known builds are {', '.join(f'+{it}' for it in (*builds, CPU_LABEL))}" if builds else ""
         why = f"its local label marks somebody's own build{others}"
         todo = f"use {own} {version.public} or a known build"
-    what = listing(f"no stack serves {own} {text}: {why}", near(profile, version))
+    what = listing(f"no stack serves {own} {text}: {why}", releases_near(profile, version))
     raise MatchError(what, where=where, todo=todo)
 
 
-def read_label(profile: FrameworkProfile, version: str, pins: Mapping[str, str]) -> str:
-    """The local label that tells which build the run had: that of the framework, of JAX that of jaxlib."""
-    _, _, label = (pins.get("jaxlib", "") if profile.name == "jax" else version).partition("+")
-    return label
-
-
-def _had(manifest: TrainingManifest, part: str) -> Had | None:
-    """A part of CUDA: what was loaded before what only lay there, and before what packages say."""
+def _cuda_part(manifest: TrainingManifest, part: str) -> CudaPart | None:
+    """Return a part of CUDA: what was loaded, else what was installed, else what packages state."""
     components = manifest.native.components if manifest.native else ()
     found = [it for it in components if it.name == part]
     for component in sorted(found, key=lambda it: not it.loaded):
-        return Had(version=component.version, source=component.source)
+        return CudaPart(version=component.version, source=component.source)
     for name, version in pins_of(manifest):
         if re.fullmatch(_PART_WHEELS[part], name):
-            return Had(version=version, source=f"distribution {name}")
+            return CudaPart(version=version, source=f"distribution {name}")
     for package in manifest.conda.packages if manifest.conda else ():
         if package.name in _PART_CONDA[part]:
-            return Had(version=package.version, source=f"conda package {package.name}")
+            return CudaPart(version=package.version, source=f"conda package {package.name}")
     return None
-
-
-def created_of(manifest: TrainingManifest) -> str | None:
-    """Return when the record was made; None where it does not say."""
-    return None if "created" in manifest.source.unknown else manifest.created
 
 
 def python_of(manifest: TrainingManifest) -> str:

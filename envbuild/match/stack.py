@@ -1,12 +1,23 @@
-"""Stack: the decision that follows from a manifest and the profiles, with a reason for each part."""
+"""Stack: the decision that follows from a manifest and the profiles, and the values that a person sets against them."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from envbuild.match.facts import Limit
+from envbuild.errors import MatchError, UsageError
+from envbuild.match.profiles import Limit
+from envbuild.oci.reference import Reference
 
 Variant = Literal["gpu", "cpu"]
+VariantChoice = Literal["auto", "gpu", "cpu"]
 CudaSource = Literal["wheels", "base", "none"]
+CudaChoice = Literal["auto", "wheels", "base"]
+OWN = "the run's own"
+"""Why a decision is as it is, where it was the run's."""
+KEYS = ("base", "cuda", "cudnn", "driver_minimum", "python")
+"""What `--set` takes."""
+_NUMBERS = re.compile(r"\d+(\.\d+)*\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +82,7 @@ class Stack:
     cuda: str | None
     """CUDA of the image, as exactly as it is known: `11.8`, `12.5.1`."""
     cudnn: str | None
-    """cuDNN of the image, as exactly as it is known: `8.9.4.25`; else its major version: of a base, or of a range."""
+    """cuDNN of the image, as exactly as it is known: `8.9.4.25`; of a base or a range, its major version."""
     cuda_source: CudaSource
     base: str
     """The base that the profile names; an option may replace it. Empty where none is known, without a run."""
@@ -96,3 +107,64 @@ class Stack:
     def title(self) -> str:
         """`tensorflow 2.15.1`, or `no framework`."""
         return "no framework" if self.framework == "none" else f"{self.distribution} {self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """Values by key; an empty one is not set."""
+
+    base: str = ""
+    cuda: str = ""
+    cudnn: str = ""
+    driver_minimum: str = ""
+    python: str = ""
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """What is set, sorted by key."""
+        return tuple((key, value) for key in KEYS if (value := str(getattr(self, key))))
+
+    def refused(self, key: str, why: str, todo: str = "leave it out, or set another value") -> MatchError:
+        """Return the error for a value that no stack can have."""
+        return MatchError(f"{key} {getattr(self, key)} is not available: {why}", where=f"--set {key}", todo=todo)
+
+    def mark(self, decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+        """Mark the decisions that were set by hand, as warnings."""
+        keys = {"driver" if key == "driver_minimum" else key: (key, value) for key, value in self.pairs}
+        return tuple(_marked(it, *keys[it.what]) if it.what in keys else it for it in decisions)
+
+
+def _marked(decision: Decision, key: str, value: str) -> Decision:
+    reasons = (it for it in decision.reason.split("; ") if it != OWN)
+    reason = "; ".join((f"overridden: {key} was set by hand", *reasons))
+    return replace(decision, reason=reason, source=f"--set {key}={value}; {decision.source}", warning=True)
+
+
+def read_overrides(values: Mapping[str, str] | None) -> Overrides:
+    """Take overrides by key; UsageError for an unknown key, or a value that it cannot have."""
+    for key, value in (values or {}).items():
+        where = f"--set {key}={value}"
+        if key not in KEYS:
+            raise UsageError(f"nothing is decided by {key!r}", where="--set", todo=f"set one of {', '.join(KEYS)}")
+        if not value or (key != "base" and not _NUMBERS.match(value)):
+            expected = "an image" if key == "base" else "numbers with dots, such as 12.2"
+            raise UsageError(f"{key} must be {expected}", where=where, todo="correct the value")
+        if key == "base" and not value.startswith(("oci:", "/", ".")):
+            try:
+                Reference.parse(value.removeprefix("docker://"))
+            except ValueError as error:
+                todo = "give it as IMAGE:TAG, or IMAGE@sha256:..."
+                raise UsageError(f"base names no image: {error}", where=where, todo=todo) from None
+    return Overrides(**(values or {}))
+
+
+def pairs_of(texts: Iterable[str]) -> dict[str, str]:
+    """Read `KEY=VALUE` as the command line has it; UsageError for a key without a value, or one that comes twice."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if not value or key in pairs:
+            what = f"{key} is set twice" if value else f"{text!r} sets nothing"
+            raise UsageError(what, where="--set", todo=f"give KEY=VALUE, each key of {', '.join(KEYS)} once at most")
+        pairs[key] = value
+    return pairs

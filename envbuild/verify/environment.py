@@ -24,7 +24,7 @@ from envbuild.files import data_folder
 from envbuild.lock.dependencies import marker_environment, needed
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import Target
-from envbuild.match.table import read_table
+from envbuild.match.profiles import read_profile, read_toml
 from envbuild.match.variant import CUDA_WHEEL, JAX_PLUGIN
 from envbuild.oci.image import Image
 from envbuild.recipe import SLIM_LABEL
@@ -247,12 +247,18 @@ class Pattern:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    why: str
+    names: tuple[str, ...]
+
+
 @cache
 def training_only() -> tuple[Pattern, ...]:
     """The list that the rule goes by, `profiles/slim.toml`; MatchError where it cannot be read."""
-    table = read_table(data_folder("profiles") / "slim.toml")
-    rows = table.each("training_only", lambda row: [Pattern(name, row.text("why")) for name in row.texts("names")])
-    return tuple(it for row in rows for it in row)
+    path = data_folder("profiles") / "slim.toml"
+    groups = read_profile(path, read_toml(path), "training_only", tuple[_Group, ...])
+    return tuple(Pattern(name, it.why) for it in groups for name in it.names)
 
 
 def listed(names: Iterable[str], patterns: Collection[Pattern]) -> dict[str, str]:

@@ -26,7 +26,10 @@ from envbuild.lock.download import Arrivals
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest import read_manifest
-from envbuild.match import FRAMEWORKS, CudaChoice, Profiles, Stack, VariantChoice, frameworks_of, load_profiles, match
+from envbuild.match.match import match
+from envbuild.match.profiles import FRAMEWORKS, Profiles, load_profiles
+from envbuild.match.run import frameworks_of
+from envbuild.match.stack import CudaChoice, Stack, VariantChoice
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
 from envbuild.recipe import USER, Base, Recipe, make_recipe

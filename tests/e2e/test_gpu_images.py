@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from envbuild.files import data_folder
-from envbuild.match import load_profiles
+from envbuild.match.profiles import load_profiles
 
 pytestmark = pytest.mark.real
 

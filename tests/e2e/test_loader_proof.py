@@ -19,7 +19,8 @@ from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock
 from envbuild.lock.settings import read_settings, uv_environment
 from envbuild.lock.uv import UvResolver
-from envbuild.match import Stack, load_profiles
+from envbuild.match.profiles import load_profiles
+from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, make_recipe

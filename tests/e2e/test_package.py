@@ -26,7 +26,9 @@ def installed(tmp_path_factory) -> Path:
 
 def test_templates_profiles_and_schema_are_in_the_wheel(installed):
     assert (installed / "envbuild/data/templates/Dockerfile.j2").is_file()
-    assert (installed / "envbuild/data/profiles/tensorflow.toml").is_file()
+    profiles = {it.name for it in (ROOT / "profiles").glob("*.toml")}
+    assert {it.name for it in (installed / "envbuild/data/profiles").iterdir()} == profiles
+    assert not (installed / "profiles").exists()
     assert json.loads((installed / "envbuild/manifest/schema.json").read_bytes())
     assert (installed / "envbuild/capture/program.py").is_file()
 

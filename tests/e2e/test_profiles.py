@@ -1,6 +1,9 @@
 """The profiles that are shipped, against the wheels on the real index."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -8,28 +11,36 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from envbuild.files import data_folder
 from envbuild.lock.settings import read_settings
-from envbuild.match import load_profiles
-from envbuild.refresh.index import Index
-from envbuild.refresh.remote import remote_wheel
+from envbuild.match.profiles import load_profiles
+from profiles.refresh.archive import remote_wheel
+from profiles.refresh.index import Index
 
 pytestmark = pytest.mark.real
 
+ROOT = Path(__file__).resolve().parents[2]
 
-def test_every_release_on_the_index_has_its_rows_and_every_row_is_what_its_wheel_says(envbuild):
-    done = envbuild("profiles", "check")
+
+def refresh(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "profiles.refresh", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_every_release_on_the_index_has_its_rows_and_every_row_is_what_its_wheel_says():
+    done = refresh("--check")
     assert done.stdout.startswith("tensorflow, torch, jax: every release has its rows")
 
 
-def test_refresh_writes_again_what_is_shipped(envbuild, tmp_path):
-    envbuild("profiles", "refresh", "torch", "--out", tmp_path)
+def test_refresh_writes_again_what_is_shipped(tmp_path):
+    refresh("torch", "--folder", tmp_path)
     assert (tmp_path / "torch.toml").read_bytes() == (data_folder("profiles") / "torch.toml").read_bytes()
 
 
-def test_check_names_what_a_row_has_wrong(envbuild, tmp_path):
+def test_check_names_what_a_row_has_wrong(tmp_path):
     text = (data_folder("profiles") / "torch.toml").read_text()
     (tmp_path / "torch.toml").write_text(text.replace('cuda = "13.0"', 'cuda = "13.1"', 1))
-    done = envbuild("profiles", "check", "torch", "--profiles", tmp_path, check=False)
-    assert done.returncode == 16
+    done = refresh("--check", "torch", "--folder", tmp_path, code=16)
     wrong = [it for it in done.stderr.splitlines() if it.startswith("  - ")]
     assert len(wrong) == 1
     assert "torch 2.11.0, torch for x86_64: cuda: the profile says 13.1, torch-2.11.0-" in wrong[0]

@@ -118,7 +118,7 @@ def test_a_key_that_stands_twice_among_a_million_is_found_at_once():
 
 
 def test_a_manifest_of_millions_of_faults_is_refused_with_the_first_of_them():
-    with pytest.raises(ManifestError, match=r"distributions\[0\] must be an object") as caught:
+    with pytest.raises(ManifestError, match=r"distributions\[0\] ") as caught:
         read_manifest(_faulty(4 << 20), "m")
     assert len(str(caught.value)) < 10_000
 

@@ -14,7 +14,7 @@ from envbuild.base.order import BaseOrder, decide_python
 from envbuild.cli import commands
 from envbuild.errors import UsageError
 from envbuild.files import base_dockerfile, data_folder
-from envbuild.match import load_profiles
+from envbuild.match.profiles import load_profiles
 from tests.fakes.engine import serving_engine
 from tests.unit.test_from_manifest import manifest_of
 

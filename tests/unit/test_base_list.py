@@ -12,7 +12,7 @@ from envbuild.base.facts import Facts, KnownFacts
 from envbuild.base.known import KnownBase, cuda_of, known_bases, remember, tagged_bases
 from envbuild.base.serving import missing, serves
 from envbuild.files import data_folder
-from envbuild.match import load_profiles
+from envbuild.match.profiles import load_profiles
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_MANIFEST, MANIFEST, canonical_json
 from envbuild.oci.reference import Reference

@@ -1,4 +1,4 @@
-"""`envbuild profiles`: what it writes, what it prints, and what makes `check` fail, against an index on loopback."""
+"""`envbuild profiles`, and the program that writes and checks the profiles, against an index on loopback."""
 
 import json
 import tomllib
@@ -11,7 +11,8 @@ import pytest
 from envbuild.cli import commands
 from envbuild.cli.profiles import FrameworkName
 from envbuild.match.profiles import FRAMEWORKS
-from envbuild.refresh import READERS
+from profiles.refresh.__main__ import READERS
+from profiles.refresh.__main__ import run as run_refresh
 from tests.fakes.frameworks import CPU, TF_REQUIRES, cuda_config, jax, jax_pjrt, jax_plugin, jaxlib, tensorflow, torch
 from tests.fakes.index import FakeIndex, Fault, closed_port, serving
 from tests.fakes.wheels import FakeWheel, make_wheel
@@ -46,14 +47,14 @@ Command = Callable[..., Done]
 
 
 @pytest.fixture
-def profiles(served: FakeIndex, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command line in this process, with this index as uv's."""
+def command(served: FakeIndex, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """A program in this process, with this index as uv's."""
     monkeypatch.setenv("UV_NO_CONFIG", "1")
 
-    def run(*arguments: str | Path, index: str | None = None) -> Done:
+    def run(program: Callable[[list[str]], int], arguments: list[str], index: str | None = None) -> Done:
         monkeypatch.setenv("UV_DEFAULT_INDEX", index or served.url)
         capsys.readouterr()
-        code = commands.run(["profiles", *map(str, arguments)])
+        code = program(arguments)
         said = capsys.readouterr()
         return Done(code, said.out, said.err)
 
@@ -61,9 +62,19 @@ def profiles(served: FakeIndex, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 @pytest.fixture
-def kept(profiles: Command, tmp_path: Path) -> Path:
+def profiles(command: Command) -> Command:
+    return lambda *arguments, index=None: command(commands.run, ["profiles", *map(str, arguments)], index)
+
+
+@pytest.fixture
+def refresh(command: Command) -> Command:
+    return lambda *arguments, index=None: command(run_refresh, [*map(str, arguments)], index)
+
+
+@pytest.fixture
+def kept(refresh: Command, tmp_path: Path) -> Path:
     folder = tmp_path / "profiles"
-    assert profiles("refresh", "--out", folder).returncode == 0
+    assert refresh("--folder", folder).returncode == 0
     return folder
 
 
@@ -87,9 +98,9 @@ def test_the_names_of_the_frameworks_are_those_of_the_profiles_and_readers():
     assert tuple(FrameworkName) == FRAMEWORKS == tuple(READERS)
 
 
-def test_refresh_writes_every_profile_and_prints_where(served, profiles, tmp_path):
+def test_refresh_writes_every_profile_and_prints_where(served, refresh, tmp_path):
     folder = tmp_path / "deep" / "profiles"
-    done = profiles("refresh", "--out", folder)
+    done = refresh("--folder", folder)
     assert (done.returncode, done.stdout.splitlines()) == (0, [f"{folder}/{name}.toml" for name in FRAMEWORKS])
     assert sorted(it.name for it in folder.iterdir()) == ["jax.toml", "tensorflow.toml", "torch.toml"]
     assert "reading tensorflow\n  3 wheels\n" in done.stderr
@@ -98,34 +109,34 @@ def test_refresh_writes_every_profile_and_prints_where(served, profiles, tmp_pat
     assert tomllib.loads((folder / "jax.toml").read_text())["framework"] == "jax"
 
 
-def test_refresh_of_one_framework_leaves_the_others(served, profiles, kept):
+def test_refresh_of_one_framework_leaves_the_others(served, refresh, kept):
     for name in FRAMEWORKS:
         (kept / f"{name}.toml").write_text("x")
-    assert profiles("refresh", "torch", "torch", "--out", kept).stdout == f"{kept}/torch.toml\n"
+    assert refresh("torch", "torch", "--folder", kept).stdout == f"{kept}/torch.toml\n"
     assert [(kept / f"{name}.toml").read_text() == "x" for name in FRAMEWORKS] == [True, False, True]
 
 
-def test_refreshing_again_changes_no_byte(served, profiles, kept):
+def test_refreshing_again_changes_no_byte(served, refresh, kept):
     before = {it.name: it.read_bytes() for it in kept.iterdir()}
-    assert profiles("refresh", "--out", kept).returncode == 0
+    assert refresh("--folder", kept).returncode == 0
     assert {it.name: it.read_bytes() for it in kept.iterdir()} == before
 
 
-def test_refresh_writes_nothing_when_one_framework_cannot_be_read(served, profiles, kept):
+def test_refresh_writes_nothing_when_one_framework_cannot_be_read(served, refresh, kept):
     before = {it.name: it.read_bytes() for it in kept.iterdir()}
     served.add(tensorflow("2.16.1"))
     served.files[jaxlib("0.8.0").filename] = b"no zip" * 20
-    done = profiles("refresh", "--out", kept)
+    done = refresh("--folder", kept)
     assert (done.returncode, done.stdout) == (12, "")
     assert jaxlib("0.8.0").filename in done.stderr
     assert {it.name: it.read_bytes() for it in kept.iterdir()} == before
     assert [it.name for it in kept.parent.iterdir()] == ["profiles"]
 
 
-def test_check_is_green_after_refresh(served, profiles, kept):
-    done = profiles("check", "--profiles", kept)
+def test_check_is_green_after_refresh(served, refresh, kept):
+    done = refresh("--check", "--folder", kept)
     assert done.returncode == 0
-    assert done.stdout == ("tensorflow, torch, jax: every release has its rows, and every row is what its wheel says\n")
+    assert done.stdout == ("tensorflow, torch, jax: every release has its rows, and every row matches its wheel\n")
 
 
 @pytest.mark.parametrize(
@@ -137,10 +148,10 @@ def test_check_is_green_after_refresh(served, profiles, kept):
     ],
 )
 @pytest.mark.parametrize("tell", [True, False])
-def test_check_names_a_released_wheel_that_was_changed(served, profiles, kept, changed, differences, tell):
+def test_check_names_a_released_wheel_that_was_changed(served, refresh, kept, changed, differences, tell):
     after = tensorflow("2.15.1", **changed)
     swap(served, TENSORFLOW, after, tell=tell)
-    done = profiles("check", "tensorflow", "--profiles", kept)
+    done = refresh("--check", "tensorflow", "--folder", kept)
     assert (done.returncode, done.stdout) == (16, "")
     assert [it for it in differences if it not in done.stderr] == []
     assert "\n  - tensorflow 2.15.1, tensorflow for x86_64: " in done.stderr
@@ -149,11 +160,11 @@ def test_check_names_a_released_wheel_that_was_changed(served, profiles, kept, c
     assert "2.14.1" not in done.stderr
 
 
-def test_check_names_releases_without_rows_and_rows_without_releases(served, profiles, kept):
+def test_check_names_releases_without_rows_and_rows_without_releases(served, refresh, kept):
     served.add(torch("2.7.0"), tensorflow("2.16.0rc1"), tensorflow("2.14.1", name="tensorflow-cpu", build=CPU))
     remove(served, TENSORFLOW, yanked=True)
     remove(served, tensorflow("2.15.1", name="tensorflow-cpu", build=CPU))
-    done = profiles("check", "--profiles", kept)
+    done = refresh("--check", "--folder", kept)
     assert done.returncode == 16
     new = tensorflow("2.14.1", name="tensorflow-cpu", build=CPU).filename
     assert [it for it in done.stderr.splitlines() if it.startswith("  - ")] == [
@@ -161,49 +172,49 @@ def test_check_names_releases_without_rows_and_rows_without_releases(served, pro
         "  - tensorflow 2.15.1: has rows, and the index has no such release",
         "  - torch 2.7.0: released, and has no row (torch for x86_64)",
     ]
-    assert "3 differences" in done.stderr
-    assert "do: look at what changed, then: envbuild profiles refresh" in done.stderr
+    assert "in 3 places" in done.stderr
+    assert "do: review the differences, then run: python -m profiles.refresh" in done.stderr
 
 
-def test_check_names_a_row_that_was_edited_by_hand(served, profiles, kept):
+def test_check_names_a_row_that_was_edited_by_hand(served, refresh, kept):
     path = kept / "torch.toml"
     path.write_text(path.read_text().replace('cuda = "12.4"', 'cuda = "12.6"'))
-    done = profiles("check", "torch", "--profiles", kept)
+    done = refresh("--check", "torch", "--folder", kept)
     assert done.returncode == 16
     assert f"cuda: the profile says 12.6, {torch('2.6.0').filename} says 12.4" in done.stderr
 
 
-def test_check_of_chosen_frameworks_reads_no_other(served, profiles, kept):
+def test_check_of_chosen_frameworks_reads_no_other(served, refresh, kept):
     served.add(torch("2.7.0"))
     served.requests.clear()
-    assert profiles("check", "jax", "--profiles", kept).returncode == 0
+    assert refresh("--check", "jax", "--folder", kept).returncode == 0
     assert not [it.path for it in served.requests if "torch" in it.path or "tensorflow" in it.path]
 
 
-def test_a_profile_that_is_not_there_is_named_before_the_index_is_read(served, profiles, tmp_path):
+def test_a_profile_that_is_not_there_is_named_before_the_index_is_read(served, refresh, tmp_path):
     served.requests.clear()
-    done = profiles("check", "--profiles", tmp_path)
+    done = refresh("--check", "--folder", tmp_path)
     assert (done.returncode, served.requests) == (11, [])
     assert f"{tmp_path}/tensorflow.toml" in done.stderr
 
 
-def test_an_index_without_ranges_or_that_is_down_is_named(served, profiles, kept):
+def test_an_index_without_ranges_or_that_is_down_is_named(served, refresh, kept):
     tags = ("cp311-cp311-manylinux2014_x86_64",)
     served.add(make_wheel("torch", "2.9.0", {"torch/large": bytes(1 << 20)}, tags=tags, method=0))
     served.ranges = False
-    done = profiles("check", "--profiles", kept)
+    done = refresh("--check", "--folder", kept)
     assert done.returncode == 12
     assert "does not serve parts of files (range requests)" in done.stderr
-    down = profiles("check", "--profiles", kept, index=f"http://127.0.0.1:{closed_port()}/simple")
+    down = refresh("--check", "--folder", kept, index=f"http://127.0.0.1:{closed_port()}/simple")
     assert down.returncode == 12
     assert "Traceback" not in down.stderr
 
 
-def test_a_refusal_leaves_out_credentials(served, profiles, kept):
+def test_a_refusal_leaves_out_credentials(served, refresh, kept):
     served.credentials = ("user", "secret")
-    assert profiles("check", "--profiles", kept).returncode == 0
+    assert refresh("--check", "--folder", kept).returncode == 0
     served.fail("/simple/torch/", Fault(status=403))
-    done = profiles("check", "torch", "--profiles", kept)
+    done = refresh("--check", "torch", "--folder", kept)
     assert done.returncode == 12
     assert "secret" not in done.stderr
 
@@ -357,7 +368,7 @@ def test_the_cited_wheel_is_the_one_for_the_python(profiles, release, python, wh
     ("arguments", "code", "parts"),
     [
         (("tensorflow==2.15.7",), 11, ["tensorflow 2.15.1: another version", "tensorflow 2.16.1: another version"]),
-        (("torch==9.0",), 11, ["torch 2.15.0: another version", "envbuild profiles refresh torch"]),
+        (("torch==9.0",), 11, ["torch 2.15.0: another version", "python -m profiles.refresh torch"]),
         (("mxnet==1.9",), 11, ["no profile knows mxnet", "tensorflow-cpu", "where: mxnet"]),
         (("tensorflow[banana]==2.15.1",), 11, ["no extra banana of tensorflow 2.15.1; they know and-cuda"]),
         (
@@ -370,9 +381,9 @@ def test_the_cited_wheel_is_the_one_for_the_python(profiles, release, python, wh
         (("tensorflow==2.15.*",), 2, ["names no release"]),
         (("tensor flow",), 2, ["names no release"]),
         (("tensorflow==2.15.1", "--python", "3.12"), 11, ["has wheels for Python 3.9, 3.10, 3.11, not for 3.12"]),
-        (("tensorflow==2.15.1", "--python", "py3"), 2, ["no version of Python"]),
+        (("tensorflow==2.15.1", "--python", "py3"), 2, ["where: --python"]),
         (("tensorflow==2.15.1", "--platform", "linux/riscv64"), 11, ["not for linux/riscv64"]),
-        (("tensorflow==2.15.1", "--set", "cuda=12.4"), 11, ["cuda 12.4 cannot be had"]),
+        (("tensorflow==2.15.1", "--set", "cuda=12.4"), 11, ["where: --set cuda"]),
         (("tensorflow==2.15.1", "--set", "numpy=1"), 2, ["nothing is decided by 'numpy'"]),
         (
             ("tensorflow==2.8.0", "--platform", "linux/arm64"),
@@ -388,8 +399,8 @@ def test_the_cited_wheel_is_the_one_for_the_python(profiles, release, python, wh
         (("tensorflow==2.15.1", "--gpu", "none", "--gpu", "T4"), 2, ["--gpu takes the name of a GPU"]),
         (("tensorflow==2.15.1", "--set", "base=bad ref"), 2, ["base names no image"]),
         (("tensorflow==2.15.1", "--profiles", "/nonexistent"), 11, ["/nonexistent/cuda.toml", "by --profiles"]),
-        (("jax[cuda13]==0.7.0",), 11, ["cannot be had: cuda13: the index has no jax-cuda13-plugin", "ask for cuda12"]),
-        (("jax[cuda13]==0.7.1",), 11, ["cannot be had: cuda13: the index has no jax-cuda13-plugin", "ask for cuda12"]),
+        (("jax[cuda13]==0.7.0",), 11, ["cuda13: the index has no jax-cuda13-plugin", "ask for cuda12"]),
+        (("jax[cuda13]==0.7.1",), 11, ["cuda13: the index has no jax-cuda13-plugin", "ask for cuda12"]),
         (("jax[cuda12_local]==0.8.0",), 11, ["cuda12-local: it brings no library of CUDA", "ask for cuda12, cuda13"]),
         (("jax[cuda12_pip]==0.4.23",), 11, ["the index has no jaxlib==0.4.23+cuda12.cudnn89", "ask for cuda12"]),
         (

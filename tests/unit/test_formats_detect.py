@@ -13,8 +13,8 @@ from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest import manifest_dict
 from envbuild.manifest.formats import FORMATS, Given, convert, detect, main_file, supplement
 from envbuild.manifest.hardware import Accelerator, Gpu
-from envbuild.manifest.known import known_accelerator
 from envbuild.manifest.model import Format, Platform, TrainingManifest
+from envbuild.manifest.reader import known_accelerator
 from tests.fuzz.seeds import SEEDS
 from tests.unit.converting import NOW, read, record_of, refusal
 from tests.unit.test_formats_conda import EXPLICIT, EXPORT, LIST

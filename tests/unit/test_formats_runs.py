@@ -264,7 +264,7 @@ def test_pip_inspect_says_almost_everything():
         ),
         (INSPECT | {"version": "9"}, "version '9' of what pip inspect prints"),
         (INSPECT | {"version": "2.1"}, "version '2.1' of what pip inspect prints"),
-        (INSPECT | {"installed": [installed("a", "not a version")]}, "is no version"),
+        (INSPECT | {"installed": [installed("a", "not a version")]}, "is not a valid version"),
         (INSPECT | {"environment": []}, "--python"),
     ],
 )

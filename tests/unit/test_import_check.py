@@ -15,7 +15,8 @@ from envbuild.lock.identity import Identity, Proof
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.run import LockedRun
 from envbuild.manifest.model import Source
-from envbuild.match import load_profiles, match
+from envbuild.match.match import match
+from envbuild.match.profiles import load_profiles
 from envbuild.oci.digest import Digest
 from envbuild.verify.golden.runners import InInterpreter, Ran
 from envbuild.verify.imports import NEVER, Imports, Place, Question, check_imports, check_metadata, import_names

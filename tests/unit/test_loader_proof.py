@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from envbuild.errors import VerifyError, WheelError
 from envbuild.files import data_folder
 from envbuild.lock.model import Lock, LockedWheel, Target
-from envbuild.match import Stack, load_profiles
+from envbuild.match.profiles import load_profiles
+from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Base, make_recipe
 from envbuild.verify.cuda.elf import read_elf

@@ -11,7 +11,7 @@ from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.pip_tools import PipToolsResolver
 from envbuild.lock.uv import UvResolver
 from envbuild.manifest.packages import Distribution, Origin
-from envbuild.match.facts import Limit
+from envbuild.match.profiles import Limit
 from envbuild.match.stack import Gaps
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel

@@ -17,7 +17,7 @@ from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.run import confirm, lock_run
 from envbuild.lock.settings import uv_program
 from envbuild.manifest.packages import Distribution, Origin
-from envbuild.match import PinChange
+from envbuild.match.stack import PinChange
 from envbuild.oci.digest import Digest
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel, record_line

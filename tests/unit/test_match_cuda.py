@@ -13,9 +13,8 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Conda, CondaPackage
 from envbuild.match.limits import broken_hand_limits
 from envbuild.match.match import match
-from envbuild.match.overrides import KEYS, pairs_of
 from envbuild.match.profiles import Release, load_profiles
-from envbuild.match.stack import Decision, Stack
+from envbuild.match.stack import KEYS, Decision, Stack, pairs_of
 from tests.unit.test_match_frameworks import changed, decided, names, ran
 
 PROFILES = load_profiles(data_folder("profiles"))
@@ -58,7 +57,7 @@ def test_tensorflow_from_2_5_to_2_13_has_every_library_from_wheels_of_cuda_11_8(
     assert shlex.split(dict(stack.variables)["XLA_FLAGS"]) == [dict(stack.variables)["XLA_FLAGS"]]
     built = release.wheels[0].cuda
     assert ("built with 11.2" in said(stack, "cuda").reason) == (built == "11.2")
-    assert f"a base with CUDA {built} can be had" in said(stack, "cuda source").reason
+    assert f"a base with CUDA {built} serves too" in said(stack, "cuda source").reason
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from envbuild.files import data_folder
 from envbuild.manifest.artifact import Model
 from envbuild.manifest.formats import Given, supplement
 from envbuild.manifest.hardware import Accelerator, Gpu, Library, Native, Owner
-from envbuild.manifest.known import known_framework
 from envbuild.manifest.model import Framework, Numerics, Platform, Python, Source, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
+from envbuild.manifest.reader import known_framework
 from envbuild.match.match import match
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release, load_profiles
 from envbuild.match.stack import Stack
@@ -392,7 +392,7 @@ def test_cuda_of_another_framework_is_no_sign_that_the_used_one_ran_on_a_gpu(oth
     asked = match(run, PROFILES, "cpu")
     assert [it for it in names(asked) if is_nvidia(it)] == [], "an image without CUDA was asked for"
     unsure = replace(run, source=Source(format="capture", unknown=("accelerator",)))
-    with pytest.raises(MatchError, match="whether the run used a GPU is not in its record"):
+    with pytest.raises(MatchError, match="where: accelerator"):
         match(unsure, PROFILES)
 
 
@@ -410,7 +410,7 @@ def test_a_run_without_a_framework_keeps_every_pin_and_gets_no_cuda():
     assert stack.requirements == ("torch==2.5.1", "xgboost==2.1.0")
     assert stack.base.startswith("docker.io/library/python:3.11.7-slim-")
     assert match(run, PROFILES, "gpu").variables
-    with pytest.raises(UsageError, match="no CUDA but that of its own wheels"):
+    with pytest.raises(UsageError, match="--set cuda"):
         match(run, PROFILES, overrides={"cuda": "12.2"})
 
 
@@ -500,7 +500,7 @@ def test_a_release_that_is_not_known_names_those_near_it(framework, version, par
     with pytest.raises(MatchError) as caught:
         match(ran(framework, framework, version), PROFILES, "cpu")
     assert [part for part in parts if part not in caught.value.what] == []
-    helped = caught.value.todo.endswith(f"envbuild profiles refresh {framework}")
+    helped = caught.value.todo.endswith(f"python -m profiles.refresh {framework}")
     assert helped == ("no release of this version" in caught.value.what), "and not where it would change nothing"
 
 

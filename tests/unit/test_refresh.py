@@ -11,9 +11,9 @@ from envbuild.errors import LockError
 from envbuild.lock.settings import IndexSettings
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
 from envbuild.oci.digest import Digest
-from envbuild.refresh.index import Index
-from envbuild.refresh.tensorflow import read_tensorflow
-from envbuild.refresh.toml import to_toml
+from profiles.refresh.index import Index
+from profiles.refresh.tensorflow import read_tensorflow
+from profiles.refresh.toml import to_toml
 from tests.fakes.frameworks import CPU, GPU, build_info, cuda_config, cudnn_header, stub
 from tests.fakes.frameworks import tensorflow as wheel
 from tests.fakes.index import FakeIndex, Fault, closed_port, serving
@@ -348,7 +348,7 @@ def test_the_writer_keeps_every_value_whatever_its_letters():
         pythons=("3.11",),
         glibc="2.17",
         wheel='a "quoted" \\ name\x7f\n…',
-        sha256=Digest.of(b""),
+        sha256=Digest.of(b"").hex,
         cuda="12.2",
         cuda_requirements=tuple(f"nvidia-library-number-{number}-cu12==1.0" for number in range(9)),
         limits=('numpy>=1.26; python_version >= "3.12"', 'it\'s "both"', ""),

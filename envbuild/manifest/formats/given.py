@@ -2,14 +2,14 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from envbuild.capture.redact import scrub
 from envbuild.errors import ManifestError, UsageError
-from envbuild.manifest.fields import PythonVersion, Rule, shown
+from envbuild.manifest.fields import PythonVersion
 from envbuild.manifest.hardware import Accelerator, Gpu
-from envbuild.manifest.known import known_accelerator
 from envbuild.manifest.model import Framework, Platform, TrainingManifest
+from envbuild.manifest.reader import known_accelerator
+from envbuild.validation import quote, read_or_none
 
 PLATFORMS = {
     "linux/amd64": ("Linux", "x86_64"),
@@ -19,7 +19,6 @@ PLATFORMS = {
     "windows/amd64": ("Windows", "AMD64"),
 }
 """What --ran-on takes: as containers name it, and as `platform.system()` and `platform.machine()` do."""
-_PYTHON: Rule = get_args(PythonVersion)[1]
 _SAME_MACHINE = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64"}
 _EXACT = "give all three numbers that `python --version` shows where the model was trained: --python 3.10.12"
 _TODO = "leave the option out; it is for what the record does not say"
@@ -41,7 +40,7 @@ class Given:
     """The framework that the run used: `torch`; `none` where it used none."""
 
     def __post_init__(self) -> None:
-        if self.python is not None and _PYTHON.check(self.python):
+        if self.python is not None and not _is_exact(self.python):
             raise UsageError("this is no exact Python version", where=f"--python {self.python}", todo=_EXACT)
         if self.gpu is not None and (not self.gpu.strip() or not self.gpu.isprintable()):
             raise UsageError("this names no GPU", where="--gpu", todo='give none, or a name such as "Tesla T4"')
@@ -63,12 +62,12 @@ class Given:
 
 def exact_python(said: str | None, given: Given, where: str) -> str:
     """Return the run's exact Python, as the record or the option says it; ManifestError where neither does."""
-    if said is not None and not _PYTHON.check(said):
+    if said is not None and _is_exact(said):
         if given.python not in {None, said}:
             raise UsageError(f"the record says Python {said}", where=f"--python {given.python}", todo=_TODO)
         return said
     if given.python is None:
-        known = f"says only Python {shown(said[:20])}, no exact version" if said else "does not say which Python it had"
+        known = f"says only Python {quote(said[:20])}, no exact version" if said else "does not say which Python it had"
         raise ManifestError(f"the record {known}", where=where, todo=_EXACT)
     partly = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.\*)?", said or "")
     if partly and not f"{given.python}.".startswith(f"{partly[1]}."):
@@ -127,6 +126,10 @@ def _names(accelerator: Accelerator) -> tuple[str, ...]:
     """What it is, each kind once; empty where there is none."""
     names = sorted({gpu.name.lower() for gpu in accelerator.gpus})
     return tuple(names) or (() if accelerator.kind == "none" else (accelerator.kind,))
+
+
+def _is_exact(python: str) -> bool:
+    return read_or_none(python, PythonVersion) is not None
 
 
 def _plain(machine: str) -> str:

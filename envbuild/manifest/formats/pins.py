@@ -19,8 +19,7 @@ from packaging.version import InvalidVersion
 
 from envbuild.manifest.formats.record import Faults, clean, quoted
 from envbuild.manifest.formats.surroundings import Surroundings
-from envbuild.manifest.packages import Distribution, Origin
-from envbuild.manifest.requirement import exact_version
+from envbuild.manifest.packages import Distribution, Origin, exact_version
 
 INSTALLED = "write down what was installed: `pip freeze --all` in the run's environment; or a version: numpy==1.26.4"
 PLATFORM = "say where it ran: --ran-on linux/amd64"

@@ -8,7 +8,6 @@ from typing import Any
 from packaging.direct_url import DirectUrl, DirectUrlValidationError
 
 from envbuild.errors import ManifestError
-from envbuild.manifest.fields import shown
 from envbuild.manifest.formats.found import Found
 from envbuild.manifest.formats.given import Given, exact_python, known_platform
 from envbuild.manifest.formats.pins import Pins, origin_of, sha256_of
@@ -16,6 +15,7 @@ from envbuild.manifest.formats.record import Faults, Record, clean, json_of, tex
 from envbuild.manifest.formats.surroundings import Surroundings
 from envbuild.manifest.model import Platform
 from envbuild.manifest.packages import Distribution, Origin
+from envbuild.validation import quote
 
 _NO_INDEX = {"debian", "rpm"}
 """INSTALLER of what came with the operating system."""
@@ -53,7 +53,7 @@ def _check_version(report: Any, where: str) -> None:
     """ManifestError for a later major version of the report, which means other things by the same keys."""
     said = report.get("version", "1") if isinstance(report, dict) else "1"
     if str(said).partition(".")[0] != "1":
-        what = f"this is version {shown(str(said))} of what pip inspect prints, and this envbuild reads version 1"
+        what = f"this is version {quote(str(said))} of what pip inspect prints, and this envbuild reads version 1"
         raise ManifestError(what, where=where, todo="use a newer envbuild, or an older pip")
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from envbuild.capture.redact import scrub
 from envbuild.errors import ManifestError
-from envbuild.manifest.fields import shown
 from envbuild.manifest.reader import MAX_MANIFEST
+from envbuild.validation import quote
 
 MAX_LINES = 100_000
 """Lines; a requirements file with 1000 distributions and all their hashes has about 50 000."""
@@ -132,12 +132,12 @@ def check_size(record: Record, size: int, limit: int) -> None:
 def short(error: Exception, otherwise: str) -> str:
     """What an error says, in one line; `otherwise` where it says nothing."""
     said = " ".join(str(error).split())
-    return otherwise if isinstance(error, RecursionError) or not said else shown(said)[1:-1]
+    return otherwise if isinstance(error, RecursionError) or not said else quote(said)[1:-1]
 
 
 def quoted(text: str) -> str:
     """A text from outside as a message quotes it, without secrets."""
-    return shown(scrub(text)) if len(text) <= 10_000 else f"{len(text)} characters"
+    return quote(scrub(text)) if len(text) <= 10_000 else f"{len(text)} characters"
 
 
 def clean(text: str, longest: int = 300) -> str:

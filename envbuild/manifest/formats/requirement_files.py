@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.manifest.formats.pins import file_name, sha256_of
 from envbuild.manifest.formats.record import Faults, Record, clean, lines_of, quoted, text_of
-from envbuild.manifest.requirement import exact_version
+from envbuild.manifest.packages import exact_version
 
 _MAX_FILES = 50
 """As many files are included; a link to its own folder makes names without end."""

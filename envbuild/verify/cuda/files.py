@@ -296,7 +296,8 @@ def framework_wheel(stack: Stack, profiles: Profiles) -> FrameworkWheel:
     rows = [row for row in _rows(stack, profiles) if row.machine == stack.machine]
     if not rows:
         what = f"no profile lists the libraries of {stack.distribution} {stack.version} for {stack.machine}"
-        raise VerifyError(what, where="loader proof", todo="update the profiles: envbuild profiles refresh")
+        todo = "update envbuild; in its repository: python -m profiles.refresh"
+        raise VerifyError(what, where="loader proof", todo=todo)
     if stack.variant == "cpu":
         return replace(rows[0], version=stack.version, cuda=None)
     row = min(rows, key=lambda row: _distance(row.cuda, stack.cuda))

@@ -12,8 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.base.tree import resolve
 from envbuild.errors import VerifyError
-from envbuild.match.facts import within
-from envbuild.match.profiles import FrameworkWheel, Profiles
+from envbuild.match.profiles import FrameworkWheel, Profiles, within
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Base, Recipe

@@ -8,8 +8,7 @@ from functools import cache
 from packaging.version import InvalidVersion, Version
 
 from envbuild.files import data_folder
-from envbuild.match import Profiles, load_profiles
-from envbuild.match.facts import within
+from envbuild.match.profiles import Profiles, load_profiles, within
 from envbuild.match.variant import CUDA_WHEEL
 
 _NUMBERS = re.compile(r"v?(\d+(?:\.\d+)*)")

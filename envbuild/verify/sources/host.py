@@ -20,8 +20,8 @@ from envbuild.capture.tree import tree_facts
 from envbuild.errors import EnvbuildError
 from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, Data, Platform, TrainingManifest
-from envbuild.manifest.parse import Parser
 from envbuild.stamp.store import parse_model_uri
+from envbuild.validation import read_or_none
 from envbuild.verify.sources import Side, module_name
 from envbuild.verify.sources.manifest import side_of_manifest
 
@@ -86,9 +86,7 @@ def _machine(name: str) -> Side:
 
 def _read(kind: type[T], facts: dict[str, Any]) -> T | None:
     """Facts as a manifest would have them; None where it would refuse them."""
-    parser = Parser()
-    found = parser.read(kind, present(facts))
-    return None if parser.faults else found
+    return read_or_none(present(facts), kind)
 
 
 def _variables() -> dict[str, str]:

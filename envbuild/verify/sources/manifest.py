@@ -10,9 +10,9 @@ from envbuild.capture.redact import REDACTED
 from envbuild.capture.variables import VARIABLES
 from envbuild.lock.model import Lock
 from envbuild.manifest.hardware import Component, Cpu
-from envbuild.manifest.known import known_accelerator
 from envbuild.manifest.model import Contract, Framework, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
+from envbuild.manifest.reader import known_accelerator
 from envbuild.match.stack import Variant
 from envbuild.verify.sources import Built, Package, Side, frameworks_of
 

@@ -18,7 +18,6 @@ from envbuild.lock.model import Lock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.manifest.model import TrainingManifest
-from envbuild.manifest.parse import Parser
 from envbuild.manifest.reader import MAX_MANIFEST
 from envbuild.oci.digest import Digest
 from envbuild.stamp.history import History, read_history
@@ -26,6 +25,7 @@ from envbuild.stamp.objects import open_model
 from envbuild.stamp.record import Content, Stamp, StampedFile, StampedImage, lock_name, manifest_name
 from envbuild.stamp.signature import Proof
 from envbuild.stamp.store import Store, parse_model_uri
+from envbuild.validation import read_or_none
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.model import Changes, being, compared, digests, doubt, has_digest, listed, told
 from envbuild.verify.sources import Side
@@ -112,9 +112,7 @@ def files_now(uri: str, before: Model | None = None, *, patient: bool = False) -
     `patient` where the record is trusted to say how much there is to hash.
     """
     sizes = {it.path: it.size for it in before.files} if before else {}
-    parser = Parser()
-    model = parser.read(Model, model_facts(uri, sizes, sum(sizes.values()) / _SLOWEST_HASHING if patient else 0))
-    return None if parser.faults else model
+    return read_or_none(model_facts(uri, sizes, sum(sizes.values()) / _SLOWEST_HASHING if patient else 0), Model)
 
 
 def side_of_model(it: StampedModel) -> Side:

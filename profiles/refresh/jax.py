@@ -12,11 +12,10 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
-from envbuild.refresh.index import Index, IndexFile
-from envbuild.refresh.literals import calls
-from envbuild.refresh.metadata import Metadata, Need, cudnn, limits, read_metadata
-from envbuild.refresh.remote import remote_wheel
-from envbuild.refresh.wheels import MACHINES, WORKERS, Report, Row, counted, dotted, linux_rows, profile, released
+from profiles.refresh.archive import calls, remote_wheel
+from profiles.refresh.index import Index, IndexFile
+from profiles.refresh.metadata import Metadata, Need, cudnn, limits, read_metadata
+from profiles.refresh.rows import MACHINES, WORKERS, Report, Row, counted, dotted, linux_rows, profile, released
 
 OLDEST = "0.4.20"
 _PART = re.compile(r"jaxlib|jax-cuda\d+-(plugin|pjrt)")
@@ -153,7 +152,7 @@ def _read_row(shelf: _Shelf, file: IndexFile, machine: str, extra: str, number: 
         limits=limits(metadata.needs(machine, pythons, extra)),
         stands_for=jaxlib,
         wheel=file.name,
-        sha256=file.sha256,
+        sha256=file.sha256.hex,
         parts=tuple(f"{it.newest.file.name} ({it.newest.file.sha256})" for it in stack.parts),
     )
 

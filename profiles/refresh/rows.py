@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from envbuild.errors import LockError
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
-from envbuild.refresh.index import Index, IndexFile
+from profiles.refresh.index import Index, IndexFile
 
 MACHINES = ("x86_64", "aarch64")
 """In the order rows are written."""

@@ -11,7 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from envbuild.refresh.remote import member
+from profiles.refresh.archive import member
 
 LIMITED = frozenset({
     "jax", "jaxlib", "keras", "keras-nightly", "ml-dtypes", "numpy", "protobuf", "scipy", "triton",

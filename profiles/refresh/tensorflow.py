@@ -8,11 +8,10 @@ from packaging.version import Version
 
 from envbuild.errors import LockError
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel
-from envbuild.refresh.index import Index
-from envbuild.refresh.literals import assigned, constants
-from envbuild.refresh.metadata import Need, limits, read_metadata
-from envbuild.refresh.remote import member, remote_wheel
-from envbuild.refresh.wheels import Report, Row, dotted, other_files, read_rows
+from profiles.refresh.archive import assigned, constants, member, remote_wheel
+from profiles.refresh.index import Index
+from profiles.refresh.metadata import Need, limits, read_metadata
+from profiles.refresh.rows import Report, Row, dotted, other_files, read_rows
 
 DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-cpu-aws")
 """In the order they are written; the last one holds the code of `tensorflow` on aarch64 up to 2.15."""
@@ -67,7 +66,7 @@ def _read_row(index: Index, row: Row) -> FrameworkWheel:
         keras_inside=keras,
         stands_for=None if build is not None else _stands_for(newest.file.name, needs),
         wheel=newest.file.name,
-        sha256=newest.file.sha256,
+        sha256=newest.file.sha256.hex,
         others=other_files(row),
     )
 

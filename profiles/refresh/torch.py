@@ -4,11 +4,10 @@ import re
 import zipfile
 
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel
-from envbuild.refresh.index import Index
-from envbuild.refresh.literals import constants
-from envbuild.refresh.metadata import cudnn, limits, read_metadata
-from envbuild.refresh.remote import remote_wheel, search
-from envbuild.refresh.wheels import Report, Row, dotted, other_files, read_rows
+from profiles.refresh.archive import constants, remote_wheel, search
+from profiles.refresh.index import Index
+from profiles.refresh.metadata import cudnn, limits, read_metadata
+from profiles.refresh.rows import Report, Row, dotted, other_files, read_rows
 
 OLDEST = "1.8"
 _VERSION = "torch/version.py"
@@ -41,7 +40,7 @@ def _read_row(index: Index, row: Row) -> FrameworkWheel:
         cuda_requirements=tuple(it.text for it in required),
         limits=limits(needs),
         wheel=newest.file.name,
-        sha256=newest.file.sha256,
+        sha256=newest.file.sha256.hex,
         others=other_files(row),
     )
 

@@ -3,12 +3,11 @@
 import json
 from collections.abc import Iterable, Iterator
 
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
-from envbuild.match.table import SCHEMA
+from envbuild.match.profiles import SCHEMA, FrameworkProfile, FrameworkWheel, Release
 
 _WIDTH = 120
 _HEADER = """\
-# Made by `envbuild profiles refresh` from the wheels on the package index; do not edit.
+# Made by `python -m profiles.refresh` from the wheels on the package index; do not edit.
 # Each row was read from the wheel that it names (and its parts): METADATA, what it says of its build, and the tags of
 # all files of that release.
 """
@@ -45,7 +44,7 @@ def _wheel(wheel: FrameworkWheel) -> str:
             ("keras_inside", wheel.keras_inside),
             ("stands_for", wheel.stands_for),
             ("wheel", wheel.wheel),
-            ("sha256", wheel.sha256.hex),
+            ("sha256", wheel.sha256),
             ("parts", wheel.parts),
             ("others", wheel.others),
         )
