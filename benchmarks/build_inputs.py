@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pip
 
-from envbuild.base import resolve_base
+from envbuild.base.resolve import resolve_base
 from envbuild.lock import Lock, Target, UvResolver, fetch, pylock_text, requirements_text
 from envbuild.lock.settings import read_settings, uv_environment
 from envbuild.oci.digest import Digest

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from envbuild.base import check_base, resolve_base
-from envbuild.base.compiling import check_compiles, compiling_on
+from envbuild.base.interpreter import check_compiles, compiling_on
+from envbuild.base.resolve import check_base, resolve_base
 from envbuild.base.system import System, lock_system
 from envbuild.build.attesting import check_attestations, publish_parts
 from envbuild.build.check import check_builder, check_engine
@@ -18,8 +18,8 @@ from envbuild.build.outputs import write_outputs
 from envbuild.build.stamping import report_stamps, signer_for, stamp_content
 from envbuild.cache import prune, size_limit
 from envbuild.errors import RegistryError, counted
-from envbuild.image import Compiling
-from envbuild.image.bytecode import compiled_by
+from envbuild.image.assembler import Compiling
+from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.lock import (
     IndexSettings,
     LockedRun,
@@ -28,7 +28,7 @@ from envbuild.lock import (
     lock_stack,
     read_settings,
 )
-from envbuild.oci.index import Content, ImageIndex, image_index
+from envbuild.oci.image import Content, ImageIndex, image_index
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry import (
     PushResult,

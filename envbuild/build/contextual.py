@@ -10,7 +10,7 @@ from envbuild.build.job import Job
 from envbuild.build.order import PLATFORMS
 from envbuild.engine.building import Request
 from envbuild.engine.secrets import hidden_words, index_secrets, secret_files
-from envbuild.image import LayerCache
+from envbuild.image.layers.cache import LayerCache
 from envbuild.lock import Arrivals, IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image

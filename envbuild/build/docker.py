@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from envbuild.base.making import engine_login
+from envbuild.base.build import engine_login
 from envbuild.base.process import running
 from envbuild.build.contextual import ContextJob
 from envbuild.build.job import Made
@@ -22,7 +22,7 @@ from envbuild.engine.image import find_image
 from envbuild.engine.push import push_image
 from envbuild.engine.saved import saved
 from envbuild.errors import BuildError, UsageError
-from envbuild.image import Assembled
+from envbuild.image.assembler import Assembled
 from envbuild.lock import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import counted
-from envbuild.image import LayerCache
+from envbuild.image.layers.cache import LayerCache
 from envbuild.lock import IndexSettings, LockedRun
 from envbuild.lock.resolving import asking
 from envbuild.manifest.model import TrainingManifest

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from envbuild.attest import Wanted
-from envbuild.image import Assembled
+from envbuild.image.assembler import Assembled
 from envbuild.lock import Lock, Proof
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match import CudaChoice, Profiles, Stack, VariantChoice
 from envbuild.oci.digest import Digest
-from envbuild.oci.index import Content, platform_name
+from envbuild.oci.image import Content, platform_name
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
 from envbuild.registry import PushResult

@@ -76,7 +76,7 @@ def mirror(source: Ref, target: Target, *, platform: Only = None, as_json: AsJso
     Layers that the registry has in another repository are mounted; all others are streamed, and nothing is
     kept here. debian:SUITE and OCI layouts are pushed.
     """
-    from envbuild.base import registry_reference
+    from envbuild.base.resolve import registry_reference
 
     check_stdout()
     place, found = repository(target, "TARGET_REPO"), registry_reference(source)
@@ -97,7 +97,7 @@ def mirror(source: Ref, target: Target, *, platform: Only = None, as_json: AsJso
 def _copied(source: "Reference", target: "Reference", machine: str | None, progress: Progress) -> dict[str, Any]:
     from dataclasses import replace
 
-    from envbuild.base import known_facts
+    from envbuild.base.resolve import known_facts
     from envbuild.files import cache_folder
     from envbuild.registry import copy_image, pull
 

@@ -17,7 +17,7 @@ from envbuild.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from envbuild.base.order import BaseOrder
+    from envbuild.base.build import BaseOrder
     from envbuild.match import Stack
     from envbuild.oci.reference import Reference
 
@@ -74,7 +74,7 @@ def run(
 
     Prints its reference by digest where it is pushed, else the engine's id.
     """
-    from envbuild.base.order import BaseOrder
+    from envbuild.base.build import BaseOrder
 
     check_stdout()
     _refuse_logins({"--parent": parent, "--python-image": python_image, "--tag": tag})
@@ -109,7 +109,7 @@ def run(
 
 def _refuse_logins(names: "Mapping[str, str | None]") -> None:
     """Refuse them before they are shown, sent as build arguments, or noted."""
-    from envbuild.oci.login import refuse_login
+    from envbuild.oci.reference import refuse_login
 
     for option, name in names.items():
         refuse_login(name or "", option)
@@ -197,7 +197,7 @@ def _with_python(order: "BaseOrder", progress: Progress) -> "BaseOrder":
     """Choose the image that brings a Python that the parent's distribution lacks, where that is known."""
     from dataclasses import replace
 
-    from envbuild.base.order import decide_python
+    from envbuild.base.build import decide_python
     from envbuild.files import data_folder
     from envbuild.match import load_profiles
 
@@ -215,7 +215,7 @@ def _with_python(order: "BaseOrder", progress: Progress) -> "BaseOrder":
 def _built(order: "BaseOrder", name: "Reference", tag: str, machine: str, progress: Progress) -> dict[str, Any]:
     from dataclasses import asdict, replace
 
-    from envbuild.base.making import find_parent, make_base, pinned
+    from envbuild.base.build import find_parent, make_base, pinned
     from envbuild.files import base_dockerfile, cache_folder
 
     parent = find_parent(order.parent, machine, cache_folder(), progress)

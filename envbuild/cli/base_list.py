@@ -11,8 +11,7 @@ from envbuild.cli.references import AsJson, Platform, machine_of, repository
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuild.base.known import KnownBase
-    from envbuild.base.serving import Wanted
+    from envbuild.base.known import KnownBase, Wanted
     from envbuild.match import Profiles
 
 InRegistry = Annotated[
@@ -26,8 +25,7 @@ def run(*, registry: InRegistry = None, platform: Platform = None, as_json: AsJs
     For each: Python, glibc, CUDA and the releases that it would serve. Then the bases of the matrix that do not exist
     here, and the command that makes each.
     """
-    from envbuild.base.known import known_bases
-    from envbuild.base.serving import missing
+    from envbuild.base.known import known_bases, missing
     from envbuild.files import cache_folder, data_folder
     from envbuild.match import load_profiles
 
@@ -44,7 +42,7 @@ def run(*, registry: InRegistry = None, platform: Platform = None, as_json: AsJs
 
 def _existing(known: "Sequence[KnownBase]", tagged: "Sequence[KnownBase]") -> "Sequence[KnownBase]":
     """Each base once; what was built may have left the engine, if that can be asked."""
-    from envbuild.base.making import engine_images
+    from envbuild.base.build import engine_images
 
     here = engine_images() if any(it.how == "built" for it in known) else None
     known = [it for it in known if here is None or it.how != "built" or it.digest in here]
@@ -63,14 +61,14 @@ def _tagged(registry: str, machine: str) -> "Sequence[KnownBase]":
 def _print_json(known: "Sequence[KnownBase]", wanted: "Sequence[Wanted]", profiles: "Profiles") -> None:
     from dataclasses import asdict
 
-    from envbuild.base.serving import serves
+    from envbuild.base.known import serves
 
     bases = [asdict(it) | {"serves": serves(it, profiles)} for it in known]
     typer.echo(json.dumps({"bases": bases, "missing": [asdict(it) for it in wanted]}, indent=2))
 
 
 def _print(known: "Sequence[KnownBase]", wanted: "Sequence[Wanted]", profiles: "Profiles") -> None:
-    from envbuild.base.serving import serves
+    from envbuild.base.known import serves
 
     for base in known:
         typer.echo(base.name)

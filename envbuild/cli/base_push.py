@@ -32,7 +32,7 @@ def run(
     What `base build` made is in the engine; debian:SUITE and layouts need none. A base of another registry is copied
     by `base mirror`.
     """
-    from envbuild.oci.login import refuse_login
+    from envbuild.oci.reference import refuse_login
 
     check_stdout()
     refuse_login(name, "NAME")
@@ -61,7 +61,7 @@ def check_place(place: "Reference", progress: Progress, *, create: bool) -> None
 
 def is_local(name: str) -> bool:
     """Whether it is `debian:SUITE` or a layout, which no engine has to have."""
-    from envbuild.base import registry_reference
+    from envbuild.base.resolve import registry_reference
 
     return not name.startswith("sha256:") and registry_reference(name) is None
 
@@ -72,7 +72,7 @@ def pushed_by_engine(
     """Push one of the engine's images, for `machine` where one is named; the digest is the registry's."""
     from dataclasses import asdict
 
-    from envbuild.base.making import push_base
+    from envbuild.base.build import push_base
 
     progress.step(f"pushing {name} to {target}")
     reference, inside = push_base(name, target, progress, machine=machine)

@@ -214,7 +214,7 @@ def refuse_address(option: "Option", value: Any, where: str = "") -> None:
     """UsageError where an address stands for a path of this machine; not shown, as addresses may hold tokens."""
     if not option.here or value is None:
         return
-    from envbuild.oci.login import exists
+    from envbuild.oci.reference import exists
 
     for text in map(str, value if isinstance(value, list | tuple) else [value]):
         # pathlib makes one slash of two.
@@ -282,7 +282,7 @@ def _here() -> Path:
 
 def _refuse_values(settings: "Settings", options: "Iterable[Option]") -> None:
     """Refuse logins, and addresses where paths are meant."""
-    from envbuild.oci.login import refuse_login
+    from envbuild.oci.reference import refuse_login
 
     known = {(option.command, option.key): option for option in options}
     for table, values in settings.tables.items():

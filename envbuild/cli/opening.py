@@ -113,8 +113,7 @@ def _visible(uri: str) -> bool | None:
 
 def _reference(name: str) -> "Reference | None":
     """The registry's name of an image; None for one that lies here or in an engine."""
-    from envbuild.oci.login import exists
-    from envbuild.oci.reference import Reference
+    from envbuild.oci.reference import Reference, exists
 
     plain = name.removeprefix("docker://")
     if plain == name and exists(name.rpartition("@")[0] or name):

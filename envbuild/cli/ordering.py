@@ -198,7 +198,7 @@ def read(manifest: str, known: Known, progress: Progress) -> tuple[str, bytes]:
 
 def check_asked(asked: Asked) -> None:
     """Refuse what cannot be meant, before anything is read; UsageError."""
-    from envbuild.oci.login import refuse_login
+    from envbuild.oci.reference import refuse_login
 
     wanted, outputs, building = asked.wanted, asked.outputs, asked.building
     given = {"--base": wanted.base, "--platform": wanted.platform}

@@ -15,7 +15,7 @@ from envbuild.cli.references import AsJson, Platform, base_of, machine_of, repos
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.image import Rebased
+    from envbuild.image.rebase import Rebased
     from envbuild.lock import Lock
     from envbuild.oci.image import Image
     from envbuild.oci.reference import Reference
@@ -52,7 +52,7 @@ def run(
     The environment's layers stay the same blobs: no wheel is read, and what the registry has is not sent.
     Prints the new image's reference by digest; no tag moves but those that --push names.
     """
-    from envbuild.image import rebase
+    from envbuild.image.rebase import rebase
     from envbuild.registry import pull
 
     check_stdout()
@@ -79,8 +79,7 @@ def run(
 
 
 def _image(text: str) -> "Reference":
-    from envbuild.oci.login import exists
-    from envbuild.oci.reference import Reference
+    from envbuild.oci.reference import Reference, exists
 
     if exists(text):
         todo = f"push it to a registry, and give its name there; a registry's image of this name is docker://{text}"
@@ -104,7 +103,7 @@ def read_lock(path: Path, option: str = "--lock ") -> "Lock":
 
 def base_named_by(image: "Image", source: str, option: str) -> str:
     """The base that the image's annotations name, by its digest; UsageError, which names the option, where none is."""
-    from envbuild.image import named_base
+    from envbuild.image.rebase import named_base
     from envbuild.oci.digest import Digest
     from envbuild.oci.reference import Reference
 

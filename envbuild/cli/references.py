@@ -19,8 +19,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 def repository(text: str, where: str) -> "Reference":
     """Read where an image is to go; `where` is the argument that says so; UsageError when it cannot be meant."""
-    from envbuild.oci.login import refuse_login
-    from envbuild.oci.reference import Reference, is_own_tag
+    from envbuild.oci.reference import Reference, is_own_tag, refuse_login
 
     todo = "give a repository such as europe-docker.pkg.dev/PROJECT/REPO/IMAGE or 127.0.0.1:5000/IMAGE"
     refuse_login(text, where)
@@ -55,7 +54,7 @@ def machine_of(platform: str | None) -> str:
 
 def base_of(text: str, machine: str, progress: Progress) -> "Base":
     """Get a base, and what lies in it."""
-    from envbuild.base import resolve_base
+    from envbuild.base.resolve import resolve_base
     from envbuild.files import cache_folder
     from envbuild.registry import pull
 

@@ -170,7 +170,7 @@ def _model(target: str, asked: Asked) -> str | None:
 
 
 def _unserved(kind: str, name: str) -> str:
-    from envbuild.oci.login import exists
+    from envbuild.oci.reference import exists
 
     if kind == "image" and not name.startswith(IMAGES) and not exists(name):
         return "nothing lies there, and an image in a registry is nothing that could be served"

@@ -33,7 +33,7 @@ def kind_of(text: str) -> "tuple[Kind, str]":
     `model:`, `image:`, `manifest:`, `lock:` and `context:` say it; else `host` is this machine, gs:// and file:// are
     models, and what lies here tells by its name and content. All else is an image in a registry.
     """
-    from envbuild.oci.login import refuse_login
+    from envbuild.oci.reference import refuse_login
     from envbuild.verify.sides import Kind
 
     refuse_login(text, "TARGET")

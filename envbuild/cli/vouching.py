@@ -152,8 +152,7 @@ def _versions(target: "Target") -> set[tuple[str, str]]:
 
 def references_of(targets: Sequence[str]) -> "dict[str, Reference]":
     """The images among the targets that lie in registries."""
-    from envbuild.oci.login import exists
-    from envbuild.oci.reference import Reference
+    from envbuild.oci.reference import Reference, exists
 
     found: dict[str, Reference] = {}
     for text in targets:

@@ -30,7 +30,7 @@ from envbuild.oci.image import (
     parse_manifest,
 )
 from envbuild.oci.layout import read_layout
-from envbuild.oci.tar_reader import open_tar
+from envbuild.oci.tar import open_tar
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

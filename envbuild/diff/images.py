@@ -9,14 +9,13 @@ from typing import Protocol
 import docker
 from docker.errors import NotFound
 
-from envbuild.base import layout_image
+from envbuild.base.resolve import layout_image
 from envbuild.cache import workplace
 from envbuild.diff.archive import read_archive
 from envbuild.engine.client import connected
 from envbuild.errors import BaseError, BuildError, UsageError
 from envbuild.oci.image import Image
-from envbuild.oci.login import exists, refuse_login
-from envbuild.oci.reference import Reference
+from envbuild.oci.reference import Reference, exists, refuse_login
 from envbuild.registry import pull
 
 _ENGINE = "docker-daemon:"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from envbuild.base.tree import DAMAGED, members
 from envbuild.diff.bytecode import stamp_of
 from envbuild.errors import BuildError
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Layer
+from envbuild.oci.rootfs import DAMAGED, members
 
 _CHUNK = 1 << 20
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"

@@ -13,10 +13,9 @@ from envbuild.engine.client import connected
 from envbuild.engine.events import Event, events, fault_of
 from envbuild.engine.image import Report
 from envbuild.errors import BuildError, UsageError
-from envbuild.oci.archive import Archive
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image
-from envbuild.oci.index import Content, images_of, platform_name
+from envbuild.oci.image import Content, Image, images_of, platform_name
+from envbuild.oci.layout import Archive
 from envbuild.oci.reference import Reference
 
 INSTEAD = "leave out --load, and give --archive FILE or --push REPOSITORY"

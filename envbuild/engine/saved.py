@@ -16,7 +16,7 @@ from envbuild.engine.image import Report
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, Descriptor, Image, Layer, history_lines, manifest_bytes
-from envbuild.oci.tar_reader import open_tar
+from envbuild.oci.tar import open_tar
 
 _QUIET = 600
 """Seconds that an engine may say nothing while it gathers a large layer."""

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import INDEX
-from envbuild.oci.index import ImageIndex
+from envbuild.oci.image import INDEX, ImageIndex
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials

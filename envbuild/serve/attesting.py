@@ -7,7 +7,7 @@ from envbuild.attest import Facts, attest
 from envbuild.attest.model import DEBIAN
 from envbuild.build import Reporter
 from envbuild.build.attesting import build_options
-from envbuild.image import named_base
+from envbuild.image.rebase import named_base
 from envbuild.oci.digest import Digest
 from envbuild.registry import publish
 from envbuild.serve.model import Origin, Served, ServeOrder

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from envbuild.base.tree import resolve
 from envbuild.diff.layers import Node, Tree
+from envbuild.oci.rootfs import resolve
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.holdings import Holdings
 

@@ -8,9 +8,9 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from envbuild.base.tree import resolve
 from envbuild.diff.bytecode import is_of, is_unchecked
 from envbuild.diff.layers import Node
+from envbuild.oci.rootfs import resolve
 from envbuild.verify.choices import Pair, node_at, same
 
 _FOLDER = "__pycache__"

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from envbuild.base.tree import resolve
 from envbuild.match.facts import within
+from envbuild.oci.rootfs import resolve
 from envbuild.verify.image import Case
 from envbuild.verify.proof import LoaderFinding
 

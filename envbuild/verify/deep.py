@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from envbuild.base import known_facts
-from envbuild.base.compiling import compiling_on
-from envbuild.base.inspect import inspect
+from envbuild.base.interpreter import compiling_on
+from envbuild.base.resolve import inspect, known_facts
 from envbuild.base.system import unpacker
 from envbuild.errors import BaseError
-from envbuild.image import LayerCache, assemble
+from envbuild.image.assembler import assemble
 from envbuild.image.config import OURS
-from envbuild.image.debian import packages_line
-from envbuild.image.plan import plan_layers
-from envbuild.image.source import Wheels
+from envbuild.image.debian.layer import packages_line
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import Wheels
+from envbuild.image.layers.plan import plan_layers
 from envbuild.oci.image import Image, Layer
 from envbuild.recipe import Base, Recipe
 from envbuild.verify.findings import Finding, compared

@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, cast
 
-from envbuild.base.tree import Node, Tree, contents, read_tree
 from envbuild.cache import read_entry, write_entry
+from envbuild.oci.rootfs import Node, Tree, contents, read_tree
 from envbuild.recipe import Base
 from envbuild.verify.cache import read_cache
 from envbuild.verify.elf import Elf, read_elf

@@ -4,9 +4,9 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from envbuild.base.tree import resolve
 from envbuild.capture.reading import decoded
 from envbuild.diff.layers import Tree
+from envbuild.oci.rootfs import resolve
 from envbuild.verify.choices import Pair, fault, node_at
 from envbuild.verify.findings import Finding
 

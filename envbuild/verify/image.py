@@ -8,11 +8,11 @@ from fnmatch import fnmatchcase
 
 from packaging.version import Version
 
-from envbuild.base.tree import Node, Tree
 from envbuild.errors import VerifyError
 from envbuild.image.config import config_bytes
 from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.stack import Stack
+from envbuild.oci.rootfs import Node, Tree
 from envbuild.recipe import Base, Recipe
 from envbuild.verify.elf import Elf
 from envbuild.verify.ground import Ground

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from envbuild.oci.deflate import DamagedStreamError, inflate
 from envbuild.wheel.archive import Member, WheelArchive
-from envbuild.wheel.inflate import DamagedStreamError, inflate
 
 _HEAD = 1 << 20
 """Bytes of the begin that are kept: most libraries have their names there and their dynamic section at the end."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from envbuild.base.tree import resolve
 from envbuild.match.profiles import Profiles
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
+from envbuild.oci.rootfs import resolve
 from envbuild.recipe import Base, Recipe
 from envbuild.verify.compiler import compiler_findings
 from envbuild.verify.ground import read_ground

@@ -8,11 +8,10 @@ from typing import Any, Self
 from packaging.version import Version
 
 from envbuild.errors import BuildError
-from envbuild.image import derive_recipe, named_base, named_environment
 from envbuild.image.config import CHECK_LINE, OURS, annotations, config_bytes
-from envbuild.image.debian import packages_line
-from envbuild.image.plan import plan_layers
-from envbuild.image.rebase import ENVIRONMENT_LINE
+from envbuild.image.debian.layer import packages_line
+from envbuild.image.layers.plan import plan_layers
+from envbuild.image.rebase import ENVIRONMENT_LINE, derive_recipe, named_base, named_environment
 from envbuild.lock import Lock, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from envbuild.base.tree import Node
+from envbuild.oci.rootfs import Node
 from envbuild.verify.cache import read_cache
 from envbuild.verify.elf import Elf, read_elf
 from envbuild.verify.search import Process, System

@@ -8,10 +8,9 @@ import pytest
 from envbuild.diff.archive import read_archive
 from envbuild.errors import BaseError, BuildError, ManifestError, RegistryError
 from envbuild.manifest import read_manifest
-from envbuild.oci.archive import write_archive
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Image
-from envbuild.oci.layout import read_layout, write_layout
+from envbuild.oci.layout import read_layout, write_archive, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry import Retry, copy_image, pull
 from tests.fakes.images import image_of

@@ -7,8 +7,7 @@ from datetime import datetime
 from functools import partial
 
 from envbuild.errors import EnvbuildError, RegistryError, StampError, UsageError
-from envbuild.oci.login import exists, refuse_login
-from envbuild.oci.reference import Reference
+from envbuild.oci.reference import Reference, exists, refuse_login
 from envbuild.registry import Registry, Retry
 from envbuild.registry.artifact_images import outlook
 from envbuild.registry.artifact_names import place_of

@@ -21,7 +21,7 @@ from envbuild.engine.confinement import WRITABLE
 from envbuild.engine.container import MAX_RESULT, run_file
 from envbuild.engine.image import LocalImage, Report, find_image
 from envbuild.errors import UsageError
-from envbuild.oci.login import exists
+from envbuild.oci.reference import exists
 
 INSTEAD = "leave out --run, or give host and --python PATH instead of images: an interpreter needs no engine"
 """What people without an engine can do."""

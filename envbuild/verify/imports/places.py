@@ -12,15 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from envbuild.base.interpreter import runs_here
-from envbuild.base.tree import read_tree, resolve
-from envbuild.base.unpack import unpack
 from envbuild.engine.build import loaded_base
 from envbuild.engine.client import connected
 from envbuild.engine.confinement import WRITABLE
 from envbuild.engine.image import Report, find_image
 from envbuild.errors import MissingComponentError
-from envbuild.oci.image import Image
-from envbuild.oci.index import platform_name
+from envbuild.oci.image import Image, platform_name
+from envbuild.oci.rootfs import read_tree, resolve, unpack
 from envbuild.verify.golden.runners import InBubblewrap, InImage, Runner
 
 _INSTEAD = "install bubblewrap"
