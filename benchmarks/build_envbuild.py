@@ -9,10 +9,11 @@ import time
 from functools import partial
 from pathlib import Path
 
-from envbuild.base import resolve_base
-from envbuild.base.compiling import compiling_on
-from envbuild.image import Compiling, LayerCache, assemble, cache_keys, find_difference, wheels_to_read
-from envbuild.image.bytecode import compiled_by
+from envbuild.base.interpreter import compiling_on
+from envbuild.base.resolve import resolve_base
+from envbuild.image.assembler import Compiling, assemble, cache_keys, find_difference, wheels_to_read
+from envbuild.image.bytecode.compiler import compiled_by
+from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.download import Arrivals
 from envbuild.lock.formats import read_held
 from envbuild.lock.model import Lock

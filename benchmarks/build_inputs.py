@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pip
 
-from envbuild.base import resolve_base
+from envbuild.base.resolve import resolve_base
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import pylock_text, requirements_text
 from envbuild.lock.model import Lock, Target

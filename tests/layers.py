@@ -7,9 +7,9 @@ import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from envbuild.image.layers.writer import LayerFile, write_layer
 from envbuild.wheel.archive import WheelArchive
 from envbuild.wheel.install import Scheme, installed_files
-from envbuild.wheel.layer import LayerFile, write_layer
 
 SCHEME = Scheme(prefix="/opt/env", python_minor="3.11")
 

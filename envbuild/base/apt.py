@@ -1,11 +1,24 @@
 """Where this machine gets its Debian packages from (sources.list(5), both of its formats)."""
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from fcntl import LOCK_EX, flock
 from pathlib import Path
+from subprocess import PIPE, STDOUT
+from urllib.parse import unquote
 
-from envbuild.errors import BaseError
+from envbuild.base.process import running
+from envbuild.errors import BaseError, LockError, MissingComponentError
+from envbuild.image.debian.layer import Ground
+from envbuild.lock.model import SystemPackage
+from envbuild.lock.system import package_of
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import canonical_json
+from envbuild.oci.layout import ARCHITECTURES
 
 _ROLLING = ("sid", "unstable", "experimental")
 _LINE = re.compile(r"^deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)((?:[ \t]+[^\s#]+)*)", re.MULTILINE)
@@ -91,3 +104,230 @@ def _deb822(text: str) -> Iterator[Source]:
             suites, components = tuple(fields.get("suites", ())), tuple(fields.get("components", ()))
             for address in fields.get("uris", ()):
                 yield Source(address=address, suites=suites, components=components, signed_by=signed_by)
+
+
+WITHOUT = "go without them: --no-system-packages"
+SOURCES = Path("/etc/apt")
+_PROGRAMS = ("apt-get", "apt-cache")
+_KEYRINGS = {
+    "debian": ("/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"),
+    "ubuntu": ("/usr/share/keyrings/ubuntu-archive-keyring.gpg",),
+}
+_CODENAME = re.compile(r"[a-z]{2,39}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """Where a base's packages come from."""
+
+    distribution: str
+    """`debian`, `ubuntu`."""
+    codename: str
+    architecture: str
+    lines: tuple[str, ...]
+    """One-line sources, each with its keyrings."""
+
+    @property
+    def key(self) -> str:
+        """The name of its folder: mirrors and keys are in it, by a digest, as an address may hold a password."""
+        value = Digest.of(canonical_json(self.lines))
+        return f"{self.distribution}-{self.codename}-{self.architecture}-{value.short}"
+
+
+def find_suite(ground: Ground, machine: str, folder: Path) -> Suite:
+    """Where the packages of a base are; MissingComponentError where this machine knows no such place."""
+    _check_programs()
+    distribution, codename = ground.release.get("ID", ""), ground.release.get("VERSION_CODENAME", "")
+    if distribution not in _KEYRINGS or not _CODENAME.fullmatch(codename):
+        what = f"system packages are for Debian and Ubuntu, and the base is {distribution or 'neither'} {codename}"
+        raise BaseError(what.rstrip(), where="the base's os-release", todo=WITHOUT)
+    keys, lines = _lines(distribution, codename, folder)
+    signed = f"deb [signed-by={','.join(keys)}] " if keys else "deb "
+    return Suite(
+        distribution=distribution,
+        codename=codename,
+        architecture=ARCHITECTURES[machine],
+        lines=tuple(signed + line.removeprefix("deb ") for line in lines),
+    )
+
+
+def _check_programs() -> None:
+    if lacking := [it for it in _PROGRAMS if shutil.which(it) is None]:
+        what = f"the base lacks Debian packages of the run, and {lacking[0]}, which finds them, is absent"
+        raise MissingComponentError(what, where="PATH", todo=f"build on Debian or Ubuntu; or {WITHOUT}")
+
+
+def _lines(distribution: str, codename: str, folder: Path) -> tuple[list[str], list[str]]:
+    """The keyrings and the sources of a suite, by the mirror of this machine."""
+    if distribution == "debian":
+        mirror = _debian_mirror(folder)
+        lines = list(source_lines(codename, mirror).values())
+    else:
+        mirror = _ubuntu_mirror(folder)
+        suites = (codename, f"{codename}-updates", f"{codename}-security")
+        lines = [f"deb {mirror.archive} {suite} main universe" for suite in suites]
+    keys = [it for it in (*_KEYRINGS[distribution], *mirror.keyrings) if Path(it).exists()]
+    return list(dict.fromkeys(keys)), lines
+
+
+def _debian_mirror(folder: Path) -> Mirror:
+    try:
+        return find_mirror(folder)
+    except BaseError as error:
+        what = "the base is of Debian, and apt here names no mirror of Debian's"
+        raise MissingComponentError(what, where=str(folder), todo=f"build on Debian; or {WITHOUT}") from error
+
+
+def _ubuntu_mirror(folder: Path) -> Mirror:
+    found = [it for it in read_sources(folder) if "main" in it.components and _is_ubuntu(it)]
+    if not found:
+        what = "the base is of Ubuntu, and apt here names no mirror of Ubuntu's"
+        raise MissingComponentError(what, where=str(folder), todo=f"build on Ubuntu; or {WITHOUT}")
+    keyrings = (found[0].signed_by,) if found[0].signed_by.startswith("/") else ()
+    return Mirror(archive=found[0].address, security=None, keyrings=keyrings)
+
+
+def _is_ubuntu(source: Source) -> bool:
+    return source.address.rstrip("/").rpartition("/")[2] in ("ubuntu", "ubuntu-ports")
+
+
+_ADDRESS = re.compile(r"'([^']+)' (\S+)_([^_\s]+)_([^_\s]+)\.deb (\d+) SHA256:([0-9a-f]{64})")
+_GONE = re.compile(r"repository '\S+ (\S+) Release' (?:does not have|no longer has) a Release file")
+_EXPIRED = re.compile(r"Release file for \S+?/dists/(\S+?)/(?:In)?Release is expired")
+_SETTINGS = """Dir "{folder}/";
+Dir::State::status "{status}";
+Dir::Etc::netrc "/etc/apt/auth.conf";
+Dir::Etc::netrcparts "/etc/apt/auth.conf.d";
+Dir::Cache::pkgcache "";
+APT::Architecture "{architecture}";
+APT::Architectures {{ "{architecture}"; }};
+APT::Install-Recommends "false";
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+Acquire::GzipIndexes "true";
+Acquire::ForceHash "sha256";
+Acquire::Retries "3";
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apt:
+    """apt in a folder of its own, with a base's packages as those that are installed."""
+
+    suite: Suite
+    folder: Path
+    settings: Path
+    """What APT_CONFIG names."""
+
+    def versions(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """The versions that there are of packages, apt's choice first; names that nobody has are left out."""
+        status, output = self._run("apt-cache", "madison", *names)
+        found: dict[str, list[str]] = {}
+        for line in output.splitlines() if status == 0 else ():
+            name, version, *_ = (part.strip() for part in (*line.split("|"), ""))
+            if name in names and version and version not in found.setdefault(name, []):
+                found[name].append(version)
+        return {name: tuple(versions) for name, versions in found.items()}
+
+    def resolve(self, requests: Sequence[tuple[str, str]]) -> tuple[SystemPackage, ...]:
+        """The packages themselves and what they need that the base lacks, sorted by name; LockError where apt fails."""
+        words = [f"{name}={version}" for name, version in requests]
+        status, output = self._run("apt-get", "install", "--print-uris", "--yes", "--no-remove", *words)
+        if status:
+            raise LockError(
+                f"apt cannot install the run's system packages: {_said(output)}",
+                where=self.suite.codename,
+                todo=WITHOUT,
+            )
+        found = [_package(match) for match in _ADDRESS.finditer(output)]
+        return tuple(sorted(found, key=lambda it: it.name))
+
+    def download(self, packages: Sequence[SystemPackage], target: Path) -> None:
+        """Put packages' files into a folder; LockError where the mirror has one no more."""
+        words = [f"{it.name}={it.version}" for it in packages]
+        status, output = self._run("env", f"--chdir={target}", "apt-get", "download", *words)
+        if status:
+            what = f"system packages cannot be fetched: {_said(output)}"
+            raise LockError(
+                what, where=self.suite.codename, todo=f"build again, which locks what there is now; or {WITHOUT}"
+            )
+
+    def update(self, say: Callable[[str], object]) -> None:
+        """Get the signed lists of the mirror; LockError where it cannot be had.
+
+        An old suite may have lost its updates or security archive, or nobody signs it any more: `say` is told.
+        """
+        status, output = self._run("apt-get", "update")
+        for gone in sorted({*_GONE.findall(output), *_EXPIRED.findall(output)} - {self.suite.codename}):
+            say(f"the mirror has no {gone} any more: system packages are looked for without")
+            status = 0
+        if status or not self.has_lists:
+            todo = f"check that apt's own mirror serves {self.suite.codename} (apt-get update); or {WITHOUT}"
+            raise LockError(f"apt's lists cannot be had: {_said(output)}", where=self.suite.codename, todo=todo)
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether lists were got, now or earlier."""
+        return any((self.folder / "var/lib/apt/lists").glob("*Packages*"))
+
+    def _run(self, *command: str) -> tuple[int, str]:
+        kept = {
+            name: it for name, it in os.environ.items() if name.lower().endswith("_proxy") or name.startswith("SSL_")
+        }
+        fixed = {
+            "LC_ALL": "C.UTF-8",
+            "HOME": "/root",
+            "APT_CONFIG": str(self.settings),
+            "PATH": os.environ.get("PATH", os.defpath),
+        }
+        with running(command, kept | fixed, stdout=PIPE, stderr=STDOUT) as process:
+            output, _ = process.communicate()
+            return process.returncode, output.decode(errors="replace")
+
+
+@contextmanager
+def apt_for(suite: Suite, status: str, cache: Path) -> Iterator[Apt]:
+    """Yield apt for a base whose dpkg status is given; of several runs one works in the folder, and the others wait."""
+    folder = cache / "apt" / suite.key
+    for part in (
+        "etc/apt/apt.conf.d",
+        "etc/apt/preferences.d",
+        "var/lib/apt/lists/partial",
+        "var/cache/apt/archives/partial",
+    ):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        texts = {"etc/apt/sources.list": "\n".join([*suite.lines, ""]), "status": status}
+        texts["conf"] = _SETTINGS.format(folder=folder, status=folder / "status", architecture=suite.architecture)
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+        yield Apt(suite=suite, folder=folder, settings=folder / "conf")
+
+
+def _package(match: re.Match[str]) -> SystemPackage:
+    address, name, version, architecture, size, sha256 = match.groups()
+    path = unquote(address)
+    start = path.find("/pool/") + 1 or path.rfind("/") + 1
+    value = {
+        "name": name,
+        "version": unquote(version),
+        "architecture": architecture,
+        "filename": path[start:],
+        "sha256": sha256,
+        "size": int(size),
+    }
+    try:
+        return package_of(value)
+    except ValueError as error:
+        raise LockError(f"the mirror offers what cannot be locked: {error}", where=name, todo=WITHOUT) from error
+
+
+def _said(output: str) -> str:
+    """The end of what apt printed, without passwords."""
+    lines = output.splitlines()
+    first = next(
+        (at for at, line in enumerate(lines) if "unmet dependencies" in line or line.startswith(("E:", "Err:"))), 0
+    )
+    told = [re.sub(r"//[^/@\s]*@", "//", line.strip()) for line in lines[first:][:8]]
+    return "; ".join(line for line in told if line)

@@ -11,18 +11,19 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from envbuild.base.tree import DAMAGED, Tree, contents, read_tree, resolve
 from envbuild.cache import read_entry, remove, write_entry
-from envbuild.errors import BaseError
-from envbuild.image.bytecode.interpreter import Build, Interpreter, Unavailable, ask_build
+from envbuild.errors import BaseError, BuildError
+from envbuild.image.assembler import Compiling
+from envbuild.image.bytecode.compiler import Build, Interpreter, Store, Unavailable, ask_build
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
+from envbuild.oci.rootfs import DAMAGED, Tree, contents, read_tree, resolve
 from envbuild.recipe import Base
 
 _FORMAT = 1
@@ -246,3 +247,29 @@ def _plain(tree: Tree, folder: str) -> bool:
     """Whether a layer that brings this folder leaves it as it is: our layers know one mode and one owner."""
     node = tree.get(folder)
     return node is None or (node.kind, node.mode, node.owner) == ("directory", 0o755, (0, 0))
+
+
+def compiling_on(base: Base, cache: Path, todo: str, told: Callable[[int], object] = lambda _count: None) -> Compiling:
+    """Say by what sources are compiled; what was compiled, and the interpreter, are kept in `cache`.
+
+    BuildError, with `todo`, where the base's interpreter cannot run here; from `find` where it turns out not to.
+    """
+
+    def find() -> Interpreter:
+        found = find_interpreter(base, cache)
+        if isinstance(found, Unavailable):
+            raise _refused(found, base.name, todo)
+        return found
+
+    check_compiles(base.target.machine, base.name, todo)
+    return Compiling(identity=base.interpreter, find=find, store=Store(cache), told=told)
+
+
+def check_compiles(machine: str, where: str, todo: str) -> None:
+    """See, before anything is read, that the interpreter of a base for `machine` may run here; BuildError if not."""
+    if reason := runs_here(machine):
+        raise _refused(reason, where, todo)
+
+
+def _refused(reason: Unavailable, where: str, todo: str) -> BuildError:
+    return BuildError(f"there can be no bytecode: {reason.why}", where=where, todo=todo)

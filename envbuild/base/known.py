@@ -2,17 +2,24 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
+from envbuild.base.build import decide_python
 from envbuild.base.debian import kept_bases
-from envbuild.base.facts import Facts, KnownFacts
-from envbuild.base.inspect import inspect
+from envbuild.base.resolve import Facts, KnownFacts, inspect, suite_for
 from envbuild.cache import read_entry, write_entry
-from envbuild.errors import BaseError, RegistryError
+from envbuild.errors import BaseError, MatchError, RegistryError, UsageError
+from envbuild.match.match import MatchOptions
+from envbuild.match.profiles import CudaBase, FrameworkProfile, Profiles, Release
+from envbuild.match.release import show_release
+from envbuild.match.stack import Variant
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT
 from envbuild.oci.layout import read_layout
@@ -140,3 +147,129 @@ def _completed(base: KnownBase, facts: KnownFacts) -> KnownBase:
     """With what was read of it meanwhile: a mirror is copied without looking into it."""
     read = None if base.python else facts.facts(Digest.parse(base.read_as or base.digest))
     return with_facts(base, read) if read else base
+
+
+_TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
+_NEWEST_GLIBC = "9"
+"""For a base that is not there yet: whichever suite has it brings enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A base of the matrix that does not exist here."""
+
+    what: str
+    """`Python 3.10`, `CUDA 11.2, Python 3.9`."""
+    serves: tuple[str, ...]
+    command: str
+    """What makes it, or copies it."""
+
+
+def serves(base: KnownBase, profiles: Profiles, variants: Sequence[Variant] = ("gpu", "cpu")) -> tuple[str, ...]:
+    """What can be built on a base: `TensorFlow 2.5 - 2.11 gpu, 1.15 - 2.11 cpu`.
+
+    gpu is with CUDA from wheels, or with the base's where it has one. Nothing where its Python or glibc is not known.
+    """
+    if not (base.python and base.glibc and base.machine):
+        return ()
+    return tuple(filter(None, (_line(framework, variants, base, profiles) for framework in profiles.frameworks)))
+
+
+def _line(framework: FrameworkProfile, variants: Sequence[Variant], base: KnownBase, profiles: Profiles) -> str:
+    minors = [(minor, list(group)) for minor, group in groupby(framework.releases, key=_minor)]
+    spans: dict[str, list[str]] = {}
+    for variant in variants:
+        fits = ((minor, any(_fits(framework, it, variant, base, profiles) for it in group)) for minor, group in minors)
+        if found := ", ".join(_spans(fits)):
+            spans.setdefault(found, []).append(variant)
+    text = ", ".join(f"{span} {' and '.join(several)}" for span, several in spans.items())
+    return f"{_TITLES[framework.name]} {text}" if text else ""
+
+
+def _minor(release: Release) -> str:
+    return ".".join(map(str, release.version.release[:2]))
+
+
+def _spans(fits: Iterable[tuple[str, bool]]) -> Iterator[str]:
+    """`2.5 - 2.10` for neighbours that all fit."""
+    for fit, group in groupby(fits, key=lambda it: it[1]):
+        names = [name for name, _ in group]
+        if fit:
+            yield names[0] if len(names) == 1 else f"{names[0]} - {names[-1]}"
+
+
+def _fits(framework: FrameworkProfile, release: Release, variant: Variant, base: KnownBase, profiles: Profiles) -> bool:
+    by_base = variant == "gpu" and bool(base.cuda)
+    wheels = [it for it in release.wheels if it.machine == base.machine and base.python_minor in it.pythons]
+    # Deciding takes a millisecond and more, so it is not asked what one look at the rows answers.
+    if by_base:
+        wheels = [it for it in wheels if it.cuda and framework.name == "tensorflow" and _same(base.cuda, it.cuda)]
+    asked = MatchOptions(variant=variant, cuda_source="base" if by_base else "auto")
+    names = dict.fromkeys(it.distribution for it in wheels)
+    return any(_stands(f"{name}=={release.version}", asked, base, profiles) for name in names)
+
+
+def _same(cuda: str, minor: str) -> bool:
+    """Whether `11.2.2` is a release of `11.2`."""
+    return f"{cuda}.".startswith(f"{minor}.")
+
+
+def _stands(release: str, asked: MatchOptions, base: KnownBase, profiles: Profiles) -> bool:
+    try:
+        stack = show_release(release, profiles, asked, python=base.python, machine=base.machine).stack
+    except (MatchError, UsageError):
+        return False
+    if stack.cuda_source == "base" and not _same(base.cuda, f"{stack.cuda}"):
+        return False
+    # CUDA of a base beside that of wheels would be two in one image.
+    if stack.cuda_source == "wheels" and base.cuda:
+        return False
+    return Version(stack.glibc_minimum) <= Version(base.glibc)
+
+
+def missing(known: Sequence[KnownBase], profiles: Profiles, machine: str) -> tuple[Wanted, ...]:
+    """The rows of the matrix that no known base of this machine is: each Python, then each CUDA with each Python."""
+    here = [it for it in known if it.machine == machine]
+    plain = {it.python_minor for it in here if not it.cuda}
+    cuda = {(".".join(it.cuda.split(".")[:2]), it.python_minor) for it in here if it.cuda}
+    pythons = _pythons(profiles, machine)
+    found = [_plain(python, machine, profiles) for python in pythons if python not in plain]
+    if machine == "x86_64":  # the only one that NVIDIA's images of these versions were made for
+        versions = dict.fromkeys(it.cuda for it in profiles.bases)
+        rows = ((it, python) for it in versions for python in pythons if (it, python) not in cuda)
+        found += [_with_cuda(version, python, profiles) for version, python in rows]
+    return tuple(it for it in found if it is not None and it.serves)
+
+
+def _pythons(profiles: Profiles, machine: str) -> list[str]:
+    wheels = (it for framework in profiles.frameworks for release in framework.releases for it in release.wheels)
+    return sorted({python for it in wheels if it.machine == machine for python in it.pythons}, key=Version)
+
+
+def _plain(python: str, machine: str, profiles: Profiles) -> Wanted | None:
+    wanted = KnownBase(name="", how="", digest="", python=python, glibc=_NEWEST_GLIBC, machine=machine)
+    suite = next((it for it in profiles.suites if it.has_image(python)), None)
+    if debian := suite_for(python):
+        command = f"envbuild base show debian:{debian}"
+    elif suite:
+        image = profiles.python_image.format(python=python, suite=suite.name)
+        command = f"envbuild base mirror {image} REPOSITORY"
+    else:
+        return None
+    return Wanted(what=f"Python {python}", serves=serves(wanted, profiles), command=command)
+
+
+def _with_cuda(cuda: str, python: str, profiles: Profiles) -> Wanted | None:
+    """The parent whose distribution has the Python, else the first that Python's own image fits on."""
+    rows = sorted((it for it in profiles.bases if it.cuda == cuda), key=lambda it: it.python != python)
+    row = next((it for it in rows if it.python == python or decide_python(it.image, python, profiles)), None)
+    if row is None:
+        return None
+    command = f"envbuild base build --parent {row.image} --python {python} --push REPOSITORY:TAG"
+    served = serves(_on(row, python), profiles, ("gpu",))
+    return Wanted(what=f"CUDA {cuda}, Python {python}", serves=served, command=command)
+
+
+def _on(row: CudaBase, python: str) -> KnownBase:
+    name = KnownBase(name=row.image, how="", digest="", python=python, glibc=row.glibc, machine="x86_64")
+    return replace(name, cuda=cuda_of(row.image))

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from envbuild.base import check_base, resolve_base
-from envbuild.base.compiling import check_compiles, compiling_on
+from envbuild.base.interpreter import check_compiles, compiling_on
+from envbuild.base.resolve import check_base, resolve_base
 from envbuild.base.system import System, lock_system
 from envbuild.build.attesting import check_attestations, publish_parts
 from envbuild.build.check import check_builder, check_engine
@@ -18,12 +18,12 @@ from envbuild.build.outputs import write_outputs
 from envbuild.build.stamping import report_stamps, signer_for, stamp_content
 from envbuild.cache import prune, size_limit
 from envbuild.errors import RegistryError, counted
-from envbuild.image import Compiling
-from envbuild.image.bytecode import compiled_by
+from envbuild.image.assembler import Compiling
+from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.lock.model import Target
 from envbuild.lock.run import LockedRun, Options, lock_stack
 from envbuild.lock.settings import IndexSettings, read_settings
-from envbuild.oci.index import Content, ImageIndex, image_index
+from envbuild.oci.image import Content, ImageIndex, image_index
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.artifact_registry import check_repository
 from envbuild.registry.pull import pull

@@ -9,8 +9,7 @@ from envbuild.errors import UsageError
 from envbuild.files import UNFINISHED, check_stageable
 from envbuild.image.context import check_templates
 from envbuild.lock.client import check_bundle
-from envbuild.oci.archive import check_archive
-from envbuild.oci.layout import is_free
+from envbuild.oci.layout import check_archive, is_free
 
 _OURS = {"oci-layout", "index.json", "blobs", "context"}
 """What envbuild writes into a folder."""

@@ -12,7 +12,7 @@ from envbuild.build.job import Made
 from envbuild.build.order import PLATFORMS, Order, Plan
 from envbuild.engine.transcript import find_wheel
 from envbuild.errors import BuildError, UsageError
-from envbuild.image import Assembled
+from envbuild.image.assembler import Assembled
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.reference import Reference
 from envbuild.oci.tar import MTIME

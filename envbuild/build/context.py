@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
-from envbuild.base.debs import copy_debs
+from envbuild.base.system import copy_debs
 from envbuild.build.order import Order
 from envbuild.files import share, write_whole, written_whole
 from envbuild.image.context import build_context

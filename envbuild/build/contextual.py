@@ -10,7 +10,7 @@ from envbuild.build.job import Job
 from envbuild.build.order import PLATFORMS
 from envbuild.engine.buildkit import hidden_words, index_secrets, secret_files
 from envbuild.engine.transcript import Request
-from envbuild.image import LayerCache
+from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.download import Arrivals
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest

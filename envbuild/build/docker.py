@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from envbuild.base.making import engine_login
+from envbuild.base.build import engine_login
 from envbuild.base.process import running
 from envbuild.build.contextual import ContextJob
 from envbuild.build.job import Made
@@ -21,7 +21,7 @@ from envbuild.engine.load import push_image
 from envbuild.engine.saved import save_image
 from envbuild.engine.transcript import Transcript
 from envbuild.errors import BuildError, UsageError
-from envbuild.image import Assembled
+from envbuild.image.assembler import Assembled
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image

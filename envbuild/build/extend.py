@@ -6,15 +6,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envbuild.base.compiling import compiling_on
-from envbuild.base.inspect import inspect
-from envbuild.base.interpreter import runs_here
-from envbuild.base.resolve import known_facts
+from envbuild.base.interpreter import compiling_on, runs_here
+from envbuild.base.resolve import inspect, known_facts
 from envbuild.build.order import Reporter
 from envbuild.errors import UsageError
-from envbuild.image import Assembled, Compiling, LayerCache
+from envbuild.image.assembler import Assembled, Compiling
 from envbuild.image.child import Addition, Parent, assemble_child, base_of, wheels_of_child
 from envbuild.image.content import measured
+from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.download import Arrivals
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import counted
-from envbuild.image import LayerCache
+from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.resolution import open_question
 from envbuild.lock.run import LockedRun
 from envbuild.lock.settings import IndexSettings

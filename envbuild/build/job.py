@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from envbuild.base.system import System
 from envbuild.build.order import Order, Plan, Reporter
-from envbuild.image import Assembled, Compiling, LayerCache
+from envbuild.image.assembler import Assembled, Compiling
+from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.download import Arrivals
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.run import LockedRun, confirm

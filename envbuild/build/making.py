@@ -7,21 +7,15 @@ from dataclasses import replace
 from envbuild.build.job import Job, Made
 from envbuild.build.order import Reporter
 from envbuild.errors import RegistryError, VerifyError, counted
-from envbuild.image import (
-    Assembled,
-    Begun,
-    LayerCache,
-    LayerResult,
-    assemble,
-    cache_keys,
-    find_difference,
-    wheels_to_read,
-)
+from envbuild.image.assembler import Assembled, assemble, cache_keys, find_difference, wheels_to_read
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import Begun
+from envbuild.image.layers.writer import LayerResult
 from envbuild.lock.download import Arrivals
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings
+from envbuild.oci.blobs import GrowingBlob
 from envbuild.oci.digest import Digest
-from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import Image, Layer
 from envbuild.registry.pull import environment_tag, find_environment
 from envbuild.registry.push import PushResult, Upload, push

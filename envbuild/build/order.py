@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from envbuild.attest.attach import AttestOptions
-from envbuild.image import Assembled
+from envbuild.image.assembler import Assembled
 from envbuild.lock.identity import Proof
 from envbuild.lock.model import Lock
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match.profiles import Profiles
 from envbuild.match.stack import CudaChoice, Stack, VariantChoice
 from envbuild.oci.digest import Digest
-from envbuild.oci.index import Content, platform_name
+from envbuild.oci.image import Content, platform_name
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
 from envbuild.registry.push import PushResult

@@ -8,9 +8,8 @@ from envbuild.build.context import Context, write_context
 from envbuild.build.order import Order, Outcome, Part, Reporter
 from envbuild.errors import BuildError
 from envbuild.files import staged_folder
-from envbuild.oci.archive import Archive, write_archive
-from envbuild.oci.index import Content
-from envbuild.oci.layout import write_layout
+from envbuild.oci.image import Content
+from envbuild.oci.layout import Archive, write_archive, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import PushResult
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from packaging.utils import canonicalize_name
 
-from envbuild.base import refuse_base
+from envbuild.base.resolve import refuse_base
 from envbuild.build.order import Order, Plan
 from envbuild.errors import ManifestError
 from envbuild.files import data_folder

@@ -15,8 +15,7 @@ from envbuild.cli.references import base_of, check_place, machine_of, repository
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuild.base.known import KnownBase
-    from envbuild.base.serving import Wanted
+    from envbuild.base.known import KnownBase, Wanted
     from envbuild.match.profiles import Profiles
     from envbuild.oci.reference import Reference
 
@@ -48,8 +47,7 @@ def list_bases(*, registry: InRegistry = None, platform: Platform = None, as_jso
     For each: Python, glibc, CUDA and the releases that it serves. Then the missing bases of the matrix, and the command
     that makes each.
     """
-    from envbuild.base.known import known_bases, tagged_bases
-    from envbuild.base.serving import missing, serves
+    from envbuild.base.known import known_bases, missing, serves, tagged_bases
     from envbuild.files import cache_folder, data_folder
     from envbuild.match.profiles import load_profiles
 
@@ -69,7 +67,7 @@ def list_bases(*, registry: InRegistry = None, platform: Platform = None, as_jso
 
 def _existing(known: "Sequence[KnownBase]", tagged: "Sequence[KnownBase]") -> "Sequence[KnownBase]":
     """Return each base once, without those that the engine has no longer."""
-    from envbuild.base.making import engine_images
+    from envbuild.base.build import engine_images
 
     here = engine_images() if any(it.how == "built" for it in known) else None
     known = [it for it in known if here is None or it.how != "built" or it.digest in here]
@@ -78,7 +76,7 @@ def _existing(known: "Sequence[KnownBase]", tagged: "Sequence[KnownBase]") -> "S
 
 
 def _print_list(known: "Sequence[KnownBase]", wanted: "Sequence[Wanted]", profiles: "Profiles") -> None:
-    from envbuild.base.serving import serves
+    from envbuild.base.known import serves
 
     for base in known:
         typer.echo(base.name)
@@ -125,8 +123,8 @@ def push(
     A base of `base build` is in the engine; debian:SUITE and layouts need none. `base mirror` copies a base of another
     registry.
     """
-    from envbuild.base import registry_reference
-    from envbuild.oci.login import refuse_login
+    from envbuild.base.resolve import registry_reference
+    from envbuild.oci.reference import refuse_login
 
     check_stdout()
     refuse_login(name, "NAME")
@@ -205,7 +203,7 @@ def mirror(source: Ref, target: Target, *, platform: Only = None, as_json: AsJso
     Layers that the registry has in another repository are mounted; all others are streamed, and nothing is
     kept here. debian:SUITE and OCI layouts are pushed.
     """
-    from envbuild.base import registry_reference
+    from envbuild.base.resolve import registry_reference
 
     check_stdout()
     place, found = repository(target, "TARGET_REPO"), registry_reference(source)
@@ -224,7 +222,7 @@ def mirror(source: Ref, target: Target, *, platform: Only = None, as_json: AsJso
 
 
 def _copied(source: "Reference", target: "Reference", machine: str | None, progress: Progress) -> dict[str, Any]:
-    from envbuild.base import known_facts
+    from envbuild.base.resolve import known_facts
     from envbuild.files import cache_folder
     from envbuild.registry.copy import copy_image
     from envbuild.registry.pull import pull

@@ -16,7 +16,7 @@ from envbuild.cli.references import check_place, machine_of, repository
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.base.order import BaseOrder
+    from envbuild.base.build import BaseOrder
     from envbuild.match.stack import Stack
     from envbuild.oci.reference import Reference
 
@@ -78,8 +78,8 @@ def run(
 
     Prints its reference by digest where it is pushed, else the engine's id.
     """
-    from envbuild.base.order import BaseOrder
-    from envbuild.oci.login import refuse_login
+    from envbuild.base.build import BaseOrder
+    from envbuild.oci.reference import refuse_login
 
     check_stdout()
     for option, value in {"--parent": parent, "--python-image": python_image, "--tag": tag}.items():
@@ -177,7 +177,7 @@ def _matched(
 
 def _with_python(order: "BaseOrder", progress: Progress) -> "BaseOrder":
     """Choose the image with a Python that the parent's distribution lacks."""
-    from envbuild.base.order import decide_python
+    from envbuild.base.build import decide_python
     from envbuild.files import data_folder
     from envbuild.match.profiles import load_profiles
 
@@ -193,7 +193,7 @@ def _with_python(order: "BaseOrder", progress: Progress) -> "BaseOrder":
 
 
 def _built(order: "BaseOrder", name: "Reference", tag: str, machine: str, progress: Progress) -> dict[str, Any]:
-    from envbuild.base.making import find_parent, make_base, pinned
+    from envbuild.base.build import find_parent, make_base, pinned
     from envbuild.files import base_dockerfile, cache_folder
 
     parent = find_parent(order.parent, machine, cache_folder(), progress)
@@ -215,8 +215,8 @@ def push_from_engine(
     name: str, target: "Reference", progress: Progress, *, machine: str | None, parent: str = ""
 ) -> dict[str, Any]:
     """Push one of the engine's images, for `machine` where one is named; the digest is the registry's."""
+    from envbuild.base.build import push_base
     from envbuild.base.known import known_bases
-    from envbuild.base.making import push_base
     from envbuild.files import cache_folder
 
     progress.step(f"pushing {name} to {target}")

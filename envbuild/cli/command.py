@@ -261,7 +261,7 @@ def load_configuration(ctx: typer.Context, named: str | None) -> None:
 
 def _check_text(option: "Option", text: str, where: str) -> None:
     """Refuse logins, and addresses where paths are expected."""
-    from envbuild.oci.login import refuse_login
+    from envbuild.oci.reference import refuse_login
 
     if option.place == "reference":
         refuse_login(text, where)
@@ -274,7 +274,7 @@ def _check_text(option: "Option", text: str, where: str) -> None:
 
 def check_path(option: "Option", value: Any, where: str = "") -> None:
     """UsageError for an empty path, and for an address, which is not shown, as it may hold a token."""
-    from envbuild.oci.login import exists
+    from envbuild.oci.reference import exists
 
     for text in () if value is None else map(str, value) if isinstance(value, list | tuple) else (str(value),):
         if not text.strip():

@@ -85,8 +85,7 @@ def run(
 
 
 def _reference(model: str, image: str) -> "Reference":
-    from envbuild.oci.login import refuse_login
-    from envbuild.oci.reference import Reference
+    from envbuild.oci.reference import Reference, refuse_login
 
     check_not_empty({"MODEL": model, "IMAGE": image})
     kind, name = kind_of(model)

@@ -188,7 +188,7 @@ def _target(
 
     if base is None:
         return stack_target(stack, base_glibc, glibc)
-    from envbuild.base import check_base, refuse_base, resolve_base
+    from envbuild.base.resolve import check_base, refuse_base, resolve_base
     from envbuild.registry.pull import pull
 
     refuse_base(base, stack.machine, cache, stack.python, stack.glibc_minimum)

@@ -85,7 +85,7 @@ class OrderOptions:
 
     def check(self) -> None:
         """Refuse what does not go together, before anything is read; UsageError."""
-        from envbuild.oci.login import refuse_login
+        from envbuild.oci.reference import refuse_login
 
         image = self.image
         check_not_empty({

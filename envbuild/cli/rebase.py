@@ -14,7 +14,7 @@ from envbuild.cli.references import base_named_by, base_of, check_place, machine
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.image import Rebased
+    from envbuild.image.rebase import Rebased
     from envbuild.oci.reference import Reference
 
 ImageRef = Annotated[str, typer.Argument(help="An image that envbuild pushed.", metavar="IMAGE")]
@@ -45,7 +45,7 @@ def run(
     Such as the patched base of the same name. The environment's layers stay the same blobs: no wheel is read, and
     blobs of the registry are not sent. Prints the new image's reference by digest; only a tag of --push moves.
     """
-    from envbuild.image import rebase
+    from envbuild.image.rebase import rebase
     from envbuild.registry.pull import pull
 
     check_stdout()
@@ -72,8 +72,7 @@ def run(
 
 
 def _image(text: str) -> "Reference":
-    from envbuild.oci.login import exists
-    from envbuild.oci.reference import Reference
+    from envbuild.oci.reference import Reference, exists
 
     if exists(text):
         todo = f"push it to a registry, and give its name there; a registry's image of this name is docker://{text}"

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 def repository(text: str, where: str) -> "Reference":
     """Read the reference that an argument `where` pushes to; UsageError for one that cannot be pushed to."""
-    from envbuild.oci.login import refuse_login
-    from envbuild.oci.reference import Reference, is_own_tag
+    from envbuild.oci.reference import Reference, is_own_tag, refuse_login
 
     todo = "give a repository such as europe-docker.pkg.dev/PROJECT/REPO/IMAGE or 127.0.0.1:5000/IMAGE"
     refuse_login(text, where)
@@ -52,7 +51,7 @@ def machine_of(platform: str | None) -> str:
 
 def base_of(text: str, machine: str, progress: Progress) -> "Base":
     """Read a base and its facts."""
-    from envbuild.base import resolve_base
+    from envbuild.base.resolve import resolve_base
     from envbuild.files import cache_folder
     from envbuild.registry.pull import pull
 
@@ -88,7 +87,7 @@ def read_lock(path: Path, option: str = "--lock ") -> "Lock":
 
 def base_named_by(image: "Image", source: str, option: str) -> str:
     """Return the base that the image's annotations name, by digest; UsageError, which names the option, for none."""
-    from envbuild.image import named_base
+    from envbuild.image.rebase import named_base
     from envbuild.oci.digest import Digest
     from envbuild.oci.reference import Reference
 

@@ -153,7 +153,7 @@ def _model(target: str, options: OrderOptions) -> str | None:
     if kind == "manifest":
         return None
     if kind != "model":
-        from envbuild.oci.login import exists
+        from envbuild.oci.reference import exists
 
         marks = " and ".join(marks_of(Path(name)))
         what = f"{'an' if kind == 'image' else 'a'} {kind} cannot be served{marks and f': it has {marks}'}"

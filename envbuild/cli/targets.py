@@ -42,7 +42,7 @@ def kind_of(text: str) -> "tuple[Kind, str]":
     `model:`, `image:`, `manifest:`, `lock:` and `context:` name the kind; else `host` is this machine, gs:// and
     file:// are models, and a file or folder has its kind by name and content. All else is an image in a registry.
     """
-    from envbuild.oci.login import refuse_login
+    from envbuild.oci.reference import refuse_login
     from envbuild.verify.sources import Kind
 
     refuse_login(text, "TARGET")
@@ -192,8 +192,7 @@ def _visible(uri: str) -> bool | None:
 
 def _reference(name: str) -> "Reference | None":
     """Return an image's name in a registry; None for one that lies here or in an engine."""
-    from envbuild.oci.login import exists
-    from envbuild.oci.reference import Reference
+    from envbuild.oci.reference import Reference, exists
 
     plain = name.removeprefix("docker://")
     if plain == name and exists(name.rpartition("@")[0] or name):
@@ -265,8 +264,7 @@ def signature_findings(
 
 def references_of(targets: Sequence[str]) -> "dict[str, Reference]":
     """Return the images among the targets that lie in registries."""
-    from envbuild.oci.login import exists
-    from envbuild.oci.reference import Reference
+    from envbuild.oci.reference import Reference, exists
 
     found: dict[str, Reference] = {}
     for text in targets:

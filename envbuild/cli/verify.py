@@ -262,8 +262,8 @@ def _lock_findings(
 
 
 def _image(text: str, machine: str) -> "Image":
-    from envbuild.base import layout_image, registry_reference
-    from envbuild.oci.login import exists
+    from envbuild.base.resolve import layout_image, registry_reference
+    from envbuild.oci.reference import exists
     from envbuild.registry.pull import pull
 
     todo = "give an image reference, or an OCI layout folder"

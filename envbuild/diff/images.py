@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from docker.errors import NotFound
 
-from envbuild.base import layout_image
+from envbuild.base.resolve import layout_image
 from envbuild.cache import workplace
 from envbuild.engine.client import connected
 from envbuild.errors import BaseError, BuildError, UsageError
@@ -37,9 +37,8 @@ from envbuild.oci.image import (
     parse_manifest,
 )
 from envbuild.oci.layout import read_layout
-from envbuild.oci.login import exists, refuse_login
-from envbuild.oci.reference import Reference
-from envbuild.oci.tar_reader import open_tar
+from envbuild.oci.reference import Reference, exists, refuse_login
+from envbuild.oci.tar import open_tar
 from envbuild.registry.pull import pull
 from envbuild.report import Reporter
 

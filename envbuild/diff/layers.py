@@ -16,10 +16,10 @@ from functools import reduce
 from itertools import takewhile
 from typing import Literal
 
-from envbuild.base.tree import DAMAGED, members
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Image, Layer
+from envbuild.oci.rootfs import DAMAGED, members
 
 _CHUNK = 1 << 20
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"

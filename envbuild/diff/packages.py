@@ -13,9 +13,9 @@ from typing import Literal
 
 from packaging.utils import canonicalize_name
 
-from envbuild.base.tree import resolve
 from envbuild.check import LIST, PROGRAM
 from envbuild.diff.layers import Tree
+from envbuild.oci.rootfs import resolve
 from envbuild.recipe import PREFIX
 
 RECORD = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")

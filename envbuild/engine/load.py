@@ -13,10 +13,9 @@ from docker.errors import DockerException, ImageNotFound
 from envbuild.engine.client import connected
 from envbuild.engine.image import events, fault_of
 from envbuild.errors import BuildError, RegistryError, UsageError
-from envbuild.oci.archive import Archive
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image
-from envbuild.oci.index import Content, images_of, platform_name
+from envbuild.oci.image import Content, Image, images_of, platform_name
+from envbuild.oci.layout import Archive
 from envbuild.oci.reference import Reference
 from envbuild.report import Reporter
 

@@ -15,7 +15,7 @@ from envbuild.engine.build import Built
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, Descriptor, Image, Layer, history_lines, manifest_bytes
-from envbuild.oci.tar_reader import open_tar
+from envbuild.oci.tar import open_tar
 from envbuild.report import Reporter
 
 _QUIET = 600

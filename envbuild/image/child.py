@@ -13,12 +13,7 @@ from typing import Any
 
 from envbuild.check import LIST, PROGRAM
 from envbuild.errors import BuildError
-from envbuild.image.cache import LayerCache
-from envbuild.image.child_bytecode import ChildBytecode
-from envbuild.image.config import BASE_DIGEST, BASE_NAME, OURS, environment_files, inner_config, whole_config
-from envbuild.image.content import Content, measured
-from envbuild.image.expectation import Slot, find_problem
-from envbuild.image.image import (
+from envbuild.image.assembler import (
     Assembled,
     Compiling,
     Report,
@@ -29,17 +24,28 @@ from envbuild.image.image import (
     shared_paths,
     wheel_layer,
 )
-from envbuild.image.making import LayerOrder, Made, Maker
-from envbuild.image.plan import LayerPlan, check_depth, plan_layers
+from envbuild.image.child_bytecode import ChildBytecode
+from envbuild.image.config import (
+    BASE_DIGEST,
+    BASE_NAME,
+    OURS,
+    Slot,
+    environment_files,
+    find_problem,
+    inner_config,
+    whole_config,
+)
+from envbuild.image.content import Content, measured
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import LayerOrder, Made, Maker, OpenWheels, Wheels
+from envbuild.image.layers.plan import LayerPlan, check_depth, plan_layers
+from envbuild.image.layers.writer import LayerFile
 from envbuild.image.rebase import ENVIRONMENT_LINE, named_base
-from envbuild.image.source import OpenWheels, Wheels
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
 from envbuild.recipe import PREFIX, Base, Recipe
-from envbuild.wheel.fingerprint import Fingerprint, fingerprint
-from envbuild.wheel.install import InstalledFile, Scheme
-from envbuild.wheel.layer import LayerFile
+from envbuild.wheel.install import Fingerprint, InstalledFile, Scheme, fingerprint
 
 _SMALL = 1 << 20
 """Bytes of a layer that holds a virtual environment's own files, compressed; it has some hundreds."""

@@ -7,26 +7,22 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from envbuild.image.bytecode import FORMAT, MOST_LAYERS, Bytecode, Tally
-from envbuild.image.bytecode.batch import Parcel, compile_parcels
-from envbuild.image.bytecode.compiler import Compiler
-from envbuild.image.bytecode.store import Compiled
-from envbuild.image.cache import LayerCache
+from envbuild.image.assembler import Compiling, bytecode_layers, find_overlap_note, shared_paths
+from envbuild.image.bytecode.compiler import FORMAT, Compiled, Compiler, Parcel, Tally, compile_parcels
+from envbuild.image.bytecode.layers import MOST_LAYERS, Bytecode
+from envbuild.image.config import Slot
 from envbuild.image.content import ContentFile, Measured
-from envbuild.image.expectation import Slot
-from envbuild.image.image import Compiling, bytecode_layers, find_overlap_note, shared_paths
-from envbuild.image.making import LayerOrder, Maker
-from envbuild.image.overlap import Overlap
-from envbuild.image.plan import plan_layers
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import LayerOrder, Maker, OpenWheels
+from envbuild.image.layers.plan import Overlap, plan_layers
+from envbuild.image.layers.writer import LayerFile
 from envbuild.image.rebase import BYTECODE_LINE, STDLIB_WORDS
-from envbuild.image.source import OpenWheels
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import LAYER_FORMAT, Recipe
 from envbuild.wheel.archive import WheelArchive
 from envbuild.wheel.install import InstalledFile
-from envbuild.wheel.layer import LayerFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from envbuild.errors import BuildError
-from envbuild.image.making import LayerOrder
+from envbuild.image.layers.maker import LayerOrder
+from envbuild.image.layers.writer import HashedStream, LayerResult
 from envbuild.oci import gzip, tar
+from envbuild.oci.deflate import crc32
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import LAYER_FORMAT
 from envbuild.wheel.archive import parents
-from envbuild.wheel.inflate import crc32
-from envbuild.wheel.layer import LayerResult
-from envbuild.wheel.stream import HashedStream
 
 _CHUNK = 16 * gzip.STORED_LIMIT
 """Bytes that are read at a time; a multiple of what a stored block holds, so that the blocks are always the same."""

@@ -16,7 +16,7 @@ from typing import Any
 from packaging.version import Version
 
 from envbuild.errors import BaseError, BuildError, VerifyError
-from envbuild.image.bytecode import compiled_by
+from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.image.config import (
     BASE_DIGEST,
     BASE_NAME,
@@ -27,12 +27,12 @@ from envbuild.image.config import (
     inner_config,
     whole_config,
 )
-from envbuild.image.debian import LINE
-from envbuild.image.plan import check_depth
+from envbuild.image.debian.layer import LINE
+from envbuild.image.layers.plan import check_depth
+from envbuild.image.layers.writer import write_layer
 from envbuild.lock.model import Lock
 from envbuild.oci.image import ENVIRONMENT, LAYER_GZIP, Descriptor, Image, Layer, manifest_bytes
 from envbuild.recipe import PYTHON_LABEL, Base, Recipe
-from envbuild.wheel.layer import write_layer
 
 ENVIRONMENT_LINE = "virtual environment"
 """The history's line of the layer with the virtual environment's own files."""

@@ -13,7 +13,7 @@ from envbuild.engine.load import load_into
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.files import cache_folder
 from envbuild.local.subject import machine_of
-from envbuild.oci.login import exists
+from envbuild.oci.reference import exists
 from envbuild.report import Reporter
 from envbuild.verify.sources import Side, frameworks_of
 

@@ -12,11 +12,9 @@ from types import TracebackType
 from typing import Literal, Self
 
 from envbuild.errors import BuildError, RegistryError, UsageError
-from envbuild.oci.blobs import open_file
+from envbuild.oci.blobs import AbandonedError, GrowingBlob, open_file
 from envbuild.oci.digest import Digest
-from envbuild.oci.growing import AbandonedError, GrowingBlob
-from envbuild.oci.image import CONFIG, INDEX, MANIFEST, Descriptor, Image, Layer
-from envbuild.oci.index import ImageIndex
+from envbuild.oci.image import CONFIG, INDEX, MANIFEST, Descriptor, Image, ImageIndex, Layer
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import Credentials

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from envbuild.errors import RegistryError
-from envbuild.image import LayerResult
-from envbuild.image.cache import Decode
+from envbuild.image.layers.cache import Decode
+from envbuild.image.layers.writer import LayerResult
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference

@@ -7,7 +7,7 @@ from envbuild.attest.attach import attest
 from envbuild.attest.statement import DEBIAN, Facts
 from envbuild.build import Reporter
 from envbuild.build.attesting import build_options
-from envbuild.image import named_base
+from envbuild.image.rebase import named_base
 from envbuild.oci.digest import Digest
 from envbuild.registry.tags import publish
 from envbuild.serve.model import Origin, Served, ServeOrder

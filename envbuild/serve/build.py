@@ -10,10 +10,11 @@ from envbuild.build.build import check_destinations
 from envbuild.build.extend import compiling_for, extended
 from envbuild.build.stamping import signer_for, stamp_content
 from envbuild.errors import RegistryError, VerifyError
-from envbuild.image import Compiling, LayerCache
-from envbuild.image.bytecode import compiled_by
+from envbuild.image.assembler import Compiling
+from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.image.child import Addition, Parent, checked, find_child_difference
 from envbuild.image.content import Content
+from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above, useless
 from envbuild.lock.settings import read_settings

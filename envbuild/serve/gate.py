@@ -13,8 +13,7 @@ from envbuild.engine.client import connected
 from envbuild.engine.image import find_image
 from envbuild.errors import MissingComponentError, StampError, VerifyError
 from envbuild.manifest.artifact import Golden
-from envbuild.oci.image import Image
-from envbuild.oci.index import platform_name
+from envbuild.oci.image import Image, platform_name
 from envbuild.serve.gate_container import MODEL, Launch, NotStartedError, serving
 from envbuild.serve.gate_sample import RULE as PREDICTED
 from envbuild.serve.gate_sample import UnfitError, request_of

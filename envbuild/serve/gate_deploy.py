@@ -7,8 +7,7 @@ from itertools import pairwise
 
 from envbuild.diff.layers import Report
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image, Layer
-from envbuild.oci.index import platform_name
+from envbuild.oci.image import Image, Layer, platform_name
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 from envbuild.build import Order, Reporter
 from envbuild.errors import BuildError, LockError, UsageError
-from envbuild.image import LayerCache, LayerResult, assemble, cache_keys, named_base, wheels_to_read
-from envbuild.image.cache import Decode
+from envbuild.image.assembler import OVERLAPS_LINE, assemble, cache_keys, wheels_to_read
 from envbuild.image.child import Parent, interpreter_of
 from envbuild.image.config import CHECK_LINE, OURS
-from envbuild.image.debian import LINE as PACKAGES_LINE
-from envbuild.image.image import OVERLAPS_LINE
-from envbuild.image.plan import plan_layers
-from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE
+from envbuild.image.debian.layer import LINE as PACKAGES_LINE
+from envbuild.image.layers.cache import Decode, LayerCache
+from envbuild.image.layers.plan import plan_layers
+from envbuild.image.layers.writer import LayerResult
+from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, named_base
 from envbuild.lock.dependencies import Declared
 from envbuild.lock.download import Arrivals
 from envbuild.lock.facts import FactReader

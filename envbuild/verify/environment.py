@@ -14,7 +14,6 @@ from functools import cache, reduce
 
 from packaging.utils import canonicalize_name
 
-from envbuild.base.tree import resolve
 from envbuild.capture.reading import decoded
 from envbuild.capture.record_digest import record_content
 from envbuild.diff.layers import IMPLIED, Node, Overlay, Tree, over
@@ -27,6 +26,7 @@ from envbuild.lock.model import Target
 from envbuild.match.profiles import read_profile, read_toml
 from envbuild.match.variant import CUDA_WHEEL, JAX_PLUGIN
 from envbuild.oci.image import Image
+from envbuild.oci.rootfs import resolve
 from envbuild.recipe import SLIM_LABEL
 from envbuild.verify.findings import Finding
 from envbuild.verify.sources import frameworks_of

@@ -9,19 +9,19 @@ from typing import Any, Protocol, Self, cast
 
 from packaging.version import Version
 
-from envbuild.base import known_facts
-from envbuild.base.compiling import compiling_on
-from envbuild.base.inspect import inspect
+from envbuild.base.interpreter import compiling_on
+from envbuild.base.resolve import inspect, known_facts
 from envbuild.base.system import unpacker
 from envbuild.cache import workplace
 from envbuild.errors import BaseError, BuildError
 from envbuild.files import data_folder
-from envbuild.image import LayerCache, assemble, derive_recipe, named_base, named_environment
+from envbuild.image.assembler import assemble
 from envbuild.image.config import CHECK_LINE, OURS, annotations, config_bytes
-from envbuild.image.debian import packages_line
-from envbuild.image.plan import plan_layers
-from envbuild.image.rebase import ENVIRONMENT_LINE
-from envbuild.image.source import Wheels
+from envbuild.image.debian.layer import packages_line
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import Wheels
+from envbuild.image.layers.plan import plan_layers
+from envbuild.image.rebase import ENVIRONMENT_LINE, derive_recipe, named_base, named_environment
 from envbuild.lock.download import Arrivals
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.settings import IndexSettings

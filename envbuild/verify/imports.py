@@ -17,8 +17,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.base.interpreter import runs_here
-from envbuild.base.tree import read_tree, resolve
-from envbuild.base.unpack import unpack
 from envbuild.engine.build import loaded_base
 from envbuild.engine.client import connected
 from envbuild.engine.container import WRITABLE
@@ -28,8 +26,8 @@ from envbuild.lock.download import wheel_path
 from envbuild.lock.run import LockedRun
 from envbuild.lock.settings import local_path
 from envbuild.manifest.model import TrainingManifest
-from envbuild.oci.image import Image
-from envbuild.oci.index import platform_name
+from envbuild.oci.image import Image, platform_name
+from envbuild.oci.rootfs import read_tree, resolve, unpack
 from envbuild.report import Reporter
 from envbuild.verify import import_program
 from envbuild.verify.golden.runners import InBubblewrap, InImage, Ran, Runner

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from envbuild.base.tree import resolve
 from envbuild.capture.reading import decoded
 from envbuild.diff.layers import Tree, is_of, is_unchecked
 from envbuild.oci.image import Image
+from envbuild.oci.rootfs import resolve
 from envbuild.verify.environment import LIBRARY, Environment, list_paths, node_at, same_content
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.sources.image import DEFAULT_PATH, Started, interpreter_of

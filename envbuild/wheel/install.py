@@ -1,22 +1,27 @@
 """Where each file of a wheel goes, as pip installs it (binary distribution format, "Installing a wheel")."""
 
 import base64
+import configparser
 import csv
 import hashlib
 import io
 import posixpath
 import re
-from collections.abc import Collection, Iterable
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesHeaderParser
 from email.policy import compat32
+from hashlib import blake2b
+from typing import TypeVar
+from zlib import crc32
 
 from packaging.utils import InvalidName, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from envbuild.wheel.archive import Member, WheelArchive, check_name, folders
-from envbuild.wheel.scripts import read_entry_points, script, script_names, with_interpreter
 
 _WRAPPER_SUFFIX = re.compile(r"(\.exe|-script\.py|\.pya)\Z", re.IGNORECASE)
 _OWN = re.compile(
@@ -264,3 +269,126 @@ def _relative(path: str, site_packages: str) -> str:
     if path.startswith(f"{site_packages}/"):
         return path.removeprefix(f"{site_packages}/")
     return posixpath.relpath(f"/{path}", f"/{site_packages}")
+
+
+_REFERENCE = re.compile(r"(?P<module>\w+(?:\.\w+)*)\s*:\s*(?P<attribute>\w+(?:\.\w+)*)\s*(?:\[[^\]]*\])?\s*\Z")
+_TEMPLATE = """\
+#!{interpreter}
+import sys
+from {module} import {name}
+if __name__ == '__main__':
+    sys.argv[0] = sys.argv[0].removesuffix('.exe')
+    sys.exit({attribute}())
+"""
+_OLD_TEMPLATE = """\
+#!{interpreter}
+# -*- coding: utf-8 -*-
+import re
+import sys
+from {module} import {name}
+if __name__ == '__main__':
+    sys.argv[0] = re.sub(r'(-script\\.pyw|\\.exe)?$', '', sys.argv[0])
+    sys.exit({attribute}())
+"""
+_NAME = re.compile(r"[^\s/\\\[=][^/\\=]*\Z")
+
+
+def read_entry_points(text: str) -> dict[str, str]:
+    """Return names and references of console and GUI scripts; ValueError when the file is not what it must be."""
+    parser = configparser.ConfigParser(delimiters=("=",), strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # names are case-sensitive
+    try:
+        parser.read_string(text)
+    except configparser.Error as error:
+        raise ValueError(f"entry_points.txt: {error}") from error
+    found: dict[str, str] = {}
+    for group in ("console_scripts", "gui_scripts"):
+        if parser.has_section(group):
+            found |= dict(parser.items(group))
+    return found
+
+
+def script_names(entry_points: dict[str, str], python_minor: str) -> dict[str, str]:
+    """Apply pip's own rule for pip and easy_install: the versioned names are those of the Python that they run on."""
+    result = dict(entry_points)
+    versioned = {"pip": ("pip3", f"pip{python_minor}"), "easy_install": (f"easy_install-{python_minor}",)}
+    for tool, names in versioned.items():
+        if tool in result:
+            others = re.compile(rf"{tool}-?(\d+(\.\d+)?)?")
+            kept = {name: value for name, value in result.items() if not others.fullmatch(name)}
+            result = kept | dict.fromkeys((tool, *names), result[tool])
+    return result
+
+
+def script(name: str, reference: str, interpreter: str, python_minor: str) -> bytes:
+    """Return the text of one script; ValueError when the reference names no callable."""
+    match = _REFERENCE.match(reference)
+    if match is None or not _NAME.match(name) or name in (".", ".."):
+        raise ValueError(f"entry point {name} = {reference} does not name a callable")
+    attribute = match["attribute"]
+    template = _TEMPLATE if _has_removesuffix(python_minor) else _OLD_TEMPLATE
+    return template.format(
+        interpreter=interpreter, module=match["module"], name=attribute.split(".")[0], attribute=attribute
+    ).encode()
+
+
+def _has_removesuffix(python_minor: str) -> bool:
+    return tuple(map(int, python_minor.split("."))) >= (3, 9)
+
+
+def with_interpreter(content: bytes, interpreter: str) -> bytes:
+    """Point a script that starts with `#!python` at the environment's interpreter (binary distribution format)."""
+    if not content.startswith(b"#!python"):
+        return content
+    _, newline, rest = content.partition(b"\n")
+    return f"#!{interpreter}\n".encode() + (rest if newline else b"")
+
+
+_ROW = struct.Struct(">8s4s")
+_FOLDER = b"\0dir"
+
+_Wheel = TypeVar("_Wheel")
+
+Fingerprint = Mapping[bytes, bytes]
+"""By a hash of each path, of folders too, a hash of what is there."""
+
+
+def fingerprint(files: Iterable[InstalledFile]) -> Fingerprint:
+    """Make the fingerprint of a wheel's installed files."""
+    found: dict[bytes, bytes] = {}
+    for file in files:
+        found[_short_hash(file.path, 8)] = _short_hash(repr(content_of(file)), 4)
+        folder = file.path.rpartition("/")[0]
+        while folder and (key := _short_hash(folder, 8)) not in found:
+            found[key] = _FOLDER
+            folder = folder.rpartition("/")[0]
+    return found
+
+
+def content_of(file: InstalledFile) -> tuple[int, int]:
+    """CRC and size of what is installed, by which equal files of different wheels are known."""
+    source = file.source
+    return (crc32(source), len(source)) if isinstance(source, bytes) else (source.crc32, source.size)
+
+
+def _short_hash(text: str, size: int) -> bytes:
+    return blake2b(text.encode(), digest_size=size).digest()
+
+
+def suspects(prints: Mapping[_Wheel, Fingerprint]) -> list[_Wheel]:
+    """The wheels that may have different things at one path; those that are not among them have not."""
+    contents: dict[bytes, bytes] = {}
+    clashing: set[bytes] = set()
+    for rows in prints.values():
+        clashing |= {path for path, content in rows.items() if contents.setdefault(path, content) != content}
+    return [wheel for wheel, rows in prints.items() if not clashing.isdisjoint(rows)]
+
+
+def to_text(rows: Fingerprint) -> str:
+    """Write a fingerprint for a note."""
+    return b64encode(b"".join(_ROW.pack(path, rows[path]) for path in sorted(rows))).decode()
+
+
+def from_text(text: str) -> Fingerprint:
+    """Read what `to_text` wrote; ValueError, TypeError or struct.error for anything else."""
+    return dict(_ROW.iter_unpack(b64decode(text, validate=True)))

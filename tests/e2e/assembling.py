@@ -15,12 +15,15 @@ from pathlib import Path
 from isal import isal_zlib
 from zlib_ng import zlib_ng
 
-from envbuild.image import LayerCache, WheelFiles, assemble, making
+from envbuild.image.assembler import assemble
+from envbuild.image.layers import maker
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.model import LockedWheel, Target
+from envbuild.oci import deflate
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
-from envbuild.wheel import inflate
 
 TARGET = Target(python="3.11.2", machine="x86_64", glibc="2.36")
 
@@ -65,9 +68,9 @@ def digests(folder: Path) -> Iterator[str]:
     """The image's digest with each library and each number of cores, from an empty cache and from a full one."""
     wanted, wheels = recipe(sorted(folder.glob("*.whl")))
     for library in (zlib, isal_zlib, zlib_ng):
-        inflate._library = library
+        deflate._library = library
         for cores in (1, 2, 8):
-            making._CORES = making._AT_ONCE = cores
+            maker._CORES = maker._AT_ONCE = cores
             with tempfile.TemporaryDirectory() as cache:
                 for _ in range(2):
                     done = assemble(wanted, base(), wheels, LayerCache(Path(cache)), lambda *_: None)

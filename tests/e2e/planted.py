@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from envbuild.base import resolve_base
+from envbuild.base.resolve import resolve_base
 from tests.e2e.services import report_of
 from tests.environ import cleaned
 

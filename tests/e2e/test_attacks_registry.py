@@ -17,7 +17,7 @@ import pytest
 
 from envbuild.cli import commands
 from envbuild.errors import RegistryError
-from envbuild.image import LayerResult
+from envbuild.image.layers.writer import LayerResult
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import CONFIG, INDEX, LAYER_GZIP, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.layout import write_layout

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.base import resolve_base
 from envbuild.base.apt import find_mirror
+from envbuild.base.resolve import resolve_base
 from envbuild.errors import BaseError
 from envbuild.oci.image import Image
 from envbuild.oci.layout import read_layout

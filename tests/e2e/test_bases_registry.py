@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from envbuild.base import resolve_base
-from envbuild.image import LayerCache, WheelFiles, assemble
+from envbuild.base.resolve import resolve_base
+from envbuild.image.assembler import assemble
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest

@@ -9,18 +9,21 @@ from uuid import uuid4
 
 import pytest
 
-from envbuild.base import resolve_base
-from envbuild.base.compiling import compiling_on
-from envbuild.base.tree import read_tree
-from envbuild.image import Compiling, LayerCache, WheelFiles, assemble
-from envbuild.image.bytecode import Bytecode, Store, Tally
-from envbuild.image.overlap import Overlap
+from envbuild.base.interpreter import compiling_on
+from envbuild.base.resolve import resolve_base
+from envbuild.image.assembler import Compiling, assemble
+from envbuild.image.bytecode.compiler import Store, Tally
+from envbuild.image.bytecode.layers import Bytecode
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
+from envbuild.image.layers.plan import Overlap
 from envbuild.lock.download import fetch
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.uv import UvResolver
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import Reference
+from envbuild.oci.rootfs import read_tree
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import push
 from tests.fakes.trees import layer_of_tree

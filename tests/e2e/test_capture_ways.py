@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.base import resolve_base
+from envbuild.base.resolve import resolve_base
 from envbuild.capture import script
 from envbuild.manifest import read_manifest
 from envbuild.oci.reference import Reference

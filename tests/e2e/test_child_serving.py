@@ -11,20 +11,22 @@ from typing import Any
 
 import pytest
 
-from envbuild.base import resolve_base
-from envbuild.base.tree import read_tree
+from envbuild.base.resolve import resolve_base
 from envbuild.build import Reporter
 from envbuild.build.extend import compiling_for, extended
 from envbuild.engine.load import load_into
-from envbuild.image import LayerCache, WheelFiles, assemble
-from envbuild.image.bytecode import Tally
+from envbuild.image.assembler import assemble
+from envbuild.image.bytecode.compiler import Tally
 from envbuild.image.child import Addition, Parent, checked
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.run import Options
 from envbuild.lock.uv import UvResolver
 from envbuild.manifest import read_manifest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import DOCKER_HUB, Reference
+from envbuild.oci.rootfs import read_tree
 from envbuild.recipe import Base, Recipe
 from envbuild.serve.application import application
 from envbuild.serve.embed import embedded

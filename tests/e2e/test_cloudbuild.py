@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.base import resolve_base
+from envbuild.base.resolve import resolve_base
 from envbuild.build.cloudbuild import CloudBuild, Secret, build, plan_yaml
 from envbuild.errors import BuildError
 from envbuild.oci.layout import read_layout

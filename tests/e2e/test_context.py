@@ -20,11 +20,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from envbuild.base import resolve_base
 from envbuild.base.apt import find_mirror, source_lines
+from envbuild.base.resolve import resolve_base
 from envbuild.engine.load import load_into
-from envbuild.image import LayerCache, WheelFiles, assemble
+from envbuild.image.assembler import assemble
 from envbuild.image.context import DEBS, build_context
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.formats import WHEELS, pylock_text, requirements_text
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage
 from envbuild.oci.digest import Digest

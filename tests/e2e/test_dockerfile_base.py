@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.base import resolve_base
 from envbuild.base.apt import Mirror, find_mirror
+from envbuild.base.resolve import resolve_base
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull

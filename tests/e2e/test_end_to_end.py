@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.base import resolve_base
+from envbuild.base.resolve import resolve_base
 from envbuild.capture import script
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from envbuild.base import resolve_base
-from envbuild.image import LayerCache, WheelFiles, assemble
+from envbuild.base.resolve import resolve_base
+from envbuild.image.assembler import assemble
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock
 from envbuild.lock.uv import UvResolver

@@ -17,7 +17,9 @@ import pytest
 
 from envbuild.check.files import LIST as OWN_LIST
 from envbuild.check.files import PROGRAM as OWN_PROGRAM
-from envbuild.image import Assembled, LayerCache, WheelFiles, assemble
+from envbuild.image.assembler import Assembled, assemble
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.uv import UvResolver

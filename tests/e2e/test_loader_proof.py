@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.base import resolve_base
+from envbuild.base.resolve import resolve_base
 from envbuild.files import data_folder
-from envbuild.image import LayerCache, WheelFiles, assemble
+from envbuild.image.assembler import assemble
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock
 from envbuild.lock.settings import read_settings, uv_environment

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.base import resolve_base
 from envbuild.base.apt import find_mirror, source_lines
+from envbuild.base.resolve import resolve_base
 from envbuild.capture import script
 from envbuild.capture.golden import golden_facts
 from envbuild.capture.model.facts import model_facts

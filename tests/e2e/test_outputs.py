@@ -19,11 +19,9 @@ from docker.errors import ImageNotFound
 
 from envbuild.engine.load import load, load_into
 from envbuild.errors import BuildError, RegistryError, UsageError
-from envbuild.oci.archive import Archive, write_archive
 from envbuild.oci.blobs import is_blob
-from envbuild.oci.image import Image
-from envbuild.oci.index import image_index
-from envbuild.oci.layout import write_layout
+from envbuild.oci.image import Image, image_index
+from envbuild.oci.layout import Archive, write_archive, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
 from envbuild.registry.push import push_index

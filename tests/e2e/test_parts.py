@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from envbuild.base import resolve_base
+from envbuild.base.resolve import resolve_base
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from envbuild.errors import BuildError, RegistryError
+from envbuild.oci.blobs import GrowingBlob
 from envbuild.oci.digest import Digest
-from envbuild.oci.growing import GrowingBlob
 from envbuild.oci.image import LAYER_TAR, Descriptor, Image, Layer, manifest_bytes
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry

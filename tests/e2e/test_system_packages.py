@@ -14,13 +14,14 @@ from typing import NoReturn
 
 import pytest
 
-from envbuild.base import resolve_base
-from envbuild.base.debs import copy_debs
-from envbuild.base.system import System, lock_system
+from envbuild.base.resolve import resolve_base
+from envbuild.base.system import System, copy_debs, lock_system
 from envbuild.engine.load import load_into
 from envbuild.errors import LockError
-from envbuild.image import Assembled, LayerCache, WheelFiles, assemble
-from envbuild.image.debian.deb import open_deb
+from envbuild.image.assembler import Assembled, assemble
+from envbuild.image.debian.package import open_deb
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.model import Lock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest

@@ -7,10 +7,12 @@ from uuid import uuid4
 
 import pytest
 
-from envbuild.base import resolve_base
 from envbuild.base.interpreter import find_interpreter
-from envbuild.image import Compiling, LayerCache, WheelFiles, assemble
-from envbuild.image.bytecode import Interpreter, Store, compiled_by
+from envbuild.base.resolve import resolve_base
+from envbuild.image.assembler import Compiling, assemble
+from envbuild.image.bytecode.compiler import Interpreter, Store, compiled_by
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import RegistryError
-from envbuild.oci.growing import GrowingBlob
+from envbuild.oci.blobs import GrowingBlob
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.reference import Reference
 from envbuild.registry.credentials import Credentials

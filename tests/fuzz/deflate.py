@@ -2,7 +2,7 @@
 
 import zlib
 
-from envbuild.wheel.blocks import continued
+from envbuild.oci.deflate import continued
 from tests.deflating import FORGED, deflated, follows, text
 
 _MOST = 1 << 20

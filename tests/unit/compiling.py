@@ -9,15 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from envbuild.image import LayerCache, WheelFiles
-from envbuild.image.bytecode import Bytecode, Interpreter, Store
-from envbuild.image.bytecode.interpreter import Build, ask_build
-from envbuild.image.overlap import find_overlaps
-from envbuild.image.source import OpenWheels
+from envbuild.image.bytecode.compiler import Build, Interpreter, Store, ask_build
+from envbuild.image.bytecode.layers import Bytecode
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import OpenWheels, WheelFiles
+from envbuild.image.layers.plan import find_overlaps
+from envbuild.image.layers.writer import LayerFile
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe
-from envbuild.wheel.layer import LayerFile
 from tests.fakes.wheels import FakeWheel
 
 PROGRAM = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))

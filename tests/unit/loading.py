@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from envbuild.base.tree import Node
+from envbuild.oci.rootfs import Node
 from envbuild.verify.cuda.elf import Elf, read_cache, read_elf
 from envbuild.verify.cuda.process import Process, System
 

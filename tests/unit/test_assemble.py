@@ -23,15 +23,20 @@ from typing import Any
 import pytest
 
 from envbuild.errors import BuildError, WheelError
-from envbuild.image import Begun, LayerCache, WheelFiles, assemble, image, making, wheels_to_read
+from envbuild.image import assembler
+from envbuild.image.assembler import assemble, wheels_to_read
+from envbuild.image.layers import maker
+from envbuild.image.layers import writer as splicing
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import Begun, WheelFiles
+from envbuild.image.layers.writer import LayerFile, write_layer
 from envbuild.lock.model import LockedWheel, Target
+from envbuild.oci import deflate
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
-from envbuild.wheel import layer as splicing
 from envbuild.wheel.archive import WheelArchive
 from envbuild.wheel.install import InstalledFile
-from envbuild.wheel.layer import LayerFile, write_layer
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.fakes.zips import Part, archive, deflated
 from tests.layers import entries_of
@@ -241,17 +246,15 @@ def test_no_library_that_inflates_decides_a_byte(tmp_path, monkeypatch):
     from isal import isal_zlib
     from zlib_ng import zlib_ng
 
-    from envbuild.wheel import inflate
-
     digests = set()
     for number, module in enumerate((zlib, isal_zlib)):
-        monkeypatch.setattr(inflate, "_library", module)
+        monkeypatch.setattr(deflate, "_library", module)
         (tmp_path / str(number)).mkdir()
         digests.add(
             built(tmp_path / str(number), make_wheel("fixed", "1", {"fixed.py": "x = 1\n" * 9999})).image.digest
         )
     monkeypatch.undo()
-    assert inflate._library is zlib_ng
+    assert deflate._library is zlib_ng
     (tmp_path / "own").mkdir()
     digests.add(built(tmp_path / "own", make_wheel("fixed", "1", {"fixed.py": "x = 1\n" * 9999})).image.digest)
     assert len(digests) == 1
@@ -342,7 +345,7 @@ def test_the_number_of_cores_decides_no_byte(tmp_path, monkeypatch):
     ]
     images = []
     for cores in (1, 2, 8):
-        monkeypatch.setattr(making, "_CORES", cores)
+        monkeypatch.setattr(maker, "_CORES", cores)
         (tmp_path / str(cores)).mkdir()
         images.append(built(tmp_path / str(cores), *wheels).image)
     assert len({it.digest for it in images}) == 1
@@ -440,7 +443,7 @@ def test_setuptools_wrappers_give_way_to_entry_points(tmp_path):
 
 
 def test_a_python_without_removesuffix_gets_scripts_that_it_can_run(tmp_path):
-    from envbuild.wheel.scripts import script
+    from envbuild.wheel.install import script
 
     assert b"removesuffix" not in script("x", "a:b", "/opt/env/bin/python", "3.8")
 
@@ -479,7 +482,7 @@ HOSTILE = {
 def test_hostile_names_are_refused(case, tmp_path):
     name, why = HOSTILE[case]
     wheel = make_wheel("hostile", "1", extra=[(name, b"x", 0o644)])
-    own = image._environment(recipe()).key, image._checkup(recipe(wheel)).key
+    own = assembler._environment(recipe()).key, assembler._checkup(recipe(wheel)).key
     with pytest.raises(WheelError, match=why):
         built(tmp_path, wheel)
     assert {path.stem for path in (tmp_path / "cache").rglob("*.json")} <= {key.hex for key in own}
@@ -592,7 +595,7 @@ def test_a_wheel_of_another_release_is_refused(tmp_path):
 
 
 def test_a_base_with_too_many_layers_is_refused(tmp_path):
-    from envbuild.image.plan import check_depth
+    from envbuild.image.layers.plan import check_depth
 
     with pytest.raises(BuildError, match="more than the 100"):
         check_depth(40, 61)

@@ -13,19 +13,19 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from envbuild.base.debs import DebFiles, deb_path
-from envbuild.base.facts import Facts, KnownFacts
+from envbuild.base.apt import Suite
 from envbuild.base.known import KnownBase, known_bases, remember
-from envbuild.base.suites import Suite
+from envbuild.base.resolve import Facts, KnownFacts
+from envbuild.base.system import DebFiles, deb_path
 from envbuild.cache import read_entry, write_entry
 from envbuild.errors import LockError
-from envbuild.image.cache import LayerCache
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.writer import LayerResult
 from envbuild.lock.download import forget_damaged, wheel_path
 from envbuild.lock.model import SystemPackage
 from envbuild.oci.digest import Digest
 from envbuild.oci.layout import write_layout
 from envbuild.trust import Voucher
-from envbuild.wheel.layer import LayerResult
 from tests.damage import DEEP, IMPOSSIBLE, Commands, Ran, damages, fresh_copy
 from tests.environ import UNTRIED
 from tests.fakes.index import FakeIndex, serving

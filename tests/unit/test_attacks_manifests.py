@@ -8,10 +8,9 @@ import pytest
 from envbuild.diff.images import read_archive
 from envbuild.errors import BaseError, BuildError, ManifestError, RegistryError
 from envbuild.manifest import read_manifest
-from envbuild.oci.archive import write_archive
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Image
-from envbuild.oci.layout import read_layout, write_layout
+from envbuild.oci.layout import read_layout, write_archive, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.copy import copy_image
 from envbuild.registry.pull import pull

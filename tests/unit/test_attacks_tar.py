@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.base.tree import read_tree
 from envbuild.diff.images import read_archive
 from envbuild.diff.layers import read_layer
 from envbuild.errors import BaseError, BuildError
-from envbuild.oci import tar_reader
+from envbuild.oci import deflate, tar
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer
-from envbuild.wheel import inflate
+from envbuild.oci.rootfs import read_tree
 from tests.fakes.trees import image_of_layers
 
 MEGA = 1 << 20
@@ -97,7 +96,7 @@ def test_a_layer_whose_headers_never_end_is_refused_by_each_reader(attack, tmp_p
 
 
 def test_a_layer_of_more_entries_than_any_real_one_is_refused(monkeypatch):
-    monkeypatch.setattr(tar_reader, "ENTRY_LIMIT", 100)
+    monkeypatch.setattr(tar, "ENTRY_LIMIT", 100)
     assert len(read_layer(layer_of(b"".join(header(f"f{it}", 0) for it in range(99)) + END), "x").nodes) == 100
     with pytest.raises(BuildError, match="more than 100 entries"):
         read_layer(layer_of(b"".join(header(f"f{it}", 0) for it in range(101)) + END), "x")
@@ -105,7 +104,7 @@ def test_a_layer_of_more_entries_than_any_real_one_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("place", ["file", "after the end"])
 def test_a_layer_that_expands_without_end_is_refused(place, monkeypatch):
-    monkeypatch.setattr(inflate, "_UNSUSPICIOUS", 8 * MEGA)
+    monkeypatch.setattr(deflate, "_UNSUSPICIOUS", 8 * MEGA)
     zeros = 64 * MEGA
     with io.BytesIO() as sink:
         with gzip.GzipFile(fileobj=sink, mode="wb", compresslevel=1) as packed:

@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.base import check_base, suite_for
-from envbuild.base.facts import KnownFacts
-from envbuild.base.inspect import inspect
-from envbuild.base.tree import Node, read_tree, resolve
+from envbuild.base.resolve import KnownFacts, check_base, inspect, suite_for
 from envbuild.errors import BaseError
 from envbuild.lock.model import Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, LAYER_ZSTD, Image
+from envbuild.oci.rootfs import Node, read_tree, resolve
 from envbuild.recipe import Base
 from tests.fakes.trees import BASE, GLIBC, PYTHON, image_of_layers, image_of_trees, layer_of_tree
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.base.order import BaseOrder, decide_python
+from envbuild.base.build import BaseOrder, decide_python
 from envbuild.cli import commands
 from envbuild.errors import UsageError
 from envbuild.files import base_dockerfile, data_folder

@@ -5,9 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from envbuild.base import resolve_base
-from envbuild.base.facts import Facts, KnownFacts
-from envbuild.base.inspect import inspect
+from envbuild.base.resolve import Facts, KnownFacts, inspect, resolve_base
 from envbuild.cache import write_entry
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from envbuild.base.facts import Facts, KnownFacts
-from envbuild.base.known import KnownBase, cuda_of, known_bases, remember, tagged_bases
-from envbuild.base.serving import missing, serves
+from envbuild.base.known import KnownBase, cuda_of, known_bases, missing, remember, serves, tagged_bases
+from envbuild.base.resolve import Facts, KnownFacts
 from envbuild.files import data_folder
 from envbuild.match.profiles import load_profiles
 from envbuild.oci.digest import Digest

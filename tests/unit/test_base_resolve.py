@@ -2,7 +2,7 @@
 
 import pytest
 
-from envbuild.base import refuse_base, resolve_base
+from envbuild.base.resolve import refuse_base, resolve_base
 from envbuild.errors import BaseError, RegistryError, UsageError
 from envbuild.oci.image import DOCKER_MANIFEST
 from envbuild.oci.layout import write_layout

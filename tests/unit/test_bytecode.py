@@ -15,11 +15,18 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import BuildError
-from envbuild.image.bytecode import Tally, Unavailable, batch, compiler
-from envbuild.image.bytecode.compiler import Compiler, Failure
-from envbuild.image.bytecode.interpreter import FORMAT, ask_build, environment
-from envbuild.image.bytecode.plan import plan_bytecode
-from envbuild.image.bytecode.sources import bytecode_path
+from envbuild.image.bytecode import compiler
+from envbuild.image.bytecode.compiler import (
+    FORMAT,
+    Compiler,
+    Failure,
+    Tally,
+    Unavailable,
+    ask_build,
+    bytecode_path,
+    environment,
+)
+from envbuild.image.bytecode.layers import plan_bytecode
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.wheel.archive import WheelArchive
@@ -121,7 +128,7 @@ def test_a_source_that_takes_too_much_is_given_up_and_stops_nobody(monkeypatch, 
 
 
 def test_a_source_that_is_too_large_is_not_even_sent(monkeypatch, image):
-    monkeypatch.setattr(batch, "LARGEST", 1000)
+    monkeypatch.setattr(compiler, "LARGEST", 1000)
     made = image(make_wheel("big", "1.0", {"big.py": "x = 1\n" * 500, "small.py": "x = 1\n"}))
     _, tally = made.bytecode.layers(made.opened)
     assert tally == Tally(compiled=1, refused=0, gave_up=(f"{SITE}/big.py",))
@@ -146,7 +153,7 @@ def test_the_program_that_compiles_changes_only_with_the_format():
 
 
 def test_bytecode_is_refused_where_the_compressor_is_another_or_absent(tmp_path):
-    program = "from envbuild.wheel.compressed import check_library; check_library()"
+    program = "from envbuild.image.layers.writer import check_library; check_library()"
     for text in (
         "import zlib\ndef deflate_compress(data, level): return zlib.compress(data, level)[2:-4]\n",
         "import no",
@@ -163,7 +170,7 @@ def test_bytecode_is_refused_where_the_compressor_is_another_or_absent(tmp_path)
 
 def test_an_archive_of_more_files_than_old_zips_count(tmp_path):
     with (tmp_path / "many.zip").open("wb") as sink:
-        tally = batch._written(((f"{number}.pyc", b"content") for number in range(66_000)), 66_000, sink)
+        tally = compiler._written(((f"{number}.pyc", b"content") for number in range(66_000)), 66_000, sink)
     assert tally == Tally(compiled=66_000)
     with WheelArchive(tmp_path / "many.zip", "many") as archive:
         assert len(archive.members) == 66_000

@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from envbuild.base.facts import KnownFacts
-from envbuild.base.ground import read_ground
-from envbuild.base.inspect import inspect
 from envbuild.base.interpreter import find_interpreter, runs_here
+from envbuild.base.resolve import KnownFacts, inspect
+from envbuild.base.system import read_ground
 from envbuild.errors import BaseError
-from envbuild.image.bytecode import Interpreter, Unavailable
-from envbuild.image.bytecode.compiler import Compiler
+from envbuild.image.bytecode.compiler import Compiler, Interpreter, Unavailable
 from envbuild.lock.model import Target
 from envbuild.oci.image import LAYER_TAR, Layer
 from envbuild.recipe import Base

@@ -16,8 +16,8 @@ import pytest
 from envbuild.build import Reporter
 from envbuild.build.extend import compiling_for
 from envbuild.errors import BuildError
-from envbuild.image import Assembled, Compiling, LayerCache, WheelFiles, assemble
-from envbuild.image.bytecode import Store, Tally
+from envbuild.image.assembler import Assembled, Compiling, assemble
+from envbuild.image.bytecode.compiler import Store, Tally
 from envbuild.image.child import (
     Addition,
     Parent,
@@ -29,13 +29,15 @@ from envbuild.image.child import (
 )
 from envbuild.image.config import CREATED
 from envbuild.image.content import Content
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
+from envbuild.image.layers.writer import write_compressed
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, Layer, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.registry.shared_cache import SharedCache
 from envbuild.verify.sharing import prove_sharing
-from envbuild.wheel.compressed import write_compressed
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.wheels import make_wheel

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli import commands
-from envbuild.oci.archive import write_archive
 from envbuild.oci.image import LAYER_TAR, LAYER_ZSTD, Image, Layer
-from envbuild.oci.layout import write_layout
+from envbuild.oci.layout import write_archive, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
 from tests.fakes.engine import serving_engine

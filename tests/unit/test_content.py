@@ -12,9 +12,9 @@ import pytest
 
 from envbuild.errors import BuildError
 from envbuild.image.content import Content, measured
+from envbuild.image.layers.writer import LayerResult
 from envbuild.oci.digest import Digest
 from envbuild.oci.tar import MTIME
-from envbuild.wheel.layer import LayerResult
 
 CHUNK = 16 * 65535
 

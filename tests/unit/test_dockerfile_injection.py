@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.errors import BuildError
-from envbuild.image.context import build_context
-from envbuild.image.context.quote import as_env, as_json, as_shell
+from envbuild.image.context import as_env, as_json, as_shell, build_context
 from envbuild.lock.model import LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe

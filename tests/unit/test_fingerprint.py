@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.errors import BuildError
-from envbuild.image.overlap import find_overlaps
-from envbuild.wheel.fingerprint import fingerprint, from_text, suspects, to_text
-from envbuild.wheel.install import InstalledFile
+from envbuild.image.layers.plan import find_overlaps
+from envbuild.wheel.install import InstalledFile, fingerprint, from_text, suspects, to_text
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_assemble import locked
 

@@ -12,8 +12,7 @@ import pytest
 
 from envbuild.lock.formats import read_pylock
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import MANIFEST, canonical_json
-from envbuild.oci.index import image_index
+from envbuild.oci.image import MANIFEST, canonical_json, image_index
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.shared_cache import SharedCache

@@ -17,16 +17,14 @@ from typing import Self
 import pytest
 
 from envbuild.errors import WheelError
-from envbuild.image import making
-from envbuild.image.source import OpenWheels, WheelFiles
+from envbuild.image.layers import helper, maker
+from envbuild.image.layers.helper import Answer, Helper, LocalWheel, OpenWheel, Task
+from envbuild.image.layers.maker import OpenWheels, WheelFiles
 from envbuild.lock.model import LockedWheel
+from envbuild.oci.blobs import AbandonedError, GrowingBlob
 from envbuild.oci.digest import Digest
-from envbuild.oci.growing import AbandonedError, GrowingBlob
 from envbuild.oci.image import LAYER_GZIP, Descriptor
-from envbuild.wheel import helper
-from envbuild.wheel.helper import Answer, Helper, Task
 from envbuild.wheel.install import Scheme
-from envbuild.wheel.opened import LocalWheel, OpenWheel
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_assemble import built, tree
 
@@ -83,7 +81,7 @@ def answers(monkeypatch):
         found.append(answer)
         return answer
 
-    monkeypatch.setattr(making, "_HEAVY", 8 << 20)
+    monkeypatch.setattr(maker, "_HEAVY", 8 << 20)
     monkeypatch.setattr(helper, "_CORES", 2)
     monkeypatch.setattr(Helper, "write", watched)
     return found
@@ -269,7 +267,7 @@ def test_it_answers_until_its_input_ends(tmp_path):
 
 
 def test_it_ends_with_the_process_that_asks_in_the_middle_of_a_layer(tmp_path):
-    slow = "from envbuild.wheel import helper; helper.written = lambda task: (print('at it'), time.sleep(600))"
+    slow = "from envbuild.image.layers import helper; helper.written = lambda task: (print('at it'), time.sleep(600))"
     start = f"import sys, time; sys.path[:] = sys.argv[1:]; {slow}; helper.main()"
     began = time.monotonic()
     with asked(start, task_of(tmp_path)) as process:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import WheelError
+from envbuild.image.layers.writer import LayerFile, write_layer
 from envbuild.wheel.archive import WheelArchive
 from envbuild.wheel.install import installed_files
-from envbuild.wheel.layer import LayerFile, write_layer
 from tests.corpus import FILENAME, HOSTILE, ODD, SOURCE, parts
 from tests.fakes.wheels import record_line
 from tests.fakes.zips import archive

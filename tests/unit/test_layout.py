@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envbuild.base.tree import read_tree
 from envbuild.errors import BaseError, BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Image, canonical_json
 from envbuild.oci.layout import read_layout, write_layout
+from envbuild.oci.rootfs import read_tree
 from tests.fakes.images import config_of, docker_manifest_of, image_of
 from tests.fakes.trees import BASE, image_of_trees
 

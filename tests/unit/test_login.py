@@ -3,7 +3,7 @@
 import pytest
 
 from envbuild.errors import UsageError
-from envbuild.oci.login import refuse_login
+from envbuild.oci.reference import refuse_login
 
 
 @pytest.mark.parametrize("text", ["name:1@sha256:xyz", "h.example.com/x@sha256:xyz", "x@sha512:not_hex"])

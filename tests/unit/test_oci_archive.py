@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import BuildError, UsageError
-from envbuild.oci.archive import Archive, check_archive, write_archive
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image
-from envbuild.oci.index import image_index
-from envbuild.oci.layout import read_layout
+from envbuild.oci.image import Image, image_index
+from envbuild.oci.layout import Archive, check_archive, read_layout, write_archive
 from envbuild.oci.reference import Reference
 from tests.fakes.images import image_of
 

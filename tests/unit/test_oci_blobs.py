@@ -10,10 +10,9 @@ import pytest
 
 from envbuild.errors import BuildError
 from envbuild.files import share
-from envbuild.oci.archive import write_archive
 from envbuild.oci.blobs import is_blob
 from envbuild.oci.image import Image, Layer
-from envbuild.oci.layout import write_layout
+from envbuild.oci.layout import write_archive, write_layout
 from envbuild.registry.transport import outgoing
 from tests.fakes.images import image_of
 

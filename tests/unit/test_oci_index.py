@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 
 from envbuild.errors import BuildError
-from envbuild.oci.image import INDEX, MANIFEST, Image, canonical_json, manifest_bytes
-from envbuild.oci.index import image_index, platform_name, top_index
+from envbuild.oci.image import (
+    INDEX,
+    MANIFEST,
+    Image,
+    canonical_json,
+    image_index,
+    manifest_bytes,
+    platform_name,
+    top_index,
+)
 from envbuild.oci.layout import read_layout, write_layout
 from tests.fakes.images import image_of
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.image import LayerCache, WheelFiles, assemble
-from envbuild.image.install_order import install_order
+from envbuild.image.assembler import assemble
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
+from envbuild.image.layers.plan import install_order
 from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest

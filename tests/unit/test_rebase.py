@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from envbuild.errors import BaseError, BuildError, VerifyError
-from envbuild.image import LayerCache, WheelFiles, assemble, named_base, rebase
-from envbuild.image.bytecode import compiled_by
+from envbuild.image.assembler import assemble
+from envbuild.image.bytecode.compiler import compiled_by
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
+from envbuild.image.rebase import named_base, rebase
 from envbuild.lock.model import Lock, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, Image, canonical_json, manifest_bytes

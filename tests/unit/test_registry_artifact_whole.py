@@ -14,7 +14,7 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
 
-from envbuild.oci.index import image_index
+from envbuild.oci.image import image_index
 from envbuild.oci.layout import write_layout
 from tests.fakes.artifact_registry import FakeArtifactRegistry
 from tests.fakes.index import FakeIndex, serving

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import RegistryError
+from envbuild.oci.blobs import AbandonedError, GrowingBlob
 from envbuild.oci.digest import Digest
-from envbuild.oci.growing import AbandonedError, GrowingBlob
 from envbuild.oci.image import Descriptor, Image, Layer
 from envbuild.oci.reference import Reference
 from envbuild.registry.credentials import Credentials

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from envbuild.errors import BuildError
-from envbuild.image import LayerCache, LayerResult, WheelFiles, assemble, cache_keys, wheels_to_read
+from envbuild.image.assembler import assemble, cache_keys, wheels_to_read
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
+from envbuild.image.layers.writer import LayerResult
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import Upload, push

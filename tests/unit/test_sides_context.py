@@ -405,7 +405,7 @@ def test_values_are_read_as_builders_do_and_unknown_where_they_take_from_another
     )
 )
 def test_what_the_template_writes_is_read_back(values):
-    from envbuild.image.context.quote import as_env
+    from envbuild.image.context import as_env
 
     lines = [f"ENV {name}={as_env(value, name)}" for name, value in values.items()]
     assert dict(last_stage("\n".join(["FROM x", *lines])).variables) == values

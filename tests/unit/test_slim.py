@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from envbuild.build import Order, Reporter
 from envbuild.errors import BuildError, UsageError
-from envbuild.image import LayerCache, assemble
+from envbuild.image.assembler import assemble
 from envbuild.image.child import Addition, Parent, assemble_child
+from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.dependencies import needed
 from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.model import Lock, LockedWheel

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from isal import isal_zlib
 from zlib_ng import zlib_ng
 
-from envbuild.oci import gzip
+from envbuild.oci import deflate, gzip
+from envbuild.oci.deflate import continued
 from envbuild.oci.gzip import LAST, Part
-from envbuild.wheel import inflate
-from envbuild.wheel.blocks import continued
 
 LIBRARIES = {"zlib": zlib, "zlib-ng": zlib_ng, "isal": isal_zlib}
 contents = st.one_of(
@@ -33,7 +32,7 @@ def deflated(content, level=6, way=zlib.Z_DEFAULT_STRATEGY):
 
 @pytest.fixture(params=list(LIBRARIES))
 def library(request, monkeypatch):
-    monkeypatch.setattr(inflate, "_library", LIBRARIES[request.param])
+    monkeypatch.setattr(deflate, "_library", LIBRARIES[request.param])
     return request.param
 
 
@@ -43,7 +42,7 @@ def test_what_is_opened_can_be_followed_and_no_library_decides_how(content, leve
     found = set()
     for it in LIBRARIES.values():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(inflate, "_library", it)
+            patch.setattr(deflate, "_library", it)
             found.add(continued(stream, content))
     [opened] = found
     assert opened is not None or not stream[0] & 1

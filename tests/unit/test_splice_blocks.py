@@ -5,16 +5,15 @@ import zlib
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-import deflate
+import deflate as libdeflate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isal import isal_zlib
 from zlib_ng import zlib_ng
 
-from envbuild.oci import gzip
-from envbuild.wheel import blocks, inflate
-from envbuild.wheel.blocks import continued, last_block
+from envbuild.oci import deflate, gzip
+from envbuild.oci.deflate import continued, last_block
 from tests.deflating import FORGED, LETTERS, deflated, follows, text
 
 DECODERS = {"zlib": zlib, "zlib-ng": zlib_ng}
@@ -23,13 +22,13 @@ LIBRARIES = {**DECODERS, "isal": isal_zlib}
 
 @pytest.fixture(params=list(DECODERS))
 def decoder(request, monkeypatch):
-    monkeypatch.setattr(inflate, "_copying", DECODERS[request.param])
+    monkeypatch.setattr(deflate, "_copying", DECODERS[request.param])
     return request.param
 
 
 @pytest.fixture(params=list(LIBRARIES))
 def library(request, monkeypatch):
-    monkeypatch.setattr(inflate, "_library", LIBRARIES[request.param])
+    monkeypatch.setattr(deflate, "_library", LIBRARIES[request.param])
     return request.param
 
 
@@ -74,10 +73,10 @@ def test_what_is_made_to_look_like_the_last_block_is_not_taken_for_it(library, d
     content, forged, true = zlib.decompress(FORGED, -15), 3390, 3880
     assert last_block(FORGED) == true
     assert opens(FORGED, content)
-    ends = forged + blocks._header_size(int.from_bytes(FORGED, "little") >> forged)
-    monkeypatch.setattr(blocks, "_first_inside", lambda *_: ends // 8)
+    ends = forged + deflate._header_size(int.from_bytes(FORGED, "little") >> forged)
+    monkeypatch.setattr(deflate, "_first_inside", lambda *_: ends // 8)
     assert last_block(FORGED) is None
-    monkeypatch.setattr(blocks, "_begins", lambda *_: True)
+    monkeypatch.setattr(deflate, "_begins", lambda *_: True)
     assert last_block(FORGED) == forged
     opened = continued(FORGED, content)
     assert opened is not None, "the trial alone is deceived"
@@ -89,11 +88,11 @@ def test_of_many_places_that_look_like_headers_few_are_read(monkeypatch):
     many = int(f"{11117:014b}" * 168, 2).to_bytes(294, "little")
     tail = bytes(number * 37 % 256 for number in range(170))
     stream = b"".join(gzip.stored(many, final=False)) + gzip.deflate_runs(tail)
-    read = Mock(side_effect=blocks._header_size)
-    monkeypatch.setattr(blocks, "_header_size", read)
+    read = Mock(side_effect=deflate._header_size)
+    monkeypatch.setattr(deflate, "_header_size", read)
     assert zlib.decompress(stream, -15) == many + tail
     assert continued(stream, many + tail) is None
-    assert read.call_count == blocks._MOST
+    assert read.call_count == deflate._MOST
 
 
 @pytest.mark.parametrize("level", range(1, 10))
@@ -110,7 +109,7 @@ def test_streams_of_many_blocks_as_zip_tools_write_them(level, decoder):
 def test_streams_of_other_compressors(decoder):
     content = text(0, 90_000)
     for stream in (
-        bytes(deflate.deflate_compress(content, 6)),
+        bytes(libdeflate.deflate_compress(content, 6)),
         zlib_ng.compress(content, 6, -15),
         isal_zlib.compress(content, 3, -15),
     ):
@@ -128,7 +127,7 @@ def test_a_header_that_lies_where_two_stretches_meet_is_found(monkeypatch, decod
     stream, before = deflated(text(0, 5000), text(1, 400))
     behind = len(stream) - len(before)
     for near in range(behind - 700, behind + 100):
-        monkeypatch.setattr(blocks, "_NEAR", (near, 256 << 10))
+        monkeypatch.setattr(deflate, "_NEAR", (near, 256 << 10))
         assert last_block(stream) == len(before) * 8
 
 
@@ -136,7 +135,7 @@ def test_a_last_block_far_from_the_end_is_not_looked_for(monkeypatch):
     first, second = text(0, 5000), text(1, 2000)
     stream, before = deflated(first, second)
     for near, found in ((len(stream) - len(before) - 200, False), (len(stream) - len(before) + 100, True)):
-        monkeypatch.setattr(blocks, "_NEAR", (near,))
+        monkeypatch.setattr(deflate, "_NEAR", (near,))
         assert opens(stream, first + second) == found
 
 
@@ -165,8 +164,8 @@ def test_no_library_decides_what_is_opened(given_contents, level, memory, way, f
     for decoder in DECODERS.values():
         for library in LIBRARIES.values():
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(inflate, "_copying", decoder)
-                patch.setattr(inflate, "_library", library)
+                patch.setattr(deflate, "_copying", decoder)
+                patch.setattr(deflate, "_library", library)
                 found.add(continued(stream, b"".join(contents)))
     [opened] = found
     assert opened is None or follows(opened, b"".join(contents))
@@ -208,7 +207,7 @@ def test_a_library_that_decodes_a_word_later_finds_the_same(behind, monkeypatch)
     streams = [deflated(text(seed, 500), text(seed, 300, some))[0] for seed in range(8) for some in usual]
     expected = [last_block(stream) for stream in streams]
     assert None not in expected
-    monkeypatch.setattr(inflate, "_copying", SimpleNamespace(decompressobj=lambda _, __: Late(behind)))
+    monkeypatch.setattr(deflate, "_copying", SimpleNamespace(decompressobj=lambda _, __: Late(behind)))
     assert [last_block(stream) for stream in streams] == expected
 
 
@@ -220,14 +219,14 @@ def test_where_the_search_begins_is_the_same_for_a_library_that_decodes_later(be
     def found() -> list[int | None]:
         places = []
         for near in range(last - 40, last + 140):
-            monkeypatch.setattr(blocks, "_NEAR", (near,))
+            monkeypatch.setattr(deflate, "_NEAR", (near,))
             places.append(last_block(stream))
         return places
 
     expected = found()
     assert expected == sorted(expected, key=lambda it: it is not None)
     assert set(expected) == {None, len(before) * 8}
-    monkeypatch.setattr(inflate, "_copying", SimpleNamespace(decompressobj=lambda _, __: Late(behind)))
+    monkeypatch.setattr(deflate, "_copying", SimpleNamespace(decompressobj=lambda _, __: Late(behind)))
     assert found() == expected
 
 
@@ -249,6 +248,6 @@ def test_bytes_that_are_no_stream_open_nothing(stream, content):
 
 def test_what_is_no_stream_is_left_as_it_is(decoder):
     stream = b"\x04" + bytes(60)  # a block whose lengths have no code
-    with pytest.raises(inflate.DamagedStreamError):
+    with pytest.raises(deflate.DamagedStreamError):
         last_block(stream)
     assert continued(stream, b"") is None

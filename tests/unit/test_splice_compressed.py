@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.image.layers import writer
+from envbuild.image.layers.writer import LayerFile, LayerResult, tarred, write_compressed, write_layer
 from envbuild.oci.digest import Digest
-from envbuild.wheel import compressed
 from envbuild.wheel.archive import WheelArchive
-from envbuild.wheel.compressed import write_compressed
 from envbuild.wheel.install import InstalledFile
-from envbuild.wheel.layer import LayerFile, LayerResult, tarred, write_layer
 from tests.deflating import text
 from tests.fakes.wheels import make_wheel
 
@@ -50,7 +49,7 @@ def test_the_bytes_are_what_they_were_in_every_release():
 
 def test_the_release_that_an_error_names_is_the_one_that_envbuild_requires():
     pins = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert f"deflate=={compressed._RELEASE}" in pins
+    assert f"deflate=={writer._RELEASE}" in pins
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])

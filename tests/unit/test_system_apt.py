@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.base.debs import DebFiles, copy_debs, deb_path
-from envbuild.base.ground import read_ground
-from envbuild.base.packages import apt_for
-from envbuild.base.suites import Suite, find_suite
-from envbuild.base.system import System, lock_system
+from envbuild.base.apt import Suite, apt_for, find_suite
+from envbuild.base.system import DebFiles, System, copy_debs, deb_path, lock_system, read_ground
 from envbuild.errors import BaseError, LockError, MissingComponentError
-from envbuild.image.debian import Folder, Ground
+from envbuild.image.debian.layer import Folder, Ground
 from envbuild.lock.model import Lock, SystemPackage, Target
 from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest

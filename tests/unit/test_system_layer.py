@@ -15,10 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.errors import BuildError, MissingComponentError
-from envbuild.image.debian import Folder, Ground, SystemLayer
-from envbuild.image.debian.deb import Deb, open_deb
-from envbuild.image.debian.ground import fields, placed, stanzas
-from envbuild.image.debian.scripts import Alternative, left_undone, read_alternatives
+from envbuild.image.debian.layer import (
+    Alternative,
+    Folder,
+    Ground,
+    SystemLayer,
+    left_undone,
+    placed,
+    read_alternatives,
+)
+from envbuild.image.debian.package import Deb, fields, open_deb, stanzas
 from envbuild.lock.model import SystemPackage
 from envbuild.oci.digest import Digest
 from tests.fakes.debs import ar_of, deb_of, entry, folder, link, tar_of
@@ -196,7 +202,7 @@ class TestReading:
             assert not [it for it in members if ".." in it.split("/") or it.startswith("/")]
 
     def test_a_bomb_is_refused(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("envbuild.image.debian.deb._LIMIT", {"control": 1 << 20, "data": 1 << 20})
+        monkeypatch.setattr("envbuild.image.debian.package._LIMIT", {"control": 1 << 20, "data": 1 << 20})
         assert "bytes come out of it" in refusal(deb_of("new", [("./zeros", bytes(4 << 20))]), tmp_path)
 
 

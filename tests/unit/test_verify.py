@@ -15,12 +15,12 @@ import pytest
 
 from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BuildError
-from envbuild.image import LayerResult, derive_recipe, named_environment
+from envbuild.image.layers.writer import LayerResult
+from envbuild.image.rebase import derive_recipe, named_environment
 from envbuild.lock.formats import read_pylock
 from envbuild.lock.model import Lock, Target
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import ENVIRONMENT, Image, Layer, canonical_json, manifest_bytes
-from envbuild.oci.index import image_index
+from envbuild.oci.image import ENVIRONMENT, Image, Layer, canonical_json, image_index, manifest_bytes
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base

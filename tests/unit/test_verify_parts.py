@@ -11,8 +11,10 @@ import pytest
 from envbuild.base.interpreter import find_interpreter
 from envbuild.cache import prune, workplace
 from envbuild.errors import BuildError
-from envbuild.image import Compiling, LayerCache, WheelFiles, assemble
-from envbuild.image.bytecode import Store, compiled_by
+from envbuild.image.assembler import Compiling, assemble
+from envbuild.image.bytecode.compiler import Store, compiled_by
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.settings import read_settings
 from envbuild.oci.image import Image

@@ -1,28 +1,135 @@
-"""The bytecode layers of an image: found where they are known, else compiled, all that lacks at once."""
+"""Which files of a wheel have bytecode, and where it goes (PEP 3147)."""
 
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from envbuild.image.bytecode.batch import Parcel, Told, compile_parcels
-from envbuild.image.bytecode.compiler import CORES, Compiler
-from envbuild.image.bytecode.interpreter import Interpreter
-from envbuild.image.bytecode.plan import library_key, lost_paths, plan_bytecode, wheel_key
-from envbuild.image.bytecode.sources import LibrarySource, WheelSource, wheel_sources
-from envbuild.image.bytecode.store import Compiled, Store, Tally
-from envbuild.image.cache import LayerCache
-from envbuild.image.expectation import Slot
-from envbuild.image.overlap import Overlap
-from envbuild.image.source import OpenWheels
+from packaging.utils import parse_wheel_filename
+
+from envbuild.image.bytecode.compiler import (
+    CORES,
+    FORMAT,
+    Compiled,
+    Compiler,
+    Interpreter,
+    Parcel,
+    Store,
+    Tally,
+    Told,
+    compile_parcels,
+)
+from envbuild.image.config import Slot
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import OpenWheels
+from envbuild.image.layers.plan import Overlap
+from envbuild.image.layers.writer import LayerFile
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
-from envbuild.wheel.archive import WheelArchive
+from envbuild.wheel.archive import Member, WheelArchive
 from envbuild.wheel.install import InstalledFile, Scheme
-from envbuild.wheel.layer import LayerFile
+
+
+@dataclass(frozen=True, slots=True)
+class WheelSource:
+    """A source in a wheel."""
+
+    file: InstalledFile
+    archive: WheelArchive
+
+    @property
+    def path(self) -> str:
+        """Below the prefix."""
+        return self.file.path
+
+    def read(self) -> bytes:
+        """The content, checked."""
+        return self.archive.read(self.file.source) if isinstance(self.file.source, Member) else self.file.source
+
+
+@dataclass(frozen=True, slots=True)
+class LibrarySource:
+    """A source of the base's standard library."""
+
+    path: str
+    """Below the interpreter's prefix: `lib/python3.11/os.py`."""
+    home: Path
+    """A copy of what lies below that."""
+
+    def read(self) -> bytes:
+        """The content, which was checked."""
+        return (self.home / self.path).read_bytes()
+
+
+def wheel_sources(
+    files: Sequence[InstalledFile], archive: WheelArchive, site_packages: str, lost: Collection[str]
+) -> list[WheelSource]:
+    """The sources that imports may find, sorted by path, without those that another wheel's files replace."""
+    paths = {file.path for file in files}
+    taken = {*lost} | {file.path for file in files if f"{file.path.rpartition('/')[0]}/__pycache__" in paths}
+    kept = [file for file in files if file.path.startswith(f"{site_packages}/") and file.path.endswith(".py")]
+    return [WheelSource(file, archive) for file in kept if file.path not in taken]
+
+
+_LARGE = 64 << 20
+"""Bytes of a wheel: from there on the bytecode is worth what a layer of its own costs whoever pulls it."""
+_MOST_LARGE = 4
+MOST_LAYERS = _MOST_LARGE + 2
+"""Large wheels, the other wheels, the base's standard library."""
+
+
+@dataclass(frozen=True, slots=True)
+class BytecodePlan:
+    """The wheels whose bytecode shares a layer, sorted by name."""
+
+    wheels: tuple[LockedWheel, ...]
+    key: Digest
+    """Everything that decides the layer's bytes. No interpreter need run to tell it."""
+
+    @property
+    def label(self) -> str:
+        """What the image's history says."""
+        return "bytecode of " + ", ".join(f"{wheel.name} {wheel.version}" for wheel in self.wheels)
+
+
+def plan_bytecode(recipe: Recipe, interpreter: str, overlaps: Sequence[Overlap]) -> tuple[BytecodePlan, ...]:
+    """Give the largest wheels with code a layer each, and the others one."""
+    by_size = sorted(recipe.wheels, key=lambda wheel: (-wheel.size, wheel.name))
+    large = [wheel for wheel in by_size if wheel.size >= _LARGE and _has_code(wheel)][:_MOST_LARGE]
+    others = sorted(set(by_size) - set(large), key=lambda wheel: wheel.name)
+    plans = [[wheel] for wheel in large] + ([others] if others else [])
+    return tuple(BytecodePlan(tuple(wheels), _key(recipe, interpreter, wheels, overlaps)) for wheels in plans)
+
+
+def lost_paths(wheel: LockedWheel, overlaps: Sequence[Overlap]) -> list[str]:
+    """Sources of a wheel that another wheel's files replace: their bytecode must not hide the other's."""
+    return sorted(it.path for it in overlaps if it.path.endswith(".py") and wheel.name in it.losers)
+
+
+def wheel_key(recipe: Recipe, interpreter: str, wheel: LockedWheel, overlaps: Sequence[Overlap]) -> Digest:
+    """Everything that decides the bytecode of one wheel."""
+    said = [FORMAT, interpreter, recipe.prefix, recipe.target.python_minor]
+    return Digest.of(canonical_json(["bytecode", said, str(wheel.sha256), lost_paths(wheel, overlaps)]))
+
+
+def library_key(recipe: Recipe, interpreter: str) -> Digest:
+    """Everything that decides the bytecode of the base's standard library."""
+    said = [FORMAT, recipe.layer_format, interpreter, str(recipe.base_digest), recipe.python_path]
+    return Digest.of(canonical_json(["bytecode of the standard library", said]))
+
+
+def _has_code(wheel: LockedWheel) -> bool:
+    """A large wheel for one platform and any Python holds libraries of another language, as NVIDIA's do."""
+    return any(tag.abi != "none" or tag.platform == "any" for tag in parse_wheel_filename(wheel.filename)[3])
+
+
+def _key(recipe: Recipe, interpreter: str, wheels: Sequence[LockedWheel], overlaps: Sequence[Overlap]) -> Digest:
+    keys = [[wheel.filename, str(wheel_key(recipe, interpreter, wheel, overlaps))] for wheel in wheels]
+    return Digest.of(canonical_json(["bytecode layer", recipe.layer_format, keys]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

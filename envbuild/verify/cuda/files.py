@@ -18,19 +18,19 @@ from typing import IO, Any, cast
 from msgspec import convert, to_builtins
 from packaging.version import Version
 
-from envbuild.base.tree import Node, Tree, contents, read_tree
 from envbuild.cache import read_entry, write_entry
 from envbuild.errors import VerifyError
 from envbuild.image.config import config_bytes
 from envbuild.lock.model import LockedWheel
 from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.stack import Stack
+from envbuild.oci.deflate import DamagedStreamError, inflate
 from envbuild.oci.digest import Digest
+from envbuild.oci.rootfs import Node, Tree, contents, read_tree
 from envbuild.recipe import Base, Recipe
 from envbuild.verify.cuda.elf import Elf, read_cache, read_elf
 from envbuild.verify.cuda.process import Process, System
 from envbuild.wheel.archive import Member, WheelArchive, check_locked
-from envbuild.wheel.inflate import DamagedStreamError, inflate
 from envbuild.wheel.install import Scheme, installed_files
 
 _FORMAT = 2

@@ -10,11 +10,11 @@ from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.base.tree import resolve
 from envbuild.errors import VerifyError
 from envbuild.match.profiles import FrameworkWheel, Profiles, within
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
+from envbuild.oci.rootfs import resolve
 from envbuild.recipe import Base, Recipe
 from envbuild.verify.cuda.files import PlannedImage, WheelFiles, framework_wheel, plan_image, read_base_files
 from envbuild.verify.cuda.openings import CUDA, Opening, core, cudnn_openings, openings, stem

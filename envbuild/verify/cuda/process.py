@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from envbuild.base.tree import Tree, resolve
+from envbuild.oci.rootfs import Tree, resolve
 from envbuild.verify.cuda.elf import MACHINES, Elf
 
 LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}

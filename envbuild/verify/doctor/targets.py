@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from envbuild.errors import EnvbuildError, RegistryError, StampError, UsageError
-from envbuild.oci.login import exists, refuse_login
-from envbuild.oci.reference import Reference
+from envbuild.oci.reference import Reference, exists, refuse_login
 from envbuild.registry.artifact_cleanup import Cleanup, read_cleanup
 from envbuild.registry.artifact_registry import package_of
 from envbuild.registry.client import Registry

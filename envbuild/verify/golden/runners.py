@@ -20,7 +20,7 @@ from envbuild.engine.client import connected
 from envbuild.engine.container import MAX_RESULT, WRITABLE, run_file
 from envbuild.engine.image import LocalImage, find_image
 from envbuild.errors import UsageError
-from envbuild.oci.login import exists
+from envbuild.oci.reference import exists
 from envbuild.report import Reporter
 
 INSTEAD = "leave out --run, or give host and --python PATH instead of images: an interpreter needs no engine"

@@ -13,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 
-from envbuild.base.tree import resolve
 from envbuild.capture.distributions import LONGEST_HEAD, NAME, VERSION
 from envbuild.capture.frameworks import BUILD_INFO, build_info
 from envbuild.capture.reading import decoded
@@ -24,6 +23,7 @@ from envbuild.errors import BuildError
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.manifest.model import Framework
 from envbuild.oci.image import Image, Layer
+from envbuild.oci.rootfs import resolve
 from envbuild.recipe import SLIM_LABEL
 from envbuild.registry.pull import ARCHITECTURES
 from envbuild.verify.sources import Package, Side, frameworks_of

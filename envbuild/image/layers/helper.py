@@ -1,15 +1,11 @@
-"""Another process that writes large layers beside this one, as an interpreter keeps one core busy at a time.
-
-It reads pickled tasks from its standard input and answers each on its standard output; both are pipes of this run, and
-what is written goes straight into the file that the asking process opened. It ends with its input.
-"""
+"""Wheels that are open, and where their files go."""
 
 import os
 import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -17,17 +13,51 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
+from envbuild.image.layers.writer import LayerFile, LayerResult, write_layer
 from envbuild.oci.digest import Digest
 from envbuild.retry import collect_seldom, take_turns
-from envbuild.wheel.fingerprint import Fingerprint, fingerprint
-from envbuild.wheel.install import Scheme
-from envbuild.wheel.layer import LayerResult, write_layer
-from envbuild.wheel.opened import LocalWheel, layer_files, open_wheel
+from envbuild.wheel.archive import WheelArchive, check_locked
+from envbuild.wheel.install import Fingerprint, InstalledFile, Scheme, fingerprint, installed_files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalWheel:
+    """A verified wheel on this machine."""
+
+    path: Path
+    filename: str
+    sha256: Digest
+    size: int
+    """As the lock says it."""
+    proving: bool = False
+    """Whether what is read of it is held against its RECORD."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWheel:
+    """A wheel and where its files go."""
+
+    archive: WheelArchive
+    files: Sequence[InstalledFile]
+
+
+def open_wheel(wheel: LocalWheel, scheme: Scheme, stack: ExitStack) -> OpenWheel:
+    """Open a wheel until the stack is left; WheelError where it cannot be installed rightly."""
+    check_locked(wheel.path, wheel.filename, wheel.size)
+    archive = stack.enter_context(WheelArchive(wheel.path, wheel.filename))
+    archive.proving = wheel.proving
+    return OpenWheel(archive, installed_files(archive, scheme))
+
+
+def layer_files(wheels: Iterable[OpenWheel]) -> list[LayerFile]:
+    """All files of some wheels in the order of the lock, as the later wheel wins where two have one path."""
+    return list({file.path: LayerFile(file, wheel.archive) for wheel in wheels for file in wheel.files}.values())
+
 
 _CORES = os.cpu_count() or 1
 _NICE = 10
 """On two cores all layers together are then there a tenth sooner (nice(2))."""
-_START = "import sys; sys.path[:] = sys.argv[1:]; from envbuild.wheel.helper import main; main()"
+_START = "import sys; sys.path[:] = sys.argv[1:]; from envbuild.image.layers.helper import main; main()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

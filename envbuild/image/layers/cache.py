@@ -10,11 +10,11 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.files import settle, written_aside
+from envbuild.image.layers.writer import LayerResult
 from envbuild.oci.blobs import READ_ONLY, is_damaged
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor
 from envbuild.trust import Claim
-from envbuild.wheel.layer import LayerResult
 
 T = TypeVar("T")
 Decode = Callable[[Any], T]

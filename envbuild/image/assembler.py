@@ -7,23 +7,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
-from envbuild.image.bytecode import MOST_LAYERS as BYTECODE_LAYERS
-from envbuild.image.bytecode import Bytecode, BytecodeLayer, Interpreter, Store, Tally
-from envbuild.image.cache import Decode, LayerCache
-from envbuild.image.config import CHECK_LINE, annotations, checkup_files, config_bytes, environment_files
-from envbuild.image.debian import SystemLayer, packages_key, packages_line
-from envbuild.image.expectation import Slot, find_problem
-from envbuild.image.install_order import install_order
-from envbuild.image.making import Begun, LayerOrder, Made, Maker
-from envbuild.image.overlap import Overlap, find_overlaps
-from envbuild.image.plan import LayerPlan, check_depth, plan_layers
-from envbuild.image.source import OpenWheels, Wheels
+from envbuild.image.bytecode.compiler import Interpreter, Store, Tally
+from envbuild.image.bytecode.layers import MOST_LAYERS as BYTECODE_LAYERS
+from envbuild.image.bytecode.layers import Bytecode, BytecodeLayer
+from envbuild.image.config import (
+    CHECK_LINE,
+    Slot,
+    annotations,
+    checkup_files,
+    config_bytes,
+    environment_files,
+    find_problem,
+)
+from envbuild.image.debian.layer import SystemLayer, packages_key, packages_line
+from envbuild.image.layers.cache import Decode, LayerCache
+from envbuild.image.layers.maker import Begun, LayerOrder, Made, Maker, OpenWheels, Wheels
+from envbuild.image.layers.plan import LayerPlan, Overlap, check_depth, find_overlaps, install_order, plan_layers
+from envbuild.image.layers.writer import LayerFile, LayerResult
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
-from envbuild.wheel.fingerprint import Fingerprint, from_text, suspects, to_text
-from envbuild.wheel.layer import LayerFile, LayerResult
+from envbuild.wheel.install import Fingerprint, from_text, suspects, to_text
 
 OVERLAPS_LINE = "paths that several packages share"
 """The history's line of the layer with files that several wheels have."""

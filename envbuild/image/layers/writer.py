@@ -1,26 +1,98 @@
-"""A layer is spliced, not compressed: a wheel's own deflate streams, with blocks between them for the tar's headers.
+"""A stream of bytes that is hashed, and written where it is wanted, in a thread of its own."""
 
-For each file one block holds the padding of the file before and the tar header, then come the wheel's bytes as they
-are. A gzip member goes on until a wheel's stream ends it, as that of a large file does, and the few whose last block is
-not found. Two digests are computed beside it, each in a thread: of the blob, and of the tar inside (the diff id). Files
-are read and inflated in parallel, some ahead of what is being written.
-"""
-
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
-from typing import BinaryIO
+from types import TracebackType
+from typing import BinaryIO, Self, TypeVar
 
+from envbuild.errors import MissingComponentError
 from envbuild.oci import gzip, tar
+from envbuild.oci.deflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
 from envbuild.oci.digest import Digest
 from envbuild.wheel.archive import Member, WheelArchive
-from envbuild.wheel.blocks import continued
-from envbuild.wheel.inflate import DamagedStreamError, crc32, inflate, inflate_whole
 from envbuild.wheel.install import InstalledFile, record_hash
-from envbuild.wheel.parallel import in_order
-from envbuild.wheel.stream import HashedStream
+
+_BUFFER = 1 << 20
+"""Bytes: smaller pieces are collected, so that the thread sees large ones and leaves the others alone."""
+_BEHIND = 2
+"""Pieces that wait for the thread at most."""
+
+
+class HashedStream:
+    """Takes pieces from one thread; an error of writing comes out of a later call, or at the end."""
+
+    def __init__(self, sink: BinaryIO | None = None) -> None:
+        self._sink, self._sha256, self._buffer = sink, hashlib.sha256(), bytearray()
+        self._thread, self._waiting = ThreadPoolExecutor(1), deque[Future[None]]()
+        self.size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Take a piece, which must not change any more."""
+        self.size += len(data)
+        if len(data) < _BUFFER:
+            self._buffer += data
+            if len(self._buffer) >= _BUFFER:
+                self._flush()
+        else:
+            self._flush()
+            self._pass(data)
+
+    def digest(self) -> Digest:
+        """Wait for the thread; the digest of everything so far."""
+        self._flush()
+        while self._waiting:
+            self._waiting.popleft().result()
+        return Digest(self._sha256.hexdigest())
+
+    def _flush(self) -> None:
+        if self._buffer:
+            self._pass(self._buffer)
+            self._buffer = bytearray()
+
+    def _pass(self, data: bytes | bytearray | memoryview) -> None:
+        if len(self._waiting) >= _BEHIND:
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._take, data))
+
+    def _take(self, data: bytes | bytearray | memoryview) -> None:
+        self._sha256.update(data)
+        if self._sink is not None:
+            self._sink.write(data)
+
+
+T = TypeVar("T")
+
+
+def in_order(pool: Executor, jobs: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
+    """Yield what the jobs return, in their order, while the pool works on at most `ahead` of those that follow.
+
+    The first error ends it; jobs that have not begun are dropped.
+    """
+    pending: deque[Future[T]] = deque()
+    try:
+        for job in jobs:
+            pending.append(pool.submit(job))
+            if len(pending) > ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
+
 
 _BATCH = 2 << 20
 """Bytes of files, compressed or not, that one job makes a part of the layer from; a larger file is streamed."""
@@ -273,3 +345,75 @@ def _checked(archive: WheelArchive, member: Member, pieces: Iterable[Piece], rec
         raise archive.refuse(f"{member.name} has another size or CRC than the archive says")
     if hasher and record_hash(hasher.digest()) == recorded:
         archive.true.add(member.name)
+
+
+_RELEASE, _LEVEL = "0.9.0", 6
+_PIECE = 2 << 20
+"""Bytes of the tar that are compressed at once, which decides the bytes of a layer."""
+_PIECES_AHEAD = 3
+_KNOWN = "e5477eb89a1edb5d7efe6a50ca87d620c251bc4562548e95da82c99bdd346927"
+
+
+def write_compressed(tarred: Iterable[bytes | memoryview], sink: BinaryIO, pool: Executor) -> LayerResult:
+    """Write a layer from its tar; its bytes do not depend on the pool, nor on where the tar is cut into chunks.
+
+    MissingComponentError where the compressor is absent or another one.
+    """
+    check_library()
+    with HashedStream(sink) as blob, HashedStream() as plain:
+        jobs, members = (partial(_compressed, piece) for piece in _pieces(tarred)), gzip.Members()
+        for part in in_order(pool, jobs, _PIECES_AHEAD):
+            plain.write(part.plain)
+            for piece in members.add(part):
+                blob.write(piece)
+        for piece in members.ended():
+            blob.write(piece)
+        return LayerResult(blob.digest(), blob.size, plain.digest())
+
+
+def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Cut what comes into pieces of one size."""
+    buffer = bytearray()
+    for chunk in chunks:
+        buffer += chunk
+        while len(buffer) >= _PIECE:
+            with memoryview(buffer)[:_PIECE] as piece:
+                whole = bytes(piece)
+            yield whole
+            del buffer[:_PIECE]
+    if buffer:
+        yield bytes(buffer)
+
+
+def _compressed(piece: bytes) -> gzip.Part:
+    stream = _deflate(piece)
+    opened = continued(stream, piece)
+    return gzip.Part(opened or stream, piece, final=opened is None, crc32=crc32(piece), size=len(piece))
+
+
+def _deflate(data: bytes) -> bytes:
+    import deflate  # noqa: PLC0415 - few layers need it
+
+    return bytes(deflate.deflate_compress(data, _LEVEL))
+
+
+@cache
+def check_library() -> None:
+    """Compare what the compressor makes of a fixed text with what it made when this was written."""
+    least = "build with --no-bytecode and --no-system-packages"
+    todo = f"install deflate {_RELEASE}, from a wheel; or {least}"
+    try:
+        found = hashlib.sha256(_deflate(_sample())).hexdigest()
+    except ImportError as error:
+        what = "the compressor of bytecode and system packages, `deflate`, is absent"
+        raise MissingComponentError(what, todo=todo) from error
+    if found != _KNOWN:
+        what = "the compressor `deflate` makes other bytes than the release that envbuild is made for"
+        raise MissingComponentError(what, where=f"sha256 {found}", todo=todo)
+
+
+def _sample() -> bytes:
+    """256 KiB that have something for each part of a compressor: noise, words, runs, far and near repetitions."""
+    noise = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(1024))
+    words = b" ".join(b"%x" % (byte * byte % 251) for byte in noise)
+    return (noise + words + bytes(20_000) + words[::-1] + noise[::3] + words)[: 256 << 10]

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import IO, BinaryIO, Literal, cast
 
 from envbuild.errors import BuildError, MissingComponentError
-from envbuild.image.debian.ground import fields, stanzas
 from envbuild.oci.digest import Digest
-from envbuild.oci.tar_reader import open_tar
+from envbuild.oci.tar import open_tar
 
 _MAGIC = b"!<arch>\n"
 _HEADER, _CHUNK = 60, 1 << 20
 _LIMIT = {"control": 64 << 20, "data": 8 << 30}
 """Bytes, unpacked: many times what the largest package has."""
 _WORD = re.compile(r"[A-Za-z0-9][\w.+~:-]*")
+_FIELD = re.compile(r"^([A-Za-z0-9-]+):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE)
 _DAMAGED = (OSError, EOFError, ValueError, tarfile.TarError, lzma.LZMAError)
 Kind = Literal["file", "directory", "symlink"]
 
@@ -64,6 +64,16 @@ class Deb:
     """What else its control archive has, by name: `postinst`, `md5sums`, `conffiles`, `triggers`."""
     items: tuple[Item, ...]
     """What it puts somewhere, in its own order."""
+
+
+def stanzas(text: str) -> list[str]:
+    """Part a control file (deb822(5)) into its stanzas, without the empty lines between them."""
+    return [part.strip("\n") for part in re.split(r"\n(?:[ \t]*\n)+", text) if part.strip()]
+
+
+def fields(stanza: str) -> dict[str, str]:
+    """The fields of a stanza, with the lines that go on indented as they are."""
+    return dict(_FIELD.findall(stanza))
 
 
 def open_deb(path: Path, sha256: Digest, stack: ExitStack) -> Deb:

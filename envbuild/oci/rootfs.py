@@ -1,19 +1,21 @@
 """The files of an image, read from its layers without unpacking them (OCI image-spec, layer.md)."""
 
 import hashlib
+import os
 import posixpath
 import re
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import IO, BinaryIO, Literal, Protocol, cast
 
 from envbuild.errors import BaseError
+from envbuild.oci.deflate import GZIP_ERRORS, expansion_limit, open_gzip
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Image, Layer
-from envbuild.oci.tar_reader import open_tar
-from envbuild.wheel.inflate import GZIP_ERRORS, expansion_limit, open_gzip
+from envbuild.oci.tar import open_tar
 
 _CHUNK = 1 << 20
 DAMAGED: tuple[type[Exception], ...] = (*GZIP_ERRORS, tarfile.TarError, ValueError)
@@ -268,3 +270,25 @@ def resolve(tree: Mapping[str, Placed], path: str) -> str | None:
         else:
             done = here
     return None
+
+
+def unpack(image: Image, folder: Path, name: str) -> None:
+    """Write what an image shows into an empty folder; BaseError as `read_tree`.
+
+    Owners and special files are left out. Links come last, so that no file is written through one.
+    """
+    tree = {path: node for path, node in read_tree(image, name).items() if path != ".." and not path.startswith("../")}
+    for path, node in tree.items():
+        if node.kind == "directory":
+            folder.joinpath(path).mkdir(parents=True, exist_ok=True)
+    for path, member, content in contents(image, tree, tree.keys(), name):
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("wb") as file:
+            while data := content.read(_CHUNK):
+                file.write(data)
+        place.chmod(0o755 if member.mode & 0o111 else 0o644)
+    for path, node in tree.items():
+        if node.kind == "link" and not os.path.lexists(folder / path):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).symlink_to(node.target)

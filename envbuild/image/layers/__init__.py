@@ -1,0 +1,1 @@
+"""Layers: which wheels share one, their tar, its compression, and the cache of those that exist."""
