@@ -25,7 +25,7 @@ from envbuild.errors import MissingComponentError, UsageError
 if TYPE_CHECKING:
     import docker
 
-    from envbuild.local.acquire import Here
+    from envbuild.local.image import Here
     from envbuild.local.model import Choice, Engine, Launch, Mount, Port
 
 _INSTEAD = "make a virtual environment of the same wheels: --venv DIR"
@@ -38,7 +38,7 @@ _LEAST_SHARED, _MOST_SHARED = 64 << 10, 1 << 45
 
 def run_in_container(asked: Asked) -> int:
     """Prepare, bring the image here, and start it; the exit code is the command's."""
-    from envbuild.local.adc import adc_findings
+    from envbuild.local.contract import adc_findings
     from envbuild.local.data import workspace_mount
     from envbuild.local.machine import look
     from envbuild.local.preflight import preflight
@@ -81,7 +81,7 @@ class Served:
 
 
 def _run(client: "docker.DockerClient", engine: "Engine", launch: "Launch", served: Served | None) -> int:
-    from envbuild.local.running import run_launch
+    from envbuild.local.container import run_launch
 
     if served is None:
         return run_launch(client, engine, launch, tell)
@@ -109,7 +109,7 @@ def _engine(stack: ExitStack) -> "tuple[docker.DockerClient | None, MissingCompo
 
 def _size(ready: Prepared, client: "docker.DockerClient | None", progress: Progress) -> int | None:
     """Bytes that an image takes that is not built here; of what is built the lock tells."""
-    from envbuild.local.named import size_of
+    from envbuild.local.subject import size_of
 
     choice = ready.choice
     named = ready.subject.image or (f"docker://{choice.pull.reference}" if choice.pull else None)
@@ -117,7 +117,7 @@ def _size(ready: Prepared, client: "docker.DockerClient | None", progress: Progr
 
 
 def _brought(asked: Asked, ready: Prepared, client: "docker.DockerClient", progress: Progress) -> "Here":
-    from envbuild.local.acquire import acquire
+    from envbuild.local.image import acquire
 
     now = datetime.now(UTC)
     here = acquire(client, ready.subject, ready.choice, building_of(asked), reporter_of(progress), now)
@@ -128,7 +128,7 @@ def _brought(asked: Asked, ready: Prepared, client: "docker.DockerClient", progr
 
 def _launch(asked: Asked, ready: Prepared, here: "Here", client: "docker.DockerClient", workspace: "Mount") -> "Launch":
     from envbuild.engine.container import first_file
-    from envbuild.local.checked import contract_json
+    from envbuild.local.contract import contract_json
     from envbuild.local.model import Launch
     from envbuild.local.notebook import COMMAND
 
@@ -157,7 +157,7 @@ def _written(
 ) -> int:
     """Write the files for editors and Compose, once the image is known to do for them."""
     from envbuild.engine.container import first_file
-    from envbuild.local.devcontainer import check_labels
+    from envbuild.local.editors import check_labels
 
     if asked.mode.devcontainer:
         config = client.api.inspect_image(here.image).get("Config") or {}
@@ -195,7 +195,7 @@ def _bytes(text: str) -> int:
 
 
 def _ports(asked: Asked) -> "tuple[Port, ...]":
-    from envbuild.local.ports import check_ports
+    from envbuild.local.container import check_ports
 
     ports = tuple(map(_port, asked.container.port or ()))
     check_ports(ports)
@@ -217,7 +217,7 @@ def _port(text: str) -> "Port":
 def _parity(asked: Asked, ready: Prepared, here: "Here", client: "docker.DockerClient", progress: Progress) -> int:
     from envbuild.engine.image import find_image
     from envbuild.files import cache_folder
-    from envbuild.local.parity import parity
+    from envbuild.local.preflight import parity
     from envbuild.verify.golden import InImage
 
     runner = InImage(name=asked.target, client=client, image=find_image(client, here.image, progress))

@@ -11,7 +11,7 @@ from envbuild.cli.local_parts import Prepared
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.local.acquire import Here
+    from envbuild.local.image import Here
     from envbuild.local.model import Launch
 
 _OURS = b"Written by envbuild"
@@ -20,9 +20,7 @@ _OURS = b"Written by envbuild"
 
 def written(mode: Mode, ready: Prepared, here: "Here", launch: "Launch", progress: Progress) -> int:
     """Write what was asked for into this folder, print the paths, and leave alone what is somebody else's."""
-    from envbuild.local.compose import compose
-    from envbuild.local.devcontainer import devcontainer
-    from envbuild.local.editors import left_out
+    from envbuild.local.editors import compose, devcontainer, left_out
 
     if here.digest is None:
         progress.warn("the image lies in this engine only: what is written serves on this machine alone")

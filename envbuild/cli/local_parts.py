@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import docker
 
     from envbuild.build import Reporter
-    from envbuild.local.acquire import Building
+    from envbuild.local.image import Building
     from envbuild.local.model import Choice, Machine, Settled, Subject
     from envbuild.lock import Options
     from envbuild.stamp import Proof
@@ -61,7 +61,7 @@ def subject_of(
             called, data, manifest = read_run(name, None, Given(), progress)
             return subject_of_manifest(called, data, manifest)
         case "image":
-            from envbuild.local.named import side_of_named
+            from envbuild.local.subject import side_of_named
 
             return subject_of_image(name, side_of_named(name, client, machine, progress))
         case _:
@@ -73,10 +73,10 @@ def prepared(asked: Asked, machine: "Machine", client: "docker.DockerClient | No
     """Read the target, choose for this machine, and settle the contract; say what was decided."""
     import os
 
-    from envbuild.local.choose import choose
+    from envbuild.local.choice import choose
     from envbuild.local.contract import settle
     from envbuild.local.data import resolve_here
-    from envbuild.local.pins import known_changes
+    from envbuild.local.image import known_changes
 
     wanted = asked.wanted
     proof = proof_of((wanted.signed,) if wanted.signed is not None else (), wanted.minimum_record)
@@ -102,7 +102,7 @@ def prepared(asked: Asked, machine: "Machine", client: "docker.DockerClient | No
 def building_of(asked: Asked) -> "Building":
     """How what has to be built is built."""
     from envbuild.files import cache_folder
-    from envbuild.local.acquire import Building
+    from envbuild.local.image import Building
 
     wanted = asked.wanted
     links = tuple(wanted.find_links or ())

@@ -34,8 +34,7 @@ def run_in_venv(asked: Asked, folder: Path) -> int:
     from envbuild.files import cache_folder
     from envbuild.local.machine import look
     from envbuild.local.notebook import held_server
-    from envbuild.local.venv import held_venv
-    from envbuild.local.venv_folder import check_place
+    from envbuild.local.venv import check_place, held_venv
 
     check_place(folder)
     with ExitStack() as stack:
@@ -107,7 +106,7 @@ def _plan(
 def _stamped(ready: Prepared) -> "Lock | None":
     """The stamped lock of the choice, if this machine can install it; None where one is made of the run's manifest."""
     from envbuild.capture.machine import platform_facts
-    from envbuild.local.relock import check_known, stamped_lock
+    from envbuild.local.image import check_known, stamped_lock
     from envbuild.local.venv import check_fits
 
     lock = stamped_lock(ready.subject, ready.choice)
@@ -119,14 +118,14 @@ def _stamped(ready: Prepared) -> "Lock | None":
 
 
 def _made_now(asked: Asked, ready: Prepared, progress: Progress) -> "Lock":
-    from envbuild.local.relock import lock_here
+    from envbuild.local.image import lock_here
 
     return lock_here(ready.subject, ready.choice, building_of(asked), reporter_of(progress))
 
 
 def _parity(asked: Asked, ready: Prepared, folder: Path, python: Path, progress: Progress) -> int:
     from envbuild.files import cache_folder
-    from envbuild.local.parity import parity
+    from envbuild.local.preflight import parity
     from envbuild.local.process import active, translated
     from envbuild.verify.golden import InInterpreter
 
