@@ -38,6 +38,7 @@ _LEAST_SHARED, _MOST_SHARED = 64 << 10, 1 << 45
 
 def run_in_container(asked: Asked) -> int:
     """Prepare, bring the image here, and start it; the exit code is the command's."""
+    from envbuild.local.container import client_command
     from envbuild.local.contract import adc_findings
     from envbuild.local.data import workspace_mount
     from envbuild.local.machine import look
@@ -60,6 +61,8 @@ def run_in_container(asked: Asked) -> int:
             stop(findings, asked.needs.check)
             if asked.mode.dry_run:
                 return 0
+            if machine.engine and not (asked.mode.golden or asked.mode.devcontainer or asked.mode.compose):
+                client_command(client, machine.engine)  # before anything is downloaded
             here = _brought(asked, ready, client, progress)
             if workspace is None:
                 return _parity(asked, ready, here, client, progress)

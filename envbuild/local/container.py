@@ -236,15 +236,17 @@ class _Run:
             state = self.client.api.inspect_container(name)["State"]
         except NotFound:  # somebody else removed it
             return code
+        lost = 128 + (-code if code < 0 else signal.SIGPIPE)
         if state["Running"]:  # nobody reads the client's output any more, or its terminal is gone
             self.client.api.stop(name, timeout=_GRACE)
-            return 128 + (-code if code < 0 else signal.SIGPIPE)
+            return lost
         if str(state["StartedAt"]).startswith("0001-"):
             self.client.api.start(name)  # says why the client could not
             return code or 1
         if state.get("OOMKilled"):
             self.report("the container ran out of memory and was killed: free memory, or give the engine more")
-        return int(state["ExitCode"])
+        # The client fails after a command that succeeded if it cannot write the output.
+        return int(state["ExitCode"]) or (lost if code else 0)
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:

@@ -98,7 +98,9 @@ class Local:
 
     @property
     def environment(self) -> dict[str, str]:
-        return cleaned(os.environ) | {"DOCKER_HOST": f"unix://{self.tap.socket}"}
+        """The caller's, without settings that are for the engine alone; the engine's client reads its home."""
+        ours = {"DOCKER_HOST": f"unix://{self.tap.socket}", "HOME": str(self.tap.socket.parent)}
+        return {name: it for name, it in cleaned(os.environ).items() if name != "CONTAINERS_CONF"} | ours
 
     def run(self, *command: str, input: bytes = b"", **launch: Any) -> subprocess.CompletedProcess[bytes]:  # noqa: A002
         done = subprocess.run(
@@ -320,7 +322,7 @@ def test_an_engine_without_its_init_program_runs_it_all_the_same(podman_folder, 
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
     assert process.returncode == code
-    assert b"lacks its init program" in said
+    assert b"no init program" in said
 
 
 @pytest.mark.parametrize("request_", [b"/containers/create", b"/attach", b"/start"])
@@ -346,6 +348,16 @@ def test_an_engine_that_goes_away_is_told_as_such(local):
             process.kill()
     assert process.returncode == 17
     assert b"MissingComponentError: the engine stopped answering" in said, said
+
+
+def test_without_the_engines_client_it_says_what_to_install(local):
+    done = subprocess.run(
+        local.arguments("true"), env={**local.environment, "PATH": "/nowhere"}, capture_output=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 17, done.stderr
+    assert b"docker-cli" in done.stderr
+    assert local.tap.created() == []
 
 
 def test_a_reader_that_leaves_ends_the_program(local):
