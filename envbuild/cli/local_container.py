@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import docker
 
-    from envbuild.local.acquire import Here
+    from envbuild.local.image import Here
     from envbuild.local.model import Choice, Engine, Launch, Mount, Port
 
 _ALTERNATIVE = "make a virtual environment of the same wheels: --venv DIR"
@@ -41,7 +41,8 @@ _WRITTEN_BY_US = b"Written by envbuild"
 
 def run_in_container(target: str, command: tuple[str, ...], options: LocalOptions) -> int:
     """Plan, bring the image here, and start it; the exit code is the command's."""
-    from envbuild.local.adc import adc_findings
+    from envbuild.local.container import client_command
+    from envbuild.local.contract import adc_findings
     from envbuild.local.data import workspace_mount
     from envbuild.local.machine import look
     from envbuild.local.preflight import preflight
@@ -63,6 +64,8 @@ def run_in_container(target: str, command: tuple[str, ...], options: LocalOption
             refuse_errors(findings, options.check)
             if options.dry_run:
                 return 0
+            if machine.engine and not (options.golden or options.devcontainer or options.compose):
+                client_command(client, machine.engine)  # before anything is downloaded
             here = _acquire(options, plan, client, progress)
             if workspace is None:
                 return _parity(target, options, plan, here, client, progress)
@@ -84,7 +87,7 @@ class Notebook:
 
 
 def _run(client: "docker.DockerClient", engine: "Engine", launch: "Launch", notebook: Notebook | None) -> int:
-    from envbuild.local.running import run_launch
+    from envbuild.local.container import run_launch
 
     if notebook is None:
         return run_launch(client, engine, launch, print_message)
@@ -107,7 +110,7 @@ def _engine(stack: ExitStack) -> "tuple[docker.DockerClient | None, MissingCompo
 
 def _size(plan: Plan, client: "docker.DockerClient | None", progress: Progress) -> int | None:
     """Return the bytes of an image that is not built here; of one that is built, its lock has them."""
-    from envbuild.local.named import size_of
+    from envbuild.local.subject import size_of
 
     choice = plan.choice
     named = plan.subject.image or (f"docker://{choice.pull.reference}" if choice.pull else None)
@@ -115,7 +118,7 @@ def _size(plan: Plan, client: "docker.DockerClient | None", progress: Progress) 
 
 
 def _acquire(options: LocalOptions, plan: Plan, client: "docker.DockerClient", progress: Progress) -> "Here":
-    from envbuild.local.acquire import acquire
+    from envbuild.local.image import acquire
 
     now = datetime.now(UTC)
     here = acquire(client, plan.subject, plan.choice, options.building(), progress.reporter(), now)
@@ -133,7 +136,7 @@ def _launch(
     workspace: "Mount",
 ) -> "Launch":
     from envbuild.engine.container import first_file
-    from envbuild.local.checked import contract_json
+    from envbuild.local.contract import contract_json
     from envbuild.local.model import Launch
     from envbuild.local.notebook import COMMAND
 
@@ -167,9 +170,7 @@ def _write_files(
     """Write the files for editors and Compose, and print their paths; files that envbuild did not write stay."""
     from envbuild.engine.container import first_file
     from envbuild.files import write_whole
-    from envbuild.local.compose import compose
-    from envbuild.local.devcontainer import check_labels, devcontainer
-    from envbuild.local.editors import left_out
+    from envbuild.local.editors import check_labels, compose, devcontainer, left_out
 
     if options.devcontainer:
         config = client.api.inspect_image(here.image).get("Config") or {}
@@ -238,7 +239,7 @@ def _shm_bytes(text: str) -> int:
 
 
 def _ports(texts: "Sequence[str]") -> "tuple[Port, ...]":
-    from envbuild.local.ports import check_ports
+    from envbuild.local.container import check_ports
 
     ports = tuple(map(_port, texts))
     check_ports(ports)
@@ -262,7 +263,7 @@ def _parity(
 ) -> int:
     from envbuild.engine.image import find_image
     from envbuild.files import cache_folder
-    from envbuild.local.parity import parity
+    from envbuild.local.preflight import parity
     from envbuild.verify.golden.runners import InImage
 
     runner = InImage(name=target, client=client, image=find_image(client, here.image, progress))

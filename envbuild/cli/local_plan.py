@@ -17,7 +17,7 @@ from envbuild.errors import UsageError, VerifyError
 if TYPE_CHECKING:
     import docker
 
-    from envbuild.local.acquire import Building
+    from envbuild.local.image import Building
     from envbuild.local.model import Choice, Machine, Settled, Subject
     from envbuild.lock.run import Options
     from envbuild.stamp.signature import Proof
@@ -101,7 +101,7 @@ class LocalOptions:
     def building(self) -> "Building":
         """Return how an image that is missing is built."""
         from envbuild.files import cache_folder
-        from envbuild.local.acquire import Building
+        from envbuild.local.image import Building
 
         links = tuple(self.find_links or ())
         return Building(cache=cache_folder(), base=self.base, find_links=links, offline=self.offline)
@@ -132,10 +132,10 @@ def make_plan(
     """Read the target, choose for this machine, and settle the contract; report the decisions."""
     import os
 
-    from envbuild.local.choose import choose
+    from envbuild.local.choice import choose
     from envbuild.local.contract import settle
     from envbuild.local.data import resolve_here
-    from envbuild.local.pins import known_changes
+    from envbuild.local.image import known_changes
 
     proof = proof_of((options.signed,) if options.signed is not None else (), options.minimum_record)
     subject = _subject(target, machine.machine, client, proof, progress)
@@ -179,7 +179,7 @@ def _subject(
             called, data, manifest = read_run(name, None, Given(), progress)
             return subject_of_manifest(called, data, manifest)
         case "image":
-            from envbuild.local.named import side_of_named
+            from envbuild.local.subject import side_of_named
 
             return subject_of_image(name, side_of_named(name, client, machine, progress))
         case _:

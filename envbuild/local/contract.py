@@ -1,16 +1,21 @@
-"""The contract of a run, met as far as it can be: variables, data, credentials, and the model itself."""
+"""Variables from `.env` files."""
 
+import io
+import json
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from dotenv.parser import Binding, parse_stream
+from dotenv.variables import parse_variables
 
 from envbuild.capture.redact import REDACTED
 from envbuild.capture.variables import VARIABLE, VARIABLES
 from envbuild.errors import UsageError
-from envbuild.local.adc import VARIABLE as ADC
-from envbuild.local.adc import adc_mount, adc_variables
+from envbuild.files import credentials_path
 from envbuild.local.data import (
     DataMap,
     check_mounts,
@@ -19,18 +24,33 @@ from envbuild.local.data import (
     mounts_below,
     place_of,
     read_maps,
+    reserved,
     resolve_here,
     rewritten,
+    seen_at,
     shown,
 )
-from envbuild.local.dotenv import read_dotenv
-from envbuild.local.exposure import reserved
-from envbuild.local.model import Mount, Settled, Subject
+from envbuild.local.model import Choice, Mount, Settled, Subject
+from envbuild.manifest.hardware import Accelerator
 from envbuild.manifest.model import Data
 from envbuild.stamp.store import ModelUri, encodable, parse_model_uri
 from envbuild.trust import Claim, Voucher
+from envbuild.verify.findings import Finding
 from envbuild.verify.rules.contract import NUMERIC
+from envbuild.verify.rules.hardware import cuda_of
+from envbuild.verify.rules.versions import minimum_driver
+from envbuild.verify.sources import Side
 
+_LITERAL = re.compile(r"\s*(?:export\s+)?[^=]*=[^\S\r\n]*'")
+"""A value in single quotes, in which shells and Compose replace nothing."""
+_TODO = "write NAME=value on a line of its own, with quotes around what has spaces or line ends"
+ADC = "GOOGLE_APPLICATION_CREDENTIALS"
+"""Names the file (google-auth, `google.auth.default`)."""
+TARGET = "/run/secrets/adc.json"
+"""Where it lies in the container."""
+_PROJECT = "GOOGLE_CLOUD_PROJECT"
+_LOGIN = "gcloud auth application-default login, or let GOOGLE_APPLICATION_CREDENTIALS name the file"
+_RULE = "credentials-elsewhere"
 MODEL = "ENVBUILD_MODEL"
 """Where the model lies, as the container sees it."""
 _ELSEWHERE = "/envbuild"
@@ -50,6 +70,116 @@ _FORMAT = "AIP_DATA_FORMAT"
 
 Given = dict[str, tuple[str, str]]
 """Values with where they come from, by name."""
+_ARCHITECTURE = re.compile(r"(?:(?:sm|compute)_)?(\d+?)\.?(\d)[af]?")
+
+
+def read_dotenv(path: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Read variables as python-dotenv does; `${NAME}` stands for an earlier one, else for one of `environment`.
+
+    A name alone takes the value that it has in `environment`. What would be empty only as nothing gives its `${NAME}`
+    is left out, so that it does not pass for given. UsageError, which never shows a value, for what cannot be read.
+    """
+    found: dict[str, str] = {}
+    for binding in _bindings(path):
+        assert binding.key is not None, "the others were left out"
+        value = _value(binding, {**environment, **found}) if binding.value else binding.value
+        if binding.value is None:
+            value = environment.get(binding.key)
+        if value is not None:
+            found[binding.key] = value
+    return found
+
+
+def _bindings(path: Path) -> Iterator[Binding]:
+    """The lines that set something; UsageError for one that cannot."""
+    for binding in parse_stream(io.StringIO(_text(path))):
+        blank = len(binding.original.string) - len(binding.original.string.lstrip())
+        line = binding.original.line + len(re.findall(r"\r\n|\n|\r", binding.original.string[:blank]))
+        if binding.error or (binding.key is not None and not VARIABLE.fullmatch(binding.key)):
+            raise UsageError("this line sets no variable", where=f"{path}, line {line}", todo=_TODO)
+        if binding.key is not None:
+            yield binding
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError("this file is not UTF-8", where=str(path), todo="save it as UTF-8") from error
+    except OSError as error:
+        todo = "correct it, or name another one by --env-file"
+        raise UsageError(f"this file cannot be read: {error.strerror}", where=str(path), todo=todo) from error
+
+
+def _value(binding: Binding, known: Mapping[str, str]) -> str | None:
+    """The value with what it names; None where all of that is missing."""
+    assert binding.value is not None, "a name alone has none"
+    if _LITERAL.match(binding.original.string):
+        return binding.value
+    return "".join(atom.resolve(known) for atom in parse_variables(binding.value)) or None
+
+
+def adc_mount(environment: Mapping[str, str]) -> Mount:
+    """The file of the caller's credentials in the container; UsageError where there is none, or another sort of file.
+
+    GOOGLE_APPLICATION_CREDENTIALS names it; else it is gcloud's, in CLOUDSDK_CONFIG or ~/.config/gcloud.
+    """
+    path = credentials_path(environment)
+    _read(path)
+    return Mount(source=path.resolve(), target=TARGET, read_only=True)
+
+
+def adc_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What tells Google's libraries of the file, and of the caller's project."""
+    project = environment.get(_PROJECT)
+    return {ADC: TARGET} | ({_PROJECT: project} if project else {})
+
+
+def adc_findings(settled: Settled) -> Iterator[Finding]:
+    """Credentials that say where the real ones are, which the container does not see."""
+    for mount in settled.mounts:
+        if mount.target == TARGET:
+            yield from (_elsewhere(mount.source, doubt) for doubt in _doubts(_read(mount.source)))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        what = f"there are no Application Default Credentials: {error.strerror}"
+        raise UsageError(what, where=str(path), todo=_LOGIN) from error
+    except (ValueError, RecursionError):
+        value = None  # what json says of it may quote it
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        raise UsageError("this file holds no Application Default Credentials", where=str(path), todo=_LOGIN)
+    return value
+
+
+def _doubts(value: Mapping[str, Any]) -> Iterator[str]:
+    """What else these credentials need (google-auth: `external_account`, `impersonated_service_account`)."""
+    source = value.get("credential_source")
+    if isinstance(source, dict):
+        if isinstance(source.get("file"), str):
+            yield f"they read the file {source['file']}"
+        if "executable" in source:
+            yield "they run a program of this machine"
+        if "certificate" in source:
+            yield "they read a certificate of this machine"
+    inner = value.get("source_credentials")
+    if isinstance(inner, dict):
+        yield from _doubts(inner)
+
+
+def _elsewhere(path: Path, doubt: str) -> Finding:
+    return Finding(
+        rule=_RULE,
+        about="credentials",
+        agrees=False,
+        severity="warning",
+        says=f"{path}: {doubt}, which the container does not see",
+        why="Google's libraries in the container cannot log in.",
+        todo="use gcloud auth application-default login on this machine, with --impersonate-service-account if need be",
+    )
 
 
 def settle(
@@ -223,3 +353,69 @@ def _with_adc(given: Given, environment: Mapping[str, str]) -> Given:
     """The caller's project gives way to one that was named; the file does not."""
     named = {name: (value, "adc") for name, value in adc_variables(environment).items()}
     return named | given | {ADC: named[ADC]}
+
+
+def contract_json(subject: Subject, choice: Choice, settled: Settled) -> bytes:
+    """The contract of a run as ENVBUILD_CONTRACT has it: names of variables, places of data, GPUs, packages.
+
+    No value of a variable is in it. Data in Cloud Storage that is not mapped is left out: only the program can read it.
+    """
+    contract = subject.contract
+    value = {
+        "variables": sorted({it.name for it in contract.variables if it.present}),
+        "data": [found for it in contract.data if (found := _data(it, settled))],
+        "gpu": _gpu(subject.side) if choice.gpus else {},
+        "packages": _packages(subject, choice),
+    }
+    said = {name: it for name, it in value.items() if it}
+    return json.dumps(said, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def _data(data: Data, settled: Settled) -> dict[str, Any] | None:
+    """One place, by its path in the container; of a pattern such as training-* the folder, whose size nobody knows."""
+    place = place_of(data, settled.variables)
+    path = seen_at(place)
+    afar = path is not None and place.startswith("gs://") and not is_seen(path, settled.mounts)
+    if path is None or afar or REDACTED in place:
+        return None
+    if "*" in path:
+        return {"path": posixpath.dirname(path[: path.index("*") + 1]), "uri": data.uri}
+    named = {"path": path, "uri": data.uri}
+    # Who names another place means other data.
+    return named if path != seen_at(data.uri) else _known({**named, "size": data.size, "objects": data.objects})
+
+
+def _gpu(side: Side) -> dict[str, Any]:
+    accelerator, framework = side.accelerator or Accelerator(), side.framework
+    sizes = [it.memory for it in accelerator.gpus if not (it.mig and it.mig.enabled)]
+    known = [size for size in sizes if size]
+    return _known(
+        {
+            "count": len(accelerator.gpus) or None,
+            "memory": min(known) if known and len(known) == len(accelerator.gpus) else None,
+            "driver": _driver(side),
+            "capabilities": _capabilities(framework.compute_capabilities if framework else ()) or None,
+        }
+    )
+
+
+def _driver(side: Side) -> str | None:
+    """The lowest driver for the CUDA that is to run."""
+    floor = minimum_driver(cuda_of(side) or "")
+    return floor[0] if floor else None
+
+
+def _capabilities(texts: tuple[str, ...]) -> list[str]:
+    """`8.0` of `sm_80` and of `compute_80`."""
+    found = {(int(match[1]), int(match[2])) for text in texts if (match := _ARCHITECTURE.fullmatch(text))}
+    return [f"{major}.{minor}" for major, minor in sorted(found)]
+
+
+def _packages(subject: Subject, choice: Choice) -> dict[str, str]:
+    """What a stamped image was locked with; one that is made here has its own lock in it."""
+    lock = subject.locks.get(choice.pull.slot) if choice.pull else None
+    return {it.name: it.version for it in lock.wheels} if lock else {}
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

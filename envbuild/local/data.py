@@ -1,20 +1,27 @@
-"""Data: which folder here stands for which place of the run, and where the container sees it."""
+"""Which paths of this machine hold more than data, so that a container sees them only if the person says so."""
 
+import os
 import posixpath
 import re
+import stat
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice, permutations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from envbuild.capture.redact import scrub_line
 from envbuild.errors import UsageError
-from envbuild.local.exposure import exposure, reserved, socket_in
 from envbuild.local.model import WORKSPACE, Mount
 from envbuild.manifest.model import Data
 from envbuild.stamp.store import encodable
 
+_SYSTEM = ("/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys", "/var")
+_HOMES = (Path("/home"), Path("/Users"))
+_DEPTH, _ENTRIES = 3, 10_000
+"""How far a folder is searched for sockets: three levels of folders below it, and so many entries."""
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _NO_BUCKET = (
     "what follows gs:// is not a bucket's name: 3 to 63 small letters, digits, dashes and underscores, more with dots,"
@@ -39,6 +46,66 @@ _OPEN = "/run/media"
 _ELSEWHERE = "map another place, and name it by a variable: --data /data=PATH -e NAME=/data"
 _UNSAFE = ",unsafe"
 _TODO = "give gs://bucket/folder=./folder, or the absolute path that the run read: /data/train=./train"
+
+
+def exposure(path: Path) -> str | None:
+    """Why a path without links on its way needs `,unsafe`; None for plain data."""
+    return reserved(path) or (f"it holds the socket {found}" if (found := socket_in(path)) else None)
+
+
+def reserved(path: Path) -> str | None:
+    """Why a path is not for containers: home folders, their dot folders, the system's folders, and what is above these.
+
+    What lies in the caller's own home is judged by the rules for homes alone, wherever that home is: in /root, in /var.
+    """
+    homes = _homes(path)
+    for home in homes:
+        if home.is_relative_to(path):
+            return f"it is the home folder {home}" if home == path else f"it holds the home folder {home}"
+        if path.is_relative_to(home):
+            first = path.relative_to(home).parts[0]
+            return f"{home / first} is where programs keep settings and keys" if first[0] == "." else None
+    if path in _HOMES:
+        return "it holds home folders"
+    for folder in (Path(it).resolve() for it in _SYSTEM):
+        if path.is_relative_to(folder):
+            return f"it lies in {folder}, which is the system's" if path != folder else "it is the system's"
+        if folder.is_relative_to(path):
+            return f"it holds {folder}, which is the system's"
+    return None
+
+
+def socket_in(path: Path) -> Path | None:
+    """The path itself or the first file found in it that is a socket: whoever sees one can talk to its program."""
+    if path.is_socket():
+        return path
+    return next((Path(it.path) for it in islice(_entries(path), _ENTRIES) if _is_socket(it)), None)
+
+
+def _homes(path: Path) -> list[Path]:
+    """The caller's home, and any other in which the path lies: with sudo the caller is root."""
+    own = Path(os.path.expanduser("~")).resolve()  # noqa: PTH111 - Path's own raises for a user without a home
+    others = [Path(*path.parts[:3]) for it in _HOMES if path.is_relative_to(it) and path != it]
+    return [it for it in (own, *others) if it != Path("/")]
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Everything in a folder, near things first; what the caller may not read is passed over."""
+    waiting = deque([(str(folder), 0)])
+    while waiting:
+        path, depth = waiting.popleft()
+        with suppress(OSError), os.scandir(path) as entries:
+            for entry in entries:
+                yield entry
+                if depth < _DEPTH and entry.is_dir(follow_symlinks=False):
+                    waiting.append((entry.path, depth + 1))
+
+
+def _is_socket(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a socket; ordinary entries are told without a look at the disk."""
+    if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        return False
+    return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

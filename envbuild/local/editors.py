@@ -1,17 +1,36 @@
 """What devcontainer.json and compose.yaml have in common: they lie beside the code, where anybody may read them."""
 
+import csv
+import io
+import json
 import os
+import re
+from collections.abc import Mapping
+from typing import Any
 
-from envbuild.capture.redact import RANDOM, hides_secret, scrub
-from envbuild.local.adc import TARGET
+import yaml
+
+from envbuild.capture.redact import RANDOM, hides_secret, scrub, scrub_command
+from envbuild.errors import UsageError
+from envbuild.local.container import home
+from envbuild.local.contract import TARGET
 from envbuild.local.data import is_seen
-from envbuild.local.model import Launch, Mount, Settled
-from envbuild.local.options import home
+from envbuild.local.model import Launch, Mount, Port, Settled
 
 CONTRACT = "ENVBUILD_CONTRACT"
 """It holds names of variables, and no value."""
 _TELLING = 6
 """Characters of a secret at least by which it is known within another value."""
+SERVICE = "env"
+"""What its one service is called: docker compose run env."""
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z_/][\w./-]*", re.ASCII)
+_PYTHON = "/opt/env/bin/python"
+_CHECK = "/envbuild-check"
+"""A command of an editor's own comes instead of the launch's, of which the check is the beginning."""
+_EXTENSIONS = ["ms-python.python", "ms-toolsai.jupyter"]
+_METADATA = "devcontainer.metadata"
+_REFERABLE = re.compile(r"[^:{}]+")
 
 
 def remark(option: str) -> str:
@@ -65,3 +84,154 @@ def _private(launch: Launch, settled: Settled) -> frozenset[str]:
 def workspace(launch: Launch) -> Mount | None:
     """The caller's folder, which is where the file lies that is written."""
     return next((it for it in launch.mounts if it.target == launch.folder), None)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what Compose might not read as text: YAML 1.2 has other numbers, such as 1e3, than PyYAML's YAML 1.1."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if _PLAIN.fullmatch(text) else '"')
+
+
+_Dumper.add_representer(str, _text)
+
+
+def compose(image: str, launch: Launch, settled: Settled, name: str) -> bytes:
+    """The file that starts `image` as `launch` says; it belongs in the caller's folder.
+
+    Values that may be secret are taken from the shell that calls Compose, or from `.env` beside the file.
+    """
+    service = {
+        "image": image,
+        "init": True,
+        "user": owner(launch, "${%s:-%d}"),
+        "working_dir": launch.folder,
+        "command": [_compose_literal(it) for it in scrub_command(launch.command)],
+        "environment": _service_variables(launch, settled),
+        "volumes": [_volume(it, own=it == workspace(launch)) for it in launch.mounts],
+        # No image has the caller's id, so that nobody made a home for it.
+        "tmpfs": [f"{home(launch)}:mode=1777"] if home(launch) else None,
+        "ports": [_port(it) for it in launch.ports],
+        "shm_size": launch.shm_size,
+        "stdin_open": launch.interactive or None,
+        "tty": launch.interactive or None,
+        "deploy": _deploy(launch) if launch.gpus else None,
+    }
+    said = {key: it for key, it in service.items() if it not in (None, [])}
+    value = {"name": _project(name), "services": {SERVICE: said}}
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 16)
+    return f"# {remark('--compose')}\n{text}".encode()
+
+
+def _service_variables(launch: Launch, settled: Settled) -> dict[str, str | None]:
+    """Without a value, a variable is Compose's own; a reference stops where there is none."""
+    private = referred(launch, settled)
+    own = {name: f"${{{name}?it is not set}}" if _NAME.fullmatch(name) else None for name in private}
+    return {
+        name: own[name] if name in own else _compose_literal(value)
+        for name, value in variables(launch, settled).items()
+    }
+
+
+def _volume(mount: Mount, *, own: bool) -> dict[str, Any]:
+    volume = {
+        "type": "bind",
+        "source": "." if own else _compose_literal(str(mount.source)),
+        "target": _compose_literal(mount.target),
+        # Else what is missing would be made, as an empty folder of root's.
+        "bind": {"create_host_path": False},
+    }
+    return volume | ({"read_only": True} if mount.read_only else {})
+
+
+def _port(port: Port) -> dict[str, Any]:
+    published = {"published": str(port.host)} if port.host else {}
+    return {"target": port.container, "host_ip": port.address, "protocol": "tcp", **published}
+
+
+def _deploy(launch: Launch) -> dict[str, Any]:
+    """GPUs by NVIDIA's driver, whichever way the engine has them (Compose Deploy Specification, devices)."""
+    which = {"device_ids": list(launch.devices)} if launch.devices else {"count": "all"}
+    device = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
+    return {"resources": {"reservations": {"devices": [device]}}}
+
+
+def _project(name: str) -> str:
+    """The last part of a name in the letters that projects may have."""
+    words = re.sub(r"[^a-z0-9_-]+", "-", name.rstrip("/").rpartition("/")[2].partition("@")[0].lower()).strip("-_")
+    return words or "envbuild"
+
+
+def _compose_literal(text: str) -> str:
+    """A text in which nothing is replaced (Compose Specification, Interpolation)."""
+    return text.replace("$", "$$")
+
+
+def devcontainer(image: str, launch: Launch, settled: Settled, name: str, *, optional_gpu: bool) -> bytes:
+    """The file that starts `image` with what `launch` says; it belongs in the folder .devcontainer of the caller's.
+
+    The editor takes this machine's GPUs where there are some, if `optional_gpu`. Values that may be secret are taken
+    from the editor's own variables.
+    """
+    user = owner(launch, "${localEnv:%s:%d}")
+    value = {
+        "name": name,
+        "image": image,
+        "hostRequirements": {"gpu": "optional"} if optional_gpu else None,
+        "workspaceFolder": launch.folder,
+        "workspaceMount": f"type=bind,source=${{localWorkspaceFolder}},target={launch.folder}",
+        "mounts": [_editor_mount(it) for it in launch.mounts if it != workspace(launch)],
+        "containerEnv": _editor_variables(launch, settled, optional_gpu=optional_gpu),
+        "containerUser": user,
+        "remoteUser": user,
+        # It would build another image on this one, and no image has the caller's name.
+        "updateRemoteUserUID": False,
+        "init": True,
+        "runArgs": _arguments(launch, settled),
+        "postStartCommand": list(launch.command[:1]) if launch.command[0].endswith(_CHECK) else None,
+        "forwardPorts": [it.container for it in launch.ports],
+        "customizations": {
+            "vscode": {"extensions": _EXTENSIONS, "settings": {"python.defaultInterpreterPath": _PYTHON}}
+        },
+    }
+    said = {key: it for key, it in value.items() if it not in (None, [])}
+    return f"// {remark('--devcontainer')}\n{json.dumps(said, indent=2, ensure_ascii=False)}\n".encode()
+
+
+def check_labels(labels: Mapping[str, str], name: str) -> None:
+    """Refuse an image that tells editors itself what else to mount and to run (Dev Container spec, image metadata)."""
+    if _METADATA in labels:
+        what = f"the image has the label {_METADATA}, by which an editor may mount other folders and run commands here"
+        raise UsageError(what, where=name, todo="use --compose, which does not read it, or an image without that label")
+
+
+def _editor_variables(launch: Launch, settled: Settled, *, optional_gpu: bool) -> dict[str, str]:
+    private = referred(launch, settled)
+    found = {
+        name: f"${{localEnv:{name}}}" if name in private else _editor_literal(value)
+        for name, value in variables(launch, settled).items()
+        if name not in private or _REFERABLE.fullmatch(name)
+    }
+    # The editor asks for all GPUs, or for none.
+    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(launch.devices)} if optional_gpu and launch.devices else {}
+    return chosen | found
+
+
+def _arguments(launch: Launch, settled: Settled) -> list[str]:
+    """Arguments of `docker run`."""
+    names = sorted(it for it in referred(launch, settled) if not _REFERABLE.fullmatch(it))
+    return [f"--env={it}" for it in names] + ([f"--shm-size={launch.shm_size}"] if launch.shm_size else [])
+
+
+def _editor_mount(mount: Mount) -> str:
+    """As `docker run --mount` has it, which reads CSV; only so can it be read-only."""
+    parts = ["type=bind", f"source={_editor_literal(str(mount.source))}", f"target={_editor_literal(mount.target)}"]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow([*parts, "readonly"] if mount.read_only else parts)
+    return line.getvalue()
+
+
+def _editor_literal(text: str) -> str:
+    """A text of which nothing is replaced: what is replaced is not read again, so that a default can be the `$`."""
+    return text.replace("${", "${localEnv:ENVBUILD_NOTHING:$}{")

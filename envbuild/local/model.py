@@ -76,8 +76,8 @@ class Engine:
     """Whether it runs on this machine, so that its containers see files and GPUs of it."""
 
     @property
-    def blind(self) -> bool:
-        """Whether it passes over requests for GPUs without a word: podman's socket before 5.4 (podman #25171)."""
+    def ignores_gpus(self) -> bool:
+        """Whether it ignores requests for GPUs: podman's socket before 5.4 (podman #25171)."""
         found = re.match(r"(\d+)\.(\d+)", self.version)
         return self.kind == "podman" and found is not None and (int(found[1]), int(found[2])) < _HEEDS_GPUS
 

@@ -20,8 +20,7 @@ from envbuild.build.order import Reporter as BuildReporter
 from envbuild.files import write_whole
 from envbuild.image.child import Addition
 from envbuild.local.model import Launch, Port
-from envbuild.local.venv import held_venv
-from envbuild.local.venv_folder import is_held
+from envbuild.local.venv import held_venv, is_held
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.lock.run import Options, lock_above
 from envbuild.oci.digest import Digest

@@ -6,18 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
-from envbuild.errors import counted
-from envbuild.local.contract import run_places
-from envbuild.local.data import is_free, is_seen, resolve_here, seen_at, within
-from envbuild.local.exposure import exposure
-from envbuild.local.gpus import gpu_findings, names_of
-from envbuild.local.machine import side_of_machine
+from envbuild.errors import UsageError, counted
+from envbuild.local.contract import recorded_model, run_places
+from envbuild.local.data import exposure, is_free, is_seen, resolve_here, seen_at, within
+from envbuild.local.machine import gpu_findings, names_of, side_of_machine
 from envbuild.local.model import WORKSPACE, Choice, Machine, Settled, Subject
 from envbuild.local.subject import chosen_side, machine_of
 from envbuild.manifest.hardware import Cpu
 from envbuild.manifest.model import Data
 from envbuild.oci.layout import ARCHITECTURES
+from envbuild.report import Reporter
+from envbuild.stamp.store import ModelUri
 from envbuild.verify.findings import Finding
+from envbuild.verify.golden.check import check
+from envbuild.verify.golden.runners import Runner
 from envbuild.verify.rules import hold
 from envbuild.verify.rules.catalogue import agree, differs, listing
 from envbuild.verify.rules.frameworks import builds
@@ -256,3 +258,25 @@ def _offered(path: str, source: Path) -> tuple[str, str]:
         return f"the run read {path}; {reason}", f"map a copy of what it needs: `--data {quote(path)}=PATH`"
     below = "--yes-data, or " if source.is_relative_to(Path.cwd().resolve()) else ""
     return f"the run read {path}, which is here and is not mounted", f"give {below}--data {quote(f'{path}={source}')}"
+
+
+def parity(subject: Subject, runner: Runner, *, cache: Path, report: Reporter) -> Iterator[Finding]:
+    """Run the recorded sample in an environment; yield what differs, else one finding with the largest difference.
+
+    UsageError at once where nobody says which sample or model is meant, StampError where the model cannot be had,
+    VerifyError where a manifest names files outside of the working folder as its model.
+    """
+    manifest, model = subject.manifest, subject.model
+    if manifest is None or (model is None and manifest.model_uri is None):
+        lacks = "sample" if manifest is None else "model"
+        todo = "give a stamped model, or the manifest of a run that says where its model lies"
+        raise UsageError(f"nothing says which {lacks} is meant", where=f"--golden, {subject.name}", todo=todo)
+    if recorded := recorded_model(subject):
+        model = str(recorded.prove(_elsewhere))
+    return check(manifest, model or manifest.model_uri or "", [runner], cache=cache, report=report)
+
+
+def _elsewhere(uri: ModelUri) -> str:
+    if uri.bucket is not None or Path(uri.path).resolve().is_relative_to(Path.cwd().resolve()):
+        return ""
+    return f"the manifest says that its model is {uri.path}, outside of this folder; give the model itself as TARGET"

@@ -1,20 +1,37 @@
-"""A program in a virtual environment, as if it had been started without envbuild in between."""
+"""An interactive shell in a virtual environment, whose own start files do not put another Python before it."""
 
 import errno
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 
 from envbuild.local.model import Settled
-from envbuild.local.venv_shell import shell
 from envbuild.recipe import PREFIX
 
+_ZSHENV = """\
+ZDOTDIR={home}
+[ -r "$ZDOTDIR/.zshenv" ] && . "$ZDOTDIR/.zshenv"
+ENVBUILD_ZDOTDIR="$ZDOTDIR"
+ZDOTDIR={ours}
+"""
+_ZSHRC = """\
+ZDOTDIR="$ENVBUILD_ZDOTDIR"
+unset ENVBUILD_ZDOTDIR
+[ -r "$ZDOTDIR/.zshrc" ] && . "$ZDOTDIR/.zshrc"
+. {activate}
+"""
+_BASHRC = """\
+[ -r ~/.bashrc ] && . ~/.bashrc
+. {activate}
+"""
 _MISSING, _UNUSABLE = 127, 126
 """What shells answer where there is no such program, and where it cannot be started (POSIX, "Exit Status")."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -22,6 +39,30 @@ _OF_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 """What a terminal sends to the program, too."""
 _OTHERS = ("PYTHONHOME", "PYTHONPATH", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__")
 """Variables that lead a Python to the modules of another."""
+
+
+@contextmanager
+def shell(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Yield the command of the user's shell, and variables for it.
+
+    What pyenv and conda write into start files comes after the variables that a shell is started with, so bash, zsh and
+    fish are told to activate the environment after these. Any other shell has the variables only.
+    """
+    program = environment.get("SHELL") or "/bin/sh"
+    activate = folder.absolute() / "bin" / "activate"
+    name = Path(program).name
+    if not activate.is_file() or name not in {"bash", "zsh", "fish"}:
+        yield [program], {}
+    elif name == "fish":
+        yield [program, "--init-command", f"source {shlex.quote(f'{activate}.fish')}"], {}
+    else:
+        with TemporaryDirectory(prefix="envbuild-shell-") as ours:
+            home = environment.get("ZDOTDIR") or environment.get("HOME") or "/"
+            words = {"activate": activate, "home": home, "ours": ours}
+            quoted = {key: shlex.quote(str(value)) for key, value in words.items()}
+            for file, text in ((".bashrc", _BASHRC), (".zshenv", _ZSHENV), (".zshrc", _ZSHRC)):
+                Path(ours, file).write_text(text.format(**quoted), encoding="utf-8")
+            yield ([program, "--rcfile", f"{ours}/.bashrc"], {}) if name == "bash" else ([program], {"ZDOTDIR": ours})
 
 
 def run_command(command: Sequence[str], variables: Mapping[str, str], folder: Path) -> int:

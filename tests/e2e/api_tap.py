@@ -64,12 +64,15 @@ class Tap:
                 threading.Thread(target=self._copy, args=(engine, client, None), daemon=True).start()
 
     def _copy(self, source: sockets.socket, target: sockets.socket, sent: bytearray | None) -> None:
-        with suppress(OSError):
+        try:
             while data := source.recv(_CHUNK):
                 if sent is not None:
                     sent += data
                     self._act(data.split(b"\r\n")[0])
                 target.sendall(data)
+        except OSError:  # the receiver is gone, so that the sender must not wait for it
+            with suppress(OSError):
+                source.shutdown(sockets.SHUT_RDWR)
         with suppress(OSError):
             target.shutdown(sockets.SHUT_WR)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.local.contract import settle
-from envbuild.local.devcontainer import devcontainer
+from envbuild.local.editors import devcontainer
 from envbuild.local.model import Launch, Mount
 from tests.environ import cleaned
 from tests.unit.test_local_contract import subject

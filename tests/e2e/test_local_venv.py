@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli.console import Progress
-from envbuild.local.parity import parity
+from envbuild.local.preflight import parity
 from envbuild.local.process import run_command
 from envbuild.local.subject import subject_of_model
-from envbuild.local.venv_folder import MARKER
+from envbuild.local.venv import MARKER
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.oci.digest import Digest

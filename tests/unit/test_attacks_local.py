@@ -12,12 +12,11 @@ import pytest
 import yaml
 
 from envbuild.errors import UsageError
-from envbuild.local.compose import compose
+from envbuild.local.container import Caller, container_config
 from envbuild.local.data import read_maps
-from envbuild.local.devcontainer import check_labels, devcontainer
+from envbuild.local.editors import check_labels, compose, devcontainer
 from envbuild.local.model import Engine, Launch, Mount, Settled, Subject
 from envbuild.local.notebook import notebook_launch
-from envbuild.local.options import Attached, Caller, container_config
 from envbuild.local.process import translated
 from envbuild.local.subject import subject_of_manifest, subject_of_model
 from envbuild.manifest.model import Data
@@ -97,7 +96,7 @@ def sources(it: Settled, work: Path) -> set[str]:
     launch = launch_of(it, work)
     written = yaml.safe_load(compose(IMAGE, launch, it, "x"))
     editor = json.loads(devcontainer(IMAGE, launch, it, "x", optional_gpu=False).partition(b"\n")[2])
-    host = container_config(notebook_launch(launch, "x", "token", 8888), DOCKER, Caller(uid=1, gid=1), Attached())
+    host = container_config(notebook_launch(launch, "x", "token", 8888), DOCKER, Caller(uid=1, gid=1))
     return {
         *(mount["Source"] for mount in host["HostConfig"]["Mounts"]),
         *host["HostConfig"].get("Binds", ()),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import UsageError
-from envbuild.local.adc import TARGET, adc_findings, adc_mount
+from envbuild.local.contract import TARGET, adc_findings, adc_mount
 from envbuild.local.model import Settled
 
 USER = {"type": "authorized_user", "refresh_token": "hush"}

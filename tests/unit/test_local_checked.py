@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from envbuild.local.checked import contract_json
+from envbuild.local.contract import contract_json
 from envbuild.local.model import Choice, Mount, Settled
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.manifest.hardware import Accelerator, Gpu, Mig

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import StampError
-from envbuild.local.acquire import Building, order_of
-from envbuild.local.choose import choose
+from envbuild.local.choice import choose
+from envbuild.local.image import Building, order_of
 from envbuild.local.model import Machine, Subject
 from envbuild.local.subject import subject_of_image
 from envbuild.manifest.hardware import Accelerator, Gpu

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from envbuild.local.compose import compose
+from envbuild.local.editors import compose
 from envbuild.local.model import Launch, Port
 from tests.unit.test_local_devcontainer import IMAGE, LAUNCH, SECRET, SETTLED, USER
 

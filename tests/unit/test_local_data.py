@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.errors import UsageError
-from envbuild.local import exposure
+from envbuild.local import data as exposure
 from envbuild.local.data import DataMap, check_mounts, read_maps, rewritten, seen_at, workspace_mount
 from envbuild.local.model import Mount
 

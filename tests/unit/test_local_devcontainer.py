@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft201909Validator
 
-from envbuild.local.devcontainer import devcontainer
+from envbuild.local.editors import devcontainer
 from envbuild.local.model import Launch, Mount, Port, Settled
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "data/devcontainer.schema.json").read_bytes())

@@ -3,7 +3,7 @@
 import pytest
 
 from envbuild.errors import UsageError
-from envbuild.local.dotenv import read_dotenv
+from envbuild.local.contract import read_dotenv
 
 TEXT = r"""
 # a comment

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from envbuild.local.pins import pin_changes
+from envbuild.local.image import pin_changes
 from envbuild.lock.model import SystemPackage, Target
 from envbuild.oci.digest import Digest
 from tests.unit.choosing import lock

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.local.model import Mount, Settled
-from envbuild.local.process import active, run_command, translated
-from envbuild.local.venv_shell import shell
+from envbuild.local.process import active, run_command, shell, translated
 
 RUN = """
 import sys

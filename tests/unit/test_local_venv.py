@@ -11,8 +11,7 @@ import pytest
 
 from envbuild.errors import BuildError, LockError, MissingComponentError, UsageError
 from envbuild.local.model import Choice, Machine, Subject
-from envbuild.local.venv import check_fits, held_venv, lost
-from envbuild.local.venv_folder import MARKER
+from envbuild.local.venv import MARKER, check_fits, held_venv, lost
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.stamp.record import StampedImage

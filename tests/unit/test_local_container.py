@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import MissingComponentError, UsageError
+from envbuild.local.container import LABEL, Caller, container_config, home, home_archive, port_refusal
 from envbuild.local.model import Engine, Launch, Mount, Port
-from envbuild.local.options import LABEL, Attached, Caller, container_config, folders, home
-from envbuild.local.ports import refused_port
 
 CALLER = Caller(uid=1000, gid=100, groups=(100, 27), name="ada")
 DOCKER = Engine(kind="docker", version="28.0.1", machine="x86_64")
@@ -18,13 +17,13 @@ ROOTLESS_DOCKER = Engine(kind="docker", version="28.0.1", machine="x86_64", root
 ROOTLESS_PODMAN = Engine(kind="podman", version="5.4.0", machine="x86_64", rootless=True)
 
 
-def asked(engine: Engine = DOCKER, *, attached: Attached | None = None, **launch) -> dict:
+def config_of(engine: Engine = DOCKER, *, stdin: bool = True, tty: bool = False, **launch) -> dict:
     given = {"image": "sha256:1", "command": ("python", "-c", "1"), **launch}
-    return container_config(Launch(**given), engine, CALLER, attached or Attached())
+    return container_config(Launch(**given), engine, CALLER, stdin=stdin, tty=tty)
 
 
 def host(engine: Engine = DOCKER, **launch) -> dict:
-    return asked(engine, **launch)["HostConfig"]
+    return config_of(engine, **launch)["HostConfig"]
 
 
 def at(source: str, target: str = "/workspace", *, read_only: bool = False) -> Mount:
@@ -32,7 +31,7 @@ def at(source: str, target: str = "/workspace", *, read_only: bool = False) -> M
 
 
 def test_a_whole_launch():
-    config = asked(
+    config = config_of(
         variables={"A": "1=2"},
         mounts=(at("/home/ada/a b:ü,"), at("/d", "/gcs/b", read_only=True)),
         ports=(Port(host=0, container=8888), Port(host=80, container=8888, address="0.0.0.0")),
@@ -81,7 +80,7 @@ def test_a_whole_launch():
 )
 def test_ports_that_cannot_be_meant_are_found_before_an_engine_is_asked(ports, where):
     with pytest.raises(UsageError) as caught:
-        asked(ports=[at_port(*it) for it in ports])
+        config_of(ports=[at_port(*it) for it in ports])
     assert caught.value.where == where
 
 
@@ -96,18 +95,18 @@ def test_ports_that_do_not_meet_are_left_alone():
 
 
 @pytest.mark.parametrize(
-    ("said", "what"),
+    ("reason", "where"),
     [
-        ("Bind for 127.0.0.1:5917 failed: port is already allocated", "port 5917 of this machine is taken"),
-        ("listen tcp4 127.0.0.1:5917: bind: address already in use", "port 5917 of this machine is taken"),
-        ("listen tcp4 192.0.2.1:80: bind: cannot assign requested address", "192.0.2.1 is no address of this machine"),
+        ("Bind for 127.0.0.1:5917 failed: port is already allocated", "--port 127.0.0.1:5917:80"),
+        ("listen tcp4 127.0.0.1:5917: bind: address already in use", "--port 127.0.0.1:5917:80"),
+        ("listen tcp4 192.0.2.1:80: bind: cannot assign requested address", "--port 192.0.2.1:80:81"),
     ],
 )
-def test_a_port_that_cannot_be_had_is_named(said, what):
-    refused = refused_port([at_port(5917, 80), at_port(80, 81, "192.0.2.1")], said)
-    assert refused is not None
-    assert refused.what == what
-    assert refused_port([at_port(5917, 80)], "no space left on device") is None
+def test_a_refused_port_is_named(reason, where):
+    refusal = port_refusal([at_port(5917, 80), at_port(80, 81, "192.0.2.1")], reason)
+    assert refusal is not None
+    assert refusal.where == where
+    assert port_refusal([at_port(5917, 80)], "no space left on device") is None
 
 
 @pytest.mark.parametrize(
@@ -120,14 +119,14 @@ def test_a_port_that_cannot_be_had_is_named(said, what):
     ],
 )
 def test_files_are_the_callers_whatever_the_engine_makes_of_users(engine, user, groups, namespace):
-    config = asked(engine)
+    config = config_of(engine)
     assert config["User"] == user
     assert config["HostConfig"].get("GroupAdd") == groups
     assert config["HostConfig"].get("UsernsMode") == namespace
 
 
 def test_another_user_has_not_the_callers_groups():
-    assert asked(user="5:6")["User"] == "5:6"
+    assert config_of(user="5:6")["User"] == "5:6"
     assert "GroupAdd" not in host(user="5:6")
 
 
@@ -146,7 +145,7 @@ def test_gpus_are_asked_for_in_the_engines_way(engine, way, devices, request_):
     assert "DeviceRequests" not in host(engine)
 
 
-def test_a_podman_that_would_pass_over_gpus_is_not_asked():
+def test_a_podman_that_would_pass_over_gpus_is_not_config_of():
     old = Engine(kind="podman", version="5.3.2", machine="x86_64")
     with pytest.raises(MissingComponentError, match=r"podman 5\.3\.2") as caught:
         host(old, gpus="cdi")
@@ -176,23 +175,21 @@ def test_podman_gets_what_its_mounts_cannot_say_as_a_bind():
 def test_a_home_is_made_where_nothing_of_the_caller_lies(targets, folder):
     launch = Launch(image="i", command=("sh",), mounts=tuple(at("/a", it) for it in targets))
     assert home(launch) == folder
-    assert f"HOME={folder or '/workspace'}" in container_config(launch, DOCKER, CALLER, Attached())["Env"]
+    assert f"HOME={folder or '/workspace'}" in container_config(launch, DOCKER, CALLER)["Env"]
 
 
 def test_a_home_that_was_given_is_not_made():
     assert home(Launch(image="i", command=("sh",), variables={"HOME": "/x"})) is None
-    assert "HOME=/x" in asked(variables={"HOME": "/x"})["Env"]
+    assert "HOME=/x" in config_of(variables={"HOME": "/x"})["Env"]
 
 
-def test_a_terminal_is_as_large_as_here():
-    config = asked(attached=Attached(stdin=True, size=(24, 80)))
-    assert config["Tty"]
-    assert config["HostConfig"]["ConsoleSize"] == [24, 80]
-    assert not asked(attached=Attached(stdin=False))["OpenStdin"]
+def test_terminal_and_stdin_are_those_of_the_caller():
+    assert config_of(tty=True)["Tty"]
+    assert not config_of(stdin=False)["OpenStdin"]
 
 
 def test_the_tar_of_the_home_folder_ends_at_its_end():
-    data = folders("/tmp/home")
+    data = home_archive("/tmp/home")
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         assert [(member.name, member.mode, member.isdir()) for member in archive] == [
             ("tmp", 0o1777, True),

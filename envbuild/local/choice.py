@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from envbuild.errors import StampError
-from envbuild.local.gpus import obstacle
+from envbuild.local.machine import obstacle
 from envbuild.local.model import Choice, Machine, Subject, Variant, VariantChoice
 from envbuild.local.subject import machine_of
 from envbuild.stamp.record import StampedImage
