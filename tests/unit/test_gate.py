@@ -33,7 +33,7 @@ from tests.fakes.index import closed_port
 from tests.fakes.trees import BASE, image_of_trees
 from tests.unit.test_golden_check import array_of, golden_of, manifest_with
 
-DOCS = Path(__file__).parents[2] / "docs/gate.md"
+DOCS = Path(__file__).parents[2] / "docs/serving.md"
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
