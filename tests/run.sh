@@ -48,6 +48,7 @@ if [[ $status -eq 0 ]]; then
   stage format "$bin/ruff" format --check .
   stage types "$bin/mypy"
   stage imports "$bin/lint-imports"
+  stage dependencies "$bin/deptry" --no-ansi envbuild profiles
   examples=envbuild
   [[ ${1:-all} != long ]] || examples=explore
   stage unit limited 1020 "$bin/pytest" -q -n 2 --reruns 1 --hypothesis-profile "$examples" --basetemp "$work/unit" tests/unit
