@@ -104,20 +104,20 @@ def _captured(
     given: dict[str, Any], command: list[str] | None, out: str | None, python: str | None, image: str | None
 ) -> str:
     """Capture in one of the three ways; return what belongs on stdout."""
-    from envbuild.capture.options import check_given, settled
+    from envbuild.capture.options import check_options, merge_options
     from envbuild.capture.record import capture
     from envbuild.cli.elsewhere import captured_elsewhere
 
     try:
-        check_given({"python": python, "image": image})
-        options = settled(given, command)
+        check_options({"python": python, "image": image})
+        options = merge_options(given, command)
         if image is None and python is None:
             manifest = capture(out=out, process="fresh", **options)
         else:
             manifest = captured_elsewhere(options, out, python, image)
     except ValueError as error:
         raise UsageError(str(error), where="envbuild capture", todo="see envbuild capture --help") from error
-    from envbuild.capture.reading import manifest_text
+    from envbuild.capture.files import manifest_text
 
     return manifest_text(manifest) if out is None else f"{out}\n"
 

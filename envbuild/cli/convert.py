@@ -32,7 +32,7 @@ def run(
     folders, and the folder `files` of a W&B run. What such a record does not say is told, and stays unknown
     unless an option says it.
     """
-    from envbuild.capture.output import write_out
+    from envbuild.capture.gcs import write_out
     from envbuild.manifest.formats import Given
 
     _check(out)
@@ -50,7 +50,7 @@ def run(
 
 def _check(out: str | None) -> None:
     """Refuse where the manifest cannot go, before anything is read."""
-    from envbuild.capture.output import check_out
+    from envbuild.capture.gcs import check_out
 
     check_stdout(wanted=out is None)
     try:

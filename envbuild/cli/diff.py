@@ -119,7 +119,7 @@ def _given(text: str) -> Given:
 
 def _is_no_model(name: str) -> bool:
     """Whether a folder holds neither a model's file, at most one folder deep, nor a stamp."""
-    from envbuild.capture.model.facts import READABLE
+    from envbuild.capture.model import READABLE
     from envbuild.stamp.directory import POINTER
 
     folder = Path(name)

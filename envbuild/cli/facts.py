@@ -62,7 +62,7 @@ def _model(name: str, _python: str | None, _others: Others, progress: Progress) 
 
 def _host(name: str, python: str | None, others: Others, progress: Progress) -> Said:
     """Capture this machine, with the variables that the other side names."""
-    from envbuild.capture.reading import manifest_text
+    from envbuild.capture.files import manifest_text
     from envbuild.diff import told_by_host
     from envbuild.manifest import read_manifest
 
@@ -74,11 +74,11 @@ def _host(name: str, python: str | None, others: Others, progress: Progress) -> 
 
 
 def _captured(python: str | None, variables: list[str], requires: list[str]) -> dict[str, Any]:
-    from envbuild.capture.options import settled
+    from envbuild.capture.options import merge_options
     from envbuild.capture.record import capture
     from envbuild.cli.elsewhere import captured_elsewhere
 
-    options = settled(
+    options = merge_options(
         {
             "variable": variables, "requires": requires, "data": [], "load": [], "preprocessing": [], "model": None,
             "golden": None, "command": None, "config": None, "patch": False, "deep": False,

@@ -106,7 +106,7 @@ def _plan(
 
 def _stamped(ready: Prepared) -> "Lock | None":
     """The stamped lock of the choice, if this machine can install it; None where one is made of the run's manifest."""
-    from envbuild.capture.machine import platform_facts
+    from envbuild.capture.host import platform_facts
     from envbuild.local.relock import check_known, stamped_lock
     from envbuild.local.venv import check_fits
 

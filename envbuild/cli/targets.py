@@ -107,7 +107,7 @@ def marks_of(path: Path) -> tuple[str, ...]:
 
 def _without_lock(path: Path) -> bool:
     """Whether a Dockerfile lies there, and nothing that is read of models, in any folder, nor a stamp."""
-    from envbuild.capture.model.facts import READABLE
+    from envbuild.capture.model import READABLE
     from envbuild.stamp.record import FOLDER
 
     if not (path / "Dockerfile").is_file() or (path / FOLDER).is_dir():

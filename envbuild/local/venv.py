@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rich.filesize import decimal
 
 from envbuild.cache import workplace
-from envbuild.capture.machine import platform_facts
+from envbuild.capture.host import platform_facts
 from envbuild.engine.image import Report
 from envbuild.errors import BuildError, UsageError, counted
 from envbuild.local.model import Choice, Machine, Subject

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar, cast
 from packaging.utils import canonicalize_name
 
 from envbuild.cache import read_entry, remove, write_entry
-from envbuild.capture.record_digest import record_content
+from envbuild.capture.distributions import record_content
 from envbuild.errors import LockError
 from envbuild.lock.download import forget_damaged, wheel_path
 from envbuild.lock.index import local_path, size_of

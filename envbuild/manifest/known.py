@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from envbuild.capture.used import used_framework
+from envbuild.capture.frameworks import used_framework
 from envbuild.manifest.hardware import Accelerator
 from envbuild.manifest.model import Framework, TrainingManifest
 from envbuild.manifest.reader import manifest_dict

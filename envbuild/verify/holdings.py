@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from packaging.utils import canonicalize_name
 
 from envbuild.base.tree import resolve
-from envbuild.capture.reading import decoded
-from envbuild.capture.record_digest import record_content
+from envbuild.capture.distributions import record_content
+from envbuild.capture.files import decoded
 from envbuild.diff import Rules
 from envbuild.diff.layers import IMPLIED, Node, Overlay, Tree
 from envbuild.diff.packages import Package, Packages

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from envbuild.base.tree import resolve
-from envbuild.capture.reading import decoded
+from envbuild.capture.files import decoded
 from envbuild.diff.layers import Tree
 from envbuild.verify.choices import Pair, fault, node_at
 from envbuild.verify.findings import Finding

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.capture.record_digest import record_content
+from envbuild.capture.distributions import record_content
 from envbuild.lock import Options, Target
 from envbuild.manifest.packages import Distribution, Origin
 from tests.fakes.index import FakeIndex, closed_port

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.capture.record_digest import record_content
+from envbuild.capture.distributions import record_content
 from envbuild.errors import LockError, VerifyError
 from envbuild.lock import confirm, fetch, lock_run, pylock_text, read_pylock
 from envbuild.lock.download import wheel_path

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from envbuild.capture.model.facts import model_facts
-from envbuild.capture.reading import present
+from envbuild.capture.files import present
+from envbuild.capture.model import model_facts
 from envbuild.lock import Lock, pylock_text, read_pylock
 from envbuild.oci.digest import Digest
 from envbuild.stamp import StampEntry, read_stamp, stamp

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from envbuild.attest.records import record_keys, record_signer
-from envbuild.capture import hashing
-from envbuild.capture.model.facts import model_facts
+from envbuild.capture import files as hashing
+from envbuild.capture.model import model_facts
 from envbuild.errors import StampError
 from envbuild.stamp import Content, Proof, StampedFile, check_stampable, read_history, read_stamp, stamp
 from envbuild.stamp.record import read_record, record_bytes, record_name

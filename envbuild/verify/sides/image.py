@@ -11,8 +11,8 @@ from typing import Any, Literal
 from packaging.utils import canonicalize_name
 
 from envbuild.capture.distributions import NAME, VERSION
+from envbuild.capture.files import decoded
 from envbuild.capture.frameworks import BUILD_INFO, build_info
-from envbuild.capture.reading import decoded
 from envbuild.diff.layers import Node, Tree
 from envbuild.diff.pair import Report
 from envbuild.errors import BuildError

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import IO
 
-from envbuild.capture.distributions import LONGEST_HEAD
-from envbuild.capture.reading import decoded
-from envbuild.capture.record_digest import record_content
+from envbuild.capture.distributions import LONGEST_HEAD, record_content
+from envbuild.capture.files import decoded
 from envbuild.diff.layers import IMPLIED, Node, Overlay, Tree, over, place_of, read_layer
 from envbuild.diff.pair import Report
 from envbuild.oci.image import Layer

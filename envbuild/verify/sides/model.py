@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from envbuild.capture.model.facts import model_facts
-from envbuild.capture.model.places import MOST_FILES
+from envbuild.capture.model import model_facts
+from envbuild.capture.places import MOST_FILES
 from envbuild.errors import LockError, ManifestError, counted
 from envbuild.files import target_outside
 from envbuild.lock import Lock, read_pylock
