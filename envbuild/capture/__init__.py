@@ -1,6 +1,6 @@
 """Capture: the running interpreter's environment as a training manifest.
 
-Standard library only, on Python 3.7 and later, since `script()` joins these modules to the one file that runs anywhere.
+Standard library only, on Python 3.7 and later, since `script()` joins these modules to one file that runs anywhere.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from envbuild.capture.script import script
 __all__ = ["capture", "golden_sample", "keras_callback", "script"]
 
 if TYPE_CHECKING:
-    from envbuild.capture.callback import keras_callback
     from envbuild.capture.golden import golden_sample
-    from envbuild.capture.record import capture
+    from envbuild.capture.record import capture, keras_callback
 else:
 
-    def _late(module: str, name: str) -> Any:
-        """Return a function that is imported when it is called: every command imports this, and few capture."""
+    def _lazy(module: str, name: str) -> Any:
+        """Return a function whose module is imported at the first call: every command imports this, few capture."""
 
-        def late(*args: Any, **options: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
             return getattr(import_module(module), name)(*args, **options)
 
-        late.__name__ = late.__qualname__ = name
-        late.__doc__ = "Call `%s.%s`, where its arguments are described." % (module, name)
-        return late
+        call.__name__ = call.__qualname__ = name
+        call.__doc__ = "Call `%s.%s`, which documents the arguments." % (module, name)
+        return call
 
-    capture = _late("envbuild.capture.record", "capture")
-    golden_sample = _late("envbuild.capture.golden", "golden_sample")
-    keras_callback = _late("envbuild.capture.callback", "keras_callback")
+    capture = _lazy("envbuild.capture.record", "capture")
+    golden_sample = _lazy("envbuild.capture.golden", "golden_sample")
+    keras_callback = _lazy("envbuild.capture.record", "keras_callback")

@@ -1,21 +1,24 @@
-"""GPUs, TPU, or none."""
+"""The accelerator: NVIDIA's GPUs, a TPU, or none."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
-from envbuild.capture.asking import answer
-from envbuild.capture.frameworks import NUMBERS
-from envbuild.capture.reading import Facts, decoded, output_of, read_text
-from envbuild.capture.tpu import tpu_facts
+from envbuild.capture.files import Facts, decoded, output_of, read_text
+from envbuild.capture.frameworks import NUMBERS, answer
+
+_GOOGLE = "0x1ae0"
+_TPU_CHIPS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x0083", "0x007c")
+"""PCI devices of Google's that are TPUs, as JAX lists them (jax/_src/hardware_utils.py); others are network cards."""
 
 
 def accelerator_facts(root: str = "/") -> Facts:
-    """Ask NVIDIA's driver in the three ways there are, then look for a TPU; /proc, /sys and /dev lie in `root`."""
+    """Ask NVIDIA's driver in three ways, then look for a TPU; /proc, /sys and /dev lie in `root`."""
     return _nvml() or _nvidia_smi() or kernel_driver(root) or tpu_facts(root) or {"kind": "none"}
 
 
@@ -29,34 +32,38 @@ def _nvml() -> Facts | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import pynvml as nv
-        # Counted: whoever else in this process uses NVML keeps it.
+        # Counted: other users of NVML in this process keep it.
         nv.nvmlInit()
         try:
-            return _nvml_facts(nv)
+            handles = [answer(nv, "nvmlDeviceGetHandleByIndex()", at) for at in range(nv.nvmlDeviceGetCount())]
+            gpus = [_nvml_gpu(nv, handle) for handle in handles if handle is not None]
+            cuda = answer(nv, "nvmlSystemGetCudaDriverVersion()")
+            maximum = "%d.%d" % (cuda // 1000, cuda % 1000 // 10) if cuda else None
+            driver = decoded(nv.nvmlSystemGetDriverVersion())
+            return _nvidia_facts("nvml", driver, maximum, [gpu for gpu in gpus if gpu["name"]])
         finally:
             nv.nvmlShutdown()
     except Exception:
-        # Absent, without a driver, or another module of that name.
+        # Not installed, without a driver, or another module of that name.
         return None
-
-
-def _nvml_facts(nv: Any) -> Facts:
-    handles = [answer(nv, "nvmlDeviceGetHandleByIndex()", at) for at in range(nv.nvmlDeviceGetCount())]
-    gpus = [_nvml_gpu(nv, handle) for handle in handles if handle is not None]
-    cuda = answer(nv, "nvmlSystemGetCudaDriverVersion()")
-    maximum = "%d.%d" % (cuda // 1000, cuda % 1000 // 10) if cuda else None
-    driver = decoded(nv.nvmlSystemGetDriverVersion())
-    return _nvidia_facts("nvml", driver, maximum, [gpu for gpu in gpus if gpu["name"]])
 
 
 def _nvml_gpu(nv: Any, handle: Any) -> Facts:
     """Describe one GPU by the answers that it gives: not every user, driver and model allows all questions."""
     capability = answer(nv, "nvmlDeviceGetCudaComputeCapability()", handle)
+    mode, mig = answer(nv, "nvmlDeviceGetMigMode()", handle), None
+    if mode:
+        slots = answer(nv, "nvmlDeviceGetMaxMigDeviceCount()", handle) if mode[0] else 0
+        # An empty slot is an error.
+        parts = [answer(nv, "nvmlDeviceGetMigDeviceHandleByIndex()", handle, at) for at in range(slots or 0)]
+        names = [_nvml_name(nv, part) for part in parts if part is not None]
+        # NVIDIA A100-SXM4-40GB MIG 1g.5gb
+        mig = {"enabled": bool(mode[0]), "instances": [name.rpartition(" MIG ")[2] for name in names if name]}
     return {
         "name": _nvml_name(nv, handle),
         "memory": answer(nv, "nvmlDeviceGetMemoryInfo().total", handle),
         "compute_capability": "%d.%d" % tuple(capability) if capability else None,
-        "mig": _nvml_mig(nv, handle),
+        "mig": mig,
     }
 
 
@@ -65,37 +72,26 @@ def _nvml_name(nv: Any, handle: Any) -> str | None:
     return decoded(name) if name else None
 
 
-def _nvml_mig(nv: Any, handle: Any) -> Facts | None:
-    mode = answer(nv, "nvmlDeviceGetMigMode()", handle)
-    if not mode:
-        return None
-    slots = answer(nv, "nvmlDeviceGetMaxMigDeviceCount()", handle) if mode[0] else 0
-    # An empty slot is an error.
-    parts = [answer(nv, "nvmlDeviceGetMigDeviceHandleByIndex()", handle, at) for at in range(slots or 0)]
-    names = [_nvml_name(nv, part) for part in parts if part is not None]
-    # NVIDIA A100-SXM4-40GB MIG 1g.5gb
-    return {"enabled": bool(mode[0]), "instances": [name.rpartition(" MIG ")[2] for name in names if name]}
-
-
 def _nvidia_smi() -> Facts | None:
-    """Ask the program that comes with the driver; it answers in full or is asked no more."""
+    """Ask the program that comes with the driver; after one failure it is not started again."""
     head = output_of("nvidia-smi")
     if head is None:
         return None
-    ask, form = "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader,nounits"
+    query, form = "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader,nounits"
     # Drivers before 510 refuse the whole query because of compute_cap.
-    table = output_of("nvidia-smi", ask + ",compute_cap,mig.mode.current", form) or output_of("nvidia-smi", ask, form)
-    rows = [[*re.split(r"\s*,\s*", line), "", ""] for line in (table or "").splitlines() if line.count(",") > 1]
+    table = output_of("nvidia-smi", query + ",compute_cap,mig.mode.current", form)
+    table = table or output_of("nvidia-smi", query, form) or ""
+    rows = [[*re.split(r"\s*,\s*", line), "", ""] for line in table.splitlines() if line.count(",") > 1]
     if not rows:
         return None
     maximum = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", head)
-    divided = _smi_instances() if any(row[4] == "Enabled" for row in rows) else {}
-    gpus = [_smi_gpu(row, divided.get(at, [])) for at, row in enumerate(rows)]
+    instances = _smi_instances() if any(row[4] == "Enabled" for row in rows) else {}
+    gpus = [_smi_gpu(row, instances.get(at, [])) for at, row in enumerate(rows)]
     return _nvidia_facts("nvidia-smi", rows[0][0], maximum.group(1) if maximum else None, gpus)
 
 
 def _smi_gpu(row: list[str], instances: list[str]) -> Facts:
-    """Describe one GPU; what it does not have is `[N/A]`, what may not be asked `[Insufficient Permissions]`."""
+    """Describe one GPU; its missing features are `[N/A]`, forbidden ones `[Insufficient Permissions]`."""
     enabled = {"Enabled": True, "Disabled": False}.get(row[4])
     return {
         "name": row[1],
@@ -117,7 +113,7 @@ def _smi_instances() -> dict[int, list[str]]:
 
 
 def kernel_driver(root: str = "/") -> Facts | None:
-    """Read which driver the kernel has loaded and which of its GPUs this container was given."""
+    """Read which driver the kernel has loaded and which of its GPUs this container can use."""
     text = read_text(os.path.join(root, "proc/driver/nvidia/version")) or ""
     match = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
     gpus = []
@@ -126,3 +122,32 @@ def kernel_driver(root: str = "/") -> Facts | None:
         if values.get("Model") and os.path.exists(os.path.join(root, "dev/nvidia" + values.get("Device Minor", "?"))):
             gpus.append({"name": values["Model"]})
     return _nvidia_facts("/proc/driver/nvidia/version", match.group(1), None, gpus) if match else None
+
+
+def tpu_facts(root: str = "/") -> Facts | None:
+    """Describe the TPU by its chips or by the platform's TPU_ACCELERATOR_TYPE; None without either."""
+    kind = re.fullmatch(r"[\w.-]+", os.environ.get("TPU_ACCELERATOR_TYPE", ""))
+    chips, source = _tpu_chips(root)
+    if not (chips or kind):
+        return None
+    names = (path.name for entry in sys.path for path in Path(entry or os.curdir).glob("libtpu*.dist-info"))
+    matches = (re.fullmatch(r"libtpu(?:_nightly)?-([^-]+)\.dist-info", name) for name in names)
+    libtpu = next((match.group(1) for match in matches if match), None)
+    tpu = {"type": kind.group() if kind else None, "chips": chips or None, "libtpu": libtpu}
+    return {"kind": "tpu", "source": source if chips else "TPU_ACCELERATOR_TYPE", "tpu": tpu}
+
+
+def _tpu_chips(root: str) -> tuple[int, str]:
+    """Count the chips on the bus, else the devices that a container has."""
+    ids = [
+        [(read_text(path.with_name(name)) or "").strip() for name in ("vendor", "device")]
+        for path in Path(root, "sys/bus/pci/devices").glob("*.0/vendor")
+    ]
+    on_bus = sum(vendor == _GOOGLE and device in _TPU_CHIPS for vendor, device in ids)
+    if on_bus:
+        return on_bus, "/sys/bus/pci/devices"
+    accel = len(list(Path(root, "dev").glob("accel[0-9]*")))
+    # VFIO devices can be of any kind, so a variable has to name the TPU.
+    named = any(name.startswith("TPU_") for name in os.environ)
+    vfio = len(list(Path(root, "dev/vfio").glob("[0-9]*"))) if named else 0
+    return (accel, "/dev/accel*") if accel else (vfio, "/dev/vfio")

@@ -5,17 +5,12 @@ from __future__ import annotations
 import re
 from typing import Iterator
 
+from envbuild.capture.files import Facts, normal_name, say
 from envbuild.capture.frameworks import TENSORFLOW
-from envbuild.capture.model.places import NO_FILE, NO_OBJECT
-from envbuild.capture.reading import Facts, normal_name
+from envbuild.capture.places import NO_FILE, NO_OBJECT
 
-WRITERS = {
-    "tensorflow": ("tensorflow",),
-    "keras": ("keras", "tf-keras"),
-    "torch": ("torch",),
-    "pytorch": ("torch",),
-}
-"""What a model says it was written by, and what that is installed as; TensorFlow's other names are looked up."""
+WRITERS = {"tensorflow": ("tensorflow",), "keras": ("keras", "tf-keras"), "torch": ("torch",), "pytorch": ("torch",)}
+"""The writers that models name, and their distributions; TensorFlow's other names are looked up."""
 SHIMS = {"tensorflow-intel", "tensorflow-macos", "tensorflow-cpu-aws"}
 """Distributions that `tensorflow` itself depends on where it brings no files of its own."""
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -26,9 +21,16 @@ OLDER = {
 
 
 def find_disagreements(manifest: Facts) -> list[Facts]:
-    """Compare what the model says with what is installed, and what is installed with itself."""
-    checks = (_versions, _missing_model, _builds, _cuda, _backend, _changed)
+    """Compare the model's writer with the installed distributions, and these with each other."""
+    checks = (_versions, _missing_model, _builds, _cuda, _backend, _changed_files)
     return [found for check in checks for found in check(manifest)]
+
+
+def tell_disagreements(manifest: Facts) -> None:
+    """Warn of disagreements on stderr, one block for each."""
+    for item in manifest.get("disagreements") or ():
+        sides = ["  %s: %s" % (side, value) for side, value in item["values"].items()]
+        say("\n".join(["warning: %s" % item["message"], *sides]))
 
 
 def _disagreement(fact: str, message: str, **values: str) -> Facts:
@@ -36,16 +38,22 @@ def _disagreement(fact: str, message: str, **values: str) -> Facts:
 
 
 def _versions(manifest: Facts) -> Iterator[Facts]:
-    """Hold the versions inside the model against those that are installed."""
+    """Compare the versions inside the model with those that are installed."""
     installed = _installed_versions(manifest)
     for writer in (manifest.get("model") or {}).get("written_by") or []:
         name, wrote = writer["name"], writer["version"]
         has = [installed[key] for key in WRITERS.get(name, ()) if key in installed]
-        if name not in WRITERS or any(_same(wrote, version) for version in has):
+        if name not in WRITERS or any(_same_version(wrote, version) for version in has):
             continue
         # TensorFlow before 2.6 brought Keras without a distribution of its own.
-        if has or name != "keras" or "tensorflow" not in installed:
-            yield _disagreement("%s version" % name, _about(name, wrote, has), model=wrote, environment=_or_none(has))
+        if not has and name == "keras" and "tensorflow" in installed:
+            continue
+        message = "The model was written by %s %s, which is not installed" % (name, wrote)
+        if has:
+            message = "The model was written by %s %s, but %s is installed" % (name, wrote, has[0])
+            older = OLDER.get(name) if _major(wrote) != _major(has[0]) else None
+            message += ": " + (older or "what this environment does to it may differ from the training run")
+        yield _disagreement("%s version" % name, message, model=wrote, environment=has[0] if has else "not installed")
 
 
 def _installed_versions(manifest: Facts) -> dict[str, str]:
@@ -55,26 +63,10 @@ def _installed_versions(manifest: Facts) -> dict[str, str]:
     return {name: version for name, version in named.items() if version}
 
 
-def _about(name: str, wrote: str, has: list[str]) -> str:
-    if not has:
-        return "The model was written by %s %s, which is not installed" % (name, wrote)
-    text = "The model was written by %s %s, but %s is installed" % (name, wrote, has[0])
-    older = OLDER.get(name) if _major(wrote) != _major(has[0]) else None
-    return "%s: %s" % (text, older or "what this environment does to it may differ from the training run")
-
-
-def _or_none(has: list[str]) -> str:
-    return has[0] if has else "not installed"
-
-
-def _same(one: str, other: str) -> bool:
+def _same_version(one: str, other: str) -> bool:
     """Compare versions: a local label or post-release that only one of them has does not count."""
     (first, *extras), (second, *others) = _version_parts(one), _version_parts(other)
     return first == second and all("" in pair or len(set(pair)) == 1 for pair in zip(extras, others))  # noqa: B905
-
-
-def _major(version: str) -> str:
-    return version.partition(".")[0]
 
 
 def _version_parts(version: str) -> tuple[str, str, str]:
@@ -83,6 +75,10 @@ def _version_parts(version: str) -> tuple[str, str, str]:
     public = re.sub(r"[-_.]?(a|b|rc|dev|post)[-_.]?(?=\d)", r"\1", public)
     release, _, post = public.partition("post")
     return release, post, label
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
 
 
 def _missing_model(manifest: Facts) -> Iterator[Facts]:
@@ -104,7 +100,7 @@ def _builds(manifest: Facts) -> Iterator[Facts]:
 
 
 def _cuda(manifest: Facts) -> Iterator[Facts]:
-    """Hold CUDA and cuDNN that the process has loaded against those that its framework was built for."""
+    """Compare the loaded CUDA and cuDNN with those that the framework was built for."""
     framework, components = manifest.get("framework") or {}, (manifest.get("native") or {}).get("components") or []
     for name in ("cuda", "cudnn"):
         used = [item["version"] for item in components if item["name"] == name and item["loaded"]]
@@ -115,22 +111,22 @@ def _cuda(manifest: Facts) -> Iterator[Facts]:
 
 
 def _backend(manifest: Facts) -> Iterator[Facts]:
-    """Hold the backend that Keras 3 was told to use against the framework and the model."""
-    told = (manifest.get("variables") or {}).get("KERAS_BACKEND")
+    """Compare the backend that Keras 3 has to use with the framework and the model."""
+    backend = (manifest.get("variables") or {}).get("KERAS_BACKEND")
     framework = (manifest.get("framework") or {}).get("name")
-    if told not in BACKENDS or _major(_installed_versions(manifest).get("keras", "0")) in ("0", "1", "2"):
+    if backend not in BACKENDS or _major(_installed_versions(manifest).get("keras", "0")) in ("0", "1", "2"):
         return
-    if framework in BACKENDS and framework != told:
-        message = "KERAS_BACKEND says %s, but the framework of this run is %s" % (told, framework)
-        yield _disagreement("keras backend", message, KERAS_BACKEND=told, framework=framework)
+    if framework in BACKENDS and framework != backend:
+        message = "KERAS_BACKEND says %s, but the framework of this run is %s" % (backend, framework)
+        yield _disagreement("keras backend", message, KERAS_BACKEND=backend, framework=framework)
     wrote = ((manifest.get("model") or {}).get("details") or {}).get("backend")
-    if wrote in BACKENDS and wrote != told:
-        message = "The model was written by Keras on %s, but KERAS_BACKEND says %s" % (wrote, told)
-        yield _disagreement("keras backend", message, model=wrote, KERAS_BACKEND=told)
+    if wrote in BACKENDS and wrote != backend:
+        message = "The model was written by Keras on %s, but KERAS_BACKEND says %s" % (wrote, backend)
+        yield _disagreement("keras backend", message, model=wrote, KERAS_BACKEND=backend)
 
 
-def _changed(manifest: Facts) -> Iterator[Facts]:
-    """List the distributions whose files were changed after they were installed."""
+def _changed_files(manifest: Facts) -> Iterator[Facts]:
+    """List the distributions whose files were changed after the installation."""
     for item in manifest.get("distributions") or []:
         count = item.get("changed_files") or 0
         if count:

@@ -1,14 +1,17 @@
-"""Objects in Cloud Storage, through Google's own client where it is installed."""
+"""Cloud Storage: lists, reads and writes objects with Google's client, where it is installed."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import threading
 import time
-from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Optional
+from contextlib import contextmanager, suppress
+from typing import Any, Iterator, Optional
 
-from envbuild.capture.reading import Facts
+from envbuild.capture.files import Facts, write_whole
+from envbuild.capture.redact import scrub_line
 
 PATIENCE = 10.0
 """Seconds that one use of Cloud Storage may take in all."""
@@ -28,16 +31,8 @@ class Unread(Exception):  # noqa: N818 - it is a result as much as a fault
     """Why something could not be read, in one sentence."""
 
 
-def list_objects(uri: str) -> Iterator[Facts]:
-    """List the object that a gs:// URI names, or all objects below it by name; nothing where there is neither.
-
-    Each has `name`, `size` in bytes, `generation` and `crc32c` in base64. Unread, also while listing.
-    """
-    return CloudStorage().objects(uri)
-
-
 def split_uri(uri: str) -> tuple[str, str]:
-    """Split gs://BUCKET/NAME; Unread if it is none."""
+    """Split gs://BUCKET/NAME; Unread for any other text."""
     bucket, _, name = uri[len("gs://") :].partition("/")
     if not uri.startswith("gs://") or not bucket:
         raise Unread("it names no bucket; gs://BUCKET/NAME does")
@@ -45,18 +40,21 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 class CloudStorage:
-    """A client with the environment's credentials (STORAGE_EMULATOR_HOST is honoured), for some seconds.
+    """A client with the environment's credentials (STORAGE_EMULATOR_HOST is honoured), for `patience` seconds.
 
-    Unread where there is no client library, and where credentials or an answer are not to be had.
+    Unread without the client library, and where credentials or an answer are missing.
     """
 
     def __init__(self, patience: Optional[float] = None) -> None:
         self.patience = PATIENCE if patience is None else patience
         self.end = time.monotonic() + self.patience
-        self.client, self.retry = _within(CONNECTING, _connected)
+        self.client, self.retry = _connect()
 
     def objects(self, uri: str) -> Iterator[Facts]:
-        """List as `list_objects` does."""
+        """List the object that a gs:// URI names, or all objects below it by name; nothing where there is neither.
+
+        Each has `name`, `size` in bytes, `generation` and `crc32c` in base64. Unread, also while listing.
+        """
         bucket, name = split_uri(uri)
         if name and not name.endswith("/"):
             # Listing the bare name would also list its siblings, runs/10 and runs/11 beside runs/1.
@@ -65,41 +63,43 @@ class CloudStorage:
                 yield item
                 return
             name += "/"
-        for blob in self._below(bucket, name):
+        with self._call_options("storage.objects.list") as options:
+            blobs = iter(self.client.list_blobs(bucket, prefix=name, fields=OBJECT_FIELDS, **options))
+        while True:
+            # The client requests a page when the one before is used up.
+            with self._call_options("storage.objects.list"):
+                blob = next(blobs, None)
+            if blob is None:
+                return
             # What a console shows as an empty folder is an object too.
             if not blob.name.endswith("/") or blob.size:
                 yield _object_facts(blob)
 
     def find(self, bucket: str, name: str) -> Optional[Facts]:
-        """Look an object up by its name; None where there is none. Unread."""
-        with self._asking("storage.objects.get") as how:
-            blob = self.client.bucket(bucket).get_blob(name, **how)
+        """Look up an object by its name; None where there is none. Unread."""
+        with self._call_options("storage.objects.get") as options:
+            blob = self.client.bucket(bucket).get_blob(name, **options)
         return None if blob is None else _object_facts(blob)
 
     def read(self, uri: str, generation: int, start: int, size: int) -> bytes:
         """Read a range of bytes of one generation of an object, as they are stored; Unread."""
         bucket, name = split_uri(uri)
         blob = self.client.bucket(bucket).blob(name, generation=generation)
-        with self._asking("storage.objects.get") as how:
-            data: bytes = blob.download_as_bytes(
-                start=start, end=start + size - 1, raw_download=True, checksum=None, **how
-            )
+        with self._call_options("storage.objects.get") as options:
+            stop = start + size - 1
+            data: bytes = blob.download_as_bytes(start=start, end=stop, raw_download=True, checksum=None, **options)
         return data
 
-    def _below(self, bucket: str, prefix: str) -> Iterator[Any]:
-        with self._asking("storage.objects.list") as how:
-            blobs = iter(self.client.list_blobs(bucket, prefix=prefix, fields=OBJECT_FIELDS, **how))
-        while True:
-            # Each page is only asked for when the one before is used up.
-            with self._asking("storage.objects.list"):
-                blob = next(blobs, None)
-            if blob is None:
-                return
-            yield blob
+    def write(self, uri: str, text: str) -> None:
+        """Write an object, which Cloud Storage does atomically; Unread."""
+        bucket, name = split_uri(uri)
+        with self._call_options("storage.objects.create") as options:
+            blob = self.client.bucket(bucket).blob(name)
+            blob.upload_from_string(text.encode("utf-8"), content_type="application/json", **options)
 
     @contextmanager
-    def _asking(self, permission: str) -> Iterator[Facts]:
-        """Yield how long a call may take and be tried; Unread if it fails."""
+    def _call_options(self, permission: str) -> Iterator[Facts]:
+        """Yield timeout and retries for a call; Unread if it fails."""
         left = min(ANSWERING, self.end - time.monotonic())
         if left <= 0:
             raise Unread("Cloud Storage took longer than %d s" % self.patience)
@@ -115,7 +115,7 @@ def _object_facts(blob: Any) -> Facts:
 
 
 def _refusal(error: Exception, permission: str) -> str:
-    # What gives up after several tries keeps the last error.
+    # RetryError keeps the last error.
     error = getattr(error, "cause", None) or error
     code = getattr(error, "code", None)
     if code in REFUSALS:
@@ -127,33 +127,49 @@ def _refusal(error: Exception, permission: str) -> str:
     return "Cloud Storage could not be reached (%s)" % type(error).__name__
 
 
-def _connected() -> tuple[Any, Any]:
-    """Make a client, and what tries a call again."""
+def _connect() -> tuple[Any, Any]:
+    """Return a client and its retry; Unread without library or credentials, or where they take too long."""
+    clients: list[Any] = []
     try:
-        # By name, since it is no dependency: it is there or not.
+        # By name, since it is not a dependency.
         storage = importlib.import_module("google.cloud.storage")
         retry = importlib.import_module("google.cloud.storage.retry").DEFAULT_RETRY
     except ImportError:
         raise Unread("google-cloud-storage is not installed here") from None
-    # Objects belong to buckets; without this the client insists on a project that nothing here needs.
-    return storage.Client(project=None), retry.with_delay(initial=0.2, maximum=1.0)
 
+    def create() -> None:
+        with suppress(Exception):
+            # Objects belong to buckets; without this the client insists on a project.
+            clients.append(storage.Client(project=None))
 
-def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """Return what a call returns; Unread if it fails or takes longer."""
-    done: Facts = {}
-
-    def run() -> None:
-        try:
-            done["value"] = call()
-        except BaseException as error:
-            done["error"] = error
-
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=create, daemon=True)
     thread.start()
-    thread.join(seconds)
-    if isinstance(done.get("error"), Unread):
-        raise done["error"]
-    if "value" not in done:
+    thread.join(CONNECTING)
+    if not clients:
         raise Unread(NO_CREDENTIALS)
-    return done["value"]
+    return clients[0], retry.with_delay(initial=0.2, maximum=1.0)
+
+
+def check_out(out: Any) -> None:
+    """ValueError unless `out` can be a file or an object of Cloud Storage; checked before anything is done."""
+    path = None if out is None else os.fspath(out)
+    scheme = re.match("[A-Za-z][A-Za-z0-9+.-]*(?=://)", path or "")
+    if scheme and scheme.group() != "gs":
+        raise ValueError("out: a manifest goes to a file or to gs://BUCKET/OBJECT, not to %s://" % scheme.group())
+    if scheme and re.fullmatch("gs://[^/]+/.*[^/]", str(path)) is None:
+        raise ValueError("out: give the object's name as well: gs://BUCKET/FOLDER/manifest.json")
+    if path == "":
+        raise ValueError("out: is empty; give the path of a file")
+    if path is not None and os.path.isdir(path):
+        raise ValueError("out: %s is a folder; give the path of a file" % scrub_line(path))
+
+
+def write_out(out: Any, text: str) -> None:
+    """Write to a path, or to `gs://bucket/object`; OSError if that cannot be done."""
+    if not (isinstance(out, str) and out.startswith("gs://")):
+        write_whole(os.path.realpath(out), text)
+        return
+    try:
+        CloudStorage().write(out, text)
+    except Unread as reason:
+        raise OSError("%s: %s" % (out, reason)) from None

@@ -1,4 +1,4 @@
-"""A few inputs and what the model made of them, so that any later environment can be asked for the same."""
+"""Golden samples: a few inputs and the model's outputs for them, which a later environment has to reproduce."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import sys
 from array import array
 from typing import Any, List, Mapping, Tuple
 
+from envbuild.capture.files import Facts
+from envbuild.capture.formats import zip_content, zip_members
 from envbuild.capture.gcs import Unread
-from envbuild.capture.model.places import local_source
-from envbuild.capture.model.zipped import zip_content, zip_members
-from envbuild.capture.reading import Facts
+from envbuild.capture.places import local_source
 from envbuild.capture.redact import scrub_line
 
 LARGEST_ARRAY = 1 << 20
@@ -27,9 +27,7 @@ NUMERIC = re.compile(r"bool|u?int\d+|b?float\d+\w*|complex\d+")
 NPY_TYPE = re.compile(r"([<>|=]?)([biufc])(\d{1,2})")
 """`<f4`: byte order, kind and bytes, as .npy files have them."""
 KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
-WHAT = "a golden sample is what golden_sample() makes, a pair (inputs, outputs), or the path of a .npz file"
-
-Encoded = Tuple[str, List[int], bytes]
+EncodedArray = Tuple[str, List[int], bytes]
 """Type, shape, and the elements in C order, little endian."""
 
 
@@ -37,7 +35,7 @@ def golden_sample(inputs: Any, outputs: Any, rtol: float = 1e-5, atol: float = 1
     """Encode a small batch of inputs and the model's outputs: each an array, or a dict or list of arrays.
 
     Arrays are NumPy's and what becomes one (tensors of TensorFlow, PyTorch and JAX), or lists of numbers. Another
-    environment agrees where |a - b| <= atol + rtol * |b|. ValueError for what is no array of numbers, or too large.
+    environment agrees where |a - b| <= atol + rtol * |b|. ValueError for other values and large arrays.
     """
     if not all(math.isfinite(value) and value >= 0 for value in (rtol, atol)):
         raise ValueError("golden sample: rtol and atol must be numbers from 0 on")
@@ -46,7 +44,7 @@ def golden_sample(inputs: Any, outputs: Any, rtol: float = 1e-5, atol: float = 1
 
 
 def golden_facts(golden: Any) -> Facts | None:
-    """Take a golden sample as `capture(golden=...)` and `--golden` are given it; ValueError if it is none."""
+    """Take the golden sample of `capture(golden=...)` and `--golden`; ValueError for anything else."""
     if golden is None:
         return None
     if isinstance(golden, (str, os.PathLike)):
@@ -54,7 +52,8 @@ def golden_facts(golden: Any) -> Facts | None:
     if isinstance(golden, tuple) and len(golden) == 2:
         return golden_sample(*golden)
     if not isinstance(golden, Mapping) or not {"inputs", "outputs", "rtol", "atol"} <= set(golden):
-        raise ValueError("golden sample: " + WHAT)
+        what = "give the result of golden_sample(), a pair (inputs, outputs), or the path of a .npz file"
+        raise ValueError("golden sample: " + what)
     return dict(golden)
 
 
@@ -80,7 +79,7 @@ def _array_facts(name: str, dtype: str, shape: list[int], data: bytes) -> Facts:
     }
 
 
-def _encoded(name: str, value: Any) -> Encoded:
+def _encoded(name: str, value: Any) -> EncodedArray:
     if hasattr(value, "detach"):
         return _encoded_torch(name, value.detach().cpu())
     if hasattr(value, "numpy"):
@@ -97,7 +96,7 @@ def _encoded(name: str, value: Any) -> Encoded:
     return _numeric(name, str(value.dtype.name)), [int(length) for length in value.shape], value.tobytes()
 
 
-def _encoded_torch(name: str, tensor: Any) -> Encoded:
+def _encoded_torch(name: str, tensor: Any) -> EncodedArray:
     dtype = str(tensor.dtype).rpartition(".")[2]
     if dtype == "bfloat16":
         # NumPy has no such type, and PyTorch no other way to its bytes.
@@ -105,10 +104,10 @@ def _encoded_torch(name: str, tensor: Any) -> Encoded:
     try:
         return (_numeric(name, dtype), *_encoded(name, tensor.numpy())[1:])
     except TypeError:
-        raise ValueError("golden sample: %r has type %s, which NumPy has not" % (name, dtype)) from None
+        raise ValueError("golden sample: %r has type %s, which NumPy does not have" % (name, dtype)) from None
 
 
-def _encoded_list(name: str, value: Any) -> Encoded:
+def _encoded_list(name: str, value: Any) -> EncodedArray:
     """Encode nested lists of numbers as NumPy would: as bool, int64 or float64."""
     shape: List[int] = []
     level = [value]
@@ -123,7 +122,7 @@ def _encoded_list(name: str, value: Any) -> Encoded:
     if kinds == {bool}:
         return "bool", shape, bytes(level)
     if not kinds <= {int, float}:
-        raise ValueError("golden sample: %r is no array of numbers" % name)
+        raise ValueError("golden sample: %r is not an array of numbers" % name)
     try:
         data = array("d" if float in kinds else "q", level)
     except OverflowError:
@@ -135,15 +134,13 @@ def _encoded_list(name: str, value: Any) -> Encoded:
 
 def _numeric(name: str, dtype: str) -> str:
     if not NUMERIC.fullmatch(dtype):
-        raise ValueError("golden sample: %r has type %s, where only numbers and booleans are kept" % (name, dtype))
+        raise ValueError("golden sample: %r has type %s; use numbers or booleans" % (name, dtype))
     return dtype
 
 
 def _check_size(name: str, size: int) -> None:
     if size > LARGEST_ARRAY:
-        raise ValueError(
-            "golden sample: %r has %d bytes, where %d are kept: take fewer rows" % (name, size, LARGEST_ARRAY)
-        )
+        raise ValueError("golden sample: %r has %d bytes, of at most %d: take fewer rows" % (name, size, LARGEST_ARRAY))
 
 
 def _from_npz(path: str) -> Facts:
@@ -162,7 +159,7 @@ def _from_npz(path: str) -> Facts:
     return dict(found, rtol=1e-5, atol=1e-6)
 
 
-def _npy_array(name: str, content: bytes) -> Encoded:
+def _npy_array(name: str, content: bytes) -> EncodedArray:
     """Decode a .npy file (numpy.lib.format), whose header is a literal; objects are pickles and refused."""
     wide = content[6:7] != b"\1"
     start = 12 if wide else 10
@@ -173,28 +170,21 @@ def _npy_array(name: str, content: bytes) -> Encoded:
         shape = [int(size) for size in header["shape"]]
         fortran = bool(header["fortran_order"])
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
-        raise ValueError("golden sample: %s is no array that NumPy saved" % name) from None
+        raise ValueError("golden sample: %s is not a .npy file" % name) from None
     if kind is None:
-        raise ValueError("golden sample: %s has type %s, where only numbers are kept" % (name, header["descr"]))
+        raise ValueError("golden sample: %s has type %s; use numbers" % (name, header["descr"]))
     if fortran and len(shape) > 1:
-        raise ValueError("golden sample: %s lies in Fortran order: save numpy.ascontiguousarray of it" % name)
+        raise ValueError("golden sample: %s is in Fortran order: save numpy.ascontiguousarray of it" % name)
     data, width = content[start + length :], int(kind.group(3))
     _check_size(name, len(data))
-    if not content.startswith(b"\x93NUMPY") or min(shape, default=0) < 0 or _product(shape) * width != len(data):
-        raise ValueError("golden sample: %s is no array that NumPy saved" % name)
-    dtype = KINDS[kind.group(2)] + (str(8 * width) if kind.group(2) != "b" else "")
-    return dtype, shape, _swapped(data, width // 2 if kind.group(2) == "c" else width, kind.group(1))
-
-
-def _product(shape: list[int]) -> int:
-    """Return how many elements there are; math.prod is younger than Python 3.7."""
+    # math.prod is younger than Python 3.7.
     count = 1
-    for length in shape:
-        count *= length
-    return count
-
-
-def _swapped(data: bytes, width: int, order: str) -> bytes:
-    if order != ">":
-        return data
-    return b"".join(data[at : at + width][::-1] for at in range(0, len(data), width))
+    for size in shape:
+        count *= size
+    if not content.startswith(b"\x93NUMPY") or min(shape, default=0) < 0 or count * width != len(data):
+        raise ValueError("golden sample: %s is not a .npy file" % name)
+    dtype = KINDS[kind.group(2)] + (str(8 * width) if kind.group(2) != "b" else "")
+    step = width // 2 if kind.group(2) == "c" else width
+    if kind.group(1) == ">":
+        data = b"".join(data[at : at + step][::-1] for at in range(0, len(data), step))
+    return dtype, shape, data

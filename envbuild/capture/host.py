@@ -1,50 +1,207 @@
-"""Where the run ran: machine, job, pod, container."""
+"""The host of the run: interpreter, operating system, CPU, machine, job, pod and container."""
 
 from __future__ import annotations
 
+import glob
+import itertools
 import json
 import os
+import platform
 import re
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from contextlib import closing
 from typing import Any
 
-from envbuild.capture.gce import machine_facts
-from envbuild.capture.reading import Facts, read_text
+from envbuild.capture.files import NO_PROGRAM, TIMEOUT, Facts, decoded, read_text
 from envbuild.capture.redact import scrub_line
 
+METADATA_ADDRESS = "169.254.169.254"
+"""An address, since looking up metadata.google.internal can take seconds outside of Google Cloud."""
+METADATA_PATHS = {
+    "machine_type": "instance/machine-type",
+    "zone": "instance/zone",
+    "project": "project/project-id",
+    "image": "instance/image",
+}
+WAIT = 0.25
+"""Seconds for all answers together, where only variables hint at Google Cloud."""
+WAIT_ON_GOOGLE = 1.0
+GOOGLE_VARIABLES = ("CLOUD_ML_JOB_ID", "K_SERVICE", "CLOUD_RUN_JOB", "KUBERNETES_SERVICE_HOST")
+"""Set by Vertex AI, Cloud Run and Kubernetes, whose sandboxes can hide the firmware's product name."""
 NAMESPACE = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
-"""The one file of that folder that is no secret."""
-RUNTIMES = (
-    ("libpod", "podman"),
-    ("cri-containerd", "containerd"),
-    ("containerd", "containerd"),
-    ("crio", "cri-o"),
-    ("docker", "docker"),
-    ("lxc", "lxc"),
-)
-"""What a path in /proc/1/cgroup holds, by the runtime that made it."""
+"""The only file of that folder without a secret."""
+RUNTIMES = {"libpod": "podman", "containerd": "containerd", "crio": "cri-o", "docker": "docker", "lxc": "lxc"}
+"""Parts of paths in /proc/1/cgroup, and the runtime that made them."""
+
+
+def python_facts() -> Facts:
+    """Describe the interpreter."""
+    stage = {"alpha": "a", "beta": "b", "candidate": "rc"}.get(sys.version_info.releaselevel)
+    # virtualenv before 20 moved sys.prefix and set sys.real_prefix.
+    if sys.prefix != sys.base_prefix or hasattr(sys, "real_prefix"):
+        environment = "venv"
+    else:
+        environment = "conda" if os.path.isdir(os.path.join(sys.prefix, "conda-meta")) else "system"
+    return {
+        "version": "%d.%d.%d" % sys.version_info[:3] + ("%s%d" % (stage, sys.version_info.serial) if stage else ""),
+        "implementation": sys.implementation.name,
+        "soabi": sysconfig.get_config_var("SOABI") or None,
+        "compiler": platform.python_compiler().strip() or None,
+        "environment": environment,
+    }
+
+
+def platform_facts() -> Facts:
+    """Describe the operating system and its C library."""
+    release = dict(re.findall(r"^(\w+)=[\"']?(.*?)[\"']?$", read_text("/etc/os-release") or "", re.MULTILINE))
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (AttributeError, ValueError, OSError):
+        name = version = ""
+    return dict(
+        {"libc": name, "libc_version": version or None} if name else musl_facts("/lib"),
+        os_id=release.get("ID") or None,
+        os_version=release.get("VERSION_ID") or None,
+        system=platform.system(),
+        machine=platform.machine(),
+        kernel=platform.release() or None,
+    )
+
+
+def musl_facts(folder: str) -> Facts:
+    """Describe musl by its loader, which prints its version when it has no program to run."""
+    loader = next(iter(sorted(glob.glob(os.path.join(folder, "ld-musl-*.so.1")))), None)
+    if loader is None:
+        return {}
+    try:
+        done = subprocess.run([loader], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=TIMEOUT, check=False)
+    except NO_PROGRAM:
+        return {"libc": "musl"}
+    match = re.search(r"^Version ([\w.+-]+)$", decoded(done.stderr), re.MULTILINE)
+    return {"libc": "musl", "libc_version": match.group(1) if match else None}
+
+
+def cpu_facts(path: str = "/proc/cpuinfo") -> Facts:
+    """Describe the CPU."""
+    values: dict[str, str] = {}
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            # The first block only: there is one for each CPU, and a big machine takes long to write them all.
+            for line in itertools.takewhile(str.strip, lines):
+                key, _, value = line.partition(":")
+                values[key.strip()] = value.strip()
+    except OSError:
+        pass
+    flags = values.get("flags") or values.get("Features") or ""
+    arm = "CPU implementer %s part %s" % (values.get("CPU implementer"), values.get("CPU part"))
+    return {
+        "model": values.get("model name") or (arm if "CPU part" in values else None),
+        "count": os.cpu_count(),
+        # Only Linux tells which CPUs a process may use.
+        "usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "flags": sorted(set(flags.split())),
+    }
 
 
 def host_facts(root: str = "/") -> Facts | None:
-    """Describe the surroundings of the process; `root` is where /proc, /run, /sys and /var lie."""
+    """Describe the surroundings of the process; /proc, /run, /sys and /var lie in `root`."""
     spec = _json_object(os.environ.get("CLUSTER_SPEC"))
     pool = _worker_pool(spec)
-    machine = machine_facts(root)
-    facts: Facts = {
-        # The machine itself belongs to Google in a job of Vertex AI, and the job's specification is what was asked for.
-        "machine_type": _word(_at(pool, "machineSpec", "machineType"))
-        or machine.get("machine_type")
-        or _word(os.environ.get("AIP_MACHINE_TYPE")),
-        "zone": machine.get("zone"),
-        "project": machine.get("project"),
-        "image": machine.get("image"),
-        "vertex": _vertex(spec),
-        "kubernetes": _kubernetes(root),
-        "container": _container(root, pool),
-    }
-    return _known(facts)
+    machine = _machine_facts(root)
+    # In a job of Vertex AI the machine belongs to Google, and the job's specification has the type that users know.
+    requested = _text(_at(pool, "machineSpec", "machineType"))
+    return _without_none(
+        {
+            "machine_type": requested or machine.get("machine_type") or _text(os.environ.get("AIP_MACHINE_TYPE")),
+            "zone": machine.get("zone"),
+            "project": machine.get("project"),
+            "image": machine.get("image"),
+            "vertex": _vertex_facts(spec),
+            "kubernetes": _kubernetes_facts(root),
+            "container": _container_facts(root, pool),
+        }
+    )
 
 
-def _vertex(spec: Facts) -> Facts | None:
+def _machine_facts(root: str) -> dict[str, str]:
+    """Ask Google's metadata server for machine type, zone, project and boot image (docs: predefined metadata keys)."""
+    host = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP")
+    product = (read_text(os.path.join(root, "sys/class/dmi/id/product_name")) or "").strip()
+    on_google = product.startswith("Google")
+    if os.environ.get("NO_GCE_CHECK", "").lower() in ("true", "1"):
+        return {}
+    if not (host or on_google or any(name in os.environ for name in GOOGLE_VARIABLES)):
+        return {}
+    wait = WAIT_ON_GOOGLE if on_google else WAIT
+    query = _MetadataQuery(host or METADATA_ADDRESS, wait)
+    try:
+        query.start()
+    except RuntimeError:
+        return {}
+    query.join(wait)
+    # Before closing, which cuts an answer short. The thread may stay, as nothing ends a hanging name lookup.
+    answers = dict(query.answers)
+    query.close()
+    # The server writes projects/NUMBER/machineTypes/NAME; of an image its project matters too.
+    short = {key: value if key == "image" else value.rpartition("/")[2] for key, value in answers.items()}
+    return {key: scrub_line(value) for key, value in short.items()}
+
+
+class _MetadataQuery(threading.Thread):
+    """Requests to the metadata server on one connection, without proxies, redirects or tokens."""
+
+    def __init__(self, host: str, wait: float) -> None:
+        super().__init__(name="envbuild-metadata", daemon=True)
+        self.host, self.wait, self.end = host, wait, time.monotonic() + wait
+        self.answers: dict[str, str] = {}
+        self.connection: socket.socket | None = None
+
+    def run(self) -> None:
+        """Ask for one fact after the other until one is refused or the time is over."""
+        try:
+            self._request_all()
+        except Exception:
+            # Any server can answer there; its faults must not fail the capture.
+            return
+
+    def close(self) -> None:
+        """Wake the thread where it waits for a server that sends nothing, or one byte at a time."""
+        self.end = 0.0
+        try:
+            if self.connection is not None:
+                self.connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def _request_all(self) -> None:
+        from http.client import HTTPConnection
+
+        with closing(HTTPConnection(self.host, timeout=self.wait)) as connection:
+            for key, path in METADATA_PATHS.items():
+                if connection.sock is None:
+                    connection.connect()
+                # The name lookup may have taken all the time.
+                if time.monotonic() > self.end:
+                    return
+                self.connection = connection.sock
+                connection.request("GET", "/computeMetadata/v1/" + path, headers={"Metadata-Flavor": "Google"})
+                response = connection.getresponse()
+                if response.getheader("Metadata-Flavor") != "Google" or 300 <= response.status < 400:
+                    return
+                text = response.read(4096).decode("utf-8", "replace").strip()
+                if response.length:
+                    # Cut short, or too long for an answer.
+                    return
+                if response.status == 200 and re.fullmatch(r"[\w.:/-]{1,200}", text, re.ASCII):
+                    self.answers[key] = text
+
+
+def _vertex_facts(spec: Facts) -> Facts | None:
     """Describe the job of Vertex AI (docs: environment variables for training, CLUSTER_SPEC)."""
     job = os.environ.get("CLOUD_ML_JOB_ID")
     # Tools on laptops set project and region too, and a server has no job.
@@ -52,21 +209,22 @@ def _vertex(spec: Facts) -> Facts | None:
     if not in_job or os.environ.get("AIP_MODE") == "PREDICTION":
         return None
     task = _at(spec, "task") or _at(_json_object(os.environ.get("TF_CONFIG")), "task")
-    return _known(
+    replica = _at(task, "replicaIndex")
+    return _without_none(
         {
-            "job": _word(job),
-            "project": _word(os.environ.get("CLOUD_ML_PROJECT_ID")),
-            "region": _word(os.environ.get("CLOUD_ML_REGION")),
-            "trial": _word(os.environ.get("CLOUD_ML_TRIAL_ID") or _at(task, "trial")),
+            "job": _text(job),
+            "project": _text(os.environ.get("CLOUD_ML_PROJECT_ID")),
+            "region": _text(os.environ.get("CLOUD_ML_REGION")),
+            "trial": _text(os.environ.get("CLOUD_ML_TRIAL_ID") or _at(task, "trial")),
             "worker_pool": _pool_name(task),
-            "replica": _count(_first(_at(task, "replicaIndex"), _at(task, "index"))),
+            "replica": _integer(_at(task, "index") if replica is None else replica),
         }
     )
 
 
 def _pool_name(task: Any) -> str | None:
-    index = _count(_at(task, "workerPoolIndex"))
-    return "workerpool%d" % index if index is not None else _word(_at(task, "type"))
+    index = _integer(_at(task, "workerPoolIndex"))
+    return "workerpool%d" % index if index is not None else _text(_at(task, "type"))
 
 
 def _worker_pool(spec: Facts) -> Any:
@@ -79,60 +237,52 @@ def _worker_pool(spec: Facts) -> Any:
     return pools[index] if isinstance(pools, list) and index < len(pools) else None
 
 
-def _kubernetes(root: str) -> Facts | None:
-    """Describe the pod."""
+def _kubernetes_facts(root: str) -> Facts | None:
     namespace = read_text(os.path.join(root, NAMESPACE))
     if namespace is None and "KUBERNETES_SERVICE_HOST" not in os.environ:
         return None
-    return _known(
+    return _without_none(
         {
-            "namespace": _word(namespace or os.environ.get("POD_NAMESPACE")),
-            "pod": _word(os.environ.get("POD_NAME") or os.environ.get("HOSTNAME")),
-            "completion_index": _count(os.environ.get("JOB_COMPLETION_INDEX")),
+            "namespace": _text(namespace or os.environ.get("POD_NAMESPACE")),
+            "pod": _text(os.environ.get("POD_NAME") or os.environ.get("HOSTNAME")),
+            "completion_index": _integer(os.environ.get("JOB_COMPLETION_INDEX")),
         }
     )
 
 
-def _container(root: str, pool: Any) -> Facts | None:
-    """Describe the container; its image is not visible from within, so somebody has to say it."""
+def _container_facts(root: str, pool: Any) -> Facts | None:
+    """Describe the container; its image is not visible from within, so something has to name it."""
     environment = read_text(os.path.join(root, "run/.containerenv"))
-    asked = _at(pool, "containerSpec", "imageUri") or _at(pool, "pythonPackageSpec", "executorImageUri")
     sources = {
         "ENVBUILD_IMAGE": os.environ.get("ENVBUILD_IMAGE"),
-        "CLUSTER_SPEC": asked,
+        "CLUSTER_SPEC": _at(pool, "containerSpec", "imageUri") or _at(pool, "pythonPackageSpec", "executorImageUri"),
         "/run/.containerenv": dict(re.findall(r'^(\w+)="?(.*?)"?$', environment or "", re.MULTILINE)).get("image"),
     }
-    said = [(_word(image), source) for source, image in sources.items() if _word(image)]
-    image, source = said[0] if said else (None, None)
-    return _known({"runtime": _runtime(root, environment), "image": image, "source": source})
-
-
-def _runtime(root: str, environment: str | None) -> str | None:
+    images = ((_text(image), source) for source, image in sources.items())
+    image, source = next((item for item in images if item[0]), (None, None))
     if environment is not None:
-        return "podman"
-    if os.path.exists(os.path.join(root, ".dockerenv")):
-        return "docker"
-    groups = read_text(os.path.join(root, "proc/1/cgroup")) or ""
-    return next((runtime for mark, runtime in RUNTIMES if mark in groups), None)
+        runtime: str | None = "podman"
+    elif os.path.exists(os.path.join(root, ".dockerenv")):
+        runtime = "docker"
+    else:
+        groups = read_text(os.path.join(root, "proc/1/cgroup")) or ""
+        runtime = next((runtime for mark, runtime in RUNTIMES.items() if mark in groups), None)
+    return _without_none({"runtime": runtime, "image": image, "source": source})
 
 
-def _known(facts: Facts) -> Facts | None:
-    """Drop what is unknown; None if nothing is left."""
+def _without_none(facts: Facts) -> Facts | None:
+    """Drop unknown facts; None if nothing is left."""
     return {key: value for key, value in facts.items() if value is not None} or None
 
 
-def _word(value: Any) -> str | None:
+def _text(value: Any) -> str | None:
     """Take a text or number as one line without secrets, if it is of a sensible length."""
     text = str(value).strip() if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
     return scrub_line(text) if 0 < len(text) <= 1000 else None
 
 
-def _count(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return int(value) if re.fullmatch(r"\d{1,9}", str(value)) else None
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
 
 
 def _json_object(text: Any) -> Facts:
@@ -145,7 +295,7 @@ def _json_object(text: Any) -> Facts:
 
 
 def _at(value: Any, *keys: str) -> Any:
-    """Follow keys through objects, written as `machineSpec` or `machine_spec`; None where there is no such."""
+    """Follow keys through objects, written as `machineSpec` or `machine_spec`; None where one is missing."""
     for key in keys:
         if not isinstance(value, dict):
             return None

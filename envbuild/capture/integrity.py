@@ -1,29 +1,30 @@
-"""What is really installed: files held against what their distributions list."""
+"""The installed files, compared with what their distributions list."""
 
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import math
 import os
 import re
 import stat
 import time
-from typing import Any, Callable, Iterable, NamedTuple
+from typing import Iterable, Iterator, NamedTuple
 
-from envbuild.capture.conda import conda_owners
-from envbuild.capture.distributions import identity, metadata_paths
-from envbuild.capture.listed import Listed, listed_files
-from envbuild.capture.reading import Facts
+from envbuild.capture.conda import conda_files, conda_owners, conda_packages
+from envbuild.capture.distributions import NO_INDEX, identity, is_module, metadata_paths, site_folders
+from envbuild.capture.files import Facts, decoded, read_bytes, read_text
 from envbuild.capture.redact import scrub_line
-from envbuild.capture.sites import Land, listed_names
 
 SECONDS = 1.5
-"""What the quick way may take; what it does not reach, as on a slow network, counts as unchecked."""
+"""Limit of the quick way; files that it does not reach, as on a slow network, count as unchecked."""
 HOUR = 3600 * 10**9
 """Nanoseconds."""
+MOST_NAMES = 50
 FEW = 64
-"""Files, of which nothing tells what time is the usual one."""
+"""Files, among which no time is the usual one."""
 ADDED = re.compile(r"^\.\./|\.dist-info/")
 MOST_OVERWRITTEN = 1000
 HASHES = ("sha256", "sha384", "sha512")
@@ -31,23 +32,72 @@ SLICES = 64
 THREADS = 8
 
 
+class ListedFile(NamedTuple):
+    """A file as a distribution lists it."""
+
+    name: str
+    """As seen from the folder that the metadata lies in, or absolute."""
+    digest: str = ""
+    """As RECORD writes it: `sha256=` and base64, or hexadecimal; empty where it is missing."""
+    size: int | None = None
+
+
+def listed_files(path: str, conda: Facts | None) -> Iterator[ListedFile] | None:
+    """List what the distribution whose metadata is `path` installed; None where there is no list.
+
+    That is conda's list, which has the files as conda changed them, or RECORD; older tools list only names.
+    """
+    if conda is not None:
+        return _conda_rows(conda["record"], os.path.dirname(path))
+    installer = (read_text(os.path.join(path, "INSTALLER")) or "").strip().lower()
+    record = read_bytes(os.path.join(path, "RECORD"))
+    if record is not None:
+        # Operating systems remove files and strip libraries, and leave the RECORD of their build.
+        return _record_rows(decoded(record)) if installer and installer not in NO_INDEX else None
+    names, folder = read_text(os.path.join(path, "installed-files.txt")), os.path.basename(path)
+    if names is None:
+        return None
+    return (ListedFile(os.path.normpath(os.path.join(folder, line))) for line in names.split("\n") if line.strip())
+
+
+def _conda_rows(record: str, site: str) -> Iterator[ListedFile]:
+    prefix, site = os.path.realpath(os.path.join(record, "..", "..")), os.path.realpath(site)
+    inside, outside = os.path.relpath(site, prefix) + "/", os.path.relpath(prefix, site) + "/"
+    for file in conda_files(record):
+        path = file["path"]
+        name = path[len(inside) :] if path.startswith(inside) else outside + path
+        digest = "sha256=%s" % file["sha256"] if isinstance(file["sha256"], str) else ""
+        yield ListedFile(name, digest, file["size"] if isinstance(file["size"], int) else None)
+
+
+def _record_rows(text: str) -> Iterator[ListedFile]:
+    """Read a RECORD as far as it is CSV."""
+    try:
+        for name, digest, size in (row[:3] + [""] * (3 - len(row)) for row in csv.reader(io.StringIO(text)) if row):
+            yield ListedFile(name, digest, int(size) if size.isdecimal() and len(size) < 20 else None)
+    except (csv.Error, ValueError):
+        return
+
+
 class Doubt(NamedTuple):
-    """A file of the right size: whether it is the right one, only its content can tell."""
+    """A file of the right size, whose content has to be hashed to know whether it changed."""
 
     changed: int
     """Nanoseconds since 1970."""
     name: str
     digest: str
-    check: Check
+    check: FileCheck
 
 
-class Check:
+class FileCheck:
     """How the files of one distribution compare with its list."""
 
     def __init__(self, name: str, folder: str, package: Facts | None) -> None:
-        self.name, self.site = name, os.path.dirname(folder)
-        self.written = _time_of(package["record"] if package else os.path.join(folder, "RECORD"))
-        self.of_conda = package is not None
+        self.name, self.site, self.of_conda = name, os.path.dirname(folder), package is not None
+        try:
+            self.listed_at = os.stat(package["record"] if package else os.path.join(folder, "RECORD")).st_mtime_ns
+        except OSError:
+            self.listed_at = 0
         self.missing: list[str] = []
         self.modified: list[str] = []
         self.overwritten: dict[str, str] = {}
@@ -55,28 +105,28 @@ class Check:
         self.doubts: list[Doubt] = []
         self.files = self.unchecked = 0
 
-    def hold(self, rows: Iterable[Listed], shared: Shared, deadline: float) -> set[str]:
-        """Compare kind and size of files; return which entries of the site folder they lie in."""
+    def compare(self, rows: Iterable[ListedFile], shared: SharedFiles, deadline: float) -> set[str]:
+        """Compare kind and size of files; return the entries of the site folder that they lie in."""
         entries = set()
         for row in rows:
             entries.add(row.name.partition("/")[0])
-            # RECORD itself has no digest, and bytecode is made again where it is needed.
+            # RECORD itself has no digest, and bytecode may be written again.
             if row.digest.partition("=")[0] in HASHES and not row.name.endswith(".pyc"):
                 self.files += 1
                 shared.add(self, row)
                 if time.monotonic() <= deadline:
-                    self._compare(row)
+                    self._compare_file(row)
                 else:
                     self.unchecked += 1
         return entries
 
     def path(self, name: str) -> str:
         path = os.path.join(self.site, name)
-        # Where folders are links, `..` is to be taken as the installer saw it, or as it is.
+        # Where folders are links, `..` has to be resolved as the installer did, or as the links do.
         plain = os.path.normpath(path)
         return plain if name.startswith("..") and os.path.exists(plain) else path
 
-    def _compare(self, row: Listed) -> None:
+    def _compare_file(self, row: ListedFile) -> None:
         try:
             found = os.stat(self.path(row.name))
         except (FileNotFoundError, NotADirectoryError):
@@ -89,27 +139,23 @@ class Check:
             else:
                 self.modified.append(row.name)
 
-    def doubtful(self, shared: Shared, deep: bool) -> list[Doubt]:
-        """Return the files to hash."""
-        return self.doubts if deep else self._suspicious(self.doubts, shared)
-
-    def _suspicious(self, doubts: list[Doubt], shared: Shared) -> list[Doubt]:
+    def suspicious(self, shared: SharedFiles) -> list[Doubt]:
         """List the files that others list too, that changed after the list was written, or long before or after most.
 
-        What was edited in the cache that an installer links to is older than the list. conda keeps the times of
-        building, which can be years apart.
+        A file that was edited in the cache to which an installer links is older than the list. conda keeps the times
+        of the build, which can be years apart.
         """
         # Installers add to the metadata, and write scripts.
-        times = sorted(doubt.changed for doubt in doubts if not ADDED.search(doubt.name)) or [0]
+        times = sorted(doubt.changed for doubt in self.doubts if not ADDED.search(doubt.name)) or [0]
         usual, far = times[len(times) // 2], math.inf if self.of_conda else HOUR
         if times[-1] - times[0] > far and len(times) <= FEW:
-            return doubts
+            return self.doubts
         return [
             doubt
-            for doubt in doubts
-            if doubt.changed > self.written
+            for doubt in self.doubts
+            if doubt.changed > self.listed_at
             or abs(doubt.changed - usual) > far
-            or (self.site, doubt.name) in shared.claims
+            or (self.site, doubt.name) in shared.contested
         ]
 
     def settle(self, doubt: Doubt, differs: bool | None) -> None:
@@ -120,15 +166,9 @@ class Check:
         else:
             self.confirmed.add(doubt.name)
 
-    def yield_to(self, name: str, owner: Check) -> None:
-        """Note that a file which is not this distribution's is another one's."""
-        if name in self.modified and not re.search(r"[=\s]", name):  # which a manifest's pairs cannot have
-            self.modified.remove(name)
-            self.overwritten[name] = owner.name
-
     def facts(self) -> Facts:
         changed = {"modified": self.modified, "missing": self.missing}
-        facts: Facts = {key: listed_names(names) for key, names in changed.items() if names}
+        facts: Facts = {key: _listed_names(names) for key, names in changed.items() if names}
         if facts:
             facts["changed_files"] = len(self.modified) + len(self.missing)
         if self.overwritten:
@@ -137,109 +177,142 @@ class Check:
         return facts
 
 
-class Shared:
+class SharedFiles:
     """Files that several distributions list."""
 
     def __init__(self) -> None:
-        self.first: dict[tuple[str, str], tuple[Check, str]] = {}
-        self.others: dict[tuple[str, str], list[Check]] = {}
-        self.claims: set[tuple[str, str]] = set()
+        self.first: dict[tuple[str, str], tuple[FileCheck, str]] = {}
+        self.others: dict[tuple[str, str], list[FileCheck]] = {}
+        self.contested: set[tuple[str, str]] = set()
         """Those that are listed with several digests."""
 
-    def add(self, check: Check, row: Listed) -> None:
+    def add(self, check: FileCheck, row: ListedFile) -> None:
         key = (check.site, row.name)
         first, digest = self.first.setdefault(key, (check, row.digest))
         if first is not check:
             self.others.setdefault(key, []).append(check)
             if digest != row.digest:
-                self.claims.add(key)
+                self.contested.add(key)
 
     def settle(self) -> None:
         """Give each file to the distribution whose digest it has."""
-        for key in self.claims:
-            checks = [self.first[key][0], *self.others[key]]
-            owner = next((check for check in checks if key[1] in check.confirmed), None)
-            for check in checks:
-                if owner is not None:
-                    check.yield_to(key[1], owner)
+        for key in self.contested:
+            name, checks = key[1], [self.first[key][0], *self.others[key]]
+            owner = next((check for check in checks if name in check.confirmed), None)
+            # A manifest's pairs cannot have a name with `=` or spaces.
+            if owner is not None and not re.search(r"[=\s]", name):
+                for check in (check for check in checks if name in check.modified):
+                    check.modified.remove(name)
+                    check.overwritten[name] = owner.name
 
 
-def _time_of(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
+def _listed_names(names: list[str]) -> list[str]:
+    return sorted(map(scrub_line, names))[:MOST_NAMES]
+
+
+class SiteEntries:
+    """The entries of the site folders and the distributions that own them."""
+
+    def __init__(self) -> None:
+        self.folders = site_folders()
+        # Packages of conda without metadata belong to no distribution, but are known.
+        self.owners: dict[str, str | None] = {
+            entry: None for package in conda_packages() for entry in package["entries"]
+        }
+        self.unknown: set[str] = set()
+
+    def claim(self, folder: str, name: str | None, entries: Iterable[str] | None) -> None:
+        """Note a distribution's entries in its folder; without a list, the folder's other entries stay unknown."""
+        if entries is None:
+            self.unknown.add(folder)
+        for entry in entries or ():
+            self.owners[os.path.join(folder, entry)] = name
+
+    def pth_facts(self) -> list[Facts]:
+        """Describe the .pth files of the site folders."""
+        facts = []
+        for path in (os.path.join(folder, name) for folder, name in self._entries() if name.endswith(".pth")):
+            data = read_bytes(path)
+            lines = decoded(data or b"").lstrip("\ufeff").split("\n")
+            item = {
+                "name": scrub_line(os.path.basename(path)),
+                "sha256": hashlib.sha256(data or b"").hexdigest(),
+                "code": any(line.startswith(("import ", "import\t")) for line in lines),
+                "owner": self.owners.get(path),
+            }
+            facts += [item] if data is not None else []
+        return sorted(facts, key=lambda item: (str(item["name"]), str(item["sha256"])))
+
+    def unowned(self) -> list[str]:
+        """List the modules and packages in the site folders that no distribution lists."""
+        entries = (item for item in self._entries() if item[0] not in self.unknown and is_module(*item))
+        return _listed_names([name for folder, name in entries if os.path.join(folder, name) not in self.owners])
+
+    def _entries(self) -> Iterator[tuple[str, str]]:
+        for folder in self.folders:
+            try:
+                yield from ((folder, name) for name in os.listdir(folder))
+            except OSError:
+                continue
 
 
 def installation_facts(distributions: dict[str, Facts], deep: bool, seconds: float = SECONDS) -> Facts:
-    """Hold every file against its RECORD, and note in each distribution what differs.
+    """Compare every file with its RECORD, and note in each distribution what differs.
 
-    The quick way gives up after `seconds`.
+    The quick way stops after `seconds`.
     """
     deadline = math.inf if deep else time.monotonic() + seconds
-    conda, land = conda_owners(), Land()
-    checks: list[Check] = []
-    shared = Shared()
+    conda, entries, shared = conda_owners(), SiteEntries(), SharedFiles()
+    checks: list[FileCheck] = []
     for folder, facts in distributions.items():
         package = conda.get(os.path.realpath(folder))
-        rows, check = listed_files(folder, package), Check(facts["name"], folder, package)
-        land.claim(check.site, check.name, check.hold(rows, shared, deadline) if rows is not None else None)
+        rows, check = listed_files(folder, package), FileCheck(facts["name"], folder, package)
+        entries.claim(check.site, check.name, check.compare(rows, shared, deadline) if rows is not None else None)
         checks.append(check)
-    _settle([doubt for check in checks for doubt in check.doubtful(shared, deep)], deadline)
+    _settle([doubt for check in checks for doubt in (check.doubts if deep else check.suspicious(shared))], deadline)
     shared.settle()
     for facts, check in zip(distributions.values(), checks):  # noqa: B905 - 3.10's
         facts.update(check.facts())
-    unreadable = _claim_others(land, distributions, conda)
+    unreadable = []
+    # Distributions that others shadow own entries as well.
+    for folder in (path for path in metadata_paths() if path not in distributions):
+        name = (identity(folder) or [None])[0]
+        rows = listed_files(folder, conda.get(os.path.realpath(folder)))
+        claimed = {row.name.partition("/")[0] for row in rows} if rows is not None else None
+        entries.claim(os.path.dirname(folder), name, claimed)
+        unreadable += [] if name else [os.path.basename(folder)]
     return {
         "method": "sha256" if deep else "size and time",
         "files": sum(check.files for check in checks),
         "unchecked": sum(check.unchecked for check in checks),
-        "unreadable": listed_names(unreadable) or None,
-        "pth": land.pth_facts(),
-        "unowned": land.unowned(),
+        "unreadable": _listed_names(unreadable) or None,
+        "pth": entries.pth_facts(),
+        "unowned": entries.unowned(),
     }
 
 
-def _claim_others(land: Land, distributions: dict[str, Facts], conda: dict[str, Facts]) -> list[str]:
-    """Note what belongs to distributions that others shadow; return the metadata that tells no name."""
-    unreadable = []
-    for folder in metadata_paths():
-        if folder not in distributions:
-            name = (identity(folder) or [None])[0]
-            rows = listed_files(folder, conda.get(os.path.realpath(folder)))
-            entries = {row.name.partition("/")[0] for row in rows} if rows is not None else None
-            land.claim(os.path.dirname(folder), name, entries)
-            unreadable += [] if name else [os.path.basename(folder)]
-    return unreadable
-
-
 def _settle(doubts: list[Doubt], deadline: float) -> None:
-    """Hash files, those first that changed last: what is copied without its times makes many look edited."""
+    """Hash files, the last changed first: files that were copied without their times all look edited."""
     doubts.sort(key=lambda doubt: -doubt.changed)
 
     def hashed(start: int) -> list[tuple[Doubt, bool | None]]:
         return [(doubt, _differs(doubt, deadline)) for doubt in doubts[start::SLICES]]
 
-    for results in _in_threads(hashed, range(min(SLICES, len(doubts)))):
-        for doubt, differs in results:
-            doubt.check.settle(doubt, differs)
+    results: Iterable[list[tuple[Doubt, bool | None]]] = map(hashed, range(min(SLICES, len(doubts))))
+    if len(doubts) >= SLICES:
+        try:
+            from concurrent.futures import ThreadPoolExecutor
 
-
-def _in_threads(function: Callable[[int], list[tuple[Doubt, bool | None]]], numbers: range) -> list[Any]:
-    """Call the function with each number; hashing leaves the other threads of the process alone."""
-    if len(numbers) < SLICES:
-        return [function(number) for number in numbers]
-    try:
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-            return list(pool.map(function, numbers))
-    except RuntimeError:  # an interpreter that ends starts no thread
-        return [function(number) for number in numbers]
+            with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+                results = list(pool.map(hashed, range(SLICES)))
+        except RuntimeError:  # Python starts no thread at exit
+            pass
+    for doubt, differs in (item for slice_results in results for item in slice_results):
+        doubt.check.settle(doubt, differs)
 
 
 def _differs(doubt: Doubt, deadline: float) -> bool | None:
-    """Tell whether a file's content is another than listed; None if it cannot be read or it is too late."""
+    """Tell whether a file's content differs from its list; None if it cannot be read or it is too late."""
     algorithm, _, expected = doubt.digest.partition("=")
     digest = hashlib.new(algorithm)
     try:

@@ -1,4 +1,4 @@
-"""Which package brought a file: a wheel, conda, or the operating system's packages."""
+"""Owners of files: the wheel, conda package or package of the operating system that installed each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from envbuild.capture.reading import Facts, decoded, normal_name, output_of, read_bytes, read_text
+from envbuild.capture.files import Facts, decoded, normal_name, output_of, read_bytes, read_text
 
 DPKG = "var/lib/dpkg"
 _APK_DATABASES = ("lib/apk/db/installed", "usr/lib/apk/db/installed")
@@ -16,7 +16,7 @@ _RPM_DATABASES = ("var/lib/rpm", "usr/lib/sysimage/rpm")
 
 
 def find_owners(paths: list[str], distributions: dict[str, Facts], root: str = "/") -> dict[str, Facts]:
-    """Say what brought each file; files that no package lists are left out.
+    """Map files to what installed them; files that no package lists are left out.
 
     `root` is where the package managers' own files lie.
     """
@@ -27,23 +27,22 @@ def find_owners(paths: list[str], distributions: dict[str, Facts], root: str = "
 
 
 def _wheel_owners(paths: list[str], distributions: dict[str, Facts]) -> dict[str, Facts]:
-    """Look into the RECORD of every wheel; what conda put there is the conda package's."""
+    """Look into the RECORD of every wheel, except those that conda installed."""
     owners: dict[str, Facts] = {}
-    wanted: dict[str, dict[bytes, str]] = {}
+    relative: dict[str, dict[bytes, str]] = {}
     for folder, facts in distributions.items():
         site = os.path.dirname(folder)
-        if site not in wanted:
-            wanted[site] = _seen_from(paths, os.path.realpath(site))
+        if site not in relative:
+            relative[site] = _relative_to(os.path.realpath(site), paths)
         if facts["origin"]["kind"] != "conda":
             owner = {"kind": "wheel", "name": normal_name(facts["name"]), "version": facts["version"]}
             lines = (read_bytes(os.path.join(folder, "RECORD")) or b"").split(b"\n")
             names = (line.rsplit(b",", 2)[0].strip(b'"') for line in lines if b".so" in line)
-            owners.update((wanted[site][name], owner) for name in names if name in wanted[site])
+            owners.update((relative[site][name], owner) for name in names if name in relative[site])
     return owners
 
 
-def _seen_from(paths: list[str], folder: str) -> dict[bytes, str]:
-    """Map each path as seen from a folder to the path itself."""
+def _relative_to(folder: str, paths: list[str]) -> dict[bytes, str]:
     return {os.fsencode(os.path.relpath(path, folder)): path for path in paths}
 
 
@@ -51,15 +50,13 @@ def _conda_owners(paths: list[str], _root: str) -> dict[str, Facts]:
     owners: dict[str, Facts] = {}
     for prefix in {sys.prefix, sys.base_prefix}:
         records = conda_records(prefix) if paths else {}
-        wanted = {
-            json.dumps(decoded(name)).encode("ascii"): path
-            for name, path in (_seen_from(paths, os.path.realpath(prefix)) if records else {}).items()
-        }
+        relative = _relative_to(os.path.realpath(prefix), paths) if records else {}
+        quoted = {json.dumps(decoded(name)).encode("ascii"): path for name, path in relative.items()}
         for record, owner in records.items():
             # Parsing all of these files would take most of a second.
             for name in re.findall(rb'"[^"\n]*\.so[^"\n]*"', read_bytes(record) or b""):
-                if name in wanted:
-                    owners[wanted[name]] = owner
+                if name in quoted:
+                    owners[quoted[name]] = owner
     return owners
 
 
@@ -74,20 +71,25 @@ def _debian_owners(paths: list[str], root: str) -> dict[str, Facts]:
     if not versions:
         return {}
     owners: dict[str, Facts] = {}
-    takers, listed = _diversions(root)
-    wanted: dict[bytes, list[str]] = {}
+    # Lines of three: a diverted path, its new place, and the package that diverts it.
+    lines = (read_text(os.path.join(root, DPKG, "diversions")) or "").split("\n")
+    diversions = [lines[at : at + 3] for at in range(0, len(lines) - 2, 3)]
+    diverters = {path: package for path, _, package in diversions}
+    originals = {place: path for path, place, _ in diversions}
+    spelled: dict[bytes, list[str]] = {}
     for path in paths:
-        for name in _spellings(listed.get(path, path)):
-            wanted.setdefault(os.fsencode(name), []).append(path)
+        for name in _spellings(originals.get(path, path)):
+            spelled.setdefault(os.fsencode(name), []).append(path)
     for listing in Path(root, DPKG, "info").glob("*.list"):
         data = read_bytes(listing) or b""
         # Most packages have no library at all.
-        found = wanted.keys() & set(data.split(b"\n")) if b".so" in data else ()
+        found = spelled.keys() & set(data.split(b"\n")) if b".so" in data else ()
         package, _, architecture = listing.stem.partition(":")
-        for path in (path for name in found for path in wanted[name]):
-            taker = takers.get(listed.get(path, path))
-            # Whoever diverts a file lies where its name says, and what was there before in the other place.
-            if (package, architecture) in versions and (taker is None or (taker == package) == (path not in listed)):
+        for path in (path for name in found for path in spelled[name]):
+            diverter = diverters.get(originals.get(path, path))
+            # The diverter's file lies at the path itself, the diverted one in the other place.
+            own = diverter is None or (diverter == package) == (path not in originals)
+            if own and (package, architecture) in versions:
                 owners[path] = {"kind": "debian", "name": package, "version": versions[package, architecture]}
     return owners
 
@@ -103,21 +105,14 @@ def debian_packages(root: str = "/") -> dict[tuple[str, str], str]:
     return versions
 
 
-def _diversions(root: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Map each diverted path to the package that took it, and each place where such a file lies now to its old path."""
-    lines = (read_text(os.path.join(root, DPKG, "diversions")) or "").split("\n")
-    threes = [lines[at : at + 3] for at in range(0, len(lines) - 2, 3)]
-    return {path: taker for path, _, taker in threes}, {place: path for path, place, _ in threes}
-
-
 def _spellings(path: str) -> list[str]:
-    """Return a path as the kernel has it and as packages list it that are older than the merge of / and /usr."""
+    """Return a path as the kernel has it, and as packages from before the merge of / and /usr list it."""
     return [path, path[4:] if path.startswith("/usr/") else "/usr" + path]
 
 
 def _apk_owners(paths: list[str], root: str) -> dict[str, Facts]:
     owners: dict[str, Facts] = {}
-    wanted = {name.lstrip("/"): path for path in paths for name in _spellings(path)}
+    spelled = {name.lstrip("/"): path for path in paths for name in _spellings(path)}
     for database in _APK_DATABASES if paths else ():
         package: Facts = {}
         folder = ""
@@ -129,20 +124,19 @@ def _apk_owners(paths: list[str], root: str) -> dict[str, Facts]:
                 package["version"] = value
             elif key == "F":
                 folder = value
-            elif key == "R" and package and "%s/%s" % (folder, value) in wanted:
-                owners[wanted["%s/%s" % (folder, value)]] = package
+            elif key == "R" and package and "%s/%s" % (folder, value) in spelled:
+                owners[spelled["%s/%s" % (folder, value)]] = package
     return owners
 
 
 def _rpm_owners(paths: list[str], root: str) -> dict[str, Facts]:
     if not any(os.path.exists(os.path.join(root, database)) for database in _RPM_DATABASES):
         return {}
-    # For one that is not there it prints no line.
+    # rpm prints no line for a missing file, and fails after all lines if one file has no owner.
     paths = [path for path in paths if os.path.exists(path)]
-    # One file without an owner makes rpm fail, though it answers for all the others.
-    ask = 'rpm -qf --qf "=%{NAME} %{VERSION}-%{RELEASE}\\n" -- "$@" || :'
-    lines = (output_of("sh", "-c", ask, "sh", *paths) or "").split("\n") if paths else []
+    query = 'rpm -qf --qf "=%{NAME} %{VERSION}-%{RELEASE}\\n" -- "$@" || :'
+    lines = (output_of("sh", "-c", query, "sh", *paths) or "").split("\n") if paths else []
     answers = (re.fullmatch(r"=(\S+) (\S+)", line) for line in lines)
     rows = [{"kind": "rpm", "name": row.group(1), "version": row.group(2)} if row else None for row in answers]
-    # A line each, in their order; where two packages share a file, nothing tells whose line is whose.
+    # One line for each, in their order, unless two packages share a file.
     return {path: row for path, row in zip(paths, rows) if row and len(rows) == len(paths)}  # noqa: B905 - 3.10's

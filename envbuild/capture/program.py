@@ -8,14 +8,14 @@ import sys
 from typing import Any
 
 from envbuild.capture.contract import contract_facts
-from envbuild.capture.options import settled
-from envbuild.capture.output import check_out, say, write_out
-from envbuild.capture.reading import Facts, manifest_text, present
+from envbuild.capture.files import Facts, manifest_text, present, say
+from envbuild.capture.gcs import check_out, write_out
+from envbuild.capture.options import merge_options
 from envbuild.capture.record import capture, environment_facts
 
 OPTIONS = (
-    ("model", "URI", "where the trained model lies: gs://..., a folder or a file"),
-    ("golden", "FILE.npz", "a small batch of inputs and what the model made of them"),
+    ("model", "URI", "the trained model: gs://..., a folder or a file"),
+    ("golden", "FILE.npz", "a small batch of inputs and the model's outputs for them"),
     ("command", "TEXT", "the command of the run, as a shell reads it; or give its words after --"),
     ("config", "FILE", "read these options from a file too"),
 )
@@ -33,7 +33,7 @@ SWITCHES = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the manifest, or write it to --out; 1 if it cannot be written, 2 for arguments that cannot be meant."""
+    """Print the manifest, or write it to --out; 1 if it cannot be written, 2 for invalid arguments."""
     words = sys.argv[1:] if arguments is None else arguments
     own, command = words, None
     if "--" in words:
@@ -51,12 +51,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_alone() -> None:
-    """Run as a program, and end without waiting for threads that a module of --load left."""
+    """Run as a program, and exit without waiting for threads that a module of --load left."""
     code = main()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (AttributeError, OSError):  # closed, or full, which was told
+        except (AttributeError, OSError):  # closed, or full, which is reported already
             continue
     os._exit(code)
 
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument("--" + name, metavar=metavar, help=text + "; repeatable", action="append", default=[])
     for name, text in SWITCHES:
         parser.add_argument("--" + name, help=text, action="store_true")
-    # For `envbuild capture --python`, which looks at everything else itself.
+    # For `envbuild capture --python`, which reads model and data itself.
     parser.add_argument("--environment-only", help=argparse.SUPPRESS, action="store_true")
     return parser
 
@@ -83,7 +83,7 @@ def _record(out: str | None, given: Facts, command: list[str] | None) -> None:
     only_environment = given.pop("environment_only")
     if out is None and sys.stdout is None:
         raise OSError("standard output is closed; give --out FILE")
-    options = settled(given, command)
+    options = merge_options(given, command)
     manifest = _environment_only(out, **options) if only_environment else capture(out=out, process="fresh", **options)
     if out is None:
         sys.stdout.write(manifest_text(manifest))
@@ -91,11 +91,11 @@ def _record(out: str | None, given: Facts, command: list[str] | None) -> None:
 
 
 def _environment_only(out: str | None, requires: list[str], **options: Any) -> Facts:
-    """Record what only this interpreter knows: neither the model nor data."""
+    """Record the facts of this interpreter, without the model and data."""
     check_out(out)
-    wanted = {name: options[name] for name in ("variables", "command", "patch", "deep", "load")}
+    own = {name: options[name] for name in ("variables", "command", "patch", "deep", "load")}
     contract = contract_facts(requires, (), ()) if requires else None
-    facts: Facts = present(dict(environment_facts(process="fresh", **wanted), contract=contract))
+    facts: Facts = present(dict(environment_facts(process="fresh", **own), contract=contract))
     if out is not None:
         write_out(out, manifest_text(facts))
     return facts

@@ -1,6 +1,6 @@
-"""What must never be recorded, cut out of texts.
+"""Redaction: secrets are cut out of texts, commands and patches before they are recorded.
 
-Every pattern takes time in proportion to the text, whatever that holds: what repeats without a bound cannot fail
+Every pattern takes time in proportion to the text, also for hostile texts: what repeats without a bound cannot fail
 afterwards, or starts only where no earlier start has read.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import Iterator, Sequence
+from typing import Iterator, NamedTuple, Sequence
 from urllib.parse import quote, unquote
 
 REDACTED = "[redacted]"
 LAYERS = 3
 """How often a text may have been percent-encoded."""
 SAMPLE = 128
-"""Characters of a value that are looked at to tell what it is."""
+"""Characters of a value that decide whether it is a secret."""
 LONGEST_QUOTED = 1 << 16
 LONGEST_LINE = 1 << 8
 
@@ -75,7 +75,7 @@ TYPE = (
     r"(?:typing\.|t\.)?(?:str|bytes|string|String|Any|Text|SecretStr|Final|(?:Optional|Union|Annotated|Final|ClassVar"
     r"|[Ll]ist|[Dd]ict|[Tt]uple)\[[\w., |\[]{1,64}\]{0,4})(?:[ ]?\|[ ]?None)?"
 )
-"""What a program says that a secret is."""
+"""Type annotations of secrets in programs."""
 OPEN = r"""(?:[bfruBFRU]{1,2}(?=\\*["']))?(?P<open>(?P<quote>\\*["'])(?:(?P=quote){2})?)?"""
 NAMED = re.compile(
     r"""(?<![\w.-])(?:(?<=\\)(?:u00[0-9a-f]{2}|[nrtbf]))?"""
@@ -114,7 +114,7 @@ BLOCK_SCALAR = re.compile(
 PARAMETER = re.compile(
     r"""(?i)([?&](?:code|[a-z]{0,9}s(?:ess(?:ion)?)?_?id)=)(?!\d{0,2}(?![^\s&#"'<>\\]))[^\s&#"'<>\\]+"""
 )
-"""What signs somebody in whose address has it: OAuth's code, a session."""
+"""Parameters of an address that sign in: OAuth's code, a session."""
 JWK = re.compile(r"""(\\*["'](?:d[pq]?|p|qi?|k)\\*["']\s{0,8}:\s{0,8}\\*["'])[\w-]{16,}""")
 """The private members of a key in JSON (RFC 7518, section 6)."""
 BARE_VALUE = re.compile(
@@ -124,7 +124,7 @@ QUOTE = re.compile(r"""(\\*)(["'])""")
 
 WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
 HINT = re.compile(r"(?i)pass|pwd?|secret|cred|auth|otp|jwt|sig|key|token|pat(?![a-z])|sas|cookie|bearer|basic")
-"""What every name of a secret has, found fast, as most texts have none."""
+"""A part of every secret's name, to skip most texts fast."""
 CERTAIN = re.compile(
     r"passw|passphrase|passcode|secret|credential|authtoken|(?:^|_)(?:creds?|pass|pwd?|auth|authorization|bearer|otp|totp|jwt|sig)$|(?:^|_)(?:cookies?|pat|sas)$"
     r"|(?:api|access|private|account|auth|shared|signing|encryption|master|storage|subscription|licen[cs]e|ssh|service"
@@ -134,7 +134,7 @@ CERTAIN = re.compile(
 DESCRIBING = re.compile(
     r"_(?:file|path|dir|folder|type|mode|method|format|length|size|count|limit|ttl|expiry|expires(?:_in|_at)?|policy|ur[il])$"
 )
-"""Names of what is said about a secret."""
+"""Names of properties of a secret."""
 TOKEN = re.compile(r"token(?!i[sz])")
 OF_TEXT = re.compile(
     r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|special|stop|start|end|max|min|num|n|vocab|image|input|output|prompt)_tokens?"
@@ -150,7 +150,7 @@ RANDOM = re.compile(
     r"[0-9a-fA-F]{20,}|(?=[^0-9]*[0-9])(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])[\w+/=%-]{16,}|(?=[a-zA-Z]*[0-9])[a-zA-Z0-9]{24,}"
 )
 OF_CODE = re.compile(TYPE + r"""\)?:?|(?:[A-Za-z_][\w.]*)?(?:[(\[{]{1,3}|[(\[{]{0,3}["']\[redacted\]?["']?)""")
-"""A value of a program that is not the secret itself: a type, or a call of nothing."""
+"""A value in a program that is not the secret itself: a type, or a call without arguments."""
 FLAG = re.compile(r"-{1,2}[A-Za-z][\w.-]*")
 SWITCH = re.compile(r"-{1,2}(?:use|no|with|without|enable|disable|require|skip)[-_]")
 ASSIGNMENT = re.compile(r"([\w.-]+)(=|:\s{0,8})(.+)", re.DOTALL)
@@ -159,34 +159,49 @@ LOGIN = re.compile(
     r"""[^\s:/"'\\@=]{1,64}:)(?!\d+(?!\S))[^\s"'\\]+"""
 )
 WITH_PASSWORD = re.compile(r"(://)[^/\s:]*:[^/]*@")
-"""What the manifest's reader takes for an address with a password, and refuses."""
+"""An address with a password, as the manifest's reader refuses it."""
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def scrub(text: str) -> str:
+def scrub(text: str, layers: int = LAYERS) -> str:
     """Cut what looks like a secret: user and password of URLs, tokens, private keys, `password=...`."""
-    return _scrub(text, LAYERS)
+    if "@" in text:
+        text = re.sub(r"\S+", lambda match: _without_user(match.group()), text)
+    # Before SHAPES, which would cut a secret with %2F in half.
+    if "%" in text and layers:
+        text = re.sub(r"\S+", lambda match: _without_encoded(match.group(), layers), text)
+    text = LOGIN.sub(r"\1" + REDACTED, text)
+    text = PARAMETER.sub(r"\1" + REDACTED, CONDA.sub(r"\1" + REDACTED, SHAPES.sub(REDACTED, text)))
+    if "kty" in text:
+        text = JWK.sub(r"\1" + REDACTED, text)
+    for pattern in (PASSWORD_OPTION, LOGIN_KEY, CONFIG_VALUE):
+        text = _without_named(text, pattern)
+    if HINT.search(text):
+        # Before HEADER, which cuts the rest of its line, names of other secrets included.
+        text = _without_named(_without_named(_without_blocks(text), ITEM), NAMED)
+        text = SCHEME.sub(_without_credentials, HEADER.sub(r"\1" + REDACTED, text))
+    return text
 
 
 def scrub_line(text: str) -> str:
-    """Scrub a text to one line, control characters spelt out, that may also be recorded as an address."""
-    return WITH_PASSWORD.sub(r"\1", _spelt_out(scrub(text)))
+    """Scrub a text to one line with escaped control characters, valid as an address too."""
+    return WITH_PASSWORD.sub(r"\1", _escape_controls(scrub(text)))
 
 
 def scrub_file_name(name: str) -> str:
-    """Scrub the name of a file; one that loses a secret bears a mark, so it is never the name of another file."""
+    """Scrub the name of a file; one that loses a secret gets a mark, so it never equals another file's name."""
     scrubbed = scrub_line(name)
-    return scrubbed if scrubbed == _spelt_out(name) or REDACTED in scrubbed else scrubbed + REDACTED
+    return scrubbed if scrubbed == _escape_controls(name) or REDACTED in scrubbed else scrubbed + REDACTED
 
 
-def _spelt_out(text: str) -> str:
+def _escape_controls(text: str) -> str:
     return CONTROL.sub(lambda match: ascii(match.group())[1:-1], text)
 
 
 def scrub_command(words: Sequence[str]) -> list[str]:
-    """Scrub the words of a command; what follows `--password` is cut whatever it looks like."""
+    """Scrub the words of a command; any word after `--password` is cut."""
     texts = [str(word) for word in words]
-    # As one line of a shell, whose words end where the command's do.
+    # One line of a shell with the same words.
     line, cuts = " ".join(UNSAFE.sub("_", text) for text in texts), {}
     for pattern in (PASSWORD_OPTION, LOGIN_KEY, CONFIG_VALUE):
         for start, _ in _named_values(line, pattern):
@@ -200,7 +215,7 @@ def scrub_command(words: Sequence[str]) -> list[str]:
 
 
 def hides_secret(name: str, value: str, sure: bool = False) -> bool:
-    """Tell by its name whether a value is a secret; `sure` counts names such as `key`, which often are harmless."""
+    """Tell by its name whether a value is a secret; `sure` includes names such as `key`, which often are harmless."""
     plain = plain_name(name)
     value = value.strip("\"'")
     if HARMLESS.fullmatch(value) or DESCRIBING.search(plain) or (plain in ("pwd", "oldpwd") and value[:1] == "/"):
@@ -220,29 +235,10 @@ def plain_name(name: str) -> str:
     return "_".join(part for part in WORDS.split(name[-SAMPLE:]) if part).lower()
 
 
-def _scrub(text: str, layers: int) -> str:
-    if "@" in text:
-        text = re.sub(r"\S+", lambda match: _without_user(match.group()), text)
-    # Before the forms are looked for, as a form that is broken by %2F would be cut in half.
-    if "%" in text and layers:
-        text = re.sub(r"\S+", lambda match: _without_encoded(match.group(), layers), text)
-    text = LOGIN.sub(r"\1" + REDACTED, text)
-    text = PARAMETER.sub(r"\1" + REDACTED, CONDA.sub(r"\1" + REDACTED, SHAPES.sub(REDACTED, text)))
-    if "kty" in text:
-        text = JWK.sub(r"\1" + REDACTED, text)
-    for pattern in (PASSWORD_OPTION, LOGIN_KEY, CONFIG_VALUE):
-        text = _without_named(text, pattern)
-    if HINT.search(text):
-        # A header goes on to the end of its line; what it would take along loses its name.
-        text = _without_named(_without_named(_without_blocks(text), ITEM), NAMED)
-        text = SCHEME.sub(_without_credentials, HEADER.sub(r"\1" + REDACTED, text))
-    return text
-
-
 def _without_encoded(word: str, layers: int) -> str:
     decoded = unquote(word)
-    clean = _scrub(decoded, layers - 1) if decoded != word else decoded
-    # A line must stay one, but punctuation reads better as it is.
+    clean = scrub(decoded, layers - 1) if decoded != word else decoded
+    # Line ends stay encoded; punctuation is readable.
     return word if clean == decoded else quote(clean, safe="!\"#$%&'()*+,-./:;<=>?@[]^_`{|}~")
 
 
@@ -262,22 +258,22 @@ def _without_blocks(text: str) -> str:
 
 
 def _without_credentials(match: re.Match[str]) -> str:
-    """Cut what follows `Bearer` and `Basic`, unless they are words of a sentence."""
+    """Cut the value of `Bearer` and `Basic`, unless they are words of a sentence."""
     scheme, space, value = match.groups()
-    sentence = re.fullmatch(r"[A-Za-z]{1,15}[.:)]?", value) if scheme.lower() == "bearer" else not _is_basic(value)
-    return match.group() if sentence else scheme + space + REDACTED
-
-
-def _is_basic(value: str) -> bool:
-    """Tell whether a text is `user:password` in base64 (RFC 7617)."""
-    try:
-        return b":" in base64.b64decode(value.rstrip("=") + "==", altchars=b"-_" if re.search("[-_]", value) else None)
-    except ValueError:
-        return False
+    if scheme.lower() == "bearer":
+        secret = not re.fullmatch(r"[A-Za-z]{1,15}[.:)]?", value)
+    else:
+        try:
+            # `user:password` in base64 (RFC 7617).
+            altchars = b"-_" if re.search("[-_]", value) else None
+            secret = b":" in base64.b64decode(value.rstrip("=") + "==", altchars=altchars)
+        except ValueError:
+            secret = False
+    return scheme + space + REDACTED if secret else match.group()
 
 
 def _without_user(word: str) -> str:
-    """Cut user and password of every URL in a word, also of one whose password has a raw slash, as people write."""
+    """Cut user and password of every URL in a word, also where the password has a raw slash."""
     parts, done, last = [], 0, word.rfind("@")
     for scheme in AUTHORITY.finditer(word):
         start = scheme.end()
@@ -297,7 +293,7 @@ def _without_leading_user(text: str) -> str:
 
 
 def _user_end(word: str, start: int, last: int) -> int:
-    """Return where the `@` after user and password is, or -1."""
+    """Return the position of the `@` after user and password, or -1."""
     match = AUTHORITY_END.search(word, start)
     end = match.start() if match else len(word)
     at, authority = word.rfind("@", start, end), word[start:end]
@@ -318,7 +314,7 @@ def _without_named(text: str, pattern: re.Pattern[str]) -> str:
 
 
 def _named_values(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    """Find where the values are whose names make them secrets."""
+    """Yield start and end of values whose names are those of secrets."""
     stop = 0
     for match in pattern.finditer(text):
         if match.start() >= stop and _is_named_secret(text, match):
@@ -344,7 +340,7 @@ def _is_named_secret(text: str, match: re.Match[str]) -> bool:
 
 
 def _value_end(text: str, start: int, opening: str | None) -> int:
-    """Return where a value ends that was opened by a quote, with the backslashes before it, or by none."""
+    """Return the end of a value after its opening quote, with the backslashes before it, or without a quote."""
     if not opening:
         match = BARE_VALUE.match(text, start)
         return start + len(match.group().rstrip(")]}")) if match else start
@@ -364,13 +360,106 @@ def _scrub_word(before: str, word: str) -> str:
     assigned = ASSIGNMENT.fullmatch(word)
     if assigned and hides_secret(assigned.group(1), assigned.group(3)):
         return assigned.group(1) + assigned.group(2) + REDACTED
-    if _is_value_of(before, word) and not SWITCH.match(before) and hides_secret(before, word):
+    option = FLAG.fullmatch(before) or before.lower() in ("password", "passwd", "secret")
+    value = option and not re.match(r"--|-.\Z", word) and not SWITCH.match(before)
+    if value and hides_secret(before, word):
         return REDACTED
     if before in ("-u", "--user", "--proxy-user") and re.fullmatch(r"[^\s:/]+:(?!\d+$).+", word):
         return word.partition(":")[0] + ":" + REDACTED
     return scrub(word)
 
 
-def _is_value_of(before: str, word: str) -> bool:
-    option = FLAG.fullmatch(before) or before.lower() in ("password", "passwd", "secret")
-    return bool(option) and not re.match(r"--|-.\Z", word)
+TOKENS = re.compile(
+    r"""(?P<quote>(?:(?<!\w)|(?<=(?<!\w)[rbfuRBFU])|(?<=(?<!\w)[rbfuRBFU]{2}))(?:\"""|\'\'\'|["'`]))"""
+    r"""(?P<content>(?:\\.|(?!(?P=quote))[^\\]|\\\Z)*)(?P<end>(?P=quote)|\Z)"""
+    r"""|(?P<word>[\w.-]+)|(?P<bracket>[(\[{}\])])"""
+)
+"""Literals, names, and brackets of a line; an apostrophe within a word opens no literal."""
+PART_OF_NAME = re.compile(r"(?:^|_)(?:auth|pass|pwd|bearer|cookie|pat|sas)(?:_|$)")
+CONTINUES = re.compile(r"""(?:\\|=|^\s*(?:-\s)?["']?[\w.-]+["']?:)\s*\Z""")
+MARKS = re.compile(r"\W{0,2}")
+"""Separators, in calls of join and split."""
+BLOCK = re.compile(r":\s*[|>][+-]?\d?[+-]?\s*\Z")
+"""YAML's texts of several lines."""
+SETTING = re.compile(r"\s*(?:ENV|ARG|LABEL|setenv)[ \t]+([\w.-]+)[ \t]+(?=\S)")
+"""A variable as a Dockerfile sets it without a `=`."""
+
+
+class LineState(NamedTuple):
+    """The state of one side of a patch after a line."""
+
+    depth: int = 0
+    """Open brackets since a secret's name."""
+    quote: str = ""
+    """The quote of a secret's open literal."""
+    indent: int = -1
+    """The indentation of a key whose lines below are its secret."""
+    armed: bool = False
+    """Whether the next line goes on after a secret's name."""
+
+
+def scrub_patch(text: str) -> str:
+    """Scrub a patch as git prints it.
+
+    A program gives a secret in more ways than a text: as a default, in a list, on the next line. So after the name of a
+    secret every literal is cut up to the end of the statement, secret or not; a digest of the patch is kept as well.
+    """
+    states, lines = {"-": LineState(), "+": LineState()}, []
+    for line in text.split("\n"):
+        if line.startswith(("@@", "diff --git ")):
+            states = dict.fromkeys(states, LineState())
+        sign, body = line[:1], line[1:]
+        for side in [sign] if sign in states else list(states):
+            body, states[side] = _scrub_code_line(body, states[side])
+        lines.append(sign + body)
+    return scrub("\n".join(lines))
+
+
+def _scrub_code_line(line: str, state: LineState) -> tuple[str, LineState]:
+    """Cut a line's secrets; return it with the state after it."""
+    indent = len(line) - len(line.lstrip())
+    if state.indent >= 0 and (indent > state.indent or not line.strip()):
+        return line[:indent] + REDACTED if line.strip() else line, state
+    if state.quote:
+        end = line.find(state.quote)
+        if end < 0:
+            return REDACTED, state
+        tail, after = _scrub_code_line(line[end + len(state.quote) :], LineState(state.depth, armed=True))
+        return REDACTED + state.quote + tail, after
+    armed = state.armed or state.depth > 0
+    if not armed and not HINT.search(line):
+        return line, LineState()
+    setting = SETTING.match(line)
+    if setting and names_secret(setting.group(1)):
+        return line[: setting.end()] + REDACTED, LineState()
+    return _without_literals(line, state.depth, armed, indent)
+
+
+def _without_literals(line: str, depth: int, armed: bool, indent: int) -> tuple[str, LineState]:
+    parts, done, quote, last = [], 0, "", False
+    for match in TOKENS.finditer(line):
+        content, last = match.group("content"), False
+        if match.group("bracket"):
+            depth = max(0, depth + (1 if match.group() in "([{" else -1)) if armed else 0
+        elif content is not None and armed:
+            quote = match.group("quote") if not match.group("end") else ""
+            if quote or not (MARKS.fullmatch(content) or HARMLESS.fullmatch(content)):
+                parts += [line[done : match.start("content")], REDACTED]
+                done = match.end("content")
+        if names_secret(match.group("word") or content or "", line[match.end() : match.end() + 9]):
+            armed = last = True
+    line = "".join(parts) + line[done:]
+    block = indent if armed and BLOCK.search(line) else -1
+    goes_on = bool(CONTINUES.search(line)) or (last and line.rstrip().endswith(","))
+    return line, LineState(depth, quote, block, armed and goes_on)
+
+
+def names_secret(name: str, after: str = "=") -> bool:
+    """Tell whether a name in a program is that of a secret, so that a text beside it is one."""
+    if not HINT.search(name) or (name == "pass" and not re.match(r"\s*[:=]", after)):
+        return False
+    plain = plain_name(name)
+    if " " in name or DESCRIBING.search(plain):
+        return False
+    by_token = TOKEN.search(plain) and not OF_TEXT.search(plain)
+    return bool(CERTAIN.search(plain) or by_token or PART_OF_NAME.search(plain))

@@ -1,15 +1,23 @@
-"""Environment variables by an allow-list."""
+"""How the run was started: its environment variables, by an allow-list, and its command."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Iterable
+import sys
+from typing import Iterable, Sequence
 
-from envbuild.capture.redact import REDACTED, hides_secret, scrub
+from envbuild.capture.files import Facts, read_bytes
+from envbuild.capture.redact import REDACTED, hides_secret, scrub, scrub_command, scrub_line
 
+LONGEST_WORD = 1000
+"""Characters; the beginning of a program given by `-c` identifies it."""
+MOST_WORDS = 1000
+"""A pattern that the shell expanded can be a hundred thousand files."""
+KERNEL = re.compile(r".*\bkernel-[\w-]+\.json$")
+"""The connection file of a Jupyter kernel; its name is new each time."""
 VARIABLE = re.compile(r"[^\s=\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
-"""What can name one; the environment also takes bytes that are no text."""
+"""Valid names of variables; the environment can also hold bytes that are not text."""
 VARIABLES = """
     PYTHONHASHSEED PYTHONPATH PYTHONHOME PYTHONOPTIMIZE PYTHONNOUSERSITE PYTHONSAFEPATH PYTHONUTF8 PYTHON_GIL
     LD_LIBRARY_PATH LD_PRELOAD GLIBC_TUNABLES LANG LC_ALL TZ
@@ -67,14 +75,48 @@ VARIABLES = """
     AIP_MACHINE_TYPE AIP_MODE AIP_MODE_VERSION AIP_MODEL_NAME AIP_PREDICT_ROUTE AIP_PROJECT_NUMBER AIP_STORAGE_URI
     AIP_VERSION_NAME
 """
-"""What changes the numbers or the libraries that compute them, and how Vertex AI names a run, its data and a server."""
+"""What changes the numbers or the libraries that compute them, and Vertex AI's names of run, data and server."""
 
 
 def recorded_variables(names: Iterable[str]) -> dict[str, str]:
-    """Read the variables on the allow-list and those in `names`; of what names a secret, not the value."""
-    wanted = sorted(filter(VARIABLE.fullmatch, {*VARIABLES.split(), *names}.intersection(os.environ)))
-    return {name: _value(name, os.environ[name]) for name in wanted}
+    """Read the variables on the allow-list and those in `names`, secrets redacted."""
+    recorded = sorted(filter(VARIABLE.fullmatch, {*VARIABLES.split(), *names}.intersection(os.environ)))
+    values = ((name, os.environ[name]) for name in recorded)
+    return {name: REDACTED if hides_secret(name, value, sure=True) else scrub(value) for name, value in values}
 
 
-def _value(name: str, value: str) -> str:
-    return REDACTED if hides_secret(name, value, sure=True) else scrub(value)
+def entry_facts(command: Sequence[str] | None, process: str) -> Facts | None:
+    """Describe the command without secrets; None for a fresh process, whose own command is not the run's."""
+    words = [command] if isinstance(command, str) else list(command or ())
+    if not words and process == "run":
+        words = own_command()
+    if not words:
+        return None
+    session = os.environ.get("JPY_SESSION_NAME") if command is None else None
+    scrubbed = [_without_home(word) for word in scrub_command(words)]
+    cut = [
+        "%s… (%d characters)" % (word[:LONGEST_WORD], len(word)) if len(word) > LONGEST_WORD else word
+        for word in scrubbed[:MOST_WORDS]
+    ]
+    more = ["… (%d words more)" % (len(scrubbed) - MOST_WORDS)] if len(scrubbed) > MOST_WORDS else []
+    return {
+        "command": [word.replace("\0", "\\0") for word in cut] + more,
+        "notebook": _without_home(scrub_line(session)) if session else None,
+    }
+
+
+def own_command(cmdline: str = "/proc/self/cmdline") -> list[str]:
+    """Return the command of this process; of the interpreter, whose path is recorded elsewhere, only the name."""
+    # Python before 3.10 keeps only what follows its own options.
+    original = [os.fsdecode(word) for word in (read_bytes(cmdline) or b"").split(b"\0")[:-1]]
+    words = list(getattr(sys, "orig_argv", ())) or original or [sys.executable or "python", *getattr(sys, "argv", ())]
+    words = [os.path.basename(words[0]), *words[1:]]
+    return ["kernel.json" if KERNEL.match(word) else word for word in words]
+
+
+def _without_home(word: str) -> str:
+    """Write the home folder, which holds the user's name, as `~`."""
+    home = os.path.expanduser("~").rstrip("/")
+    if not home.startswith("/"):
+        return word
+    return re.sub(r"(?<![\w.~-])%s(?=[/\s:,;\"']|$)" % re.escape(home), "~", word)

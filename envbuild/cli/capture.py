@@ -95,12 +95,12 @@ def _captured(
     given: dict[str, Any], command: list[str] | None, out: str | None, python: str | None, image: str | None
 ) -> str:
     """Capture here, by another interpreter or in a container; return the text for stdout."""
-    from envbuild.capture.options import check_given, settled
+    from envbuild.capture.options import check_options, merge_options
     from envbuild.capture.record import capture
 
     try:
-        check_given({"python": python, "image": image})
-        options = settled(given, command)
+        check_options({"python": python, "image": image})
+        options = merge_options(given, command)
         if image is None and python is None:
             manifest = capture(out=out, process="fresh", **options)
         else:
@@ -109,7 +109,7 @@ def _captured(
             manifest = capture_elsewhere(options, out, python, image)
     except ValueError as error:
         raise UsageError(str(error), where="envbuild capture", todo="see envbuild capture --help") from error
-    from envbuild.capture.reading import manifest_text
+    from envbuild.capture.files import manifest_text
 
     return manifest_text(manifest) if out is None else f"{out}\n"
 

@@ -30,7 +30,7 @@ def run(
     pylock.toml, environment.yml, the locks of uv, Poetry, PDM, Pipenv, pixi and conda-lock, MLflow model
     folders, and the folder `files` of a W&B run. Facts that the record lacks are reported; options give them.
     """
-    from envbuild.capture.output import check_out, write_out
+    from envbuild.capture.gcs import check_out, write_out
 
     check_stdout(wanted=out is None)
     try:

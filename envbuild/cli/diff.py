@@ -126,7 +126,7 @@ def _argument(text: str) -> Argument:
 
 def _is_model(name: str) -> bool:
     """Whether a folder holds a model's file, at most one folder deep, or a stamp."""
-    from envbuild.capture.model.facts import READABLE
+    from envbuild.capture.model import READABLE
     from envbuild.stamp.directory import POINTER
 
     folder = Path(name)
@@ -214,15 +214,15 @@ def _model_facts(name: str, progress: Progress) -> Facts:
 
 def _host_facts(name: str, python: str | None, others: "Sequence[TrainingManifest]", progress: Progress) -> Facts:
     """Capture this machine."""
-    from envbuild.capture.options import settled
-    from envbuild.capture.reading import manifest_text
+    from envbuild.capture.files import manifest_text
+    from envbuild.capture.options import merge_options
     from envbuild.capture.record import capture
     from envbuild.cli.interpreter import capture_elsewhere
     from envbuild.diff.facts import describe_host
     from envbuild.manifest import read_manifest
 
     progress.step(f"capturing this machine by {python or 'the Python that envbuild runs on'}")
-    options = settled(
+    options = merge_options(
         {
             "variable": [variable for manifest in others for variable, _ in manifest.variables],
             "requires": [it.name for manifest in others if manifest.contract for it in manifest.contract.variables],

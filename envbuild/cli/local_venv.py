@@ -95,7 +95,7 @@ def _plan_json(
 
 def _stamped_lock(plan: Plan) -> "Lock | None":
     """Return the stamped lock of the choice, if this machine can install it; None where the run is locked again."""
-    from envbuild.capture.machine import platform_facts
+    from envbuild.capture.host import platform_facts
     from envbuild.local.image import check_known, stamped_lock
     from envbuild.local.venv import check_fits
 

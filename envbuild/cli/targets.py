@@ -79,7 +79,7 @@ def _kind_of_path(path: Path, text: str) -> "Kind":
 
 def _folder(path: Path) -> "Kind":
     """Look for a stamp first: anyone who can write to a model's folder must not turn it into something else."""
-    from envbuild.capture.model.facts import READABLE
+    from envbuild.capture.model import READABLE
     from envbuild.stamp.record import FOLDER, is_record_name
 
     own = path / FOLDER

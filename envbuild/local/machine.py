@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from envbuild.capture.accelerator import accelerator_facts
-from envbuild.capture.machine import cpu_facts
-from envbuild.capture.reading import present, read_text
+from envbuild.capture.files import present, read_text
+from envbuild.capture.host import cpu_facts
 from envbuild.files import cache_folder
 from envbuild.local.model import Engine, EngineKind, GpuWay, Machine
 from envbuild.local.subject import machine_of

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from rich.filesize import decimal
 
 from envbuild.cache import workplace
-from envbuild.capture.machine import platform_facts
+from envbuild.capture.host import platform_facts
 from envbuild.errors import BuildError, MissingComponentError, UsageError, counted
 from envbuild.files import write_whole
 from envbuild.local.model import Choice, Machine, Subject

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar, cast
 from packaging.utils import canonicalize_name
 
 from envbuild.cache import read_entry, remove, write_entry
-from envbuild.capture.record_digest import record_content
+from envbuild.capture.distributions import record_content
 from envbuild.errors import LockError
 from envbuild.lock.client import Client, in_parallel
 from envbuild.lock.download import forget_damaged, wheel_path

@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild.capture.used import used_framework
+from envbuild.capture.frameworks import used_framework
 from envbuild.errors import ManifestError
 from envbuild.manifest.hardware import Accelerator
 from envbuild.manifest.model import SCHEMA_VERSION, Framework, TrainingManifest

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from envbuild.capture.model.places import STAMP_FOLDER
+from envbuild.capture.places import STAMP_FOLDER
 from envbuild.errors import UsageError
 from envbuild.image.content import Content
 from envbuild.serve.model import APP_FOLDER, ServeOrder

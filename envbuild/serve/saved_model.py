@@ -7,10 +7,9 @@ signature_def = 5, a map by name; MetaInfoDef.stripped_op_list = 2; OpList.op = 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from envbuild.capture.formats import BYTES, wire_fields
 from envbuild.capture.gcs import Unread
-from envbuild.capture.model.places import place_of
-from envbuild.capture.model.protobuf import BYTES, wire_fields
-from envbuild.capture.model.source import Source
+from envbuild.capture.places import RangeReader, place_of
 
 INTERNAL = "__saved_model_init_op"
 """A signature that TensorFlow writes for itself."""
@@ -51,14 +50,14 @@ def saved_facts(uri: str) -> SavedFacts | None:
     return SavedFacts(signatures=tuple(sorted(signatures - {INTERNAL})), operations=tuple(sorted(operations)))
 
 
-def _messages(source: Source, start: int, end: int, wanted: int) -> Iterator[tuple[int, int, int]]:
+def _messages(source: RangeReader, start: int, end: int, wanted: int) -> Iterator[tuple[int, int, int]]:
     """Yield where the values of one field lie."""
     for number, kind, first, last in wire_fields(source, start, end):
         if (number, kind) == (wanted, BYTES):
             yield number, first, last
 
 
-def _name(source: Source, start: int, end: int) -> str:
+def _name(source: RangeReader, start: int, end: int) -> str:
     """The first field of a message, where maps have their key and operations their name."""
     _, first, last = next(_messages(source, start, end, 1))
     return source.at(first, last - first).decode("utf-8", "replace")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from envbuild.capture.hashing import file_sha256
+from envbuild.capture.files import file_sha256
 from envbuild.errors import EnvbuildError, StampError
 from envbuild.files import target_outside, write_whole
 from envbuild.oci.image import canonical_json

@@ -14,8 +14,8 @@ from functools import cache, reduce
 
 from packaging.utils import canonicalize_name
 
-from envbuild.capture.reading import decoded
-from envbuild.capture.record_digest import record_content
+from envbuild.capture.distributions import record_content
+from envbuild.capture.files import decoded
 from envbuild.diff.layers import IMPLIED, Node, Overlay, Tree, over
 from envbuild.diff.packages import BYTECODE, Package, Packages, rows
 from envbuild.errors import counted

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from envbuild.capture.reading import decoded
+from envbuild.capture.files import decoded
 from envbuild.diff.layers import Tree, is_of, is_unchecked
 from envbuild.oci.image import Image
 from envbuild.oci.rootfs import resolve

@@ -15,8 +15,8 @@ from typing import NamedTuple, cast
 
 import pytest
 
-from envbuild.check.files import LIST as OWN_LIST
-from envbuild.check.files import PROGRAM as OWN_PROGRAM
+from envbuild.check import LIST as OWN_LIST
+from envbuild.check import PROGRAM as OWN_PROGRAM
 from envbuild.image.assembler import Assembled, assemble
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import WheelFiles

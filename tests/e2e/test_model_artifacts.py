@@ -15,7 +15,7 @@ from envbuild.base.apt import find_mirror, source_lines
 from envbuild.base.resolve import resolve_base
 from envbuild.capture import script
 from envbuild.capture.golden import golden_facts
-from envbuild.capture.model.facts import model_facts
+from envbuild.capture.model import model_facts
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
 from tests.e2e.parts import index_access

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from envbuild.capture.model.facts import model_facts
-from envbuild.capture.reading import present
+from envbuild.capture.files import present
+from envbuild.capture.model import model_facts
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.pull import pull

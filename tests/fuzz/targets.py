@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import get_args
 
 from envbuild.capture.conda import _conda_package
-from envbuild.capture.distributions import identity
+from envbuild.capture.distributions import identity, origin_of
 from envbuild.capture.frameworks import build_info
 from envbuild.capture.golden import golden_facts
-from envbuild.capture.listed import listed_files
-from envbuild.capture.loaded import mapped_libraries
-from envbuild.capture.origins import origin_of
+from envbuild.capture.integrity import listed_files
+from envbuild.capture.native import mapped_libraries
+from envbuild.capture.options import read_settings
 from envbuild.capture.owners import debian_packages
 from envbuild.capture.redact import scrub
-from envbuild.capture.settings import read_settings
 from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest import manifest_dict, read_manifest
 from envbuild.manifest.formats import Given, Record, convert, detect, manifest_bytes

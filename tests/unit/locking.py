@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.capture.record_digest import record_content
+from envbuild.capture.distributions import record_content
 from envbuild.lock.model import Target
 from envbuild.lock.run import Options
 from envbuild.manifest.packages import Distribution, Origin

@@ -7,15 +7,14 @@ Keras's attributes in the file's newest version and as strings of fixed length; 
 
 from pathlib import Path
 
-from envbuild.capture.model.facts import facts_of_place
-from envbuild.capture.model.places import LOCAL_CHUNK, Place
-from envbuild.capture.model.source import Source
+from envbuild.capture.model import facts_of_place
+from envbuild.capture.places import LOCAL_CHUNK, ModelPlace, RangeReader
 
 MODELS = Path(__file__).with_name("models")
 ARTIFACTS = sorted(path for path in MODELS.rglob("*") if path.is_file() and path.suffix != ".npz")
 
 
-class MemoryPlace(Place):
+class MemoryPlace(ModelPlace):
     """A model in memory, which counts what is read of it."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -24,14 +23,14 @@ class MemoryPlace(Place):
         self.files = [{"path": path, "size": len(files[path])} for path in sorted(files)]
         self.read = 0
 
-    def open(self, path: str) -> Source:
+    def open(self, path: str) -> RangeReader:
         data = self.contents[path]
 
         def fetch(start: int, length: int) -> bytes:
             self.read += length
             return data[start : start + length]
 
-        return Source(path, len(data), fetch, LOCAL_CHUNK)
+        return RangeReader(path, len(data), fetch, LOCAL_CHUNK)
 
 
 def read_memory(name: str, data: bytes) -> dict:

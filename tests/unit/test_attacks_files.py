@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from envbuild.attest.bundle import record_keys, record_signer
-from envbuild.capture.model import facts as facts_module
-from envbuild.capture.model import places
+from envbuild.capture import model as facts_module
+from envbuild.capture import places
 from envbuild.cli.commands import run
 from envbuild.errors import VerifyError
 from envbuild.lock.formats import pylock_text

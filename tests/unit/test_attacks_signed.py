@@ -15,7 +15,7 @@ import pytest
 import envbuild.serve.build
 from envbuild.attest.attach import AttestOptions, sign
 from envbuild.attest.bundle import record_signer
-from envbuild.capture.model.facts import model_facts
+from envbuild.capture.model import model_facts
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push

@@ -8,9 +8,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from envbuild.capture import accelerator, reading
-from envbuild.capture.accelerator import accelerator_facts, kernel_driver
-from envbuild.capture.tpu import tpu_facts
+from envbuild.capture import accelerator, files
+from envbuild.capture.accelerator import accelerator_facts, kernel_driver, tpu_facts
 from tests.fakes.libraries import NVML, shared_library
 from tests.unit.capturing import Environment, script_path
 
@@ -171,7 +170,7 @@ def test_a_program_that_hangs_is_cut_off_and_not_asked_again(tmp_path, monkeypat
     program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/log\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(reading, "TIMEOUT", 0.5)
+    monkeypatch.setattr(files, "TIMEOUT", 0.5)
     assert accelerator._nvidia_smi() is None
     assert (tmp_path / "log").read_text() == "asked\n"
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.capture import checkout as checkout_module
-from envbuild.capture.checkout import checkout_facts
-from envbuild.capture.code import code_facts
+from envbuild.capture.checkout import checkout_facts, code_facts
 from tests.unit.capturing import Environment
 
 SECRET = "ghp_hunter2SuperSecretValue99hunter2Supe"

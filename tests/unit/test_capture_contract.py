@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from envbuild.capture import capture, keras_callback
-from envbuild.capture.contract import contract_facts
-from envbuild.capture.data import data_facts
+from envbuild.capture.contract import contract_facts, data_facts
 from envbuild.capture.variables import recorded_variables
 from envbuild.manifest.model import Data, RequiredVariable
 from tests.fakes.gcs import FakeGcs
@@ -66,7 +65,7 @@ def test_a_token_that_was_given_as_a_name_is_cut():
 
 @pytest.mark.parametrize("name", ["", f"={SECRET}", f"MY {SECRET}", f"A\n{SECRET}", f"A\x00{SECRET}", f"A\x1b{SECRET}"])
 def test_what_cannot_name_a_variable_is_refused_without_repeating_it(name):
-    with pytest.raises(ValueError, match="requires: number 2 cannot name a variable") as caught:
+    with pytest.raises(ValueError, match="requires: number 2 is not the name of a variable") as caught:
         contract_facts(["GOOD", name], (), ())
     assert SECRET not in str(caught.value)
 

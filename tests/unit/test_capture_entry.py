@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.capture.entry import LONGEST_WORD, MOST_WORDS, entry_facts
-from envbuild.capture.settings import SETTINGS, read_settings
+from envbuild.capture.options import SETTINGS, read_settings
+from envbuild.capture.variables import LONGEST_WORD, MOST_WORDS, entry_facts
 from envbuild.manifest.model import Entry
 
 SECRET = "hunter2SuperSecretValue99"
-TELL = "import json; from envbuild.capture.entry import entry_facts; print(json.dumps(entry_facts(None, 'run')))"
+TELL = "import json; from envbuild.capture.variables import entry_facts; print(json.dumps(entry_facts(None, 'run')))"
 OLDER = "import sys; del sys.orig_argv; "
 """What Python before 3.10 does not have."""
 
@@ -47,7 +47,10 @@ def test_a_program_is_told_by_all_its_words(tmp_path, older):
 
 
 def test_without_proc_older_interpreters_know_what_follows_the_program(tmp_path):
-    code = OLDER + "import json; from envbuild.capture.entry import own_words; print(json.dumps(own_words('/nowhere')))"
+    code = (
+        OLDER
+        + "import json; from envbuild.capture.variables import own_command; print(json.dumps(own_command('/nowhere')))"
+    )
     (tmp_path / "train.py").write_text(code)
     command = [sys.executable, "-B", "train.py", "--x"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
@@ -164,7 +167,7 @@ def test_nothing_has_to_be_set(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "fault"),
     [
-        ("a.json", '{"require": []}', "require is no option; these are: requires, variables,"),
+        ("a.json", '{"require": []}', "require is not an option; the options are requires, variables,"),
         ("a.json", '{"requires": "X"}', "requires must be a list of texts"),
         ("a.json", '{"data": ["x", 1]}', "data must be a list of texts"),
         ("a.json", '{"model": ["x"]}', "model must be a text"),
@@ -195,7 +198,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     for name, fault in {
         "absent": "cannot be read: No such file",
         ".": "is not a regular file",
-        "latin": "is no UTF-8",
+        "latin": "is not UTF-8",
     }.items():
         with pytest.raises(ValueError) as caught:
             read_settings(str(tmp_path / name))
@@ -205,7 +208,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
 def test_older_interpreters_say_that_they_need_json(tmp_path):
     (tmp_path / "envbuild.toml").write_text("[capture]")
     # None there is how an import fails that was never possible.
-    code = "import sys; sys.modules['tomllib'] = None; from envbuild.capture.settings import read_settings as r; r(sys.argv[1])"
+    code = "import sys; sys.modules['tomllib'] = None; from envbuild.capture.options import read_settings as r; r(sys.argv[1])"
     command = [sys.executable, "-c", code, str(tmp_path / "envbuild.toml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert "reading TOML needs Python 3.11 or later; the same options in a JSON file do not" in done.stderr

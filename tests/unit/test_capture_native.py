@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.capture.components import component_of, decoded_version, leading_numbers
 from envbuild.capture.distributions import find_distributions
-from envbuild.capture.machine import cpu_facts
-from envbuild.capture.native import native_facts
+from envbuild.capture.host import cpu_facts
+from envbuild.capture.native import component_of, decoded_version, leading_numbers, native_facts
 from tests.fakes.libraries import shared_library
 from tests.unit.capturing import Environment
 
@@ -480,9 +479,7 @@ def test_a_cpu_of_arm_s_has_numbers_for_a_name(tmp_path):
 
 def test_the_cpus_that_the_process_may_use_are_counted():
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-    code += (
-        "from envbuild.capture.machine import cpu_facts; facts = cpu_facts(); print(facts['usable'], facts['count'])"
-    )
+    code += "from envbuild.capture.host import cpu_facts; facts = cpu_facts(); print(facts['usable'], facts['count'])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["1", str(os.cpu_count())]
 

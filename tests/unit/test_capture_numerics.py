@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from envbuild.capture.numerics import numerics_facts
+from envbuild.capture.frameworks import numerics_facts
 
 NAMES = ("tensorflow", "torch", "jax", "keras", "tf_keras")
 
@@ -30,7 +30,7 @@ def modules(monkeypatch):
 
 
 def test_nothing_is_imported_to_be_asked():
-    code = "import sys; from envbuild.capture.numerics import numerics_facts; print(numerics_facts(), "
+    code = "import sys; from envbuild.capture.frameworks import numerics_facts; print(numerics_facts(), "
     code += f"set(sys.modules) & {set(NAMES)})"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["[]", "set()"]

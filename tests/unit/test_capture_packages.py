@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from envbuild.capture import capture
 from envbuild.capture.conda import conda_facts, conda_files
 from envbuild.capture.distributions import find_distributions
+from envbuild.capture.files import present
+from envbuild.capture.host import musl_facts
 from envbuild.capture.integrity import installation_facts
-from envbuild.capture.machine import musl_facts
-from envbuild.capture.reading import present
 from envbuild.manifest import read_manifest
 from tests.unit.capturing import Environment
 
@@ -393,7 +393,7 @@ def test_versions_that_no_index_can_have_are_told_on_stderr(real):
     real.install("mylib", "1.0-SNAPSHOT-x")
     names = "mylib-1.0-SNAPSHOT-x.dist-info, pytz-2004d.dist-info"
     done = real.run()
-    what = "no index can have what these metadata folders name, so they count as no distribution"
+    what = "these metadata folders have no valid name or version, so they count as no distribution"
     assert done.stderr == f"warning: {what}: {names}\n"
     assert ", ".join(json.loads(done.stdout)["installation"]["unreadable"]) == names
 
@@ -839,7 +839,7 @@ def test_outside_a_virtual_environment_it_is_conda_s_or_the_system_s(tmp_path, c
     prefix = tmp_path / "python"
     (prefix / ("conda-meta" if conda else "etc")).mkdir(parents=True)
     code = f"import sys; sys.prefix = sys.base_prefix = {str(prefix)!r}; "
-    code += "from envbuild.capture.machine import python_facts; print(python_facts()['environment'])"
+    code += "from envbuild.capture.host import python_facts; print(python_facts()['environment'])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
     )

@@ -15,8 +15,8 @@ import pytest
 from typer.main import get_command
 
 from envbuild.capture import capture, script
-from envbuild.capture.callback import is_chief, keras_callback
-from envbuild.capture.output import tell_disagreements
+from envbuild.capture.disagreements import tell_disagreements
+from envbuild.capture.record import is_chief, keras_callback
 from envbuild.cli.commands import app
 from envbuild.cli.interpreter import other_environment
 from envbuild.manifest import read_manifest

@@ -17,9 +17,8 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from envbuild.capture.contract import contract_facts
-from envbuild.capture.redact import hides_secret, scrub, scrub_command, scrub_line
-from envbuild.capture.redact_code import scrub_patch
-from envbuild.capture.settings import read_settings
+from envbuild.capture.options import read_settings
+from envbuild.capture.redact import hides_secret, scrub, scrub_command, scrub_line, scrub_patch
 from envbuild.manifest import read_manifest
 from tests.fakes.metadata import VALUES, MetadataServer
 from tests.unit.capturing import Environment
@@ -480,7 +479,7 @@ ENDLESS = [
 ]  # fmt: skip
 LIMITED = """
 import resource, sys
-from envbuild.capture.redact_code import scrub_patch
+from envbuild.capture.redact import scrub_patch
 resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
 print(len(scrub_patch(sys.argv[1] * (400_000 // len(sys.argv[1])) + "=password=x@h%41")))
 """

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.capture.tree import tree_facts
+from envbuild.capture.checkout import tree_facts
 from envbuild.manifest.model import Tree
 
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"

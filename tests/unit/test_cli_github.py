@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.capture.output import say
+from envbuild.capture.files import say
 from envbuild.cli import commands
 from envbuild.cli.github import annotate_error, annotation, report_result
 from envbuild.errors import LockError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from packaging.utils import canonicalize_name
 
-from envbuild.capture.conda_names import PROJECTS
+from envbuild.capture.conda import PROJECTS
 from envbuild.manifest.formats import detect
 from envbuild.manifest.model import Format, TrainingManifest
 from tests.unit.converting import origins, pins, read, record_of, refusal

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.capture.model.facts import model_facts
-from envbuild.capture.reading import present
+from envbuild.capture.files import present
+from envbuild.capture.model import model_facts
 from envbuild.errors import StampError
 from envbuild.local.subject import chosen_side, subject_of_image, subject_of_manifest, subject_of_model
 from envbuild.lock.formats import pylock_text

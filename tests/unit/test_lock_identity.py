@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.capture.record_digest import record_content
+from envbuild.capture.distributions import record_content
 from envbuild.errors import LockError, VerifyError
 from envbuild.lock.download import fetch, wheel_path
 from envbuild.lock.formats import pylock_text, read_pylock

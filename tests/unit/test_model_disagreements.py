@@ -5,7 +5,7 @@ import json
 import pytest
 
 from envbuild.capture.disagreements import find_disagreements
-from envbuild.capture.model.facts import model_facts
+from envbuild.capture.model import model_facts
 from envbuild.manifest import read_manifest
 from tests.unit.modelling import MODELS
 

@@ -9,7 +9,7 @@ import google_crc32c
 import pytest
 
 from envbuild.capture import gcs as module
-from envbuild.capture.gcs import CloudStorage, Unread, list_objects
+from envbuild.capture.gcs import CloudStorage, Unread
 from tests.fakes.gcs import FakeGcs
 
 
@@ -23,7 +23,7 @@ def gcs(monkeypatch):
 
 
 def names(uri: str) -> list[str]:
-    return [item["name"] for item in list_objects(uri)]
+    return [item["name"] for item in CloudStorage().objects(uri)]
 
 
 def test_an_object_or_all_below_a_folder_is_listed(gcs):
@@ -36,7 +36,7 @@ def test_an_object_or_all_below_a_folder_is_listed(gcs):
 def test_what_is_listed_says_size_generation_and_checksum(gcs):
     stored = gcs.buckets["models"].objects["one"]
     crc32c = base64.b64encode(google_crc32c.value(b"one").to_bytes(4, "big")).decode()
-    assert list(list_objects("gs://models/one")) == [
+    assert list(CloudStorage().objects("gs://models/one")) == [
         {"name": "one", "size": 3, "generation": stored.generation, "crc32c": crc32c}
     ]
 
@@ -50,7 +50,7 @@ def test_the_mark_of_an_empty_folder_is_no_object(gcs):
 def test_pages_are_asked_for_one_after_the_other(gcs):
     for number in range(2001):
         gcs.put("models", f"many/{number:04}", b"")
-    objects = list_objects("gs://models/many/")
+    objects = CloudStorage().objects("gs://models/many/")
     next(objects)
     assert len(gcs.seen("list")) == 1
     assert len(list(objects)) == 2000
@@ -158,7 +158,7 @@ def test_without_googles_library_that_is_said():
     code = (
         "import sys; sys.modules['google.cloud.storage'] = None\n"
         "from envbuild.capture.gcs import *\n"
-        "try: list(list_objects('gs://models/one'))\n"
+        "try: list(CloudStorage().objects('gs://models/one'))\n"
         "except Unread as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envbuild.capture.model.facts import facts_of_place, model_facts
-from envbuild.capture.model.source import BUDGET
+from envbuild.capture.model import facts_of_place, model_facts
+from envbuild.capture.places import BUDGET
 from tests.unit.modelling import ARTIFACTS, MODELS, MemoryPlace, read_memory
 
 MOST_MEMORY = 16 << 20
@@ -133,7 +133,7 @@ def test_a_length_beyond_the_file_is_refused(length):
 
 
 def test_an_endless_number_is_refused():
-    assert "no protocol buffer" in checked("saved_model.pb", b"\x80" * 100000)["unread"]
+    assert "not a protocol buffer" in checked("saved_model.pb", b"\x80" * 100000)["unread"]
 
 
 def test_many_fields_are_refused():
@@ -151,7 +151,7 @@ def test_what_lies_behind_much_is_not_looked_for():
 def test_a_message_of_another_kind_is_no_onnx_model():
     for data in (field(2, b"someone") + field(3, b"1.0"), b"\x08\x07" + field(2, b"someone") + field(3, b"1.0")):
         facts = checked("x.onnx", data)
-        assert facts["unread"] == "x.onnx is no ONNX model"
+        assert facts["unread"] == "x.onnx is not an ONNX model"
         assert facts["written_by"] == []
 
 
@@ -284,7 +284,7 @@ def test_special_files_under_every_name_are_not_opened(tmp_path):
     thread.start()
     thread.join(20)
     assert found["file_count"] == 0
-    assert found["unread"].endswith(f"is no regular file (and {len(set(NAMES)) - 1} more)")
+    assert found["unread"].endswith(f"is not a regular file (and {len(set(NAMES)) - 1} more)")
 
 
 def test_a_deflated_member_that_is_damaged_is_refused():

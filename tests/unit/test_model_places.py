@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from envbuild.capture import places
 from envbuild.capture.gcs import Unread
-from envbuild.capture.model import places
-from envbuild.capture.model.facts import model_facts
+from envbuild.capture.model import model_facts
 from tests.fakes.gcs import FakeGcs
 from tests.unit.modelling import MODELS
 
@@ -29,7 +29,7 @@ def paths(facts: dict) -> list[str]:
         ("a\0b", "there is no such file or folder"),
         ("file://[", "only paths"),
         ("", "there is no such file or folder"),
-        ("/dev/zero", "zero is no regular file"),
+        ("/dev/zero", "zero is not a regular file"),
     ],
 )
 def test_what_is_no_model_is_said(uri, reason):
@@ -108,7 +108,7 @@ def test_pipes_and_sockets_are_never_opened(tmp_path):
     reading.start()
     reading.join(10)
     listening.close()
-    assert found["unread"] == "model.keras is no regular file (and 3 more)"
+    assert found["unread"] == "model.keras is not a regular file (and 3 more)"
     assert found["file_count"] == 0
 
 
@@ -117,7 +117,7 @@ def test_a_file_that_became_a_pipe_is_not_waited_for(tmp_path):
     place = places.LocalPlace(str(tmp_path))
     (tmp_path / "model.keras").unlink()
     os.mkfifo(tmp_path / "model.keras")
-    with pytest.raises(Unread, match="it is no regular file"):
+    with pytest.raises(Unread, match="it is not a regular file"):
         place.open("model.keras")
 
 

@@ -9,8 +9,8 @@ import zipfile
 
 import pytest
 
-from envbuild.capture.model.facts import facts_of_place, model_facts
-from envbuild.capture.model.places import local_source
+from envbuild.capture.model import facts_of_place, model_facts
+from envbuild.capture.places import local_source
 from envbuild.manifest import read_manifest
 from tests.fakes.gcs import FakeGcs
 from tests.unit.modelling import MODELS, MemoryPlace, read_memory

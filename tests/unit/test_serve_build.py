@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.capture.model.facts import model_facts
-from envbuild.capture.reading import present
+from envbuild.capture.files import present
+from envbuild.capture.model import model_facts
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from envbuild.capture.model.facts import model_facts
-from envbuild.capture.reading import present
+from envbuild.capture.files import present
+from envbuild.capture.model import model_facts
 from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.capture import capture
-from envbuild.capture.data import data_facts
-from envbuild.capture.reading import manifest_text
+from envbuild.capture.contract import data_facts
+from envbuild.capture.files import manifest_text
 from envbuild.manifest import read_manifest
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.model import Contract, Data, RequiredVariable, Tree

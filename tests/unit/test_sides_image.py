@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from envbuild.capture.record_digest import record_content
+from envbuild.capture.distributions import record_content
 from envbuild.errors import BuildError
 from envbuild.oci.image import LAYER_ZSTD, Image
 from envbuild.verify.rules import hold

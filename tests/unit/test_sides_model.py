@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.capture.model.facts import model_facts
+from envbuild.capture.model import model_facts
 from envbuild.errors import StampError
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock, LockedWheel, Target

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from envbuild.attest.bundle import record_keys, record_signer
-from envbuild.capture import hashing
-from envbuild.capture.model.facts import model_facts
+from envbuild.capture import files as hashing
+from envbuild.capture.model import model_facts
 from envbuild.errors import StampError
 from envbuild.stamp.history import read_history, read_stamp
 from envbuild.stamp.record import Content, StampedFile, read_record, record_bytes, record_name

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.capture.conda_names import class_of, project_of
+from envbuild.capture.conda import class_of, project_of
 from envbuild.manifest.formats.found import FRAMEWORKS, Found
 from envbuild.manifest.formats.given import Given, exact_python, known_platform
 from envbuild.manifest.formats.pins import Pins

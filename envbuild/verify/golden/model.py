@@ -10,8 +10,8 @@ from typing import Any
 
 from envbuild.cache import workplace
 from envbuild.capture.gcs import Unread
-from envbuild.capture.model.facts import READERS, facts_of_place
-from envbuild.capture.model.places import STAMP_FOLDER, LocalPlace, place_of
+from envbuild.capture.model import READERS, facts_of_place
+from envbuild.capture.places import STAMP_FOLDER, LocalPlace, place_of
 from envbuild.errors import StampError
 from envbuild.manifest.artifact import Model
 from envbuild.report import Reporter

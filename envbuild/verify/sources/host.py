@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from envbuild.capture.accelerator import accelerator_facts
-from envbuild.capture.data import MOST_OBJECTS, Budget, bounded, local_facts, local_files
+from envbuild.capture.checkout import tree_facts
+from envbuild.capture.contract import MOST_OBJECTS, Budget, bounded, local_facts, local_files
+from envbuild.capture.files import present
 from envbuild.capture.gcs import Unread
-from envbuild.capture.machine import cpu_facts, platform_facts
-from envbuild.capture.reading import present
+from envbuild.capture.host import cpu_facts, platform_facts
 from envbuild.capture.redact import REDACTED, hides_secret, scrub
-from envbuild.capture.tree import tree_facts
 from envbuild.errors import EnvbuildError
 from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, Data, Platform, TrainingManifest

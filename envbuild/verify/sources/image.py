@@ -13,10 +13,9 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 
-from envbuild.capture.distributions import LONGEST_HEAD, NAME, VERSION
+from envbuild.capture.distributions import LONGEST_HEAD, NAME, VERSION, record_content
+from envbuild.capture.files import decoded
 from envbuild.capture.frameworks import BUILD_INFO, build_info
-from envbuild.capture.reading import decoded
-from envbuild.capture.record_digest import record_content
 from envbuild.capture.redact import scrub_file_name, scrub_line
 from envbuild.diff.layers import IMPLIED, Node, Overlay, Report, Tree, over, place_of, read_layer
 from envbuild.errors import BuildError

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from packaging.utils import canonicalize_name
 
-from envbuild.capture.components import component_of, leading_numbers
+from envbuild.capture.native import component_of, leading_numbers
 from envbuild.capture.redact import REDACTED
 from envbuild.capture.variables import VARIABLES
 from envbuild.lock.model import Lock

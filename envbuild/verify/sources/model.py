@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from envbuild.capture.model.facts import model_facts
-from envbuild.capture.model.places import MOST_FILES
+from envbuild.capture.model import model_facts
+from envbuild.capture.places import MOST_FILES
 from envbuild.errors import LockError, ManifestError, StampError, counted
 from envbuild.files import target_outside
 from envbuild.lock.formats import read_pylock

@@ -1,21 +1,28 @@
-"""Reading files and programs, and writing a manifest whole: what every part of capture uses."""
+"""Files, programs and the manifest's text: what every module of capture uses."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import re
 import stat
 import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, BinaryIO, Dict, Optional, Tuple
 
 Facts = Dict[str, Any]
 TIMEOUT = 5.0
 """Seconds that a program has for an answer."""
 NO_PROGRAM = (OSError, RuntimeError, ValueError, subprocess.SubprocessError)
-"""Why a program gives no answer: from 3.12 on an interpreter that ends starts none, and no name may hold a NUL."""
+"""Why a program gives no answer: Python 3.12 and later start none at exit, and no argument may hold a NUL."""
+SETTLED = 1.0
+"""Seconds without a change after which a file's times identify its content, on any file system."""
+_DIGESTS: Dict[Tuple[int, ...], str] = {}
 
 
 def output_of(*command: str, environment: dict[str, str] | None = None, seconds: float = TIMEOUT) -> str | None:
@@ -23,10 +30,10 @@ def output_of(*command: str, environment: dict[str, str] | None = None, seconds:
     variables = dict(os.environ if environment is None else environment, LC_ALL="C", GIT_OPTIONAL_LOCKS="0")
     null = subprocess.DEVNULL
     try:
-        done = subprocess.check_output(command, stdin=null, stderr=null, timeout=seconds, env=variables)
+        output = subprocess.check_output(command, stdin=null, stderr=null, timeout=seconds, env=variables)
     except NO_PROGRAM:
         return None
-    return decoded(done).strip()
+    return decoded(output).strip()
 
 
 def normal_name(name: str) -> str:
@@ -35,19 +42,14 @@ def normal_name(name: str) -> str:
 
 
 def decoded(value: str | bytes) -> str:
-    """Decode UTF-8; what is none becomes U+FFFD."""
+    """Decode UTF-8; invalid bytes become U+FFFD."""
     return value.decode("utf-8", "replace").replace("\r\n", "\n") if isinstance(value, bytes) else value
 
 
-def read_bytes(path: str | Path) -> bytes | None:
-    """Read a file; None if that is not possible."""
-    return read_head(path, -1)
-
-
-def read_head(path: str | Path, limit: int) -> bytes | None:
-    """Read at most `limit` bytes of a file; None if that is not possible."""
+def read_bytes(path: str | Path, limit: int = -1) -> bytes | None:
+    """Read a regular file, or its first `limit` bytes; None if that is not possible."""
     try:
-        # Opening a pipe would wait for whoever writes into it.
+        # Opening a pipe would wait for its writer.
         if not os.path.isfile(path):
             return None
         with open(path, "rb") as file:
@@ -62,8 +64,34 @@ def read_text(path: str | Path) -> str | None:
     return decoded(data) if data is not None else None
 
 
+def file_sha256(file: BinaryIO, end: float = math.inf) -> Optional[str]:
+    """Hash an open file from its start; None if it takes until `end` of the monotonic clock. OSError.
+
+    A process reads each file once, unless the file changes.
+    """
+    key = _file_state(file)
+    if key in _DIGESTS:
+        return _DIGESTS[key]
+    start, digest = time.time(), hashlib.sha256()
+    while time.monotonic() < end:
+        data = file.read(1 << 20)
+        if not data:
+            break
+        digest.update(data)
+    else:
+        return None
+    if _file_state(file) == key and max(key[-2:]) < (start - SETTLED) * 1e9:
+        _DIGESTS[key] = digest.hexdigest()
+    return digest.hexdigest()
+
+
+def _file_state(file: BinaryIO) -> Tuple[int, ...]:
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def present(value: Any) -> Any:
-    """Drop what is absent, and spell out what UTF-8 cannot hold."""
+    """Drop absent values, and escape characters that UTF-8 cannot hold."""
     if isinstance(value, dict):
         return {key: present(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -77,7 +105,7 @@ def manifest_text(manifest: Facts) -> str:
 
 
 def write_whole(out: str, text: str) -> None:
-    """Write a file whole or not at all; OSError if `out` is not a regular file or cannot be written."""
+    """Write a file atomically; OSError if `out` is not a regular file or cannot be written."""
     mode = stat.S_IMODE(os.stat(out).st_mode) if os.path.exists(out) else 0o644
     # Renaming over a device such as /dev/null would replace it.
     if os.path.exists(out) and not os.path.isfile(out):
@@ -94,3 +122,16 @@ def write_whole(out: str, text: str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def say(text: str) -> None:
+    """Write lines to stderr, if there is one, without control characters and commands to CI systems.
+
+    A model's files can hold any text. GitHub Actions runs lines that begin with `::`, and `##[...]` anywhere.
+    """
+    if sys.stderr is None:
+        return
+    for line in text.split("\n"):
+        plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+        plain = re.sub(r"#(?=#\w*\[)", r"\\x23", re.sub(r"^( *):(?=:)", r"\1\\x3a", plain))
+        sys.stderr.write(plain + "\n")

@@ -1,4 +1,4 @@
-"""Where a model lies: its files, listed and opened, in a folder or in Cloud Storage."""
+"""The place of a model: its files, listed and read in pieces, in a folder or in Cloud Storage."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import re
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Iterator, List, Mapping, Optional
+from typing import Callable, Iterator, List, Mapping, Optional, Pattern
 from urllib.parse import unquote
 
+from envbuild.capture.files import Facts, file_sha256
 from envbuild.capture.gcs import CloudStorage, Unread, split_uri
-from envbuild.capture.hashing import file_sha256
-from envbuild.capture.model.source import Source
-from envbuild.capture.reading import Facts
+from envbuild.capture.redact import scrub_line
 
+BUDGET = 16 << 20
+"""Bytes that are read of one file, in all."""
+LONGEST_PIECE = 2 << 20
+"""Bytes that are read of it at once."""
+LONGEST_TEXT = 200
+"""Characters that are kept of a text in a file."""
 DEEPEST = 100
 """Folders in folders are read."""
 MOST_FILES = 10000
@@ -29,12 +34,62 @@ LOOKING_UP = 60.0
 """Seconds for all of them."""
 URI_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 STAMP_FOLDER = "envbuild/"
-"""What a stamp writes beside a model is no part of it."""
+"""The stamp's files beside a model do not belong to the model."""
 NO_FILE, NO_OBJECT = "there is no such file or folder", "there is no such object or folder in Cloud Storage"
 LOCAL_CHUNK, REMOTE_CHUNK = 16 << 10, 256 << 10
 
 
-class Place:
+class RangeReader:
+    """A file of `size` bytes that `fetch(start, length)` reads, at most BUDGET bytes of it, in chunks of `chunk`."""
+
+    def __init__(self, name: str, size: int, fetch: Callable[[int, int], bytes], chunk: int) -> None:
+        self.name, self.size, self.chunk, self.budget = name, size, chunk, BUDGET
+        self._fetch, self._start, self._data = fetch, 0, b""
+
+    def at(self, start: int, length: int) -> bytes:
+        """Return exactly these bytes; Unread where the file ends before, or where the limits do not allow it."""
+        if start < 0 or length < 0 or start + length > self.size:
+            raise Unread("it is cut short or damaged: it points beyond its end")
+        if length > LONGEST_PIECE:
+            raise Unread("a part of %d bytes is longer than what is read at once" % length)
+        if start < self._start or start + length > self._start + len(self._data):
+            fetched = max(length, self.chunk)
+            # Each fetch costs time, however little it brings.
+            self.budget -= fetched
+            if self.budget < 0:
+                raise Unread("what it says lies behind more than %d MiB" % (BUDGET >> 20))
+            self._start, self._data = start, self._fetch(start, min(fetched, self.size - start))
+        data = self._data[start - self._start :][:length]
+        if len(data) < length:
+            raise Unread("it became shorter while it was read")
+        return data
+
+    def head(self, length: int) -> bytes:
+        """Return its first bytes, fewer where it is shorter."""
+        return self.at(0, min(length, self.size))
+
+    def windows(self, start: int, end: int, backwards: bool = False) -> Iterator[bytes]:
+        """Yield a range piece by piece; each overlaps its neighbours by LONGEST_TEXT bytes."""
+        steps = range(start, end, self.chunk)
+        for offset in reversed(steps) if backwards else steps:
+            yield self.at(offset, min(self.chunk + LONGEST_TEXT, end - offset))
+
+
+def search(pieces: Iterator[bytes], pattern: Pattern[bytes]) -> Optional[str]:
+    """Return the first group of the first match; None where nothing matches."""
+    found = next(filter(None, map(pattern.search, pieces)), None)
+    return short_text(found.group(1)) if found else None
+
+
+def short_text(value: object) -> Optional[str]:
+    """Return a text from a file as one short line without secrets; None if it is empty."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
+    # JSON can escape a lone surrogate, which UTF-8 cannot hold.
+    text = text[:LONGEST_TEXT].encode("utf-8", "backslashreplace").decode("utf-8")
+    return re.sub(r"\s+", " ", scrub_line(text)).strip() or None
+
+
+class ModelPlace:
     """The files of a model: `path` and `size`, and what tells their content.
 
     `recorded` holds the sizes of the files that a record says the model has, by path. They are listed and hashed before
@@ -45,11 +100,11 @@ class Place:
         self.recorded = recorded or {}
         self.files: List[Facts] = []
         self.faults: List[str] = []
-        """What could not be read of it, each in a sentence."""
+        """Why parts of it could not be read, each in a sentence."""
         self.whole = True
         """Whether the listing came to its end."""
 
-    def open(self, path: str) -> Source:
+    def open(self, path: str) -> RangeReader:
         """Open one of its files; Unread."""
         raise NotImplementedError
 
@@ -69,16 +124,15 @@ class Place:
         """Add the recorded files that a listing which was cut does not have, and sort."""
         if not self.whole:
             left = sorted(self.recorded.keys() - {file["path"] for file in self.files})
-            # Whoever wrote the record may not be trusted: its paths do not lead out of the folder.
+            # A record is untrusted: its paths must not lead out of the folder.
             self.files += self._look_up([path for path in left if ".." not in path.split("/") and path[:1] != "/"])
         self.files.sort(key=lambda file: (file["path"] not in self.recorded, str(file["path"])))
 
     def _look_up(self, paths: List[str]) -> List[Facts]:
-        """Find files by their paths."""
         raise NotImplementedError
 
 
-class LocalPlace(Place):
+class LocalPlace(ModelPlace):
     """A folder, or a file. A file that is recorded with its present size has `seconds` to be hashed, others HASHING."""
 
     def __init__(self, path: str, recorded: Optional[Mapping[str, int]] = None, seconds: float = 0) -> None:
@@ -86,50 +140,78 @@ class LocalPlace(Place):
         self.walked = 0
         """Folders, by each way that links make to them."""
         self.folder, name = (path, "") if os.path.isdir(path) else os.path.split(path)
-        self._take(_walk(self, "", frozenset()) if not name else _file_facts(self, name))
+        self._take(self._file_facts(name) if name else self._walk("", frozenset()))
         if not self.files and not self.faults:
             self.faults.append("the folder is empty")
         self._complete()
         self._add_digests(max(seconds, HASHING))
 
-    def open(self, path: str) -> Source:
+    def open(self, path: str) -> RangeReader:
         """Open one of its files; Unread."""
-        return local_source(self._full(path), path)
+        return local_source(os.path.join(self.folder, path), path)
 
-    def counts_folder(self) -> bool:
-        """Count a folder that is to be read; False where there were too many, which is said once."""
+    def _walk(self, below: str, above: frozenset[tuple[int, int]]) -> Iterator[Facts]:
+        """Yield the files below a folder; links are followed, except to a folder around it."""
+        folder = os.path.join(self.folder, below)
         self.walked += 1
         if self.walked == MOST_COUNTED + 1:
             self.whole = False
             self.faults.append("it has more than %d folders, or links make as many ways to them" % MOST_COUNTED)
-        return self.walked <= MOST_COUNTED
+        if self.walked > MOST_COUNTED:
+            return
+        try:
+            status = os.stat(folder)
+            names = sorted(os.listdir(folder))
+        except OSError as error:
+            self.faults.append("%s cannot be read: %s" % (below or "the folder", error.strerror))
+            return
+        here = (status.st_dev, status.st_ino)
+        if len(above) == DEEPEST:
+            self.faults.append("%s/... is nested more than %d folders deep" % (below[:100], DEEPEST))
+            return
+        if here in above:
+            self.faults.append("%s links to a folder that it lies in" % below)
+            return
+        for path in (below + name for name in names):
+            if not os.path.isdir(os.path.join(self.folder, path)):
+                yield from self._file_facts(path)
+            elif path + "/" != STAMP_FOLDER:
+                yield from self._walk(path + "/", above | {here})
 
-    def _full(self, path: str) -> str:
-        return os.path.join(self.folder, path)
+    def _file_facts(self, path: str) -> Iterator[Facts]:
+        try:
+            status = os.stat(os.path.join(self.folder, path))
+        except OSError as error:
+            self.faults.append("%s cannot be read: %s" % (path, error.strerror))
+            return
+        if stat.S_ISREG(status.st_mode):
+            yield {"path": path, "size": status.st_size}
+        else:
+            self.faults.append("%s is not a regular file" % path)
 
     def _look_up(self, paths: List[str]) -> List[Facts]:
-        return [file for path in paths for file in _file_facts(self, path)]
+        return [file for path in paths for file in self._file_facts(path)]
 
     def _add_digests(self, seconds: float) -> None:
         def add(files: List[Facts], end: float) -> None:
-            digests = pool.map(lambda file: _sha256(self._full(file["path"]), end), files)
-            for index, digest in enumerate(digests):
-                files[index]["sha256"] = digest
+            digests = pool.map(lambda file: _sha256(os.path.join(self.folder, file["path"]), end), files)
+            for file, digest in zip(files, digests):  # noqa: B905 - 3.10's
+                file["sha256"] = digest
 
         files = self.files[:MOST_FILES]
         alike = [file for file in files if self.recorded.get(file["path"]) == file["size"]]
         with ThreadPoolExecutor(HASHERS) as pool:
-            # One after the other: a sparse file of terabytes costs the files that are compared no time.
+            # In this order, so that a sparse file of terabytes does not delay the files that are compared.
             add(alike, time.monotonic() + seconds)
             add([file for file in files if "sha256" not in file], time.monotonic() + HASHING)
-        left = sum(1 for file in self.files[:MOST_FILES] if file["sha256"] is None)
+        left = sum(file["sha256"] is None for file in files)
         if left:
             self.faults.append(
                 "%d of its files have no digest: they cannot be read, or not within %d s" % (left, HASHING)
             )
 
 
-class BucketPlace(Place):
+class BucketPlace(ModelPlace):
     """An object in Cloud Storage, or all below a folder."""
 
     def __init__(self, uri: str, recorded: Optional[Mapping[str, int]] = None) -> None:
@@ -146,7 +228,7 @@ class BucketPlace(Place):
         if not self.files and not self.faults:
             self.faults.append(NO_OBJECT)
 
-    def open(self, path: str) -> Source:
+    def open(self, path: str) -> RangeReader:
         """Open one of its objects at the generation that was listed."""
         uri = "gs://%s/%s%s" % (self.bucket, self.prefix, path)
         file = next(file for file in self.files if file["path"] == path)
@@ -154,7 +236,7 @@ class BucketPlace(Place):
         def fetch(start: int, length: int) -> bytes:
             return self.storage.read(uri, file["generation"], start, length)
 
-        return Source(path, file["size"], fetch, REMOTE_CHUNK)
+        return RangeReader(path, file["size"], fetch, REMOTE_CHUNK)
 
     def _look_up(self, paths: List[str]) -> List[Facts]:
         found: List[Facts] = []
@@ -170,15 +252,15 @@ class BucketPlace(Place):
     def _list(self, uri: str, name: str) -> Iterator[Facts]:
         for item in self.storage.objects(uri):
             if item["name"] == name:
-                # It is an object itself: its folder is what lies before its last slash.
+                # It is an object itself: its folder is the part up to its last slash.
                 self.prefix = name[: name.rfind("/") + 1]
             path = item.pop("name")[len(self.prefix) :]
             if not path.startswith(STAMP_FOLDER):
                 yield dict(item, path=path)
 
 
-def place_of(uri: str, recorded: Optional[Mapping[str, int]] = None, seconds: float = 0) -> Place:
-    """Find the files of a model; Unread where there are none to be had."""
+def place_of(uri: str, recorded: Optional[Mapping[str, int]] = None, seconds: float = 0) -> ModelPlace:
+    """Find the files of a model; Unread where there are none."""
     if uri.startswith("gs://"):
         return BucketPlace(uri, recorded)
     path, scheme = uri, URI_SCHEME.match(uri)
@@ -193,8 +275,8 @@ def place_of(uri: str, recorded: Optional[Mapping[str, int]] = None, seconds: fl
     return LocalPlace(path, recorded, seconds)
 
 
-def local_source(path: str, name: str) -> Source:
-    """Open a regular file, which is opened anew for each piece; Unread."""
+def local_source(path: str, name: str) -> RangeReader:
+    """Open a regular file, which is opened again for each piece; Unread."""
     handle = _open_regular(path)
     size = os.fstat(handle).st_size
     os.close(handle)
@@ -208,57 +290,18 @@ def local_source(path: str, name: str) -> Source:
         finally:
             os.close(handle)
 
-    return Source(name, size, fetch, LOCAL_CHUNK)
-
-
-def _walk(place: LocalPlace, below: str, above: frozenset[tuple[int, int]]) -> Iterator[Facts]:
-    """Yield the files below a folder; links are followed, but none to a folder around it."""
-    folder = os.path.join(place.folder, below)
-    if not place.counts_folder():
-        return
-    try:
-        status = os.stat(folder)
-        names = sorted(os.listdir(folder))
-    except OSError as error:
-        place.faults.append("%s cannot be read: %s" % (below or "the folder", error.strerror))
-        return
-    here = (status.st_dev, status.st_ino)
-    if len(above) == DEEPEST:
-        place.faults.append("%s/... is nested more than %d folders deep" % (below[:100], DEEPEST))
-        return
-    if here in above:
-        place.faults.append("%s links to a folder that it lies in" % below)
-        return
-    for name in names:
-        path = below + name
-        if os.path.isdir(os.path.join(folder, name)):
-            if path + "/" != STAMP_FOLDER:
-                yield from _walk(place, path + "/", above | {here})
-        else:
-            yield from _file_facts(place, path)
-
-
-def _file_facts(place: LocalPlace, path: str) -> Iterator[Facts]:
-    try:
-        status = os.stat(os.path.join(place.folder, path))
-    except OSError as error:
-        place.faults.append("%s cannot be read: %s" % (path, error.strerror))
-        return
-    if stat.S_ISREG(status.st_mode):
-        yield {"path": path, "size": status.st_size}
-    else:
-        place.faults.append("%s is no regular file" % path)
+    return RangeReader(name, size, fetch, LOCAL_CHUNK)
 
 
 def _open_regular(path: str) -> int:
-    """Open a regular file; Unread where it is none, which must not block either."""
+    """Open a regular file; Unread for anything else, such as a pipe, which must not block."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise Unread("it cannot be read: %s" % (error.strerror or error)) from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Unread("it is no regular file")
+        raise Unread("it is not a regular file")
     return handle
 
 

@@ -1,1 +1,0 @@
-"""The trained model, read from its own files without the framework that wrote it."""
