@@ -2,7 +2,7 @@
 
 https://github.com/sigstore/protobuf-specs/blob/main/protos/sigstore_bundle.proto;
 https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. By a key: no transparency log and no time, as its
-owner is known, nothing has to be public and nothing expires. Keyless: certificate, log entry and time.
+owner is known and nothing expires. Keyless: certificate, log entry and time.
 """
 
 import base64
@@ -25,21 +25,21 @@ from envbuild.oci.image import canonical_json
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 _STATEMENTS = (STATEMENT, "https://in-toto.io/Statement/v0.1")
-"""The second is older, and `cosign attest` writes it; its fields are the same (in-toto/attestation, spec/v0.1.0)."""
+"""`cosign attest` writes the second, which is older with the same fields (in-toto/attestation, spec/v0.1.0)."""
 
 Standing = Literal["holds", "unreadable", "other-key", "tampered", "malformed", "other-image"]
-"""`unreadable` is anybody's; `malformed` names the key or is signed by it, and is no statement all the same."""
+"""`unreadable` may be by anybody; `malformed` names the key or is signed by it, but has no valid statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleVerdict:
-    """What a bundle is worth, to somebody who has a key and an image."""
+    """The verdict on a bundle for a key and an image."""
 
     standing: Standing
     kind: str = ""
-    """The statement's predicate type, where it can be read."""
+    """The statement's predicate type, if it can be read."""
     says: str = ""
-    """What is wrong, in a few words."""
+    """The fault."""
 
 
 def sign_statement(payload: bytes, signer: Signer | KeylessSigner, where: str) -> bytes:

@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from envbuild.errors import StampError
 from envbuild.oci.digest import Digest
@@ -44,6 +46,8 @@ _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+(?:/[a-z0-9]+)?\Z")
 _RECORD_NAME = re.compile(rf"{FOLDER}/record-([0-9a-f]{{64}})\.json\Z")
 _LARGEST = 2**53 - 1
 """The largest whole number that every reader of JSON has exactly (RFC 8259, section 6)."""
+_Line = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +119,14 @@ class Anchor:
 class StampedFile:
     """One file of a model at the moment when it was stamped."""
 
-    path: str
+    path: _Line
     """Inside the model's folder; of a single file, its name."""
-    size: int
-    sha256: str | None = None
+    size: _Count
+    sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
     """Of a file of the stamping machine."""
-    crc32c: str | None = None
+    crc32c: _Line | None = None
     """In base64, of an object in Cloud Storage."""
-    generation: int | None = None
+    generation: _Count | None = None
     """Of an object in Cloud Storage."""
 
 
@@ -132,10 +136,10 @@ class Content:
 
     files: tuple[StampedFile, ...]
     """Sorted by path, at most 10,000."""
-    file_count: int | None
-    """How many files it had; None where nobody could count them."""
-    forced: str = ""
-    """Why they are not what the manifest records, where it was stamped in spite of that."""
+    file_count: _Count | None = None
+    """How many files it had; None if unknown."""
+    forced: _Line = ""
+    """How they differ from the manifest, if it was stamped nevertheless."""
 
     def is_within(self, other: "Content") -> bool:
         """Whether each of these files is the same in the other one, as far as both have its checksums."""
@@ -293,7 +297,7 @@ def read_record(name: str, data: bytes) -> Stamp:
         if not newer:
             canonical_json(value)  # not each text of JSON can be written again: "\ud800" cannot
             return _stamp(value)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, msgspec.ValidationError) as error:
         raise StampError("this is not a record of a stamp", where=where, todo=todo) from error
     raise StampError(
         f"the record has schema {value['schema_version']}, this envbuild reads {SCHEMA_VERSION}",
@@ -369,31 +373,9 @@ def _stamp(value: Mapping[str, Any]) -> Stamp:
         envbuild=str(value["envbuild"]),
         counter=_counter(value.get("counter", 0)),
         by=_optional_text(value.get("by")),
-        content=None if value.get("content") is None else _content(value["content"]),
+        content=msgspec.convert(value.get("content"), Content | None),
         previous=None if value["previous"] is None else _RECORD_NAME.fullmatch(value["previous"])[0],  # type: ignore[index]
     )
-
-
-def _content(value: Mapping[str, Any]) -> Content:
-    files = tuple(
-        StampedFile(
-            path=_one_line(it["path"]),
-            size=_counter(it["size"]),
-            sha256=None if it.get("sha256") is None else Digest(it["sha256"]).hex,
-            crc32c=None if it.get("crc32c") is None else _one_line(it["crc32c"]),
-            generation=None if it.get("generation") is None else _counter(it["generation"]),
-        )
-        for it in value["files"]
-    )
-    count = value.get("file_count")
-    forced = _one_line(value.get("forced", ""))
-    return Content(files=files, file_count=None if count is None else _counter(count), forced=forced)
-
-
-def _one_line(value: Any) -> str:
-    if not isinstance(value, str) or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
-        raise ValueError(value)
-    return value
 
 
 def _counter(value: Any) -> int:

@@ -38,9 +38,9 @@ from envbuild.stamp.record import (
     signature_name,
 )
 from envbuild.stamp.signature import Proof
-from envbuild.stamp.stamping import check_stampable, stamp, write_stamp
+from envbuild.stamp.stamping import check_stampable, stamp
 from tests.unit.attesting import key_pair
-from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write  # noqa: F401 - fixtures
+from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write, writer  # noqa: F401 - fixtures
 
 V1, V2 = entry("serve", content=b"v1"), entry("serve", content=b"v2")
 PUT = "envbuild/pointer.json"
@@ -652,7 +652,7 @@ def test_two_histories_that_one_key_signed_are_refused_where_stamps_are_read_and
         check_stampable(site.uri, signer)
     item = entry(content=b"next")
     with open_model(site.uri) as model_found, pytest.raises(StampError, match="the model has two signed histories"):
-        write_stamp(model_found, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer, pause=lambda _: None)
+        writer(model_found, item, signer=signer).write()
     for name in kept:
         site.remove(name)
     site.stamped(item, now=NOW + timedelta(hours=9))

@@ -15,11 +15,12 @@ import pytest
 
 from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
 from envbuild.oci.digest import Digest
+from envbuild.retry import Retry
 from envbuild.stamp.history import read_stamp
 from envbuild.stamp.objects import open_model as found_model
 from envbuild.stamp.objects import read_uri
 from envbuild.stamp.record import StampEntry, pointer, read_record, record_bytes, record_name, stamped
-from envbuild.stamp.stamping import check_stampable, stamp, write_stamp
+from envbuild.stamp.stamping import StampWriter, check_stampable, stamp
 from envbuild.stamp.store import choose_anchor
 from tests.fakes.gcs import FakeGcs
 
@@ -343,12 +344,16 @@ class Between:
         self.store.patch(name, values, state)
 
 
+def writer(model, item, **options):
+    image = stamped(item, b"{}", b"lock")
+    at_once = Retry(tries=16, first=0)
+    return StampWriter(model=model, image=image, manifest=b"{}", lock=b"lock", now=NOW, retry=at_once, **options)
+
+
 def write_between(model, call, item=None, times=1):
     with found_model(model.uri) as it:
         interrupted = replace(it, store=Between(it.store, call, times))
-        return write_stamp(
-            interrupted, item or entry(), manifest=b"{}", lock=b"lock", now=NOW, pause=lambda tried: None
-        )
+        return writer(interrupted, item or entry()).write()
 
 
 def test_a_rival_in_the_same_place_wins_and_is_shown(model):

@@ -9,7 +9,8 @@ from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
 from envbuild.stamp.history import read_history, read_stamp
 from envbuild.stamp.objects import open_model as found_model
 from envbuild.stamp.objects import read_uri
-from envbuild.stamp.stamping import check_stampable, stamp, write_stamp
+from envbuild.stamp.record import stamped
+from envbuild.stamp.stamping import StampWriter, check_stampable, stamp
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, model, write  # noqa: F401 - fixtures
 
 ANCHOR = "runs/1/saved_model.pb"
@@ -182,7 +183,9 @@ def test_of_eight_for_one_role_one_wins_and_the_others_are_shown_both(model):  #
             start.wait()
             item = entry(content=b"%d" % number)
             try:
-                return write_stamp(it, item, manifest=b"{}", lock=b"lock", now=NOW), item
+                return StampWriter(
+                    model=it, image=stamped(item, b"{}", b"lock"), manifest=b"{}", lock=b"lock", now=NOW
+                ).write(), item
             except StampConflict as conflict:
                 return conflict, item
 
