@@ -60,7 +60,12 @@ def _components(facts: Facts) -> Iterator[Component]:
     for package in dict.fromkeys(it for lock in facts.locks for it in lock.packages):
         yield _library(package.name, package.version, package_purl(package), package.sha256)
     if facts.model:
-        yield _model(facts, public_name(facts.model))
+        files = [
+            Component(name=path, type=ComponentType.FILE, hashes=[_hash(digest)], bom_ref=f"model/{path}")
+            for path, digest in facts.model_files
+        ]
+        kind = ComponentType.MACHINE_LEARNING_MODEL
+        yield Component(name=public_name(facts.model), type=kind, bom_ref="model", components=files)
 
 
 def _base(facts: Facts) -> Component:
@@ -84,14 +89,6 @@ def _library(name: str, version: str, purl: PackageURL, digest: Digest) -> Compo
         scope=ComponentScope.REQUIRED,
         bom_ref=str(purl),
     )
-
-
-def _model(facts: Facts, name: str) -> Component:
-    files = [
-        Component(name=path, type=ComponentType.FILE, hashes=[_hash(digest)], bom_ref=f"model/{path}")
-        for path, digest in facts.model_files
-    ]
-    return Component(name=name, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref="model", components=files)
 
 
 def _hash(digest: Digest) -> HashType:

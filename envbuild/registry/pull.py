@@ -137,19 +137,16 @@ def _layers(
     diff_ids = [Digest.parse(text) for text in config["rootfs"]["diff_ids"]]
     layers = []
     for value, diff_id, line in zip(values, diff_ids, history_lines(config, len(values)), strict=True):
-        descriptor = _oci(Descriptor.from_dict(value), reference)
+        described = Descriptor.from_dict(value)
+        media_type = OCI_OF_DOCKER.get(described.media_type, described.media_type)
+        if media_type not in _LAYERS:
+            what = f"{reference} has a layer of type {printable(media_type)}, which cannot be read"
+            raise RegistryError(what, where=str(reference), todo="name a base with tar layers that are in the registry")
+        descriptor = Descriptor(media_type, described.digest, described.size, described.annotations)
         # The registry finds the blob by its digest alone, so the converted descriptor opens it as well.
         opener = partial(registry.open_blob, reference.repository, descriptor)
         layers.append(Layer(descriptor, diff_id, opener, created_by=line, reused=True, origin=reference.name))
     return tuple(layers)
-
-
-def _oci(descriptor: Descriptor, reference: Reference) -> Descriptor:
-    media_type = OCI_OF_DOCKER.get(descriptor.media_type, descriptor.media_type)
-    if media_type not in _LAYERS:
-        what = f"{reference} has a layer of type {printable(media_type)}, which cannot be read"
-        raise RegistryError(what, where=str(reference), todo="name a base with tar layers that are in the registry")
-    return Descriptor(media_type, descriptor.digest, descriptor.size, descriptor.annotations)
 
 
 def environment_tag(environment: Digest) -> str:

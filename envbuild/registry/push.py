@@ -139,7 +139,9 @@ class Upload:
         media_type = str(json.loads(image.manifest).get("mediaType") or MANIFEST)
         sizes = {blob.descriptor.digest: blob.descriptor.size for blob in (*image.layers, _config(image))}
         if self._believing and _is_there(registry, self._reference, image):
-            how = self._sent_before()
+            # Uploads that have not begun are not needed any more.
+            begun = {digest: future for digest, future in self._sent.items() if not future.cancel()}
+            how = {digest: future.result() for digest, future in begun.items() if future.exception() is None}
         else:
             how = self._send_all(image)
             registry.put_manifest(repository, str(image.digest), image.manifest, media_type)
@@ -147,11 +149,6 @@ class Upload:
         sent = sum(size for digest, size in sizes.items() if how.get(digest) == "sent")
         existing = sum(sizes.values()) - sent
         return PushResult(reference=self._reference.at(image.digest), uploaded=sent, existing=existing, blobs=how)
-
-    def _sent_before(self) -> dict[Digest, How]:
-        """How the layers came there whose upload was begun; the others are cancelled."""
-        begun = {digest: future for digest, future in self._sent.items() if not future.cancel()}
-        return {digest: future.result() for digest, future in begun.items() if future.exception() is None}
 
     def _send_all(self, image: Image) -> dict[Digest, How]:
         """Send the layers, the largest first, so that none of them runs alone at the end; then the config."""
@@ -185,13 +182,9 @@ class Upload:
         self._landed(blob)
         return True
 
-    def _was_followed(self, layer: Layer) -> bool:
-        """Whether a layer was sent while it was made; waits for the rest of it."""
-        found = (future for blob, future in list(self._followed.items()) if blob.descriptor == layer.descriptor)
-        return any(future.exception() is None and future.result() for future in found)
-
     def _send(self, layer: Layer) -> How:
-        if self._was_followed(layer):
+        followed = [it for blob, it in list(self._followed.items()) if blob.descriptor == layer.descriptor]
+        if any(future.exception() is None and future.result() for future in followed):
             return "sent"
         descriptor, registry, repository = layer.descriptor, self._registry, self._reference.repository
         host, _, source = layer.origin.partition("/")
@@ -201,16 +194,15 @@ class Upload:
             how = "mounted" if mountable and registry.mount(repository, descriptor.digest, source=source) else "sent"
         if how == "sent":
             label = layer.created_by or str(descriptor.digest)
-            self._put_layer(layer, partial(self._report_bytes, label, size=descriptor.size))
+            progress = partial(self._report_bytes, label, size=descriptor.size)
+            put = partial(registry.put_blob, repository, descriptor, progress=progress)
+            # The file is hashed while it is sent; if it is damaged, `layer.open` builds it again.
+            if layer.path:
+                with suppress(BuildError, OSError):
+                    put(partial(open_file, layer.path))
+                    return how
+            put(layer.open)
         return how
-
-    def _put_layer(self, layer: Layer, progress: Callable[[int], None]) -> None:
-        """Send a blob, hashed while it is sent; if the cached file is damaged, `layer.open` builds it again."""
-        put = partial(self._registry.put_blob, self._reference.repository, layer.descriptor, progress=progress)
-        if layer.path:
-            with suppress(BuildError, OSError):
-                return put(partial(open_file, layer.path))
-        return put(layer.open)
 
     def _report_bytes(self, label: str, done: int, size: int) -> None:
         self._report.progress(f"pushing {label[:_LABEL]}", done, size)

@@ -113,7 +113,10 @@ def attach(
     for data in manifests:
         registry.put_manifest(repository, str(Digest.of(data)), data, MANIFEST)
     if not with_list:
-        entries = [_entry(it, data) for it, data in zip(artifacts, manifests, strict=True)]
+        entries = [
+            Descriptor(MANIFEST, Digest.of(data), len(data), it.annotations).to_dict() | {"artifactType": it.kind}
+            for it, data in zip(artifacts, manifests, strict=True)
+        ]
         _add(registry, repository, _tag(subject.digest), entries)
     listed = {it.digest: it for it in referrers(registry, repository, subject.digest)}
     for artifact, data in zip(artifacts, manifests, strict=True):
@@ -172,11 +175,6 @@ def _read(entries: Iterable[Mapping[str, Any]]) -> Iterable[Referrer]:
             kind = str(entry.get("artifactType") or "")
             annotations = {str(name): str(text) for name, text in (entry.get("annotations") or {}).items()}
             yield Referrer(digest=Digest.parse(entry["digest"]), kind=kind, annotations=annotations)
-
-
-def _entry(artifact: Artifact, manifest: bytes) -> dict[str, Any]:
-    described = Descriptor(MANIFEST, Digest.of(manifest), len(manifest), artifact.annotations).to_dict()
-    return described | {"artifactType": artifact.kind}
 
 
 def _index(registry: Registry, repository: str, tag: str) -> dict[str, Any]:

@@ -77,11 +77,11 @@ class SharedCache:
 
     def layer(self, key: Digest) -> Claim[LayerResult] | None:
         """The layer that was published for a key; None if the repository has none."""
-        return self._claim("layer", _layer_tag(key), lambda artifact: _layer_of(artifact, key))
+        return self._claim("layer", _layer_tag(key), _layer, key)
 
     def get(self, key: Digest, decode: Decode[_T]) -> Claim[_T] | None:
         """The fact under a key; None if the repository has none that `decode` accepts."""
-        return self._claim("fact", _fact_tag(key), lambda artifact: decode(_fact_of(artifact, key)))
+        return self._claim("fact", _fact_tag(key), lambda artifact: decode(_fact(artifact)), key)
 
     def ignore(self, key: Digest, why: str) -> None:
         """Warn that a fact is false, and do not return it any more."""
@@ -97,7 +97,10 @@ class SharedCache:
     def publish(self, made: Mapping[Digest, LayerResult]) -> None:
         """Publish layers by their keys, and all facts; the layers' blobs must be in the repository by now."""
         layers = {_layer_tag(key): _layer_artifact(key, result) for key, result in made.items()}
-        facts = {_fact_tag(key): _fact_artifact(key, text) for key, text in self._facts.items()}
+        facts = {
+            _fact_tag(key): _artifact(FACT, _NOTHING, {_KEY: str(key), _VALUE: text})
+            for key, text in self._facts.items()
+        }
         wanted = {tag: value for tag, value in (layers | facts).items() if self._known.get(tag) != value}
         self._in_parallel(wanted, lambda tag: self._publish(tag, wanted[tag]))
         self._facts.clear()
@@ -143,12 +146,14 @@ class SharedCache:
             return {}
         return value if isinstance(value, dict) else {}
 
-    def _claim(self, kind: str, tag: str, read: Callable[[Mapping[str, Any]], _T]) -> Claim[_T] | None:
+    def _claim(self, kind: str, tag: str, read: Callable[[Mapping[str, Any]], _T], key: Digest) -> Claim[_T] | None:
         """The content of an artifact as a claim, if it can be read; all content passes through here."""
         artifact = self._artifact(tag)
         if artifact is None:
             return None
         try:
+            if artifact["annotations"][_KEY] != str(key):
+                raise ValueError("it is for another key")  # noqa: TRY301 - handled like the others
             return Claim(read(artifact), Voucher.REGISTRY, f"{self._name}:{tag}")
         except RecursionError:
             self._ignore(kind, tag, "it is nested too deeply")
@@ -185,10 +190,6 @@ def _layer_artifact(key: Digest, result: LayerResult) -> dict[str, Any]:
     return _artifact(LAYER, descriptor, {_KEY: str(key), _DIFF_ID: str(result.diff_id)})
 
 
-def _fact_artifact(key: Digest, text: str) -> dict[str, Any]:
-    return _artifact(FACT, _NOTHING, {_KEY: str(key), _VALUE: text})
-
-
 def _artifact(kind: str, layer: Descriptor, annotations: Mapping[str, str]) -> dict[str, Any]:
     return {
         "schemaVersion": 2,
@@ -208,22 +209,15 @@ def _fact_tag(key: Digest) -> str:
     return f"fact-{key.hex}"
 
 
-def _layer_of(artifact: Mapping[str, Any], key: Digest) -> LayerResult:
-    _check_key(artifact, key)
+def _layer(artifact: Mapping[str, Any]) -> LayerResult:
     descriptor = Descriptor.from_dict(artifact["layers"][0])
     if descriptor.media_type != LAYER_GZIP:
         raise ValueError(f"its layer is of type {descriptor.media_type}")
     return LayerResult(descriptor.digest, descriptor.size, Digest.parse(artifact["annotations"][_DIFF_ID]))
 
 
-def _fact_of(artifact: Mapping[str, Any], key: Digest) -> Any:
-    _check_key(artifact, key)
+def _fact(artifact: Mapping[str, Any]) -> Any:
     text = artifact["annotations"][_VALUE]
     if len(text) > _FACT_LIMIT:
         raise ValueError(f"it has {len(text)} characters, and the limit is {_FACT_LIMIT}")
     return json.loads(text)
-
-
-def _check_key(artifact: Mapping[str, Any], key: Digest) -> None:
-    if artifact["annotations"][_KEY] != str(key):
-        raise ValueError("it is for another key")

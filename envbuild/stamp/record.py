@@ -6,7 +6,7 @@ The record is the truth and travels with the model's folder; the pointer is what
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -185,20 +185,8 @@ class Stamp:
 
 def stamped(entry: StampEntry, manifest: bytes, lock: bytes) -> StampedImage:
     """Join an entry with the digests of what it was made from."""
-    return StampedImage(
-        role=entry.role,
-        variant=entry.variant,
-        platform=entry.platform,
-        reference=entry.reference,
-        digest=entry.digest,
-        environment=entry.environment,
-        overrides=entry.overrides,
-        identity=entry.identity,
-        tag=entry.tag,
-        relation=entry.relation,
-        manifest_sha256=Digest.of(manifest),
-        lock_sha256=Digest.of(lock),
-    )
+    values = {it.name: getattr(entry, it.name) for it in fields(StampEntry)}
+    return StampedImage(**values, manifest_sha256=Digest.of(manifest), lock_sha256=Digest.of(lock))
 
 
 def merged(images: Iterable[StampedImage], image: StampedImage) -> tuple[StampedImage, ...]:
@@ -214,11 +202,7 @@ def merged(images: Iterable[StampedImage], image: StampedImage) -> tuple[Stamped
 
 def later_schema(carried: str | None) -> str:
     """Return the schema of a record that carries images of a record of schema `carried` over: the newer of both."""
-    return max(SCHEMA_VERSION, carried or SCHEMA_VERSION, key=_minor)
-
-
-def _minor(schema_version: str) -> int:
-    return int(schema_version.partition(".")[2])
+    return max(SCHEMA_VERSION, carried or SCHEMA_VERSION, key=lambda it: int(it.partition(".")[2]))
 
 
 def rfc3339(moment: datetime) -> str:
@@ -245,12 +229,10 @@ def record_bytes(record: Stamp) -> bytes:
     # Records from before these keys read back as the bytes that they were.
     value |= {"by": record.by} if record.by is not None else {}
     value |= {"counter": record.counter} if record.counter else {}
-    return canonical_json(value | ({"content": _content_dict(record.content)} if record.content else {}))
-
-
-def _content_dict(content: Content) -> dict[str, Any]:
-    files = [{key: value for key, value in asdict(it).items() if value is not None} for it in content.files]
-    return {"files": files, "file_count": content.file_count, "forced": content.forced}
+    if content := record.content:
+        files = [{key: it for key, it in asdict(file).items() if it is not None} for file in content.files]
+        value["content"] = {"files": files, "file_count": content.file_count, "forced": content.forced}
+    return canonical_json(value)
 
 
 def record_name(data: bytes) -> str:
@@ -313,8 +295,11 @@ def dropped(metadata: Mapping[str, str], values: Mapping[str, str]) -> dict[str,
 
 def pointer(record: Stamp, name: str) -> dict[str, str]:
     """Return the metadata that points to a record: enough to find and to check the images without reading it."""
-    images = {_image_key(image): image.image for image in record.images}
-    return images | {
+    values = {}
+    for image in record.images:
+        platform = "" if image.platform == USUAL_PLATFORM else "-" + image.platform.replace("/", "-")
+        values[f"{_IMAGE_KEY}{image.role}-{image.variant}{platform}"] = image.image
+    return values | {
         "envbuild-schema": record.schema_version,
         "envbuild-environment": str(record.environment),
         "envbuild-manifest-sha256": record.manifest_sha256.hex,
@@ -334,11 +319,6 @@ def pointed(metadata: Mapping[str, str], where: str) -> str | None:
 def metadata_size(metadata: Mapping[str, str]) -> int:
     """Bytes of custom metadata as Cloud Storage counts them."""
     return sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items())
-
-
-def _image_key(image: StampedImage) -> str:
-    platform = "" if image.platform == USUAL_PLATFORM else "-" + image.platform.replace("/", "-")
-    return f"{_IMAGE_KEY}{image.role}-{image.variant}{platform}"
 
 
 def image_dict(image: StampedImage) -> dict[str, Any]:

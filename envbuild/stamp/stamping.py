@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from itertools import takewhile
-from typing import Any
 
 from envbuild.capture.redact import scrub_line
 from envbuild.errors import StampConflict, StampError
@@ -177,7 +176,9 @@ class StampWriter:
         self._create(name, data)
         if self.signer:
             self._sign(name, self.signer)
-        unsigned = not self.signer and now.name is not None and self._has_signature(now.name)
+        unsigned = False
+        if not self.signer and now.name is not None:
+            unsigned = self.model.store.read(signature_name(now.name), limit=SIGNATURE_LIMIT) is not None
         self.model.store.patch(self.model.anchor, {**values, **removed}, now.state)
         reason = "the record before is not this key's newest"
         if now.base and now.base[0] == now.name:
@@ -228,9 +229,6 @@ class StampWriter:
         if size > MAX_METADATA:
             what = f"the model's metadata would have {size} of {MAX_METADATA} bytes"
             raise StampError(what, where=self.model.uri, todo="remove metadata that the model does not need")
-
-    def _has_signature(self, name: str) -> bool:
-        return self.model.store.read(signature_name(name), limit=SIGNATURE_LIMIT) is not None
 
     def _sign(self, name: str, signer: Signer) -> None:
         """Write the signature beside a record, and read it back: the pointer moves only to a signed record."""
@@ -364,7 +362,12 @@ def stamper(*, google: bool) -> str | None:
     chosen = os.environ.get("ENVBUILD_BY")
     if chosen is not None:
         return _line(chosen)
-    return (google and _line(_account(_credentials()))) or _line(_user_and_host())
+    if google and (account := _line(_google_account())):
+        return account
+    try:
+        return _line(f"{getpass.getuser()}@{platform.node()}")
+    except (KeyError, OSError, ImportError):
+        return None
 
 
 def _line(text: str) -> str | None:
@@ -373,27 +376,15 @@ def _line(text: str) -> str | None:
     return scrub_line(line)[:_LONGEST].strip() or None
 
 
-def _user_and_host() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return ""
-    return f"{user}@{platform.node()}"
+def _google_account() -> str:
+    """The account in the file that google.auth.default() reads first; no request is sent, no secret returned.
 
-
-def _credentials() -> dict[str, Any]:
-    """Read the file that google.auth.default() reads first; no request is sent."""
+    google-auth, `google/auth/_default.py`; empty if there is none.
+    """
     try:
         with credentials_path(os.environ).open("rb") as file:
             value = json.loads(file.read(_CREDENTIALS_LIMIT))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _account(credentials: dict[str, Any]) -> str:
-    """The account of the credentials' file (google-auth, `google/auth/_default.py`), without its secrets."""
-    impersonated = _IMPERSONATED.search(str(credentials.get("service_account_impersonation_url") or ""))
-    if impersonated:
-        return impersonated[1]
-    return str(credentials.get("client_email") or credentials.get("account") or "")
+        impersonated = _IMPERSONATED.search(str(value.get("service_account_impersonation_url") or ""))
+        return impersonated[1] if impersonated else str(value.get("client_email") or value.get("account") or "")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""
