@@ -945,7 +945,7 @@ def test_another_anchor_does_not_begin_another_history(tmp_path, request, capsys
 def test_an_object_of_the_folders_name_does_not_begin_another_history(tmp_path, gcs):  # noqa: F811
     site = Site(InBucket(gcs), tmp_path)
     gcs.put("models", "runs/1", b"")
-    with pytest.raises(StampError, match="an object has the name of this folder"):
+    with pytest.raises(StampError, match="an object has the same name as this folder"):
         site.stamped(entry(content=b"new"))
     assert run(["inspect", f"{site.uri}/", "--signed", str(site.public)]) == 0
 
