@@ -1,4 +1,4 @@
-"""Image or index -> registry: blobs in parallel, the manifest by digest, its confirmation; tags come last."""
+"""Image or index -> registry: blobs in parallel, then the manifest by digest, its confirmation, and last the tags."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

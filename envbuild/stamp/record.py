@@ -1,6 +1,6 @@
 """The stamp as values: the record beside a model, and the pointer to it in the model's metadata.
 
-The record is the truth and travels with the model's folder; the pointer is what one request for metadata shows.
+The record has everything and travels with the model's folder; the pointer is read by one request for metadata.
 """
 
 import json
@@ -65,13 +65,13 @@ class StampEntry:
     digest: Digest
     environment: Digest
     overrides: tuple[tuple[str, str], ...] = ()
-    """What was set by hand against the profiles, sorted."""
+    """Values set by hand against the profiles, sorted."""
     identity: str | None = None
-    """How far the wheels are the run's own: `41 of 42 identical; ...`; None where nobody looked."""
+    """How many wheels are the run's own: `41 of 42 identical; ...`; None if not compared."""
     tag: str | None = None
     """The tag that it was pushed under, which may name another image later; None for one that has none."""
     relation: str | None = None
-    """What it has to do with the training environment, where it does not share it: `verified-compatible`."""
+    """Its relation to the training environment, if it does not share it: `verified-compatible`."""
 
     def __post_init__(self) -> None:
         for word in (self.role, self.variant):
@@ -95,14 +95,14 @@ class StampEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StampedImage(StampEntry):
-    """An image on a model, and the inputs that it was made from."""
+    """An image on a model, with the digests of its inputs."""
 
     manifest_sha256: Digest
     """Of the training manifest; a copy lies beside the record."""
     lock_sha256: Digest
     """Of the lock; a copy lies beside the record."""
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What a newer minor version says of it."""
+    """Fields of a newer minor version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class Anchor:
     name: str
     """Inside the model's folder."""
     generation: str
-    """Which content of that name: Cloud Storage's generation, or a file's identity."""
+    """The version of its content: Cloud Storage's generation, or a file's digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class StampedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a model consisted of at the moment when it was stamped."""
+    """The files of a model when it was stamped."""
 
     files: tuple[StampedFile, ...]
     """Sorted by path, at most 10,000."""
@@ -150,7 +150,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """One record: everything known of a model's images, from the moment it was written."""
+    """One record: all images of a model when it was written."""
 
     model: str
     """The model's URI."""
@@ -168,15 +168,15 @@ class Stamp:
     envbuild: str
     """Version of envbuild."""
     by: str | None = None
-    """Who wrote it, as far as their machine knew: an account, or `user@host`."""
+    """The author as known to the machine: an account, or `user@host`."""
     previous: str | None = None
     """The name of the record that this one continues; of a signed one the key's newest."""
     counter: int = 0
-    """1, 2, 3 ... for each model; 0 of a record from before there was one."""
+    """1, 2, 3 ... for each model; 0 in records of older releases."""
     content: Content | None = None
-    """The model's files; None of a record from before they were recorded."""
+    """The model's files; None in records of older releases."""
     schema_version: str = SCHEMA_VERSION
-    """Newer than this release's where an image was carried over from such a record, with all that it says of it."""
+    """Newer than this release's if an image was carried over from such a record, with all its fields."""
 
     def image(self, slot: tuple[str, str, str]) -> StampedImage | None:
         """Return the image for a role, variant and platform."""
@@ -190,7 +190,7 @@ def stamped(entry: StampEntry, manifest: bytes, lock: bytes) -> StampedImage:
 
 
 def merged(images: Iterable[StampedImage], image: StampedImage) -> tuple[StampedImage, ...]:
-    """Put an image into its slot; other slots stay as they are, and so does what else was known of the same bytes."""
+    """Put an image into its slot; other slots, and further fields of the same image, stay as they are."""
     others = {other.slot: other for other in images}
     old = others.get(image.slot)
     if old and old.digest == image.digest:
@@ -226,7 +226,7 @@ def record_bytes(record: Stamp) -> bytes:
         "envbuild": record.envbuild,
         "previous": record.previous,
     }
-    # Records from before these keys read back as the bytes that they were.
+    # Records of older releases without these keys keep their bytes.
     value |= {"by": record.by} if record.by is not None else {}
     value |= {"counter": record.counter} if record.counter else {}
     if content := record.content:
@@ -277,7 +277,7 @@ def read_record(name: str, data: bytes) -> Stamp:
         value = json.loads(data)
         newer = int(value["schema_version"].split(".")[0]) > _MAJOR
         if not newer:
-            canonical_json(value)  # not each text of JSON can be written again: "\ud800" cannot
+            canonical_json(value)  # JSON may contain "\ud800", which cannot be written again
             return _stamp(value)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, msgspec.ValidationError) as error:
         raise StampError("this is not a record of a stamp", where=where, todo=todo) from error
@@ -289,7 +289,7 @@ def read_record(name: str, data: bytes) -> Stamp:
 
 
 def dropped(metadata: Mapping[str, str], values: Mapping[str, str]) -> dict[str, None]:
-    """Return the keys of images that metadata names and a new pointer does not: they belong to what was replaced."""
+    """Return the image keys of metadata that a new pointer lacks: those of replaced images."""
     return dict.fromkeys(key for key in metadata if key.startswith(_IMAGE_KEY) and key not in values)
 
 
@@ -308,7 +308,7 @@ def pointer(record: Stamp, name: str) -> dict[str, str]:
 
 
 def pointed(metadata: Mapping[str, str], where: str) -> str | None:
-    """Return the name of the record that metadata points to, None without a stamp; StampError when it is no name."""
+    """Return the name of the record that metadata points to, None without a stamp; StampError for an invalid name."""
     name = metadata.get("envbuild-record")
     if name is not None and not _RECORD_NAME.match(name):
         todo = "remove the model's envbuild-* metadata and stamp again"
