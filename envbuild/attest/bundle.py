@@ -131,7 +131,7 @@ def _by_key(bundle: bytes, key: SSlibKey) -> tuple[bytes, str] | BundleVerdict:
             key.verify_signature(Signature(key.keyid, signature.hex()), data)
             return payload, kind
     if names_key:
-        fault = "the signature does not match: the payload or the signature was changed"
+        fault = "the signature does not match: payload or signature was changed"
         return BundleVerdict(standing="tampered", says=fault, kind=_predicate_type(envelope))
     return BundleVerdict(standing="other-key", says="it is by another key")
 

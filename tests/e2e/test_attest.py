@@ -141,7 +141,7 @@ def test_a_push_attaches_and_signs_and_says_so(tmp_path, registry):
         site = Site(tmp_path, index.url)
         (tmp_path / "bad.pem").write_text("none")
         refused = site.build("--push", f"{name}:v1", "--sign", "bad.pem", "--stamp", "model")
-        assert (refused.returncode, "no private key in PEM" in refused.stderr) == (2, True)
+        assert (refused.returncode, "not a private key in PEM" in refused.stderr) == (2, True)
         assert not (tmp_path / "model/.envbuild").exists()
         done = site.build("--push", f"{name}:v1", "--sign", private, "--stamp", "model")
         assert done.returncode == 0, done.stderr

@@ -182,7 +182,7 @@ def changed(**changes) -> bytes:
         (changed(layers=[]), "cannot be read"),
         (
             changed(config={"mediaType": "application/vnd.helm", "digest": "sha256:" + "0" * 64, "size": 2}),
-            "no image but",
+            "is not an image",
         ),
         (changed(config={"mediaType": "x", "digest": "md5:1", "size": 2}), "cannot be read"),
     ],
