@@ -1,7 +1,7 @@
-"""The cache folder: how small values are kept in it, what lies in it, and what leaves it first when it is too large.
+"""The cache folder: small entries in it, its contents by kind, and pruning.
 
-Everything in it can be made or fetched again, and is either content-addressed or checked when it is read. So removing
-a part never harms more than a run that counted on it a moment ago, which says so and works when it is run again.
+Everything in it can be built or fetched again, and is content-addressed or verified when it is read. So removing a
+part harms at most a run that uses it at this moment, which fails with a message and works when it is run again.
 """
 
 import hashlib
@@ -28,41 +28,41 @@ T = TypeVar("T")
 KINDS = {
     "wheels": "wheels from indexes",
     "blobs": "layers, as they are pushed",
-    "layers": "which layer an environment's wheels give",
-    "notes": "which paths several wheels have",
-    "facts": "what wheels say of themselves",
-    "claims": "what indexes say of wheels",
-    "truths": "whether wheels are what they say",
-    "loading": "what libraries in wheels and bases need",
+    "layers": "layers of environments by key",
+    "notes": "paths that several wheels have",
+    "facts": "metadata of wheels",
+    "claims": "metadata of wheels from indexes",
+    "truths": "results of verifying wheels",
+    "loading": "requirements of shared libraries in wheels and bases",
     "bases": "base images",
-    "built": "wheels that were built here",
-    "debs": "packages of the system",
-    "apt": "lists of such packages",
-    "interpreters": "bases' own interpreters",
+    "built": "wheels built from source",
+    "debs": "Debian packages",
+    "apt": "package lists of Debian mirrors",
+    "interpreters": "interpreters of bases",
     "bytecode": "compiled wheels",
 }
-"""The folders in it, and what they hold."""
+"""The folders in it, and their contents."""
 _WHOLE = frozenset({"apt", "bases", "built", "interpreters"})
-"""Kinds whose folders are of use only as a whole."""
+"""Kinds whose folders are usable only as a whole."""
 _OURS = re.compile(r"\.new-.*|[\w.-]*[0-9a-f]{12,64}[\w.-]*")
-"""Names that things have here: of a digest, or not finished. The folder may be one that holds other files too."""
+"""Names of cache items: with a digest, or unfinished. The folder may hold other files too."""
 _IN_USE = 3600.0
-"""Seconds: what was touched since may be part of a run that goes on."""
+"""Seconds since its last use in which an item may belong to a run."""
 _UNFINISHED = 24 * 3600.0
-"""Seconds after which a temporary file or folder is what a killed run left."""
+"""Seconds after which a temporary file or folder is a leftover of a killed run."""
 _PLACE = "bases"
-"""The cache's folder that the work is done in: if it is killed, `cache prune` removes what it left there whole."""
+"""The cache's folder for temporary work, whose leftovers `cache prune` removes."""
 _ENTRY_FORMAT = 1
-"""Raised when entries are written in another way."""
+"""Raised when the format of entries changes."""
 _HEAD, _MIDDLE, _END = b'{"entry":', b',"sha256":"', b'"}'
 _NO_ENTRY = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error)
-"""What decoding a wrong entry raises."""
+"""The errors of decoding an invalid entry."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def write_entry(folder: Path, name: str, value: Any, origin: Voucher = Voucher.LOCAL) -> None:
-    """Keep a small value as the file `name` below `folder`: with its name, its origin and a checksum of all of it."""
+    """Write a small value to the file `name` below `folder`, with its name, its origin and a checksum."""
     entry = {"format": _ENTRY_FORMAT, "name": name, "origin": origin, "value": value}
     body = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
     path = folder / name
@@ -74,10 +74,10 @@ def write_entry(folder: Path, name: str, value: Any, origin: Voucher = Voucher.L
 def read_entry(
     folder: Path, name: str, decode: Callable[[Any], T] = lambda it: it, origin: Voucher = Voucher.LOCAL
 ) -> T | None:
-    """Return what `decode` makes of a value that `write_entry` kept under this name and origin.
+    """Return the decoded value that `write_entry` wrote under this name and origin; None if there is none.
 
-    None where there is nothing, or anything but that; whatever lies in its place is then removed, so that the value
-    can be computed and kept again. An entry that cannot be read now, as with too many open files, stays.
+    An invalid entry is removed, so that the value can be computed and written again. An entry that cannot be read now,
+    as with too many open files, stays.
     """
     path = folder / name
     try:
@@ -99,25 +99,25 @@ def read_entry(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thing:
-    """One file, or one folder that is of use as a whole."""
+class Item:
+    """One file, or one folder that is usable as a whole."""
 
     kind: str
     path: Path
     size: int
-    """Bytes on disk's account: those of its files."""
+    """Bytes of its files."""
     used: float
     """When it was written or read last, in seconds since 1970; file systems note reading once a day."""
 
     @property
     def unfinished(self) -> bool:
-        """Whether it is what a run writes before it has its name."""
+        """Whether it is a temporary file or folder of a run."""
         return self.path.name.startswith(".new-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """All things of a kind together."""
+    """All items of a kind."""
 
     name: str
     holds: str
@@ -126,7 +126,7 @@ class Kind:
 
 
 def kinds(folder: Path) -> tuple[Kind, ...]:
-    """What lies in the cache; kinds that have nothing are there too."""
+    """The contents of the cache by kind, empty kinds included."""
     found = list(_things(folder))
     return tuple(
         Kind(
@@ -139,26 +139,26 @@ def kinds(folder: Path) -> tuple[Kind, ...]:
     )
 
 
-def prune(folder: Path, *, keep: int, now: float | None = None, dry_run: bool = False) -> tuple[Thing, ...]:
-    """Remove what was not used for the longest time, until at most `keep` bytes are left; return what went.
+def prune(folder: Path, *, keep: int, now: float | None = None, dry_run: bool = False) -> tuple[Item, ...]:
+    """Remove the least recently used items until at most `keep` bytes are left; return the removed ones.
 
-    What a killed run left goes too after a day, or before all else where room is needed. What was used in the last hour
-    stays, so that the runs of others go on; and what may not be removed.
+    Leftovers of killed runs go after a day, or first if room is needed. What was used in the last hour stays, so that
+    other runs are not disturbed.
     """
     now = time.time() if now is None else now
     found = sorted(_things(folder), key=lambda it: (not it.unfinished, it.used, it.path))
-    rest, leaving = sum(it.size for it in found), []
+    size, removed = sum(it.size for it in found), []
     for thing in found:
         idle = now - thing.used
-        if (thing.unfinished and idle > _UNFINISHED) or (rest > keep and idle > _IN_USE):
-            leaving.append(thing)
-            rest -= thing.size
-    return tuple(thing for thing in leaving if dry_run or remove(thing.path))
+        if (thing.unfinished and idle > _UNFINISHED) or (size > keep and idle > _IN_USE):
+            removed.append(thing)
+            size -= thing.size
+    return tuple(thing for thing in removed if dry_run or remove(thing.path))
 
 
 @contextmanager
 def workplace(cache: Path) -> Iterator[Path]:
-    """Yield an empty folder on the cache's disk, which ends with the block: after an error and Ctrl-C too."""
+    """Yield an empty folder on the cache's disk, and remove it when the block ends."""
     place = cache / _PLACE
     place.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".new-verify-", dir=place) as name:
@@ -170,21 +170,21 @@ def read_size(text: str, where: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise UsageError(
-            f"{text!r} is no size", where=where, todo="give a number of bytes, or one such as 20GB or 500MB"
+            f"{text!r} is not a size", where=where, todo="give a number of bytes, or a size such as 20GB or 500MB"
         )
     return int(float(found[1]) * 1000 ** _POWERS[found[2].lower()])
 
 
 def size_limit() -> int | None:
-    """The most that the cache may hold, by ENVBUILD_CACHE_LIMIT; None where it is not set."""
+    """The size limit of the cache in bytes, by ENVBUILD_CACHE_LIMIT; None if it is not set."""
     text = os.environ.get("ENVBUILD_CACHE_LIMIT", "").strip()
     return read_size(text, "ENVBUILD_CACHE_LIMIT") if text else None
 
 
-def _things(folder: Path) -> Iterator[Thing]:
+def _things(folder: Path) -> Iterator[Item]:
     for kind in KINDS:
         for path in _paths(folder / kind, whole=kind in _WHOLE):
-            with suppress(OSError):  # it has left meanwhile
+            with suppress(OSError):  # removed meanwhile
                 yield _thing(kind, path)
 
 
@@ -196,15 +196,15 @@ def _paths(folder: Path, *, whole: bool) -> Iterable[Path]:
     return (Path(place) / name for place, _, names in os.walk(folder) for name in names if _OURS.fullmatch(name))
 
 
-def _thing(kind: str, path: Path) -> Thing:
+def _thing(kind: str, path: Path) -> Item:
     files = [path] if not path.is_dir() else [Path(place) / name for place, _, names in os.walk(path) for name in names]
     states = [file.lstat() for file in files] or [path.lstat()]
     used = max(max(it.st_atime, it.st_mtime) for it in states)
-    return Thing(kind=kind, path=path, size=sum(it.st_size for it in states), used=used)
+    return Item(kind=kind, path=path, size=sum(it.st_size for it in states), used=used)
 
 
 def remove(path: Path) -> bool:
-    """Remove a file, a link or a folder, its name first, so that nobody meets half of it; False where it stays."""
+    """Remove a file, a link or a folder, its name first, so that no other run sees half of it; False if it stays."""
     try:
         if path.is_dir() and not path.is_symlink():
             aside = path.with_name(f".new-{secrets.token_hex(8)}")

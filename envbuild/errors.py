@@ -1,34 +1,34 @@
-"""The whole tree of errors: what went wrong, where, and what to do next.
+"""All errors: what failed, where, and what to do next.
 
 EnvbuildError
-├── UsageError               2    an option or argument that cannot be meant
-├── ManifestError           10    a manifest that cannot be read or is not valid
-├── MatchError              11    no stack serves the run
+├── UsageError               2    an invalid option or argument
+├── ManifestError           10    an invalid or unreadable manifest
+├── MatchError              11    no stack fits the run
 ├── LockError               12    a distribution that cannot be locked or fetched
 ├── BuildError              13    assembling or building failed
-│   ├── WheelError                a wheel that is refused
-│   └── BaseError                 a base image that cannot be had or does not fit
+│   ├── WheelError                an invalid wheel
+│   └── BaseError                 a base image that is missing or does not fit
 ├── RegistryError           14    a registry refused or could not be reached
-├── StampError              15    the model's metadata could not be written
-│   └── StampConflict             somebody else wrote it, or the model was replaced
-├── VerifyError             16    something disagrees
-└── MissingComponentError   17    a local program that is needed is absent
+├── StampError              15    the model's metadata could not be read or written
+│   └── StampConflict             another stamp was written, or the model was replaced
+├── VerifyError             16    two things that must agree do not
+└── MissingComponentError   17    a required local program or service is missing
 """
 
 from typing import ClassVar
 
 
 class EnvbuildError(Exception):
-    """The root of all errors that a user, a network, a registry, a bucket or an absent program can cause."""
+    """The root of all errors that a user, a network, a service or a missing program can cause."""
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
         super().__init__(what)
         self.what = what
-        """One sentence: what went wrong."""
+        """One sentence: what failed."""
         self.where = where
-        """The file, URL, key or option that it happened at."""
+        """The file, URL, key or option."""
         self.todo = todo
         """What the reader can do about it."""
 
@@ -42,19 +42,19 @@ class EnvbuildError(Exception):
 
 
 class UsageError(EnvbuildError):
-    """An option or argument that cannot be meant."""
+    """An invalid option or argument."""
 
     exit_code = 2
 
 
 class ManifestError(EnvbuildError):
-    """A manifest that cannot be read or is not valid; `where` is a dotted path such as `distributions[3].version`."""
+    """An invalid or unreadable manifest; `where` is a dotted path such as `distributions[3].version`."""
 
     exit_code = 10
 
 
 class MatchError(EnvbuildError):
-    """No stack serves the run; `what` lists each candidate and why it lost."""
+    """No stack fits the run; `what` lists each candidate and why it lost."""
 
     exit_code = 11
 
@@ -72,11 +72,11 @@ class BuildError(EnvbuildError):
 
 
 class WheelError(BuildError):
-    """A wheel that is refused: not the locked bytes, or not what the wheel specification allows."""
+    """A wheel with other bytes than locked, or against the wheel specification."""
 
 
 class BaseError(BuildError):
-    """A base image that cannot be had, or that does not fit the lock."""
+    """A base image that is missing, or does not fit the lock."""
 
 
 class RegistryError(EnvbuildError):
@@ -87,7 +87,7 @@ class RegistryError(EnvbuildError):
     def __init__(self, what: str, *, where: str = "", todo: str = "", status: int | None = None) -> None:
         super().__init__(what, where=where, todo=todo)
         self.status = status
-        """The HTTP status of the answer, if there was an answer."""
+        """The HTTP status of the answer, if there was one."""
 
 
 class StampError(EnvbuildError):
@@ -97,7 +97,7 @@ class StampError(EnvbuildError):
 
 
 class StampConflict(StampError):  # noqa: N818 - the domain's word
-    """Somebody else stamped the same role with another digest, or the model itself was replaced."""
+    """Another stamp of the same slot was written, or the model was replaced."""
 
 
 class VerifyError(EnvbuildError):
@@ -107,7 +107,7 @@ class VerifyError(EnvbuildError):
 
 
 class MissingComponentError(EnvbuildError):
-    """A local program or service that is needed is absent."""
+    """A required local program or service is missing."""
 
     exit_code = 17
 

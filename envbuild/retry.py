@@ -18,13 +18,13 @@ from envbuild.report import SILENCE, announce
 
 _T = TypeVar("_T")
 _SECONDS = 0.5
-"""A signal that comes between two bytecodes does not wake a lock that is waited for next, so no wait is endless."""
+"""Limit of one wait: a signal between two bytecodes does not wake a lock that is acquired next."""
 _TURN = 0.0005
-"""Seconds; by itself an interpreter lets a thread that hashed or inflated wait ten times as long for its next turn."""
+"""Seconds; by default a thread that hashed or inflated waits ten times as long for its next turn."""
 _NEW = 14_000
-"""Objects, twenty times what an interpreter lets come before it looks through them."""
+"""Objects; twenty times the default threshold of garbage collection."""
 _SOON = 0.05
-"""Seconds, after which what swallowed an interrupt is over."""
+"""Seconds after which the code that swallowed an interrupt has ended."""
 TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 """HTTP statuses after which the same request may succeed."""
 
@@ -51,13 +51,15 @@ class Retry:
     longest: float = 60.0
     """Seconds of the longest pause, whatever Retry-After says: no server may hold a job for hours."""
 
+    jitter: float = 0.25
+    """The part of a pause that is random, which keeps parallel clients from coming back in step."""
+
     def pause(self, tried: int, after: float | None = None) -> float:
         """Seconds to wait after `tried` tries: Retry-After if there is one, else exponential with jitter."""
         if after is not None:
             return min(max(after, 0.0), self.longest)
         exponential = self.first * self.factor ** min(tried - 1, 64)
-        # Jitter keeps parallel clients from coming back in step; it decides nothing that is secret.
-        return min(exponential, self.longest) * random.uniform(0.75, 1.25)  # noqa: S311
+        return min(exponential, self.longest) * random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311 - no secret
 
     def run(self, attempt: Callable[[int], _T], *, pause: Callable[[float], object] = time.sleep) -> _T:
         """Call `attempt(number)`, counted from 1, until it returns or raises anything but Transient.
@@ -81,17 +83,17 @@ class Retry:
 
 
 def take_turns() -> None:
-    """Let the threads of this process give way to each other often; for programs, as it concerns all their threads."""
+    """Switch between threads often; for programs, as it changes the whole process."""
     sys.setswitchinterval(_TURN)
 
 
 def collect_seldom() -> None:
-    """Look for garbage in cycles a twentieth as often: what programs of ours make by the ten thousand is in none."""
+    """Collect cyclic garbage a twentieth as often; for programs, whose many objects are in no cycles."""
     gc.set_threshold(_NEW)
 
 
 def raise_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Let an interrupt come once more that came where Python raises nothing: `__del__`, a weak reference's callback.
+    """Repeat an interrupt that came where Python raises nothing: in `__del__` or a weak reference's callback.
 
     For `sys.unraisablehook` of programs, whose signals raise KeyboardInterrupt.
     """
@@ -106,7 +108,7 @@ def raise_again(lost: "sys.UnraisableHookArgs") -> None:
 
 
 def as_completed(futures: Iterable[Future[_T]]) -> Iterator[Future[_T]]:
-    """Yield each future when it is done, as `concurrent.futures.as_completed`, which sleeps through such a signal."""
+    """Yield each future when it is done; unlike `concurrent.futures.as_completed` it does not miss such a signal."""
     pending = set(futures)
     while pending:
         done, pending = wait(pending, timeout=_SECONDS, return_when=FIRST_COMPLETED)
@@ -114,7 +116,7 @@ def as_completed(futures: Iterable[Future[_T]]) -> Iterator[Future[_T]]:
 
 
 def within(seconds: float, work: Callable[[], _T]) -> _T:
-    """Return what `work` returns; TimeoutError after that many seconds. For libraries that have no deadline.
+    """Return the result of `work`; TimeoutError after that many seconds. For libraries without a deadline.
 
     The work runs in a thread of its own, which is abandoned at the deadline and does not keep the process alive.
     """

@@ -1,6 +1,6 @@
-"""What is in an image: a bill of materials, CycloneDX 1.6 in JSON.
+"""An image's bill of materials, CycloneDX 1.6 in JSON.
 
-https://cyclonedx.org/docs/1.6/json. Nothing of it depends on when it is made, or on which machine.
+https://cyclonedx.org/docs/1.6/json. It depends neither on the time nor on the machine.
 """
 
 import json
@@ -22,9 +22,9 @@ from envbuild.oci.image import canonical_json
 
 
 def bill_of_materials(facts: Facts) -> bytes:
-    """The bill of an image; its serial number is derived from all that it says, so that no two bills share one."""
+    """The bill of an image; its serial number is derived from its content, so different bills differ in it."""
     digest = facts.reference.digest
-    assert digest is not None, "what statements are made of is named by digest"
+    assert digest is not None, "a subject has a digest"
     image = Component(
         name=facts.reference.name,
         type=ComponentType.CONTAINER,
@@ -40,7 +40,7 @@ def bill_of_materials(facts: Facts) -> bytes:
     )
     bom.register_dependency(image, components)
     value = json.loads(make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string())
-    # The library always sets a time and a random number; the same bill made again is to be the same bytes.
+    # The library always sets a time and a random number; equal facts must give equal bytes.
     del value["metadata"]["timestamp"], value["serialNumber"]
     value["serialNumber"] = uuid5(NAMESPACE_URL, canonical_json(value).decode()).urn
     return canonical_json(value)
@@ -60,7 +60,12 @@ def _components(facts: Facts) -> Iterator[Component]:
     for package in dict.fromkeys(it for lock in facts.locks for it in lock.packages):
         yield _library(package.name, package.version, package_purl(package), package.sha256)
     if facts.model:
-        yield _model(facts, public_name(facts.model))
+        files = [
+            Component(name=path, type=ComponentType.FILE, hashes=[_hash(digest)], bom_ref=f"model/{path}")
+            for path, digest in facts.model_files
+        ]
+        kind = ComponentType.MACHINE_LEARNING_MODEL
+        yield Component(name=public_name(facts.model), type=kind, bom_ref="model", components=files)
 
 
 def _base(facts: Facts) -> Component:
@@ -84,14 +89,6 @@ def _library(name: str, version: str, purl: PackageURL, digest: Digest) -> Compo
         scope=ComponentScope.REQUIRED,
         bom_ref=str(purl),
     )
-
-
-def _model(facts: Facts, name: str) -> Component:
-    files = [
-        Component(name=path, type=ComponentType.FILE, hashes=[_hash(digest)], bom_ref=f"model/{path}")
-        for path, digest in facts.model_files
-    ]
-    return Component(name=name, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref="model", components=files)
 
 
 def _hash(digest: Digest) -> HashType:

@@ -1,7 +1,7 @@
 """Signatures by the identity of a CI job instead of a key, as sigstore makes them.
 
-Fulcio gives a certificate for ten minutes to whoever shows the job's OIDC token, and Rekor's public log keeps each
-signature with its time. https://docs.sigstore.dev/about/security/
+Fulcio issues a certificate for ten minutes for the job's OIDC token, and Rekor's public log keeps each signature with
+its time. https://docs.sigstore.dev/about/security/
 """
 
 import os
@@ -48,7 +48,7 @@ _CHECK: Final = f"check the network, the clock, and how long the token is valid;
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whom a certificate has to name: exactly this name, vouched for by exactly this OIDC issuer."""
+    """The identity that a certificate must name, with its OIDC issuer."""
 
     issuer: str
     name: str
@@ -58,7 +58,7 @@ class Identity:
         """Read `keyless:ISSUER=IDENTITY`; UsageError, or MissingComponentError without sigstore."""
         issuer, _, name = text.removeprefix(f"{KEYLESS}:").partition("=")
         if not issuer or not name:
-            raise UsageError("this names no identity", where=f"--signed {text}", todo=f"give {_EXAMPLE}")
+            raise UsageError("not an identity", where=f"--signed {text}", todo=f"give {_EXAMPLE}")
         _check_installed(f"--signed {text}")
         return cls(issuer=issuer, name=name)
 
@@ -70,7 +70,7 @@ class Identity:
         return cls(issuer=issuer.value.decode(), name=str(name.value))
 
     def difference(self, certificate: bytes) -> str:
-        """Say how a certificate in DER, whoever issued it, names another identity; empty if it names this one."""
+        """How a certificate in DER, of any issuer, names another identity; empty if it names this one."""
         try:
             self._policy().verify(load_der_x509_certificate(certificate))
         except Exception as error:  # noqa: BLE001 - the bytes are anybody's, and there is no one class of errors
@@ -100,18 +100,18 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeylessSigner:
-    """Signs with a key that only this process ever has, and that Fulcio certified for its CI job."""
+    """Signs with a key that only this process has, and that Fulcio certified for its CI job."""
 
     public_key: Identity
-    """Who signs, as the certificate names it."""
+    """The identity in the certificate."""
     signer: "Signer"
     expires: datetime
 
     @classmethod
     def from_ci(cls) -> "KeylessSigner":
-        """Get a certificate for the CI job that this process runs in; one serves until two minutes before its end.
+        """Get a certificate for the CI job that this process runs in; it is reused until two minutes before its end.
 
-        UsageError where no CI identity is there, MissingComponentError without sigstore, RegistryError where the
+        UsageError without a CI identity, MissingComponentError without sigstore, RegistryError where the
         identity, the trust root or the certificate is refused.
         """
         where = f"--sign {KEYLESS}"
@@ -135,7 +135,7 @@ class KeylessSigner:
         return CERTIFIED[key]
 
     def sign(self, payload: bytes, where: str) -> bytes:
-        """Return a bundle that anybody can verify, the time in it; RegistryError."""
+        """Return a bundle with a signed time that anybody can verify; RegistryError."""
         from sigstore.dsse import Statement  # noqa: PLC0415 - slow to import
 
         def signed() -> bytes:
@@ -173,12 +173,12 @@ def _config_of(path: str) -> "ClientTrustConfig":
 
 
 def _trust_config() -> "ClientTrustConfig":
-    """Return what says which Sigstore is trusted, and where it is; read once."""
+    """Return the trust config: which Sigstore instance is trusted, and its addresses; read once."""
     return _config_of(os.environ.get(TRUST_CONFIG, ""))
 
 
 def _token(where: str) -> str:
-    """Return the CI job's OIDC token. It is a secret: whoever has it can sign as this job while it is valid."""
+    """Return the CI job's OIDC token, a secret: its owner can sign as this job while it is valid."""
     from id import GitHubOidcPermissionCredentialError  # noqa: PLC0415 - a part of sigstore
     from sigstore.oidc import IdentityError, detect_credential  # noqa: PLC0415
 
@@ -189,12 +189,12 @@ def _token(where: str) -> str:
             raise
         token = None
     if not token:
-        raise UsageError("no CI identity is here to sign with", where=where, todo=_SETUP)
+        raise UsageError("there is no CI identity to sign with", where=where, todo=_SETUP)
     return token
 
 
 def _step(work: Callable[[], T], what: str, where: str) -> T:
-    """Do what asks other machines; RegistryError for whatever the library raises, and after 60 seconds."""
+    """Run a step that sends requests; RegistryError for any error of the library, and after 60 seconds."""
     try:
         return within(SECONDS, work)
     except VerifyError as error:
@@ -208,7 +208,7 @@ def _step(work: Callable[[], T], what: str, where: str) -> T:
 
 
 def _text(error: Exception) -> str:
-    """Say an error of the library's, with its cause and the service's answer, in one line without tokens."""
+    """An error of the library, with its cause and the service's answer, in one line without tokens."""
     cause = error.__cause__
     answer = getattr(getattr(cause, "response", None), "text", "")
     said = [type(error).__name__, str(error), type(cause).__name__ if cause else "", str(cause or ""), answer]

@@ -1,6 +1,6 @@
-"""Keys that sign images and keys that check: ECDSA on P-256 with SHA-256, cosign's own choice, and no other.
+"""Private and public keys of signatures: ECDSA on P-256 with SHA-256 only, as cosign's.
 
-A private key lies in a PEM file or a variable, with a password or without, in cosign's encrypted form too, or in
+A private key is in a PEM file or a variable, with or without a password, also in cosign's encrypted form, or in
 Google's Cloud KMS.
 """
 
@@ -46,7 +46,7 @@ _MAKE = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key
 
 
 def signer_of(key: str) -> Signer | KeylessSigner:
-    """What signs with a key: a file, `env://VARIABLE`, or `gcpkms://projects/...`; or with none, for `keyless`.
+    """The signer for a key: a file, `env://VARIABLE`, `gcpkms://projects/...`, or `keyless`.
 
     UsageError for a key that cannot be used, MissingComponentError where a library for its kind is not installed,
     RegistryError where Cloud KMS does not give its public key, or Fulcio no certificate.
@@ -56,25 +56,23 @@ def signer_of(key: str) -> Signer | KeylessSigner:
     if key.startswith(KMS):
         return _kms(key)
     if "PRIVATE KEY" in key:  # which must not get into a message
-        todo = f"give the file that it lies in, or {VARIABLE}NAME for the variable that holds it"
-        raise UsageError("this is a key itself, and not where it lies", where="--sign", todo=todo)
+        todo = f"give the key's file, or {VARIABLE}NAME for the variable that holds it"
+        raise UsageError("--sign takes the place of a key, not the key itself", where="--sign", todo=todo)
     where = f"--sign {key}"
     data = _read(key, where)
     if b"-----BEGIN PUBLIC KEY-----" in data:
-        raise UsageError(
-            "this is a public key, which cannot sign", where=where, todo="give the private key of the pair"
-        )
+        raise UsageError("a public key cannot sign", where=where, todo="give the private key of the pair")
     if sealed := _COSIGN.search(data.decode("ascii", "replace")):
         private = _unsealed(sealed[1], where)
     else:
         private = _from_pem(data, where)
     if not isinstance(private, EllipticCurvePrivateKey) or not isinstance(private.curve, SECP256R1):
-        raise UsageError("this key is not of the kind ECDSA P-256", where=where, todo=f"make one: {_MAKE}")
+        raise UsageError("not an ECDSA P-256 key", where=where, todo=f"make one: {_MAKE}")
     return CryptoSigner(private)
 
 
 def public_key_of(key: str) -> SSlibKey | Identity:
-    """The public key that a file or Cloud KMS has, or that a text in PEM is; or the identity of `keyless:...`.
+    """The public key of a file, of Cloud KMS, or in PEM; or the identity of `keyless:...`.
 
     Errors as `signer_of`.
     """
@@ -91,14 +89,14 @@ def public_key_of(key: str) -> SSlibKey | Identity:
     try:
         found = load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise UsageError("this is no public key in PEM", where=where, todo=todo) from error
+        raise UsageError("not a public key in PEM", where=where, todo=todo) from error
     if not isinstance(found, EllipticCurvePublicKey) or not isinstance(found.curve, SECP256R1):
-        raise UsageError("this key is not of the kind ECDSA P-256", where=where, todo=todo)
+        raise UsageError("not an ECDSA P-256 key", where=where, todo=todo)
     return SSlibKey.from_crypto(found)
 
 
 def hint_of(key: SSlibKey) -> str:
-    """What cosign names a public key by: the digest of its DER, in base64 (cosign, internal/key)."""
+    """Cosign's name of a public key: the digest of its DER, in base64 (cosign, internal/key)."""
     loaded = load_pem_public_key(key.keyval["public"].encode())
     der = loaded.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return base64.b64encode(hashlib.sha256(der).digest()).decode()
@@ -108,7 +106,7 @@ def _read(key: str, where: str) -> bytes:
     if key.startswith(VARIABLE):
         name = key.removeprefix(VARIABLE)
         if not os.environ.get(name):
-            raise UsageError("the variable is not set, or empty", where=where, todo="see that the key gets there")
+            raise UsageError("the variable is not set, or empty", where=where, todo="set it to the key")
         return os.environ[name].encode()
     try:
         with Path(key).open("rb") as file:
@@ -130,14 +128,14 @@ def _from_pem(data: bytes, where: str) -> object:
         except TypeError as error:
             if password is None:
                 todo = f"set {PASSWORDS[0]} to it"
-                raise UsageError("the key has a password, and none is given", where=where, todo=todo) from error
-            return load_pem_private_key(data, None)  # the password is another key's, and this one needs none
+                raise UsageError("the key has a password, which is not given", where=where, todo=todo) from error
+            return load_pem_private_key(data, None)  # the password is for another key
     except (ValueError, UnsupportedAlgorithm) as error:
         raise _wrong(where, given=password is not None) from error
 
 
 def _unsealed(text: str, where: str) -> object:
-    """Open cosign's form of a private key: scrypt, and NaCl's secret box (go-securesystemslib, `encrypted`)."""
+    """Decrypt cosign's form of a private key: scrypt, and NaCl's secret box (go-securesystemslib, `encrypted`)."""
     try:
         from nacl.exceptions import CryptoError  # noqa: PLC0415 - not everybody has it
         from nacl.secret import SecretBox  # noqa: PLC0415
@@ -162,17 +160,17 @@ def _unsealed(text: str, where: str) -> object:
 
 
 def _wrong(where: str, *, given: bool) -> UsageError:
-    what = "the key cannot be read, or its password is another" if given else "this is no private key in PEM"
+    what = "the key cannot be read, or its password is wrong" if given else "not a private key in PEM"
     return UsageError(what, where=where, todo=f"see {PASSWORDS[0]}; or make a key: {_MAKE}")
 
 
 def _kms(key: str) -> Signer:
-    """A key of Cloud KMS, which never leaves it; roles cloudkms.publicKeyViewer and cloudkms.signer are needed."""
+    """The signer of a key in Cloud KMS; it needs roles cloudkms.publicKeyViewer and cloudkms.signer."""
     where = f"--sign {key}"
     named = _VERSION.fullmatch(key)
     if named is None:
         todo = f"give {KMS}projects/P/locations/L/keyRings/R/cryptoKeys/K/cryptoKeyVersions/1"
-        raise UsageError("this names no version of a key in Cloud KMS", where=where, todo=todo)
+        raise UsageError("not a version of a key in Cloud KMS", where=where, todo=todo)
     name = f"{named[1]}/cryptoKeyVersions/{named[2]}"
     try:
         _, public = GCPSigner.import_(name)
@@ -180,18 +178,16 @@ def _kms(key: str) -> Signer:
     except UnsupportedLibraryError as error:
         raise _missing("Google's library talks to Cloud KMS", where) from error
     except UnsupportedAlgorithmError as error:
-        raise UsageError(
-            "this key is not of the kind ECDSA P-256", where=where, todo="make one: EC_SIGN_P256_SHA256"
-        ) from error
+        raise UsageError("not an ECDSA P-256 key", where=where, todo="make one: EC_SIGN_P256_SHA256") from error
     except Exception as error:
         raise kms_refusal(error, where) from error
     if public.scheme != "ecdsa-sha2-nistp256":
-        raise UsageError("this key is not of the kind ECDSA P-256", where=where, todo="make one: EC_SIGN_P256_SHA256")
+        raise UsageError("not an ECDSA P-256 key", where=where, todo="make one: EC_SIGN_P256_SHA256")
     return signer
 
 
 def kms_refusal(error: Exception, where: str) -> RegistryError:
-    """Say that Cloud KMS did not answer as it should; its library has no one class of errors."""
+    """The error when Cloud KMS fails; its library has no common class of errors."""
     what = f"Cloud KMS does not sign with this key: {type(error).__name__}: {str(error)[:300]}"
     todo = "check the key's name, the login, and the roles cloudkms.publicKeyViewer and cloudkms.signer"
     return RegistryError(what, where=where, todo=todo)

@@ -103,7 +103,7 @@ def image_purl(reference: Reference, digest: Digest) -> PackageURL:
 
 
 def base_reference(name: str) -> Reference | None:
-    """Parse a base's name as a registry reference; None if it may be a folder, or is no reference."""
+    """Parse a base's name as a registry reference; None if it may be a folder, or is invalid."""
     if name.startswith(("/", ".", "~", DEBIAN)):
         return None
     try:
@@ -126,7 +126,7 @@ def public_text(text: str) -> str:
 
 
 LOCAL = "https://envbuild.dev/builder/local"
-"""The builder id of a machine that is no known CI system."""
+"""The builder id of a machine outside CI."""
 _CLOUD_BUILD = "https://cloudbuild.googleapis.com"
 
 

@@ -79,11 +79,14 @@ def find_image(client: docker.DockerClient, reference: str, report: Reporter) ->
     except ImageNotFound:
         _pull(client, reference, report)
         attributes = _attributes(client, reference)
+    variables = dict(item.partition("=")[::2] for item in (attributes.get("Config") or {}).get("Env") or ())
+    # Engines set this if the image does not.
+    path = variables.get("PATH") or "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return LocalImage(
         reference=reference,
         id=str(attributes["Id"]),
         digest=registry_digest(reference, attributes.get("RepoDigests") or ()),
-        path=_path(attributes.get("Config") or {}),
+        path=tuple(folder for folder in path.split(":") if folder.startswith("/")),
     )
 
 
@@ -105,13 +108,6 @@ def registry_digest(reference: str, digests: Iterable[str]) -> str | None:
     own = [digest for digest in known if digest.partition("@")[0] == repository]
     exact = [digest for digest in known if digest == reference]
     return next(iter(exact + own + known), None)
-
-
-def _path(config: Mapping[str, Any]) -> tuple[str, ...]:
-    variables = dict(item.partition("=")[::2] for item in config.get("Env") or ())
-    # Engines set this if the image does not.
-    path = variables.get("PATH") or "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return tuple(folder for folder in path.split(":") if folder.startswith("/"))
 
 
 def _pull(client: docker.DockerClient, reference: str, report: Reporter) -> None:

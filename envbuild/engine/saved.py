@@ -106,19 +106,14 @@ class _Archive:
         """Join the members; BuildError if one is missing."""
         try:
             config = self.texts[json.loads(self.texts["manifest.json"])[0]["Config"]]
-            layers = tuple(_described(self.layers, json.loads(config)))
+            diff_ids = [Digest.parse(text) for text in json.loads(config)["rootfs"]["diff_ids"]]
+            lines = history_lines(json.loads(config), len(diff_ids))
+            pairs = zip(diff_ids, lines, strict=True)
+            layers = tuple(replace(self.layers[diff_id], created_by=line) for diff_id, line in pairs)
         except (KeyError, ValueError, TypeError, IndexError) as error:
             what = "the engine's archive of the image is incomplete"
             raise BuildError(what, where="container engine", todo=_TODO) from error
         return Image(manifest_bytes(config, layers, {}), config, layers)
-
-
-def _described(layers: dict[Digest, Layer], config: dict[str, Any]) -> Iterator[Layer]:
-    """The config's layers in their order, with their lines in its history."""
-    diff_ids = [Digest.parse(text) for text in config["rootfs"]["diff_ids"]]
-    for diff_id, line in zip(diff_ids, history_lines(config, len(diff_ids)), strict=True):
-        layer = layers[diff_id]
-        yield replace(layer, created_by=line)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ def subject_of_model(it: StampedModel, named: str | None = None) -> Subject:
     """A model by its newest stamp; the copy of the manifest is read again for its bytes.
 
     `named` is what the caller gave: of one file the manifest may say that the folder around it is the model.
-    StampError where it bears no stamp, or was replaced after it was stamped: the environment would be another model's.
+    StampError where it has no stamp, or was replaced after it was stamped: the environment would be another model's.
     """
     stamp = current_stamp(it)
     return Subject(

@@ -1,4 +1,4 @@
-"""Registry -> registry: manifests byte for byte, blobs mounted where that can be, else streamed; nothing is kept."""
+"""Registry -> registry: manifests byte for byte, blobs mounted if possible, else streamed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -12,20 +12,20 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
-from envbuild.registry.pull import ARCHITECTURES, chosen, read_manifest, reason
+from envbuild.registry.pull import ARCHITECTURES, choose_manifest, read_manifest, reason
 from envbuild.registry.push import PARALLEL, confirm
 from envbuild.registry.tags import publish
 from envbuild.report import SILENT, Reporter
 from envbuild.retry import Retry
 
 _DEPTH = 3
-"""Indexes in indexes; nobody makes more."""
+"""Indexes in indexes."""
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What a copy did."""
+    """The result of a copy."""
 
     reference: Reference
     """By digest, which is the source's, and which the registry has confirmed."""
@@ -86,11 +86,11 @@ def copy_image(
 
 
 def _parts(registry: Registry, source: Reference, architecture: str | None) -> list[_Part]:
-    """All manifests that have to be there, each after those that it names."""
+    """All manifests to copy, each after those that it names."""
     try:
         value, data = read_manifest(registry, source, source.target)
         if architecture and "manifests" in value:
-            value, data = read_manifest(registry, source, chosen(value, architecture, source))
+            value, data = read_manifest(registry, source, choose_manifest(value, architecture, source))
         return list({part.digest: part for part in _below(registry, source, value, data, _DEPTH)}.values())
     except _WRONG as error:
         what = f"{source} has a manifest that cannot be read ({reason(error)})"
@@ -99,7 +99,7 @@ def _parts(registry: Registry, source: Reference, architecture: str | None) -> l
 
 def _below(registry: Registry, source: Reference, value: Mapping[str, Any], data: bytes, depth: int) -> Iterator[_Part]:
     if not depth:
-        raise RegistryError(f"{source} has indexes that are nested too deep", where=str(source))
+        raise RegistryError(f"{source} has more than {_DEPTH} nested indexes", where=str(source))
     for entry in value.get("manifests", ()):
         child = read_manifest(registry, source, str(Descriptor.from_dict(entry).digest))
         yield from _below(registry, source, *child, depth - 1)
@@ -114,12 +114,12 @@ class _Copy:
     here: Registry
     source: str
     there: Registry
-    """The very same object where both repositories lie in one registry."""
+    """The same object if both repositories are in one registry."""
     target: str
     report: Reporter
 
     def blobs(self, blobs: Sequence[Descriptor]) -> tuple[int, int]:
-        """Bring all blobs; return the bytes that were sent, and those that were mounted."""
+        """Copy all blobs; return the bytes that were sent, and those that were mounted."""
         pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="copy")
         try:
             done = [each.result() for each in as_completed([pool.submit(self._blob, blob) for blob in blobs])]

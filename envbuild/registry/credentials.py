@@ -81,7 +81,10 @@ def _files(environ: Mapping[str, str]) -> Iterator[Path]:
 def _from_file(path: Path, host: str, repository: str) -> Credentials | None:
     """Search a file in Docker's order: the host's helper, the store for all hosts, the file's own entries."""
     config = _read(path)
-    keys = tuple(_keys(host, repository))
+    # The most specific key first: podman allows `host/namespace/image`.
+    parts = repository.split("/") if repository else []
+    own = ["/".join((host, *parts[:count])) for count in range(len(parts), 0, -1)]
+    keys = (*own, *(_HUB_KEYS if host == DOCKER_HUB else (host,)))
     helpers, store = _table(config, "credHelpers"), config.get("credsStore")
     chosen = [helpers[key] for key in keys if key in helpers] or [store]
     if isinstance(chosen[0], str) and chosen[0]:
@@ -105,14 +108,6 @@ def _read(path: Path) -> dict[str, Any]:
 def _table(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = config.get(key)
     return value if isinstance(value, dict) else {}
-
-
-def _keys(host: str, repository: str) -> Iterator[str]:
-    """The most specific key first: podman allows `host/namespace/image`."""
-    hosts = _HUB_KEYS if host == DOCKER_HUB else (host,)
-    parts = repository.split("/") if repository else []
-    yield from ("/".join((host, *parts[:count])) for count in range(len(parts), 0, -1))
-    yield from hosts
 
 
 def _plain(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Registry -> image: manifest and config read and checked, layers opened when somebody reads them."""
+"""Registry -> image: manifest and config are read and verified, layers are opened when they are read."""
 
 import json
 from collections.abc import Mapping
@@ -37,18 +37,18 @@ _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 def pull(
     reference: Reference, *, machine: str, credentials: Credentials | None = None, retry: Retry | None = None
 ) -> Image:
-    """Get an image for linux on `machine` (as `platform.machine()` says it: `x86_64`, `aarch64`).
+    """Get an image for linux on `machine` (a value of `platform.machine()`: `x86_64`, `aarch64`).
 
     Each layer's `open` starts a request; reading it to its end raises RegistryError when the digest is wrong.
-    RegistryError too when there is no such image, no such platform, or nothing that can be read.
+    RegistryError too when the image or its platform does not exist, or its manifest cannot be read.
     """
-    # Layers are opened long after this returns, so nobody could close a pool: keep no idle connection.
+    # Layers are opened long after this returns, so the pool is never closed: keep no idle connection.
     registry = Registry(reference.registry, credentials=credentials, retry=retry, keep_alive=False)
     architecture = ARCHITECTURES.get(machine, machine)
     try:
         value, data = read_manifest(registry, reference, reference.target)
         if "manifests" in value:
-            value, data = read_manifest(registry, reference, chosen(value, architecture, reference))
+            value, data = read_manifest(registry, reference, choose_manifest(value, architecture, reference))
         return _image(registry, reference, value, data, architecture)
     except _WRONG as error:
         what = f"{reference} has a manifest or config that cannot be read ({reason(error)})"
@@ -56,23 +56,23 @@ def pull(
 
 
 def reason(error: Exception) -> str:
-    """Say what is wrong with a manifest, where the error says it."""
+    """The fault of a manifest that cannot be parsed."""
     return printable(str(error)) if isinstance(error, ValueError) else type(error).__name__
 
 
 def read_manifest(registry: Registry, reference: Reference, target: str) -> tuple[dict[str, Any], bytes]:
-    """Get a manifest or index, parsed and as it is, held to its digest; RegistryError when there is none to be read."""
+    """Get a manifest or index, parsed and as bytes, verified by its digest; RegistryError."""
     found = named_manifest(registry, reference, target)
     value = parse_manifest(found.data, found.media_type)
     if value["schemaVersion"] != 2:
-        what = f"{reference} has a manifest of schema {value['schemaVersion']!r:.9}, which is no longer supported"
+        what = f"{reference} has a manifest of schema {value['schemaVersion']!r:.9}, which registries dropped"
         raise RegistryError(what, where=str(reference), todo="push the image again with a current Docker")
-    # A manifest need not name its own type; then the answer's Content-Type does.
+    # A manifest may lack its media type; then the Content-Type has it.
     return {"mediaType": found.media_type, **value}, found.data
 
 
 def named_manifest(registry: Registry, reference: Reference, target: str) -> Manifest:
-    """Get what a tag or digest names, held to its digest; RegistryError where there is none, or another."""
+    """Get the manifest of a tag or digest, verified by its digest; RegistryError if it does not exist or differs."""
     try:
         found = registry.manifest(reference.repository, target)
     except RegistryError as error:
@@ -94,7 +94,7 @@ def _check(found: Manifest, reference: Reference, target: str) -> None:
         raise RegistryError(what, where=f"{reference.name}@{asked}", todo=CHECK_REGISTRY)
 
 
-def chosen(index: Mapping[str, Any], architecture: str, reference: Reference) -> str:
+def choose_manifest(index: Mapping[str, Any], architecture: str, reference: Reference) -> str:
     """Return the digest of the index's manifest for linux on the architecture."""
     offered = []
     for entry in index["manifests"]:
@@ -112,7 +112,7 @@ def _image(
 ) -> Image:
     described = Descriptor.from_dict(manifest["config"])
     if OCI_OF_DOCKER.get(described.media_type, described.media_type) != CONFIG:
-        raise RegistryError(f"{reference} is no image but {printable(described.media_type)}", where=str(reference))
+        raise RegistryError(f"{reference} is not an image: {printable(described.media_type)}", where=str(reference))
     if described.size > MANIFEST_LIMIT:
         raise RegistryError(f"{reference} has a config over 4 MiB", where=str(reference))
     with registry.open_blob(reference.repository, described) as file:
@@ -124,10 +124,10 @@ def _image(
         raise RegistryError(what, where=str(reference), todo="name an image for that platform")
     layers = _layers(registry, reference, manifest["layers"], config)
     if manifest["mediaType"] == DOCKER_MANIFEST:
-        # Docker's media types must not be mixed with ours when layers are added, so the same blobs are described
-        # in OCI's words; the image's digest is then not the registry's.
-        described_anew = manifest_bytes(raw, layers, manifest.get("annotations") or {})
-        return Image(manifest=described_anew, config=raw, layers=layers, found_as=Digest.of(data))
+        # Docker's media types must not be mixed with OCI's when layers are added, so the manifest is converted; the
+        # image's digest is then not the registry's.
+        converted = manifest_bytes(raw, layers, manifest.get("annotations") or {})
+        return Image(manifest=converted, config=raw, layers=layers, found_as=Digest.of(data))
     return Image(manifest=data, config=raw, layers=layers)
 
 
@@ -137,23 +137,20 @@ def _layers(
     diff_ids = [Digest.parse(text) for text in config["rootfs"]["diff_ids"]]
     layers = []
     for value, diff_id, line in zip(values, diff_ids, history_lines(config, len(values)), strict=True):
-        descriptor = _oci(Descriptor.from_dict(value), reference)
-        # The registry knows the blob by its digest alone, so the renamed descriptor opens it as well.
+        described = Descriptor.from_dict(value)
+        media_type = OCI_OF_DOCKER.get(described.media_type, described.media_type)
+        if media_type not in _LAYERS:
+            what = f"{reference} has a layer of type {printable(media_type)}, which cannot be read"
+            raise RegistryError(what, where=str(reference), todo="name a base with tar layers that are in the registry")
+        descriptor = Descriptor(media_type, described.digest, described.size, described.annotations)
+        # The registry finds the blob by its digest alone, so the converted descriptor opens it as well.
         opener = partial(registry.open_blob, reference.repository, descriptor)
         layers.append(Layer(descriptor, diff_id, opener, created_by=line, reused=True, origin=reference.name))
     return tuple(layers)
 
 
-def _oci(descriptor: Descriptor, reference: Reference) -> Descriptor:
-    media_type = OCI_OF_DOCKER.get(descriptor.media_type, descriptor.media_type)
-    if media_type not in _LAYERS:
-        what = f"{reference} has a layer of type {printable(media_type)}, which cannot be read"
-        raise RegistryError(what, where=str(reference), todo="name a base with tar layers that are in the registry")
-    return Descriptor(media_type, descriptor.digest, descriptor.size, descriptor.annotations)
-
-
 def environment_tag(environment: Digest) -> str:
-    """`env-a1b2c3d4e5f6`: the tag of an environment's image; a guess only, so what it names is looked at."""
+    """`env-a1b2c3d4e5f6`: the tag of an environment's image; anybody who may push can set it, so it proves nothing."""
     return f"env-{environment.short}"
 
 
@@ -165,7 +162,7 @@ def find_environment(
     credentials: Credentials | None = None,
     retry: Retry | None = None,
 ) -> Claim[Image] | None:
-    """Find what a repository has as the image of an environment; None when it has none. RegistryError as `pull`."""
+    """Find a repository's image of an environment; None when it has none. RegistryError as `pull`."""
     tagged = replace(reference, tag=environment_tag(environment), digest=None)
     return find_tagged(tagged, machine=machine, credentials=credentials, retry=retry)
 
@@ -173,7 +170,7 @@ def find_environment(
 def find_tagged(
     tagged: Reference, *, machine: str, credentials: Credentials | None = None, retry: Retry | None = None
 ) -> Claim[Image] | None:
-    """Find the image under a tag that anybody who may push can have set; None when there is none."""
+    """Find the image under a tag that anybody who may push can set; None when there is none."""
     try:
         image = pull(tagged, machine=machine, credentials=credentials, retry=retry)
     except RegistryError as error:

@@ -1,7 +1,6 @@
-"""Image or index -> registry: blobs in parallel, the manifest by digest, its confirmation; tags come last."""
+"""Image or index -> registry: blobs in parallel, then the manifest by digest, its confirmation, and last the tags."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -29,14 +28,14 @@ PARALLEL = 4
 """Blobs at once; go-containerregistry's number."""
 
 Landed = Callable[[GrowingBlob], None]
-"""Told, by a thread of its own, a layer that was sent while it was written, once the registry has it."""
+"""Gets, in another thread, a layer that was sent while it was written, once the registry has it."""
 How = Literal["sent", "mounted", "there"]
-"""How a blob came into the repository: it was sent, taken over from another repository, or there before."""
+"""How a blob came into the repository: sent, mounted from another repository, or there before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushResult:
-    """What a push did."""
+    """The result of a push."""
 
     reference: Reference
     """By digest, which the registry has confirmed."""
@@ -45,7 +44,7 @@ class PushResult:
     existing: int
     """Bytes of blobs that were there before."""
     blobs: Mapping[Digest, How] = field(default_factory=dict)
-    """How each blob that was asked for came there; where the whole image was there, those that were sent before."""
+    """How each blob came there; if the whole image was there, only of blobs that were begun before."""
 
 
 def push(
@@ -59,10 +58,10 @@ def push(
 ) -> PushResult:
     """Push an image and tag it with the reference's tag and `tags`; what is already there is not sent.
 
-    An image that gets something attached is pushed without tags, which `publish` then sets.
+    An image that gets attachments is pushed without tags, which `publish` then sets.
     Raises RegistryError, BuildError when a layer's bytes are not what its descriptor says, and UsageError.
-    After an error all other uploads have been cut, and no tag points to less than the whole image: a tag whose setting
-    was done and not confirmed is the only one that may be new.
+    After an error all other uploads have been cut, and every tag points to a whole image; at most one tag, whose
+    confirmation failed, is new.
     """
     named = valid_tags(reference, tags, image.digest)
     with Upload(reference, report=report, credentials=credentials, retry=retry) as upload:
@@ -73,10 +72,10 @@ def push(
 
 
 class Upload:
-    """An image on its way to a registry, whose layers may go before the image is whole.
+    """An upload of an image, whose layers may be sent before the image is complete.
 
-    Leaving the block by an error, or by Ctrl-C, cuts all requests. Without `believing`, a manifest that is there says
-    nothing of its blobs, and each is looked for.
+    Leaving the block by an error, or by Ctrl-C, cuts all requests. Without `believing`, an existing manifest does not
+    prove its blobs, and each is checked.
     """
 
     def __init__(
@@ -89,13 +88,13 @@ class Upload:
         retry: Retry | None = None,
         believing: bool = True,
     ) -> None:
-        self._reference, self._report, self._lock = reference, report, threading.Lock()
+        self._reference, self._report = reference, report
         self._believing = believing
         self._landed = landed
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
         self._sent: dict[Digest, Future[How]] = {}
-        # Threads of their own, as they wait for those who write.
+        # Their own threads, as they wait for the layers' writers.
         self._followers = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="follow")
         self._followed: dict[GrowingBlob, Future[bool]] = {}
         self._follows = True
@@ -110,15 +109,14 @@ class Upload:
             self._registry.stop()
         self._pool.shutdown(cancel_futures=True)
         if not all(future.done() for future in self._followed.values()):
-            self._registry.stop()  # nobody waits for these any more
+            self._registry.stop()  # their results are not needed any more
         self._followers.shutdown(cancel_futures=True)
         self._registry.close()
 
     def follow(self, blob: GrowingBlob) -> None:
         """Begin to send a layer that is still being written and that the registry is not known to have.
 
-        Where that comes to nothing, for whatever reason, it is sent as others are once it is offered, and so are those
-        that come after it.
+        If that fails for any reason, it and the later ones are sent when they are offered.
         """
         if self._follows:
             with suppress(OSError):  # of too many open files: it is sent later
@@ -126,7 +124,7 @@ class Upload:
                 self._followed[blob] = self._followers.submit(self._follow, blob, file)
 
     def offer(self, layer: Layer) -> None:
-        """Begin to send a layer that the image will have; raises what an earlier one failed of."""
+        """Begin to send a layer of the image; raises the error of an earlier one."""
         for future in self._sent.values():
             if future.done():
                 future.result()
@@ -134,12 +132,14 @@ class Upload:
             self._sent[layer.descriptor.digest] = self._pool.submit(self._send, layer)
 
     def finish(self, image: Image) -> PushResult:
-        """Send what is missing, the config last, then the manifest by digest; have it confirmed. Errors as `push`."""
+        """Send what is missing, the config last, then the manifest by digest, and confirm it. Errors as `push`."""
         registry, repository = self._registry, self._reference.repository
         media_type = str(json.loads(image.manifest).get("mediaType") or MANIFEST)
         sizes = {blob.descriptor.digest: blob.descriptor.size for blob in (*image.layers, _config(image))}
         if self._believing and _is_there(registry, self._reference, image):
-            how = self._sent_before()
+            # Uploads that have not begun are not needed any more.
+            begun = {digest: future for digest, future in self._sent.items() if not future.cancel()}
+            how = {digest: future.result() for digest, future in begun.items() if future.exception() is None}
         else:
             how = self._send_all(image)
             registry.put_manifest(repository, str(image.digest), image.manifest, media_type)
@@ -148,13 +148,8 @@ class Upload:
         existing = sum(sizes.values()) - sent
         return PushResult(reference=self._reference.at(image.digest), uploaded=sent, existing=existing, blobs=how)
 
-    def _sent_before(self) -> dict[Digest, How]:
-        """How the layers came there that were begun; nobody needs those any more that were not."""
-        begun = {digest: future for digest, future in self._sent.items() if not future.cancel()}
-        return {digest: future.result() for digest, future in begun.items() if future.exception() is None}
-
     def _send_all(self, image: Image) -> dict[Digest, How]:
-        """Send the layers, the largest first, so that no big one is left to the end alone; then the config."""
+        """Send the layers, the largest first, so that none of them runs alone at the end; then the config."""
         for layer in sorted(image.layers, key=lambda it: (-it.descriptor.size, it.descriptor.digest)):
             self.offer(layer)
         for future in as_completed(self._sent.values()):
@@ -163,14 +158,14 @@ class Upload:
         return how | {image.config_digest: self._send(_config(image))}
 
     def _follow(self, blob: GrowingBlob, file: FileIO) -> bool:
-        """Send what grows, and say whether the registry has it."""
+        """Send a growing layer; return whether the registry has it."""
 
         def pieces() -> Iterator[bytes]:
             done = 0
             for piece in blob.pieces(file, self._registry.check):
                 yield piece
                 done += len(piece)
-                self._told(blob.label, done, max(done + 1, blob.expected))
+                self._report_bytes(blob.label, done, max(done + 1, blob.expected))
 
         with file:
             if not self._follows:
@@ -181,17 +176,13 @@ class Upload:
                 self._follows = False
                 return False
         size = blob.finished().size
-        self._told(blob.label, size, size)
+        self._report_bytes(blob.label, size, size)
         self._landed(blob)
         return True
 
-    def _was_followed(self, layer: Layer) -> bool:
-        """Whether a layer was sent while it was made; waits for the rest of it."""
-        found = (future for blob, future in list(self._followed.items()) if blob.descriptor == layer.descriptor)
-        return any(future.exception() is None and future.result() for future in found)
-
     def _send(self, layer: Layer) -> How:
-        if self._was_followed(layer):
+        followed = [it for blob, it in list(self._followed.items()) if blob.descriptor == layer.descriptor]
+        if any(future.exception() is None and future.result() for future in followed):
             return "sent"
         descriptor, registry, repository = layer.descriptor, self._registry, self._reference.repository
         host, _, source = layer.origin.partition("/")
@@ -201,21 +192,18 @@ class Upload:
             how = "mounted" if mountable and registry.mount(repository, descriptor.digest, source=source) else "sent"
         if how == "sent":
             label = layer.created_by or str(descriptor.digest)
-            told = partial(self._told, label, size=descriptor.size)
-            self._put(layer, told)
+            progress = partial(self._report_bytes, label, size=descriptor.size)
+            put = partial(registry.put_blob, repository, descriptor, progress=progress)
+            # The file is hashed while it is sent; if it is damaged, `layer.open` builds it again.
+            if layer.path:
+                with suppress(BuildError, OSError):
+                    put(partial(open_file, layer.path))
+                    return how
+            put(layer.open)
         return how
 
-    def _put(self, layer: Layer, told: Callable[[int], None]) -> None:
-        """Send a blob, hashed on its way; `layer.open` reads a cached one before, and makes a damaged one again."""
-        put = partial(self._registry.put_blob, self._reference.repository, layer.descriptor, progress=told)
-        if layer.path:
-            with suppress(BuildError, OSError):
-                return put(partial(open_file, layer.path))
-        return put(layer.open)
-
-    def _told(self, label: str, done: int, size: int) -> None:
-        with self._lock:
-            self._report.progress(f"pushing {label[:_LABEL]}", done, size)
+    def _report_bytes(self, label: str, done: int, size: int) -> None:
+        self._report.progress(f"pushing {label[:_LABEL]}", done, size)
 
 
 def _config(image: Image) -> Layer:
@@ -225,13 +213,13 @@ def _config(image: Image) -> Layer:
 
 
 def check_push(reference: Reference, *, credentials: Credentials | None = None, retry: Retry | None = None) -> None:
-    """Find out before hours of work whether the registry would take an image; RegistryError when it would not."""
+    """Check before hours of work that the registry accepts a push; RegistryError when it does not."""
     with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
         registry.check_push(reference.repository)
 
 
 def valid_tags(reference: Reference, tags: Sequence[str], digest: Digest) -> list[str]:
-    """The tags that an image or index gets; UsageError for what is none, and for a reference to another image."""
+    """The tags that an image or index gets; UsageError for an invalid tag, or a reference to another image."""
     if reference.digest not in (None, digest):
         raise UsageError(f"the image is {digest}, not what the reference says", where=str(reference))
     named = dict.fromkeys(tag for tag in (reference.tag, *tags) if tag is not None)
@@ -244,7 +232,7 @@ def valid_tags(reference: Reference, tags: Sequence[str], digest: Digest) -> lis
 
 
 def _is_there(registry: Registry, reference: Reference, image: Image) -> bool:
-    """Whether the registry has the manifest; it is confirmed by the same answer."""
+    """Whether the registry has and confirms the manifest."""
     try:
         confirm(registry, reference, image.manifest)
     except RegistryError as error:
@@ -255,7 +243,7 @@ def _is_there(registry: Registry, reference: Reference, image: Image) -> bool:
 
 
 def confirm(registry: Registry, reference: Reference, data: bytes) -> None:
-    """Have the registry show a manifest or index by digest: only what it confirms may be tagged, or stamped."""
+    """Read a manifest or index back by digest: only a confirmed one may be tagged or stamped."""
     digest = Digest.of(data)
     found = registry.manifest(reference.repository, str(digest))
     if found.data != data or found.header_digest not in ("", str(digest)):
@@ -281,7 +269,7 @@ def push_index(
     error before the index is confirmed no tag points to it or to one of its images.
     """
     place = replace(reference, tag=None, digest=None)
-    # The images' tags first: whoever finds the index by its tag finds the rest done.
+    # The images' tags first: when the index has its tag, everything is complete.
     wanted = {place.at(it): valid_tags(place, named, it) for it, named in (image_tags or {}).items()}
     wanted[place.at(index.digest)] = valid_tags(reference, tags, index.digest)
     pushed = [push(image, place, report=report, credentials=credentials, retry=retry) for image in index.images]

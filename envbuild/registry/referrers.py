@@ -1,11 +1,10 @@
-"""What refers to an image: artifacts with a subject, found by the registry's own list or by a tag that stands for it.
+"""Referrers of an image: artifacts with a subject, found by the referrers API or by the tag that replaces it.
 
 OCI distribution-spec 1.1, "Listing Referrers" and "Referrers Tag Schema"; image-spec 1.1, "Guidelines for Artifact
-Usage". A registry that has no list gets an index under the tag `sha256-<hex>`, which several clients may write at once.
+Usage". A registry without the API gets an index under the tag `sha256-<hex>`, which several clients may write at once.
 """
 
 import json
-import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from envbuild.oci.image import INDEX, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import MANIFEST_LIMIT, Registry
 from envbuild.registry.pull import named_manifest
+from envbuild.retry import Retry
 
 EMPTY = "application/vnd.oci.empty.v1+json"
 """The media type of `{}`, which stands where an artifact has no config (manifest.md, "Guidance for an Empty
@@ -28,24 +28,23 @@ Descriptor")."""
 _MOST = 1000
 """Artifacts of one image that are read: each takes requests."""
 _EMPTY_BYTES = b"{}"
-_TRIES = 6
-_PAUSE = 0.05
-"""Seconds after which an index is read again: a client that read it before ours was written has written by then."""
+_RETRY = Retry(tries=6, first=0.07, factor=1.5, longest=0.3)
+"""The pause before an index is read again: a client that read it before it was written has written by then."""
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """What is attached to an image: one blob, and what it is."""
+    """An attachment of an image: one blob with its media type."""
 
     kind: str
-    """Its media type, which is the artifact's type too."""
+    """The media type of the blob and the type of the artifact."""
     data: bytes
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def blob(self) -> Descriptor:
-        """The blob as the artifact's manifest names it."""
+        """The blob's descriptor."""
         return Descriptor(self.kind, Digest.of(self.data), len(self.data))
 
     def manifest(self, subject: Descriptor) -> bytes:
@@ -71,15 +70,15 @@ class Referrer:
 
 
 def subject_of(registry: Registry, reference: Reference) -> Descriptor:
-    """What a tag or digest names, as an artifact's subject has it; RegistryError where there is none."""
+    """The descriptor of a tag's or digest's manifest, for an artifact's subject; RegistryError if there is none."""
     found = named_manifest(registry, reference, reference.target)
     return Descriptor(found.media_type, Digest.of(found.data), len(found.data))
 
 
 def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Referrer, ...]:
-    """Everything that refers to an image, each once, by the registry's list and by the tag.
+    """All referrers of an image, by the API and by the tag.
 
-    Both are asked: what was attached before the registry had a list lies under the tag alone. RegistryError.
+    Both are read: what was attached before the registry had the API is under the tag alone. RegistryError.
     """
     listed = _listed(registry, repository, subject) or []
     tagged = _entries(_index(registry, repository, _tag(subject)))
@@ -87,10 +86,10 @@ def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Ref
     if len(found) > _MOST:
         kinds = Counter(it.kind[:100] or "no type" for it in found.values()).most_common(3)
         most = ", ".join(f"{count} of {kind}" for kind, count in kinds)
-        what = f"{len(found)} artifacts refer to {subject}, and {_MOST} are read at most; most are {most}"
+        what = f"{len(found)} artifacts refer to {subject}, more than {_MOST}; most are {most}"
         named = f"{registry.host}/{repository}@"
         todo = (
-            f"list them with `oras discover {named}{subject}`, and remove those that nobody needs with "
+            f"list them with `oras discover {named}{subject}`, and remove those that are not needed with "
             f"`oras manifest delete {named}DIGEST`"
         )
         raise RegistryError(what, where=f"{registry.host}/{repository}", todo=todo)
@@ -100,10 +99,9 @@ def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Ref
 def attach(
     registry: Registry, repository: str, subject: Descriptor, artifacts: Sequence[Artifact]
 ) -> tuple[Digest, ...]:
-    """Attach artifacts to an image, read them back, and return their digests; what is there already is left alone.
+    """Attach artifacts to an image, read them back, and return their digests; existing ones are left alone.
 
-    RegistryError where the registry does not take them, or does not give them back. Under a tag all of them are found,
-    or none.
+    RegistryError if the registry refuses them, or does not return them. Under a tag all of them are found, or none.
     """
     manifests = [it.manifest(subject) for it in artifacts]
     if not manifests:
@@ -115,22 +113,25 @@ def attach(
     for data in manifests:
         registry.put_manifest(repository, str(Digest.of(data)), data, MANIFEST)
     if not with_list:
-        entries = [_entry(it, data) for it, data in zip(artifacts, manifests, strict=True)]
+        entries = [
+            Descriptor(MANIFEST, Digest.of(data), len(data), it.annotations).to_dict() | {"artifactType": it.kind}
+            for it, data in zip(artifacts, manifests, strict=True)
+        ]
         _add(registry, repository, _tag(subject.digest), entries)
     listed = {it.digest: it for it in referrers(registry, repository, subject.digest)}
     for artifact, data in zip(artifacts, manifests, strict=True):
         found = listed.get(Digest.of(data))
         if found is None or read_artifact(registry, repository, found, subject.digest) != artifact.data:
-            what = f"{registry.host} took {artifact.kind} beside {subject.digest} and does not give it back"
-            todo = "push to a registry that keeps artifacts with a subject, or ask who removes them from this one"
+            what = f"{registry.host} accepted {artifact.kind} for {subject.digest}, but does not list it"
+            todo = "push to a registry that keeps artifacts with a subject, or find out who removes them from this one"
             raise RegistryError(what, where=f"{registry.host}/{repository}", todo=todo)
     return tuple(Digest.of(data) for data in manifests)
 
 
 def read_artifact(registry: Registry, repository: str, referrer: Referrer, subject: Digest) -> bytes:
-    """The one blob of an artifact; empty where it is gone, has none, is over 4 MiB, or refers to something else.
+    """The blob of an artifact; empty if the artifact is gone, malformed, over 4 MiB, or has another subject.
 
-    RegistryError where the registry cannot be asked.
+    RegistryError if the registry does not answer.
     """
     try:
         data = registry.manifest(repository, str(referrer.digest)).data
@@ -154,9 +155,9 @@ def _tag(subject: Digest) -> str:
 
 
 def _listed(registry: Registry, repository: str, subject: Digest) -> list[Mapping[str, Any]] | None:
-    """The registry's own list; None where it keeps none.
+    """The answer of the referrers API; None without the API.
 
-    Only the answer tells: there are registries that say by a header that they keep one, and do not.
+    Only the answer tells: some registries announce the API by a header, and do not have it.
     """
     pages = registry.referrers(repository, subject)
     if pages is None:
@@ -164,11 +165,11 @@ def _listed(registry: Registry, repository: str, subject: Digest) -> list[Mappin
     try:
         return [it for page in pages for it in json.loads(page)["manifests"] or ()]
     except _WRONG:
-        return None  # a web page, with which proxies answer whatever they do not know
+        return None  # a proxy's web page
 
 
 def _read(entries: Iterable[Mapping[str, Any]]) -> Iterable[Referrer]:
-    """What is an artifact among the entries of an index; what is not is somebody else's affair."""
+    """The artifacts among the entries of an index; malformed entries are skipped."""
     for entry in entries:
         with suppress(*_WRONG):
             kind = str(entry.get("artifactType") or "")
@@ -176,13 +177,8 @@ def _read(entries: Iterable[Mapping[str, Any]]) -> Iterable[Referrer]:
             yield Referrer(digest=Digest.parse(entry["digest"]), kind=kind, annotations=annotations)
 
 
-def _entry(artifact: Artifact, manifest: bytes) -> dict[str, Any]:
-    described = Descriptor(MANIFEST, Digest.of(manifest), len(manifest), artifact.annotations).to_dict()
-    return described | {"artifactType": artifact.kind}
-
-
 def _index(registry: Registry, repository: str, tag: str) -> dict[str, Any]:
-    """The index under a tag; an empty one where there is none, RegistryError where it is something else."""
+    """The index under a tag; an empty one if there is none, RegistryError for another manifest."""
     try:
         found = registry.manifest(repository, tag)
     except RegistryError as error:
@@ -194,9 +190,9 @@ def _index(registry: Registry, repository: str, tag: str) -> dict[str, Any]:
         if not isinstance(value["manifests"], list):
             raise TypeError("no list")
     except _WRONG as error:
-        todo = "remove that tag, which the OCI specification keeps for what refers to an image"
+        todo = "remove that tag, which the OCI specification reserves for referrers"
         where = f"{registry.host}/{repository}:{tag}"
-        raise RegistryError("the tag names no index of artifacts", where=where, todo=todo) from error
+        raise RegistryError("the tag names no index of referrers", where=where, todo=todo) from error
     return dict(value)
 
 
@@ -207,28 +203,27 @@ def _entries(index: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _add(registry: Registry, repository: str, tag: str, entries: Sequence[Mapping[str, Any]]) -> None:
     """Put entries into the index under a tag, beside those of others.
 
-    The protocol has no way to write only where nobody else did meanwhile. So it is read again after each writing, and
-    written again where another client's index took the place of ours.
+    The protocol has no conditional write. So the index is read again after each write, and written again if another
+    client's index replaced it.
     """
-    for number in range(_TRIES):
+    for number in range(1, _RETRY.tries + 1):
         index = _index(registry, repository, tag)
         there = {it.get("digest") for it in _entries(index)}
         missing = [it for it in entries if it["digest"] not in there]
         if not missing:
             return
         data = canonical_json(index | {"manifests": [*index["manifests"], *missing]})
-        _put(registry, repository, tag, data)
-        # Clients that were in step must not stay so; it decides nothing that is secret.
-        time.sleep(_PAUSE * (1 + number * random.random()))  # noqa: S311
-    what = "others write the list of what refers to the image all the time"
+        _put_index(registry, repository, tag, data)
+        time.sleep(_RETRY.pause(number))
+    what = f"other clients replaced the list of referrers {_RETRY.tries} times"
     raise RegistryError(what, where=f"{registry.host}/{repository}:{tag}", todo="run it again when they are done")
 
 
-def _put(registry: Registry, repository: str, tag: str, data: bytes) -> None:
+def _put_index(registry: Registry, repository: str, tag: str, data: bytes) -> None:
     try:
         registry.put_manifest(repository, tag, data, INDEX)
     except RegistryError as error:
-        what = f"{registry.host} keeps no list of referrers, and the tag that stands for it cannot be set: {error.what}"
+        what = f"{registry.host} has no referrers API, and the tag that replaces it cannot be set: {error.what}"
         todo = "let tags that begin with sha256- move, or push to a registry with the referrers API"
         where = f"{registry.host}/{repository}:{tag}"
         raise RegistryError(what, where=where, todo=todo, status=error.status) from error

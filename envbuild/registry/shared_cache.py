@@ -1,8 +1,8 @@
-"""The registry as a cache that everybody who may push shares: layers and small facts, each under the tag of its key.
+"""The registry as a cache that all who may push share: layers and small facts, each under the tag of its key.
 
 A layer is published as an OCI artifact of one layer (image-spec, manifest.md, "Guidelines for Artifact Usage"), so that
-the registry keeps the blob as long as the tag is there; a fact is an artifact with nothing but annotations. Both are
-claims of whoever may push to the repository. One that cannot be read is ignored, and a warning says so.
+the registry keeps the blob as long as the tag is there; a fact is an artifact with annotations only. Both are claims of
+everybody who may push to the repository. One that cannot be read is ignored with a warning.
 """
 
 import json
@@ -33,12 +33,12 @@ _NOTHING = Descriptor("application/vnd.oci.empty.v1+json", Digest.of(_EMPTY), le
 """The blob of an artifact that needs none (manifest.md, "Guidance for an Empty Descriptor")."""
 _PARALLEL = 8
 _FACT_LIMIT = 1 << 20
-"""Bytes; the limit of a manifest is 4 MiB, and a fact that is larger is no small one."""
+"""Bytes; the limit of a manifest is 4 MiB."""
 _T = TypeVar("_T")
 
 
 class SharedCache:
-    """What one repository has under keys. It may fail or refuse: then there is nothing, and `trouble` says why."""
+    """The layers and facts of one repository by key. After a failure there are none, and `trouble` has the reason."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class SharedCache:
         self._facts: dict[Digest, str] = {}
         self._ready, self._lock = False, threading.Lock()
         self.trouble = ""
-        """What the registry refused last."""
+        """The last failure of the registry."""
 
     def __enter__(self) -> Self:
         return self
@@ -71,20 +71,20 @@ class SharedCache:
         self._registry.stop()
 
     def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest] = ()) -> None:
-        """Ask for many keys at once, so that asking for each afterwards costs nothing."""
+        """Read many keys in parallel, before they are used one by one."""
         tags = [*map(_layer_tag, layers), *map(_fact_tag, facts)]
         self._in_parallel([tag for tag in tags if tag not in self._known], self._artifact)
 
     def layer(self, key: Digest) -> Claim[LayerResult] | None:
-        """The layer that somebody made for a key; None where the repository has none."""
-        return self._claim("layer", _layer_tag(key), lambda artifact: _layer_of(artifact, key))
+        """The layer that was published for a key; None if the repository has none."""
+        return self._claim("layer", _layer_tag(key), _layer, key)
 
     def get(self, key: Digest, decode: Decode[_T]) -> Claim[_T] | None:
-        """The fact under a key; None where the repository has none that `decode` accepts."""
-        return self._claim("fact", _fact_tag(key), lambda artifact: decode(_fact_of(artifact, key)))
+        """The fact under a key; None if the repository has none that `decode` accepts."""
+        return self._claim("fact", _fact_tag(key), lambda artifact: decode(_fact(artifact)), key)
 
     def ignore(self, key: Digest, why: str) -> None:
-        """Warn that a fact is false, and give it to nobody any more."""
+        """Warn that a fact is false, and do not return it any more."""
         if self._known.get(_fact_tag(key)) is not None:
             self._ignore("fact", _fact_tag(key), why)
 
@@ -97,7 +97,10 @@ class SharedCache:
     def publish(self, made: Mapping[Digest, LayerResult]) -> None:
         """Publish layers by their keys, and all facts; the layers' blobs must be in the repository by now."""
         layers = {_layer_tag(key): _layer_artifact(key, result) for key, result in made.items()}
-        facts = {_fact_tag(key): _fact_artifact(key, text) for key, text in self._facts.items()}
+        facts = {
+            _fact_tag(key): _artifact(FACT, _NOTHING, {_KEY: str(key), _VALUE: text})
+            for key, text in self._facts.items()
+        }
         wanted = {tag: value for tag, value in (layers | facts).items() if self._known.get(tag) != value}
         self._in_parallel(wanted, lambda tag: self._publish(tag, wanted[tag]))
         self._facts.clear()
@@ -109,9 +112,9 @@ class SharedCache:
             self._publish(tag, value)
 
     def names_what_it_has(self) -> bool:
-        """Whether a layer whose key was not found is most likely not there: others were found, or it is all empty.
+        """Whether a layer without a key is most likely absent: other keys were found, or the repository is empty.
 
-        A repository that refuses such artifacts, or was filled by those who publish none, has layers without keys.
+        A repository that refuses such artifacts, or whose clients publish none, has layers without keys.
         """
         if self.trouble:
             return False
@@ -143,19 +146,21 @@ class SharedCache:
             return {}
         return value if isinstance(value, dict) else {}
 
-    def _claim(self, kind: str, tag: str, read: Callable[[Mapping[str, Any]], _T]) -> Claim[_T] | None:
-        """What an artifact says, if it can be read: the one place that everything of the repository goes through."""
+    def _claim(self, kind: str, tag: str, read: Callable[[Mapping[str, Any]], _T], key: Digest) -> Claim[_T] | None:
+        """The content of an artifact as a claim, if it can be read; all content passes through here."""
         artifact = self._artifact(tag)
         if artifact is None:
             return None
         try:
+            if artifact["annotations"][_KEY] != str(key):
+                raise ValueError("it is for another key")  # noqa: TRY301 - handled like the others
             return Claim(read(artifact), Voucher.REGISTRY, f"{self._name}:{tag}")
         except RecursionError:
             self._ignore(kind, tag, "it is nested too deeply")
         except ValueError as error:
             self._ignore(kind, tag, str(error))
         except (KeyError, TypeError, AttributeError, IndexError):
-            self._ignore(kind, tag, "it is not the artifact that envbuild writes")
+            self._ignore(kind, tag, "it is not an artifact of envbuild")
         return None
 
     def _ignore(self, kind: str, tag: str, why: str) -> None:
@@ -163,7 +168,7 @@ class SharedCache:
         self._warn(f"the registry's {kind} {tag} is not usable: {printable(why)}; it is ignored")
 
     def _prepare(self) -> None:
-        """Have the blob there that every artifact has as its config."""
+        """Push the empty blob that is every artifact's config."""
         with self._lock:
             if not self._ready and not self._registry.has_blob(self._repository, _NOTHING.digest):
                 self._registry.put_blob(self._repository, _NOTHING, lambda: BytesIO(_EMPTY))
@@ -185,10 +190,6 @@ def _layer_artifact(key: Digest, result: LayerResult) -> dict[str, Any]:
     return _artifact(LAYER, descriptor, {_KEY: str(key), _DIFF_ID: str(result.diff_id)})
 
 
-def _fact_artifact(key: Digest, text: str) -> dict[str, Any]:
-    return _artifact(FACT, _NOTHING, {_KEY: str(key), _VALUE: text})
-
-
 def _artifact(kind: str, layer: Descriptor, annotations: Mapping[str, str]) -> dict[str, Any]:
     return {
         "schemaVersion": 2,
@@ -208,22 +209,15 @@ def _fact_tag(key: Digest) -> str:
     return f"fact-{key.hex}"
 
 
-def _layer_of(artifact: Mapping[str, Any], key: Digest) -> LayerResult:
-    _check_key(artifact, key)
+def _layer(artifact: Mapping[str, Any]) -> LayerResult:
     descriptor = Descriptor.from_dict(artifact["layers"][0])
     if descriptor.media_type != LAYER_GZIP:
         raise ValueError(f"its layer is of type {descriptor.media_type}")
     return LayerResult(descriptor.digest, descriptor.size, Digest.parse(artifact["annotations"][_DIFF_ID]))
 
 
-def _fact_of(artifact: Mapping[str, Any], key: Digest) -> Any:
-    _check_key(artifact, key)
+def _fact(artifact: Mapping[str, Any]) -> Any:
     text = artifact["annotations"][_VALUE]
     if len(text) > _FACT_LIMIT:
         raise ValueError(f"it has {len(text)} characters, and the limit is {_FACT_LIMIT}")
     return json.loads(text)
-
-
-def _check_key(artifact: Mapping[str, Any], key: Digest) -> None:
-    if artifact["annotations"][_KEY] != str(key):
-        raise ValueError("it is for another key")

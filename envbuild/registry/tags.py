@@ -1,4 +1,4 @@
-"""Tags: they move last, and where they may not move it is said what they name."""
+"""Tags: they move last; if one may not move, the error names what it points to."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ from envbuild.registry.pull import named_manifest
 from envbuild.retry import Retry
 
 _REFUSALS = frozenset({400, 403, 405, 409, 412})
-"""How registries answer who moves a tag that may not: they do not agree on one."""
+"""Answers of registries when a tag may not move: they differ."""
 
 
 def publish(
@@ -24,10 +24,10 @@ def publish(
     credentials: Credentials | None = None,
     retry: Retry | None = None,
 ) -> None:
-    """Attach what belongs to images that a registry has by digest, and only then let their tags name them.
+    """Attach what belongs to images that a registry has by digest, and only then set their tags.
 
-    Every push of an image ends here, so no tag names one before its signatures are there. The keys are images and
-    indexes by digest, the values their tags. RegistryError; where `attach` raises it, no tag has moved.
+    Every push ends here, so no tag names an image before its signatures are there. The keys are images and indexes by
+    digest, the values their tags. RegistryError; if `attach` raises it, no tag has moved.
     """
     try:
         attach()
@@ -43,7 +43,7 @@ def publish(
 
 
 def remove_tag(reference: Reference, warn: Callable[[str], object]) -> None:
-    """Remove a tag that only a push needed; warn where the registry does not let it, as the tag keeps the image."""
+    """Remove a tag that only a push needed; warn if the registry refuses, as the tag keeps the image."""
     assert reference.tag is not None, "tags are removed by name"
     try:
         with Registry(reference.registry) as registry:
@@ -54,23 +54,23 @@ def remove_tag(reference: Reference, warn: Callable[[str], object]) -> None:
 
 
 def stamped_tag(digest: Digest) -> str:
-    """`stamped-a1b2c3d4e5f6`: the tag of an image that is written on a model, by which a policy can keep it."""
+    """`stamped-a1b2c3d4e5f6`: the tag of a stamped image, by which a cleanup policy can keep it."""
     return f"stamped-{digest.short}"
 
 
 def tag_stamped(reference: Reference, *, credentials: Credentials | None = None, retry: Retry | None = None) -> str:
-    """Give an image, by its digest, the tag of a stamped one; RegistryError where the registry does not let it."""
-    assert reference.digest is not None, "what is stamped is named by its digest"
+    """Give an image, by its digest, the tag of a stamped one; RegistryError if the registry refuses."""
+    assert reference.digest is not None, "a stamp names a digest"
     tag = stamped_tag(reference.digest)
     publish({reference: (tag,)}, credentials=credentials, retry=retry)
     return tag
 
 
 def set_tag(registry: Registry, repository: str, tag: str, data: bytes, media_type: str) -> None:
-    """Let a tag name a manifest or index that is there; RegistryError that says what it names where it may not move.
+    """Set a tag to an existing manifest or index; RegistryError with its present digest if it may not move.
 
-    One that is right already is left alone: repositories with immutable tags refuse even the same again. So do they
-    when somebody else set it between the question and the answer, which is looked at afterwards.
+    A tag that is right already is left alone, as repositories with immutable tags refuse even the same digest. So they
+    do when another client has set it meanwhile, which is checked after a refusal.
     """
     digest = str(Digest.of(data))
     if registry.manifest_digest(repository, tag) == digest:
@@ -86,7 +86,7 @@ def set_tag(registry: Registry, repository: str, tag: str, data: bytes, media_ty
         if found == digest:
             return
         if found:
-            raise taken(f"{registry.host}/{repository}:{tag}", found, digest, error.what) from error
+            raise _immutable(f"{registry.host}/{repository}:{tag}", found, digest, error.what) from error
         raise
 
 
@@ -98,32 +98,26 @@ def check_tag(
     credentials: Credentials | None = None,
     retry: Retry | None = None,
 ) -> None:
-    """Find out before the work that a tag which may not move names another image than will be made; RegistryError.
+    """Check before the work that an immutable tag does not name another image than will be built; RegistryError.
 
-    Images of one environment are equal; `environment` is None for what has other bytes each time it is made. `indexed`
-    where the tag will name an index, one of whose images is of the environment: then only such an index may be there.
+    Images of one environment are equal; `environment` is None for builds whose bytes differ each time. `indexed` if the
+    tag will name an index with an image of the environment: then only such an index may be there.
     """
     with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
         found = registry.manifest_digest(reference.repository, reference.target)
         if found is None:
             return
-        there = set[str | None]()
+        environments = set[str | None]()
         if environment:
-            there = _environments(registry, reference, indexed=indexed)
-    if environment is None or str(environment) not in there:
-        raise taken(str(reference), found)
+            data = registry.manifest(reference.repository, reference.target).data
+            images = [registry.manifest(reference.repository, it).data for it in _images(data)] if indexed else [data]
+            environments = {_environment(it) for it in images}
+    if environment is None or str(environment) not in environments:
+        raise _immutable(str(reference), found)
 
 
-def _environments(registry: Registry, reference: Reference, *, indexed: bool) -> set[str | None]:
-    """Those of the image that a tag names, or of the images of the index if it is to name one."""
-    data = registry.manifest(reference.repository, reference.target).data
-    if not indexed:
-        return {_environment(data)}
-    return {_environment(registry.manifest(reference.repository, it).data) for it in _listed(data)}
-
-
-def _listed(index: bytes) -> list[str]:
-    """The digests of the images that an index names; none of another manifest."""
+def _images(index: bytes) -> list[str]:
+    """The digests of an index's images; none of another manifest."""
     try:
         return [str(Digest.parse(it["digest"])) for it in json.loads(index).get("manifests") or ()]
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
@@ -131,15 +125,15 @@ def _listed(index: bytes) -> list[str]:
 
 
 def _environment(manifest: bytes) -> str | None:
+    """The environment id of an image; None if it has none, or cannot be read."""
     try:
-        annotations = json.loads(manifest).get("annotations") or {}
-        return str(annotations.get(ENVIRONMENT))
+        return str((json.loads(manifest).get("annotations") or {}).get(ENVIRONMENT))
     except (ValueError, AttributeError, RecursionError):
         return None
 
 
-def taken(where: str, found: str, wanted: str = "", said: str = "") -> RegistryError:
-    """Say that a tag names another image, and may not move."""
-    what = f"the tag names {found or 'another image'} already, and may not move" + (f" to {wanted}" if wanted else "")
+def _immutable(where: str, present: str, new: str = "", reason: str = "") -> RegistryError:
+    """The error for a tag that names another image, and may not move."""
+    what = f"the tag names {present or 'another image'} already, and may not move" + (f" to {new}" if new else "")
     todo = "push with another tag or to another image name, as tags of this repository are immutable"
-    return RegistryError(f"{what}: {said}" if said else what, where=where, todo=todo)
+    return RegistryError(f"{what}: {reason}" if reason else what, where=where, todo=todo)

@@ -44,7 +44,8 @@ class DirectoryStore:
         with file_errors(Path(self.folder)):
             found = sorted(path.relative_to(self.folder).as_posix() for path in self._files(deep=deep))
         pointers = self._pointers()
-        return {name: _record_of(pointers.get(name)) for name in found[:MOST_NAMES]}
+        entries = {name: pointers.get(name) or {"metadata": {}} for name in found[:MOST_NAMES]}
+        return {name: str(entry["metadata"].get("envbuild-record", "")) for name, entry in entries.items()}
 
     def records(self) -> list[str]:
         """All names in the stamp's folder that begin as those of records do."""
@@ -161,10 +162,6 @@ class DirectoryStore:
         with _regular(path, os.O_RDWR | os.O_CREAT, StampError) as file:
             _lock(file.fileno(), path)
             yield
-
-
-def _record_of(entry: Mapping[str, Any] | None) -> str:
-    return str(entry["metadata"].get("envbuild-record", "")) if entry else ""
 
 
 def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from envbuild.stamp.record import (
 from envbuild.stamp.signature import Proof, Signer, newest_signed, prove, records_of, signed_check, unproven
 from envbuild.stamp.store import State
 
+REPLACED = "stamp again only if the model that is there now comes from this run"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordFile:
@@ -81,7 +83,7 @@ def read_snapshot(model: Model, signer: Signer | None = None) -> Snapshot:
     """Read the anchor's state, the record that it points to, and the record that the next one continues."""
     state = model.store.state(model.anchor)
     if state is None:
-        raise StampConflict("the model was removed meanwhile", where=model.uri, todo=_REPLACED)
+        raise StampConflict("the model was removed meanwhile", where=model.uri, todo=REPLACED)
     name = pointed(state.metadata, model.uri)
     records = records_of(model, name) if signer else {}
     base = newest_signed(model, records, signer) if signer else None
@@ -96,9 +98,6 @@ def read_snapshot(model: Model, signer: Signer | None = None) -> Snapshot:
     if signer is None:
         base = (name, record)
     return Snapshot(state=state, record=RecordFile(name=name, stamp=record, data=data), base=base, records=records)
-
-
-_REPLACED = "stamp again only if the model that is there now comes from this run"
 
 
 def read_previous(model: Model, record: Stamp) -> RecordFile | None:

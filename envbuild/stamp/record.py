@@ -1,14 +1,16 @@
 """The stamp as values: the record beside a model, and the pointer to it in the model's metadata.
 
-The record is the truth and travels with the model's folder; the pointer is what one request for metadata shows.
+The record has everything and travels with the model's folder; the pointer is read by one request for metadata.
 """
 
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from envbuild.errors import StampError
 from envbuild.oci.digest import Digest
@@ -44,6 +46,8 @@ _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+(?:/[a-z0-9]+)?\Z")
 _RECORD_NAME = re.compile(rf"{FOLDER}/record-([0-9a-f]{{64}})\.json\Z")
 _LARGEST = 2**53 - 1
 """The largest whole number that every reader of JSON has exactly (RFC 8259, section 6)."""
+_Line = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +65,13 @@ class StampEntry:
     digest: Digest
     environment: Digest
     overrides: tuple[tuple[str, str], ...] = ()
-    """What was set by hand against the profiles, sorted."""
+    """Values set by hand against the profiles, sorted."""
     identity: str | None = None
-    """How far the wheels are the run's own: `41 of 42 identical; ...`; None where nobody looked."""
+    """How many wheels are the run's own: `41 of 42 identical; ...`; None if not compared."""
     tag: str | None = None
     """The tag that it was pushed under, which may name another image later; None for one that has none."""
     relation: str | None = None
-    """What it has to do with the training environment, where it does not share it: `verified-compatible`."""
+    """Its relation to the training environment, if it does not share it: `verified-compatible`."""
 
     def __post_init__(self) -> None:
         for word in (self.role, self.variant):
@@ -91,14 +95,14 @@ class StampEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StampedImage(StampEntry):
-    """An image on a model, and the inputs that it was made from."""
+    """An image on a model, with the digests of its inputs."""
 
     manifest_sha256: Digest
     """Of the training manifest; a copy lies beside the record."""
     lock_sha256: Digest
     """Of the lock; a copy lies beside the record."""
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What a newer minor version says of it."""
+    """Fields of a newer minor version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,34 +112,34 @@ class Anchor:
     name: str
     """Inside the model's folder."""
     generation: str
-    """Which content of that name: Cloud Storage's generation, or a file's identity."""
+    """The version of its content: Cloud Storage's generation, or a file's digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StampedFile:
     """One file of a model at the moment when it was stamped."""
 
-    path: str
+    path: _Line
     """Inside the model's folder; of a single file, its name."""
-    size: int
-    sha256: str | None = None
+    size: _Count
+    sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
     """Of a file of the stamping machine."""
-    crc32c: str | None = None
+    crc32c: _Line | None = None
     """In base64, of an object in Cloud Storage."""
-    generation: int | None = None
+    generation: _Count | None = None
     """Of an object in Cloud Storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a model consisted of at the moment when it was stamped."""
+    """The files of a model when it was stamped."""
 
     files: tuple[StampedFile, ...]
     """Sorted by path, at most 10,000."""
-    file_count: int | None
-    """How many files it had; None where nobody could count them."""
-    forced: str = ""
-    """Why they are not what the manifest records, where it was stamped in spite of that."""
+    file_count: _Count | None = None
+    """How many files it had; None if unknown."""
+    forced: _Line = ""
+    """How they differ from the manifest, if it was stamped nevertheless."""
 
     def is_within(self, other: "Content") -> bool:
         """Whether each of these files is the same in the other one, as far as both have its checksums."""
@@ -146,7 +150,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """One record: everything known of a model's images, from the moment it was written."""
+    """One record: all images of a model when it was written."""
 
     model: str
     """The model's URI."""
@@ -164,15 +168,15 @@ class Stamp:
     envbuild: str
     """Version of envbuild."""
     by: str | None = None
-    """Who wrote it, as far as their machine knew: an account, or `user@host`."""
+    """The author as known to the machine: an account, or `user@host`."""
     previous: str | None = None
     """The name of the record that this one continues; of a signed one the key's newest."""
     counter: int = 0
-    """1, 2, 3 ... for each model; 0 of a record from before there was one."""
+    """1, 2, 3 ... for each model; 0 in records of older releases."""
     content: Content | None = None
-    """The model's files; None of a record from before they were recorded."""
+    """The model's files; None in records of older releases."""
     schema_version: str = SCHEMA_VERSION
-    """Newer than this release's where an image was carried over from such a record, with all that it says of it."""
+    """Newer than this release's if an image was carried over from such a record, with all its fields."""
 
     def image(self, slot: tuple[str, str, str]) -> StampedImage | None:
         """Return the image for a role, variant and platform."""
@@ -181,24 +185,12 @@ class Stamp:
 
 def stamped(entry: StampEntry, manifest: bytes, lock: bytes) -> StampedImage:
     """Join an entry with the digests of what it was made from."""
-    return StampedImage(
-        role=entry.role,
-        variant=entry.variant,
-        platform=entry.platform,
-        reference=entry.reference,
-        digest=entry.digest,
-        environment=entry.environment,
-        overrides=entry.overrides,
-        identity=entry.identity,
-        tag=entry.tag,
-        relation=entry.relation,
-        manifest_sha256=Digest.of(manifest),
-        lock_sha256=Digest.of(lock),
-    )
+    values = {it.name: getattr(entry, it.name) for it in fields(StampEntry)}
+    return StampedImage(**values, manifest_sha256=Digest.of(manifest), lock_sha256=Digest.of(lock))
 
 
 def merged(images: Iterable[StampedImage], image: StampedImage) -> tuple[StampedImage, ...]:
-    """Put an image into its slot; other slots stay as they are, and so does what else was known of the same bytes."""
+    """Put an image into its slot; other slots, and further fields of the same image, stay as they are."""
     others = {other.slot: other for other in images}
     old = others.get(image.slot)
     if old and old.digest == image.digest:
@@ -210,11 +202,7 @@ def merged(images: Iterable[StampedImage], image: StampedImage) -> tuple[Stamped
 
 def later_schema(carried: str | None) -> str:
     """Return the schema of a record that carries images of a record of schema `carried` over: the newer of both."""
-    return max(SCHEMA_VERSION, carried or SCHEMA_VERSION, key=_minor)
-
-
-def _minor(schema_version: str) -> int:
-    return int(schema_version.partition(".")[2])
+    return max(SCHEMA_VERSION, carried or SCHEMA_VERSION, key=lambda it: int(it.partition(".")[2]))
 
 
 def rfc3339(moment: datetime) -> str:
@@ -238,15 +226,13 @@ def record_bytes(record: Stamp) -> bytes:
         "envbuild": record.envbuild,
         "previous": record.previous,
     }
-    # Records from before these keys read back as the bytes that they were.
+    # Records of older releases without these keys keep their bytes.
     value |= {"by": record.by} if record.by is not None else {}
     value |= {"counter": record.counter} if record.counter else {}
-    return canonical_json(value | ({"content": _content_dict(record.content)} if record.content else {}))
-
-
-def _content_dict(content: Content) -> dict[str, Any]:
-    files = [{key: value for key, value in asdict(it).items() if value is not None} for it in content.files]
-    return {"files": files, "file_count": content.file_count, "forced": content.forced}
+    if content := record.content:
+        files = [{key: it for key, it in asdict(file).items() if it is not None} for file in content.files]
+        value["content"] = {"files": files, "file_count": content.file_count, "forced": content.forced}
+    return canonical_json(value)
 
 
 def record_name(data: bytes) -> str:
@@ -291,9 +277,9 @@ def read_record(name: str, data: bytes) -> Stamp:
         value = json.loads(data)
         newer = int(value["schema_version"].split(".")[0]) > _MAJOR
         if not newer:
-            canonical_json(value)  # not each text of JSON can be written again: "\ud800" cannot
+            canonical_json(value)  # JSON may contain "\ud800", which cannot be written again
             return _stamp(value)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, msgspec.ValidationError) as error:
         raise StampError("this is not a record of a stamp", where=where, todo=todo) from error
     raise StampError(
         f"the record has schema {value['schema_version']}, this envbuild reads {SCHEMA_VERSION}",
@@ -303,14 +289,17 @@ def read_record(name: str, data: bytes) -> Stamp:
 
 
 def dropped(metadata: Mapping[str, str], values: Mapping[str, str]) -> dict[str, None]:
-    """Return the keys of images that metadata names and a new pointer does not: they belong to what was replaced."""
+    """Return the image keys of metadata that a new pointer lacks: those of replaced images."""
     return dict.fromkeys(key for key in metadata if key.startswith(_IMAGE_KEY) and key not in values)
 
 
 def pointer(record: Stamp, name: str) -> dict[str, str]:
     """Return the metadata that points to a record: enough to find and to check the images without reading it."""
-    images = {_image_key(image): image.image for image in record.images}
-    return images | {
+    values = {}
+    for image in record.images:
+        platform = "" if image.platform == USUAL_PLATFORM else "-" + image.platform.replace("/", "-")
+        values[f"{_IMAGE_KEY}{image.role}-{image.variant}{platform}"] = image.image
+    return values | {
         "envbuild-schema": record.schema_version,
         "envbuild-environment": str(record.environment),
         "envbuild-manifest-sha256": record.manifest_sha256.hex,
@@ -319,7 +308,7 @@ def pointer(record: Stamp, name: str) -> dict[str, str]:
 
 
 def pointed(metadata: Mapping[str, str], where: str) -> str | None:
-    """Return the name of the record that metadata points to, None without a stamp; StampError when it is no name."""
+    """Return the name of the record that metadata points to, None without a stamp; StampError for an invalid name."""
     name = metadata.get("envbuild-record")
     if name is not None and not _RECORD_NAME.match(name):
         todo = "remove the model's envbuild-* metadata and stamp again"
@@ -330,11 +319,6 @@ def pointed(metadata: Mapping[str, str], where: str) -> str | None:
 def metadata_size(metadata: Mapping[str, str]) -> int:
     """Bytes of custom metadata as Cloud Storage counts them."""
     return sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items())
-
-
-def _image_key(image: StampedImage) -> str:
-    platform = "" if image.platform == USUAL_PLATFORM else "-" + image.platform.replace("/", "-")
-    return f"{_IMAGE_KEY}{image.role}-{image.variant}{platform}"
 
 
 def image_dict(image: StampedImage) -> dict[str, Any]:
@@ -369,31 +353,9 @@ def _stamp(value: Mapping[str, Any]) -> Stamp:
         envbuild=str(value["envbuild"]),
         counter=_counter(value.get("counter", 0)),
         by=_optional_text(value.get("by")),
-        content=None if value.get("content") is None else _content(value["content"]),
+        content=msgspec.convert(value.get("content"), Content | None),
         previous=None if value["previous"] is None else _RECORD_NAME.fullmatch(value["previous"])[0],  # type: ignore[index]
     )
-
-
-def _content(value: Mapping[str, Any]) -> Content:
-    files = tuple(
-        StampedFile(
-            path=_one_line(it["path"]),
-            size=_counter(it["size"]),
-            sha256=None if it.get("sha256") is None else Digest(it["sha256"]).hex,
-            crc32c=None if it.get("crc32c") is None else _one_line(it["crc32c"]),
-            generation=None if it.get("generation") is None else _counter(it["generation"]),
-        )
-        for it in value["files"]
-    )
-    count = value.get("file_count")
-    forced = _one_line(value.get("forced", ""))
-    return Content(files=files, file_count=None if count is None else _counter(count), forced=forced)
-
-
-def _one_line(value: Any) -> str:
-    if not isinstance(value, str) or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
-        raise ValueError(value)
-    return value
 
 
 def _counter(value: Any) -> int:

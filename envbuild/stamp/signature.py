@@ -79,7 +79,7 @@ def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof)
     number = f"the stamp is record {stamp.counter} of the model"
     if stamp.counter < proof.minimum:
         return (
-            f"{number}, and --minimum-record asks for {proof.minimum} or later; an older stamp was put back: find out "
+            f"{number}, and --minimum-record requires {proof.minimum} or later; an older stamp was put back: find out "
             "who did that, and stamp the model again with --sign KEY"
         )
     records = records_of(model)

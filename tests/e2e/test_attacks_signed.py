@@ -135,7 +135,7 @@ def test_what_the_key_did_not_vouch_for_is_not(place):
         refused(place.first, "and record 3 is signed too")
         newest = json.loads((place.folder / "kept/envbuild/pointer.json").read_bytes())
         (place.model / newest["objects"]["saved_model.pb"]["metadata"]["envbuild-record"]).unlink()
-        refused(place.first, "--minimum-record asks for 3 or later", "--minimum-record", 3)
+        refused(place.first, "--minimum-record requires 3 or later", "--minimum-record", 3)
     serve = ("from-manifest", "model", "--role", "serve", "--app", "app", "--cmd", "python /app/main.py", "--dry-run")
     with place.attacked():
         place.stamped(evil)

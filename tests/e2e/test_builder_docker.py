@@ -180,7 +180,7 @@ def test_a_socket_that_is_not_for_this_user(builds):
         command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
         command += builds.command("--out", f"{place}/out")
         done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
-    assert "this user may not speak to the container engine" in explained(done, 17, "docker.sock")
+    assert "this user may not access the container engine" in explained(done, 17, "docker.sock")
 
 
 def kill_engine(engine):

@@ -11,11 +11,12 @@ from google.cloud.storage import Client
 
 from envbuild.errors import StampConflict
 from envbuild.oci.digest import Digest
+from envbuild.retry import Retry
 from envbuild.stamp.gcs import GcsStore
 from envbuild.stamp.history import read_snapshot
 from envbuild.stamp.objects import Model
-from envbuild.stamp.record import StampEntry
-from envbuild.stamp.stamping import StampResult, write_stamp
+from envbuild.stamp.record import StampEntry, stamped
+from envbuild.stamp.stamping import StampResult, StampWriter
 from envbuild.stamp.store import State, Store
 from tests.fakes.gcs import FakeGcs, Fault, Kind
 from tests.faults.turns import Turns
@@ -249,16 +250,16 @@ def _stamper(
 def _stamped(store: Noting, job: Job) -> Ended:
     model = Model(uri=f"gs://{BUCKET}/{FOLDER}", store=store, anchor=ANCHOR)  # type: ignore[arg-type]
     try:
-        result = write_stamp(
-            model,
-            job.entry,
+        writer = StampWriter(
+            model=model,
+            image=stamped(job.entry, job.manifest, job.lock),
             manifest=job.manifest,
             lock=job.lock,
             now=NOW,
             by=job.name,
-            early=read_snapshot(model) if job.early else None,
-            pause=lambda tried: None,
+            retry=Retry(tries=16, first=0),
         )
+        result = writer.write(read_snapshot(model) if job.early else None)
     except Exception as error:  # what is no StampError is told by the check
         return Ended(job=job, saw=store.saw, error=error)
     return Ended(job=job, saw=store.saw, result=result)

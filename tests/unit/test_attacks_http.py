@@ -242,7 +242,7 @@ def test_a_list_of_referrers_that_leads_to_itself_ends(monkeypatch):
     with (
         server(pages) as host,
         registry_of(host) as registry,
-        pytest.raises(RegistryError, match=r"lists what refers to .* on more than 20 pages"),
+        pytest.raises(RegistryError, match=r"lists the referrers of .* on more than 20 pages"),
     ):
         registry.referrers("app", digest)
 

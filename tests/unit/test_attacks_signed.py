@@ -128,7 +128,7 @@ def test_an_image_that_the_key_did_not_vouch_for_is_not_printed(place):
         assert "the stamp is not signed" in said["failed"]
     with place.attacked():
         (place.model / "envbuild/pointer.json").unlink()
-        refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "bears no stamp")
+        refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "has no stamp")
     with place.attacked():
         place.stamped(place.sign(mine), "debug")
         refused(place.check(mine), "the signed stamp does not name sha256:")
@@ -139,7 +139,7 @@ def test_an_image_that_the_key_did_not_vouch_for_is_not_printed(place):
         (place.model / "envbuild/pointer.json").write_bytes(pointer)
         refused(place.check(good), "and record 3 is signed too")
         (place.model / record).unlink()
-        refused(place.check(good, "--minimum-record", "3"), "--minimum-record asks for 3 or later")
+        refused(place.check(good, "--minimum-record", "3"), "--minimum-record requires 3 or later")
 
 
 def test_an_image_without_the_keys_signature_is_not_printed(place):
@@ -221,7 +221,7 @@ def test_training_ends_before_it_builds_where_newer_records_were_removed(place):
         "late",
     )
     done = place.site(*words, "--sign", place.private, "--minimum-record", "2")
-    refused(done, "the model's newest record by this key is 1, and --minimum-record asks for 2 or later", 15)
+    refused(done, "the model's newest record by this key is 1, and --minimum-record requires 2 or later", 15)
     assert not (place.site.folder / "late").exists()
 
 
@@ -371,7 +371,7 @@ def test_files_of_another_tool_do_not_make_a_manifest_of_a_stamped_model(place):
     with place.attacked():
         for name, text in {**pins, "oci-layout": "{}", "Dockerfile": "", "pylock.toml": ""}.items():
             (place.model / name).write_text(text)
-        refused(place.site(*serve, *sign, "--minimum-record", "9"), "--minimum-record asks for 9 or later")
+        refused(place.site(*serve, *sign, "--minimum-record", "9"), "--minimum-record requires 9 or later")
         assert place.check(place.site.train).returncode == 0
         done = place.site("from-manifest", "model", "--dry-run")  # as before, for training
         assert "model/MLmodel is read as mlflow" in done.stderr

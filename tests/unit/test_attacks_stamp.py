@@ -38,9 +38,9 @@ from envbuild.stamp.record import (
     signature_name,
 )
 from envbuild.stamp.signature import Proof
-from envbuild.stamp.stamping import check_stampable, stamp, write_stamp
+from envbuild.stamp.stamping import check_stampable, stamp
 from tests.unit.attesting import key_pair
-from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write  # noqa: F401 - fixtures
+from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write, writer  # noqa: F401 - fixtures
 
 V1, V2 = entry("serve", content=b"v1"), entry("serve", content=b"v2")
 PUT = "envbuild/pointer.json"
@@ -284,7 +284,7 @@ ANYWHERE: dict[str, tuple[Attack, str]] = {
     ),
     "stamped without a key on top": (merged_unsigned, "the stamp is not signed"),
     "stamped by another key on top": (stamped_by_other, "it is by another key"),
-    "pointer removed": (lambda it: it.point(None), "the model bears no stamp"),
+    "pointer removed": (lambda it: it.point(None), "the model has no stamp"),
     "pointer to nothing": (lambda it: it.point(f"envbuild/record-{'0' * 64}.json"), "is missing"),
     "pointer to another folder": (lambda it: it.point("envbuild/../record.json"), "names no record"),
     "pointer to a signature": (lambda it: it.point(signature_name(it.newest)), "names no record"),
@@ -360,8 +360,8 @@ ANYWHERE: dict[str, tuple[Attack, str]] = {
     "the model's address is none": (lambda it: it.forge(it.private, model="s3://x"), "was written for s3://x"),
 }  # fmt: skip
 IN_FOLDER: dict[str, tuple[Attack, str]] = {
-    "a folder as signature": (lambda it: in_place(it, "folder"), "this is no file"),
-    "a pipe as signature": (lambda it: in_place(it, "fifo"), "this is no file"),
+    "a folder as signature": (lambda it: in_place(it, "folder"), "not a regular file"),
+    "a pipe as signature": (lambda it: in_place(it, "fifo"), "not a regular file"),
     "a link to another file as signature": (lambda it: in_place(it, "link"), "a link leads out of the model's folder"),
     "a link to nothing as signature": (lambda it: in_place(it, "broken"), "a link leads out of the model's folder"),
     "another model's whole folder": (whole_folder, "the stamp was written for file:///"),
@@ -410,7 +410,7 @@ def test_an_older_record_whose_successors_were_removed_is_refused_by_the_lowest_
     assert run(["inspect", site.uri, "--signed", str(site.public)]) == 0
     assert V1.image in capsys.readouterr().out
     said = refused(site, capsys, "--minimum-record", "3")
-    assert "record 2 of the model, and --minimum-record asks for 3 or later; an older stamp was put back" in said
+    assert "record 2 of the model, and --minimum-record requires 3 or later; an older stamp was put back" in said
 
 
 @pytest.mark.parametrize("place", ["folder", "bucket"])
@@ -652,7 +652,7 @@ def test_two_histories_that_one_key_signed_are_refused_where_stamps_are_read_and
         check_stampable(site.uri, signer)
     item = entry(content=b"next")
     with open_model(site.uri) as model_found, pytest.raises(StampError, match="the model has two signed histories"):
-        write_stamp(model_found, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer, pause=lambda _: None)
+        writer(model_found, item, signer=signer).write()
     for name in kept:
         site.remove(name)
     site.stamped(item, now=NOW + timedelta(hours=9))
@@ -710,7 +710,7 @@ def test_training_does_not_continue_a_record_below_the_lowest_number(tmp_path, t
         lambda signer: stamp(site.uri, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer),
     ):
         names = site.model.names()
-        with pytest.raises(StampError, match=f"the model('s)? {has}, and --minimum-record asks for 3 or later"):
+        with pytest.raises(StampError, match=f"the model('s)? {has}, and --minimum-record requires 3 or later"):
             call(record_signer(key, minimum=3))
         assert site.model.names() == names
     signer = record_signer(key, minimum=2 if there else 0)
@@ -728,7 +728,7 @@ def test_a_model_that_was_replaced_is_not_said_to_have_had_no_stamp(tmp_path, re
     said = " ".join(capsys.readouterr().err.split())
     assert "the model was replaced or copied after it was stamped at " in said
     assert "saved_model.pb is another file" in said
-    assert "bears no stamp" not in said
+    assert "has no stamp" not in said
 
 
 def test_the_working_folder_is_called_as_the_person_called_it(tmp_path, capsys, monkeypatch):
@@ -924,7 +924,7 @@ def test_another_anchor_does_not_begin_another_history(tmp_path, request, capsys
     site.stamped(entry())
     site.stamped(V1)
     site.put("saved_model.pb", b"")
-    says = "saved_model.pb bears no stamp; the records in envbuild/, the newest of 2026-"
+    says = "saved_model.pb has no stamp; the records in envbuild/, the newest of 2026-"
     assert says in (said := refused(site, capsys))
     assert "are for model.keras, so no key can have signed it" in said
     new = [site.stamped(entry(content=b"new")), site.stamped(V2)]
@@ -945,7 +945,7 @@ def test_another_anchor_does_not_begin_another_history(tmp_path, request, capsys
 def test_an_object_of_the_folders_name_does_not_begin_another_history(tmp_path, gcs):  # noqa: F811
     site = Site(InBucket(gcs), tmp_path)
     gcs.put("models", "runs/1", b"")
-    with pytest.raises(StampError, match="an object has the name of this folder"):
+    with pytest.raises(StampError, match="an object has the same name as this folder"):
         site.stamped(entry(content=b"new"))
     assert run(["inspect", f"{site.uri}/", "--signed", str(site.public)]) == 0
 

@@ -47,7 +47,7 @@ def remove_artifacts(registry: FakeRegistry, name: str) -> None:
 def check_unmoved(done: Done, status: int) -> None:
     assert (done.returncode, done.stdout) == (14, ""), done.stderr
     assert "no tag was moved, and " in done.stderr
-    assert ("does not give it back" in done.stderr) == (status == DROPPED)
+    assert ("does not list it" in done.stderr) == (status == DROPPED)
 
 
 def train(at: Serving, base: str, *options: str):

@@ -368,7 +368,7 @@ def test_a_trust_config_that_cannot_be_used_is_named(instance, tmp_path, monkeyp
 
 @pytest.mark.parametrize("text", ["keyless:", f"keyless:{ISSUER}", f"keyless:={IDENTITY}", f"keyless:{ISSUER}="])
 def test_an_identity_has_an_issuer_and_a_name(text):
-    with pytest.raises(UsageError, match="names no identity"):
+    with pytest.raises(UsageError, match="not an identity"):
         public_key_of(text)
 
 

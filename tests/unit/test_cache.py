@@ -100,7 +100,7 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "1e9", "20 apples", "1GBB"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(UsageError, match="is no size"):
+    with pytest.raises(UsageError, match="is not a size"):
         read_size(text, "--keep")
 
 

@@ -250,7 +250,7 @@ def test_a_broken_configuration_stops_commands_and_nothing_else(tmp_path, monkey
         ('[from-manifest.serve]\ngate = "never"', {}, ["config"], "where: {}, line 2: from-manifest.serve.gate"),
         ('[from-manifest.train]\nplatform = "linux/amd64, vax"', {}, ["config"], "is not known; give linux/amd64 or linux/arm64\n"),
         ('[verify]\nplatform = "vax"', {}, ["config"], "where: {}, line 2: verify.platform"),
-        ("", {"ENVBUILD_CACHE_LIMIT": "lots"}, ["config"], "'lots' is no size\n  where: ENVBUILD_CACHE_LIMIT\n"),
+        ("", {"ENVBUILD_CACHE_LIMIT": "lots"}, ["config"], "'lots' is not a size\n  where: ENVBUILD_CACHE_LIMIT\n"),
         ("", {}, ["lock", "x", "--download", "s3://hunter2/x"], "an address is given\n  where: --download\n"),
     ],
 )  # fmt: skip

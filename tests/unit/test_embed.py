@@ -111,7 +111,7 @@ def test_missing_and_additional_files_are_refused(model, tmp_path, warned):
 def test_a_model_that_was_replaced_or_never_stamped_is_refused(tmp_path, warned):
     model = InFolder(tmp_path)
     origin = origin_of(model.uri)
-    assert "bears no stamp" in refused(origin, tmp_path / "cache", warned)
+    assert "has no stamp" in refused(origin, tmp_path / "cache", warned)
     put_stamp(model.uri)
     origin = origin_of(model.uri)
     model.put("saved_model.pb", b"another")

@@ -92,5 +92,5 @@ def test_without_a_stamp_it_says_how_to_make_one(tmp_path, capsys, where):
     assert run(["inspect", str(tmp_path / "model") if where == "bare" else str(tmp_path / where)]) == 15
     said = capsys.readouterr()
     assert said.out == ""
-    assert ("bears no stamp" if where == "bare" else "there is no model") in said.err
+    assert ("has no stamp" if where == "bare" else "there is no model") in said.err
     assert "do:" in said.err

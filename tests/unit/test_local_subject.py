@@ -63,7 +63,7 @@ def test_a_damaged_copy_of_the_manifest_is_none(model):
 
 
 def test_a_model_without_a_stamp_or_with_that_of_another_is_refused(model):
-    with pytest.raises(StampError, match="bears no stamp") as refused:
+    with pytest.raises(StampError, match="has no stamp") as refused:
         subject_of_model(read_model(str(model)))
     assert "--stamp MODEL" in refused.value.todo
     put_stamp(model)

@@ -143,7 +143,7 @@ def test_a_source_that_sends_other_bytes_leaves_no_manifest():
         store_index(here)
         name = str(AMD.layers[1].descriptor.digest)
         here.repositories["up/stream"].blobs[name] = b"x" * AMD.layers[1].descriptor.size
-        with pytest.raises(RegistryError, match="not what its digest says"):
+        with pytest.raises(RegistryError, match="has another digest"):
             copied(here, there)
         assert not there.repositories["mine"].manifests
         assert name not in there.repositories["mine"].blobs
@@ -196,7 +196,7 @@ def test_indexes_in_indexes_are_copied_to_a_bound():
         nested(here, 2)
         assert len(copied(here, there).manifests) == 3
         nested(here, 3)
-        with pytest.raises(RegistryError, match="too deep"):
+        with pytest.raises(RegistryError, match="nested indexes"):
             copied(here, there, "other")
 
 

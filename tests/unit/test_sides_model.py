@@ -192,7 +192,7 @@ def test_a_model_without_a_stamp_says_only_what_its_files_say(model):
 
 
 def test_where_there_is_no_model_it_is_said(tmp_path):
-    with pytest.raises(StampError, match="no model here"):
+    with pytest.raises(StampError, match="there is no model"):
         read_model(str(tmp_path / "nowhere"))
 
 

@@ -9,7 +9,8 @@ from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
 from envbuild.stamp.history import read_history, read_stamp
 from envbuild.stamp.objects import open_model as found_model
 from envbuild.stamp.objects import read_uri
-from envbuild.stamp.stamping import check_stampable, stamp, write_stamp
+from envbuild.stamp.record import stamped
+from envbuild.stamp.stamping import StampWriter, check_stampable, stamp
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, model, write  # noqa: F401 - fixtures
 
 ANCHOR = "runs/1/saved_model.pb"
@@ -134,7 +135,7 @@ def test_what_cannot_be_known_is_told_so(gcs, monkeypatch):  # noqa: F811
     monkeypatch.setenv("ENVBUILD_GCS_TIMEOUT", "0.3")
     model = InBucket(gcs)  # noqa: F811
     gcs.fail("patch", kind="late", times=99)
-    with pytest.raises(StampError, match="cannot be known whether the stamp was written") as caught:
+    with pytest.raises(StampError, match="unknown whether the stamp was written") as caught:
         write(model.uri)
     assert "envbuild inspect" in caught.value.todo
     assert read_stamp(model.uri) is None
@@ -147,7 +148,7 @@ def test_a_lost_answer_and_a_look_that_fails_leave_it_unknown(gcs, monkeypatch):
     model = InBucket(gcs)  # noqa: F811
     gcs.apply_then_drop("patch")
     gcs.fail("get", "saved_model", status=503, times=99, after=2)  # the anchor is looked up by name, then read
-    with pytest.raises(StampError, match="cannot be known"):
+    with pytest.raises(StampError, match="unknown whether"):
         write(model.uri)
     gcs.faults.clear()
     assert read_stamp(model.uri) is not None
@@ -182,7 +183,9 @@ def test_of_eight_for_one_role_one_wins_and_the_others_are_shown_both(model):  #
             start.wait()
             item = entry(content=b"%d" % number)
             try:
-                return write_stamp(it, item, manifest=b"{}", lock=b"lock", now=NOW), item
+                return StampWriter(
+                    model=it, image=stamped(item, b"{}", b"lock"), manifest=b"{}", lock=b"lock", now=NOW
+                ).write(), item
             except StampConflict as conflict:
                 return conflict, item
 
@@ -191,7 +194,7 @@ def test_of_eight_for_one_role_one_wins_and_the_others_are_shown_both(model):  #
     conflicts = [(str(it), item) for it, item in ended if isinstance(it, StampConflict)]
     for told, item in conflicts:
         assert str(item.digest) in told
-        assert "theirs is" in told
+        assert "at the same time" in told
     assert len(read_history(model.uri).records) == 8 - len(conflicts)
     stamp_now = read_stamp(model.uri)
     assert stamp_now is not None

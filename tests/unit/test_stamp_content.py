@@ -101,7 +101,7 @@ def test_the_placeholder_of_a_folder_is_no_model_and_no_anchor(gcs):  # noqa: F8
     for name in ("m/", "m/variables/"):
         gcs.put("models", name, b"")
     for uri in ("gs://models/m", "gs://models/m/"):
-        with pytest.raises(StampError, match="no model here"):
+        with pytest.raises(StampError, match="there is no model"):
             check_stampable(uri)
     gcs.put("models", "m/model.keras", b"1")
     assert write("gs://models/m/").stamp.anchor.name == "model.keras"

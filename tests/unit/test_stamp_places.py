@@ -88,7 +88,7 @@ def test_a_saved_model_that_is_no_file_is_refused(tmp_path, make, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fingerprint.pb").write_bytes(b"x")
     make(Path("saved_model.pb"))
-    with pytest.raises(StampError, match="this is no file") as caught:
+    with pytest.raises(StampError, match="not a regular file") as caught:
         check_stampable(str(tmp_path))
     assert caught.value.todo
 
@@ -100,10 +100,10 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path, n
     path = model.folder / "envbuild" / name
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(StampError, match="this is no file") as caught:
+    with pytest.raises(StampError, match="not a regular file") as caught:
         write(model.uri, entry("serve"))
     assert caught.value.where == str(path)
-    with pytest.raises(StampError, match="this is no file"):
+    with pytest.raises(StampError, match="not a regular file"):
         read_uri(str(path), limit=9)
 
 

@@ -99,7 +99,7 @@ def test_records_of_another_model_in_the_folder_are_not_of_this_one(site):
         (site.folder / "model" / name).write_bytes(b"weights")
     built(site, "manifest.json", "--stamp", "model/one.keras")
     done = site("verify", "model/two.keras")
-    assert "error    stamp: the model bears no stamp" in done.stdout
+    assert "error    stamp: the model has no stamp" in done.stdout
     assert "[artifact-stamp]" in done.stdout
 
 
@@ -223,7 +223,7 @@ def test_what_cannot_be_meant_is_a_usage_error(site, arguments, says):
 def test_a_model_without_a_stamp_says_what_to_do(site):
     done = site("verify", "model")
     assert done.returncode == 16
-    assert "error    stamp: the model bears no stamp" in done.stdout
+    assert "error    stamp: the model has no stamp" in done.stdout
     assert "--stamp" in done.stdout
 
 

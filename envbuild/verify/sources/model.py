@@ -69,7 +69,7 @@ class StampedModel:
 
     @property
     def stamp(self) -> Stamp | None:
-        """The newest record; None where the model bears no stamp."""
+        """The newest record; None where the model has no stamp."""
         return self.history.records[0].stamp if self.history.records else None
 
 
