@@ -1,7 +1,6 @@
 """What wheels contain, read without downloading them: size, a digest of RECORD, and what METADATA requires."""
 
 import base64
-import csv
 import email.message
 import email.parser
 import email.policy
@@ -30,6 +29,7 @@ from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import bare_url, local_path
 from envbuild.oci.digest import Digest
 from envbuild.trust import Voucher
+from envbuild.wheel.record import read_record
 
 _LIMIT = 64 << 20
 """Bytes that RECORD or METADATA may have; TensorFlow's RECORD has 2 MB."""
@@ -47,7 +47,6 @@ _UNLISTED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
 _NOT_A_WHEEL = (
     zipfile.BadZipFile,
     zipfile.LargeZipFile,
-    csv.Error,
     zlib.error,
     NotImplementedError,
     RuntimeError,
@@ -302,7 +301,7 @@ def _untruth_of(wheel: LockedWheel, path: Path, client: Client, true: Collection
 
 
 def _rows(record: str) -> dict[str, str]:
-    return {row[0]: row[1] for row in csv.reader(record.splitlines()) if len(row) > 1 and row[1]}
+    return {row.path: row.hash for row in read_record(record) if row.hash}
 
 
 def _listed(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:

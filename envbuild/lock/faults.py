@@ -38,6 +38,8 @@ _FOLDER = (
     "put its wheel into a folder that --find-links names (`envbuild lock --download DIR` fetches wheels where there is"
     " a network), or leave out --offline"
 )
+_TODOS = {"index": (_OTHER_INDEX, _LABEL_INDEX), "folder": (_FOLDER, _FOLDER)}
+"""Advice by place, for an absent version and for an absent local label."""
 OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
 NEWER_GLIBC = "its wheels need a newer glibc"
 _MANYLINUX = re.compile(r"manylinux_2_(\d{1,3})_")
@@ -68,18 +70,6 @@ class Fault:
     def name(self) -> str:
         """The distribution's normalised name."""
         return canonicalize_name(Requirement(self.requirement).name)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where wheels were looked for, and what to do when one is not there."""
-
-    noun: str
-    todo: str
-    label_todo: str
-
-
-_INDEXES, _FOLDERS = _Place("index", _OTHER_INDEX, _LABEL_INDEX), _Place("folder", _FOLDER, _FOLDER)
 
 
 class UnlockableError(LockError):
@@ -123,7 +113,7 @@ def diagnose(
 
     `offline` says that only folders were asked.
     """
-    reason = _reason(requirement, files, target, _FOLDERS if offline else _INDEXES)
+    reason = _reason(requirement, files, target, "folder" if offline else "index")
     if reason is None:
         return None
     matching = [] if requirement.url else _matching(requirement, files)
@@ -199,23 +189,21 @@ def listed(texts: Iterable[str]) -> str:
     return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")
 
 
-def _reason(
-    requirement: Requirement, files: Sequence[IndexFile], target: Target, place: _Place
-) -> tuple[str, str] | None:
+def _reason(requirement: Requirement, files: Sequence[IndexFile], target: Target, place: str) -> tuple[str, str] | None:
     """Why there is no wheel, and what to do; None when there is one."""
     if requirement.url:
         return "is named by an address, not by a version", PUBLISH
     if not files:
-        return f"no {place.noun} has a project of this name", place.todo
+        return f"no {place} has a project of this name", _TODOS[place][0]
     matching = _matching(requirement, files)
     if not matching:
         return _no_version(requirement, files, place)
     return _no_wheel([file for file in matching if file.is_wheel], target, place)
 
 
-def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: _Place) -> tuple[str, str] | None:
+def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: str) -> tuple[str, str] | None:
     if not wheels:
-        return f"the {place.noun} has only a source distribution of it", OWN_WHEEL
+        return f"the {place} has only a source distribution of it", OWN_WHEEL
     allowed = [file for file in wheels if _allows(file.requires_python, target.python)]
     if not allowed:
         return f"it needs Python {listed({file.requires_python or '' for file in wheels})}", OWN_WHEEL
@@ -231,7 +219,7 @@ def _matching(requirement: Requirement, files: Sequence[IndexFile]) -> list[Inde
     return [file for file in files if requirement.specifier.contains(file.version, prereleases=True)]
 
 
-def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: _Place) -> tuple[str, str]:
+def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: str) -> tuple[str, str]:
     """Which versions there are instead: the same without its local label, else the two below and the two above."""
     versions = sorted({file.version for file in files})
     try:
@@ -239,14 +227,14 @@ def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: _Pl
     except InvalidVersion:
         label = None
     if label and any(requirement.specifier.contains(f"{version.public}+{label}") for version in versions):
-        why = f"the {place.noun} has this version only without the local label +{label}"
-        return why, place.label_todo.format(label=label)
+        why = f"the {place} has this version only without the local label +{label}"
+        return why, _TODOS[place][1].format(label=label)
     exact = exact_version(requirement)
     middle = Version(exact) if exact else versions[-1]
     below = [version for version in versions if version <= middle]
     above = [version for version in versions if version > middle]
-    why = f"the {place.noun} does not have this version, or has it no more; the nearest there: "
-    return why + ", ".join(map(str, (*below[-2:], *above[:2]))), place.todo
+    why = f"the {place} does not have this version, or has it no more; the nearest there: "
+    return why + ", ".join(map(str, (*below[-2:], *above[:2]))), _TODOS[place][0]
 
 
 def _allows(requires_python: str | None, python: str) -> bool:

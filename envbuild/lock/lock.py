@@ -12,10 +12,10 @@ from envbuild.lock.dependencies import Conflict, find_conflict, find_conflicts
 from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fault, origin_fault
 from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.resolution import Question, parsed_requirements
+from envbuild.lock.resolvers import Tree, resolve_tree
 from envbuild.lock.settings import local_path
 from envbuild.lock.sources import Direct
 from envbuild.lock.tags import same_version
-from envbuild.lock.uv import Tree, resolve_tree
 from envbuild.manifest.packages import Distribution
 from envbuild.manifest.requirement import exact_version
 from envbuild.match.limits import broken_hand_limits

@@ -25,22 +25,21 @@ from envbuild.lock.lock import (
     lock,
     upgraded_pins,
 )
-from envbuild.lock.model import Lock, Resolver, Target
-from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.model import Lock, LockedWheel, Resolver, Target
 from envbuild.lock.resolution import Question, locked_wheel, open_question, parsed_requirements
+from envbuild.lock.resolvers import PipToolsResolver, Tree, UvResolver, resolve_tree
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.lock.sources import (
     Commit,
     Direct,
-    Sdist,
     build_wheel,
     commit_of,
+    describe_source,
     fetch_direct,
     note_other_places,
     note_unhashed,
 )
 from envbuild.lock.tags import same_version
-from envbuild.lock.uv import Tree, UvResolver, resolve_tree
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution
 from envbuild.match.dropping import REASON
@@ -239,7 +238,7 @@ class _FirstLock:
 
     lock: Lock
     settings: IndexSettings
-    built: tuple[Commit | Sdist, ...] = ()
+    built: tuple[Commit | LockedWheel, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
 
 
@@ -292,16 +291,16 @@ def _first_lock(
 
 def _sources(
     faults: Iterable[Fault], distributions: Iterable[Distribution], settings: IndexSettings
-) -> tuple[Commit | Sdist, ...] | None:
+) -> tuple[Commit | LockedWheel, ...] | None:
     """What a wheel of each fault can be built from; None when there is nothing for one of them."""
     commits = {commit.name: commit for it in distributions if (commit := commit_of(it)) is not None}
-    sources: list[Commit | Sdist] = []
+    sources: list[Commit | LockedWheel] = []
     with make_client(settings) as client:
         for fault in faults:
             if commit := commits.get(fault.name):
                 sources.append(commit)
             elif fault.sdist is not None and fault.sdist.sha256 is not None:
-                sources.append(Sdist(file=locked_wheel(fault.sdist, size_of(client, fault.sdist.url))))
+                sources.append(locked_wheel(fault.sdist, size_of(client, fault.sdist.url)))
             else:
                 return None
     return tuple(sources)
@@ -343,22 +342,22 @@ def _compare(
             it.name: Absent(why=it.reason, successor=name_of(it.after or "")) for it in options.changes if it.before
         }
         absent |= {name: Absent(why=why) for name, why in first.left_out}
-        proven = prove(locked, distributions, question, options.counted, absent)
-        facts = question.reader.all_facts(proven.lock.wheels)
-    conflicts = _conflicts(proven.lock, facts, distributions, options.changes)
+        locked, proof, remarks = prove(locked, distributions, question, options.counted, absent)
+        facts = question.reader.all_facts(locked.wheels)
+    conflicts = _conflicts(locked, facts, distributions, options.changes)
     return LockedRun(
-        lock=replace(proven.lock, owners=_owners(proven.lock, distributions), dropped=options.dropped),
-        proof=proven.proof,
+        lock=replace(locked, owners=_owners(locked, distributions), dropped=options.dropped),
+        proof=proof,
         changes=changes,
         added=added,
         conflicts=conflicts,
-        required=find_required(proven.lock.wheels, facts, target),
-        built=tuple((source.name, str(source)) for source in first.built),
+        required=find_required(locked.wheels, facts, target),
+        built=tuple((source.name, describe_source(source)) for source in first.built),
         warnings=first.lock.remarks,
         remarks=(
-            *proven.remarks,
-            *note_unhashed(proven.lock, direct),
-            *note_other_places(proven.lock, distributions, settings),
+            *remarks,
+            *note_unhashed(locked, direct),
+            *note_other_places(locked, distributions, settings),
         ),
         left_out=(*((name, _why_dropped(name, conflicts)) for name in options.dropped), *first.left_out),
     )

@@ -5,7 +5,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from csv import Error
 from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
@@ -18,6 +17,7 @@ from envbuild.diff.layers import IMPLIED, Node, Overlay, Tree
 from envbuild.diff.packages import RECORD, Package, Packages, rows
 from envbuild.match.variant import CUDA_WHEEL, JAX_PLUGIN
 from envbuild.verify.sides.frameworks import frameworks_of
+from envbuild.wheel.record import RecordError
 
 _INFO = re.compile(r"((?:.*/)?(?:site|dist)-packages/([^/-]+)-([^/]+)\.dist-info)/.*")
 """What lies deeper is what a distribution has of others for itself."""
@@ -99,7 +99,7 @@ class Holdings:
         self._infos[name].add((match[3], match[1]))
         self._owners[path] = name
         if path == f"{match[1]}/RECORD":
-            with suppress(Error):
+            with suppress(RecordError):
                 self._owners |= dict.fromkeys((file for file, _, _ in rows(path, node.text)), name)
 
     def owner(self, path: str) -> str | None:

@@ -12,7 +12,7 @@ from envbuild.base import resolve_base
 from envbuild.image import LayerCache, WheelFiles, assemble
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock
-from envbuild.lock.uv import UvResolver
+from envbuild.lock.resolvers import UvResolver
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import push

@@ -17,8 +17,8 @@ from envbuild.files import data_folder
 from envbuild.image import LayerCache, WheelFiles, assemble
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock
+from envbuild.lock.resolvers import UvResolver
 from envbuild.lock.settings import read_settings, uv_environment
-from envbuild.lock.uv import UvResolver
 from envbuild.match import Stack, load_profiles
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference

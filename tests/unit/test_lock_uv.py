@@ -9,9 +9,8 @@ import pytest
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.lock import lock
 from envbuild.lock.model import Lock, Target
-from envbuild.lock.pip_tools import PipToolsResolver, parse_pins
+from envbuild.lock.resolvers import PipToolsResolver, UvResolver, parse_pins
 from envbuild.lock.settings import read_settings
-from envbuild.lock.uv import UvResolver
 from envbuild.manifest.packages import Distribution, Origin
 from tests.fakes.index import FakeIndex, Fault, closed_port, serving
 from tests.fakes.wheels import FakeWheel, make_wheel
