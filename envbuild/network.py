@@ -1,4 +1,4 @@
-"""What no server may do to a client: send so slowly that it never ends, or more than it is asked for.
+"""HTTP clients: trusted certificates, a lowest transfer rate, and limits for what a server sends.
 
 httpx's timeouts count from the last byte, so a server that sends one byte now and then holds its client for ever.
 """
@@ -6,11 +6,14 @@ httpx's timeouts count from the last byte, so a server that sends one byte now a
 import ipaddress
 import itertools
 import math
+import os
 import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
+import certifi
 import httpcore
 import httpx
 
@@ -26,10 +29,26 @@ _PIECE = 1 << 16
 _Options = Iterable[httpcore.SOCKET_OPTION] | None
 
 
-def enforce_minimum_rate(client: httpx.Client) -> httpx.Client:
-    """Let all connections of a client end with httpx.ReadError or WriteTimeout that are slower than LOWEST_RATE.
+def trusted_certificates(bundle: str | None = None) -> ssl.SSLContext:
+    """Trust this machine's authorities and those of SSL_CERT_FILE, else of `bundle`, else certifi's.
 
-    A line says what is waited for where a server is silent.
+    OpenSSL reads SSL_CERT_FILE and SSL_CERT_DIR itself. OSError for a bundle that cannot be read.
+    """
+    return _context(os.environ.get("SSL_CERT_FILE") or bundle or certifi.where(), os.environ.get("SSL_CERT_DIR"))
+
+
+@lru_cache(maxsize=8)
+def _context(bundle: str, _folder: str | None) -> ssl.SSLContext:
+    """Read the bundle once for the whole process, as that takes 40 ms."""
+    context = ssl.create_default_context()
+    context.load_verify_locations(bundle)
+    return context
+
+
+def enforce_minimum_rate(client: httpx.Client) -> httpx.Client:
+    """End all connections of a client that are slower than LOWEST_RATE with httpx.ReadError or WriteTimeout.
+
+    A line reports the request that a silent server does not answer.
     """
     for transport in (client._transport, *client._mounts.values()):  # noqa: SLF001 - httpx has no public way
         if isinstance(transport, httpx.HTTPTransport):
@@ -39,7 +58,7 @@ def enforce_minimum_rate(client: httpx.Client) -> httpx.Client:
 
 
 def read_document(chunks: Iterator[bytes], limit: int) -> bytes:
-    """Read at most `limit` bytes of a body and one more that says that there are more.
+    """Read at most `limit` bytes of a body, and one more if there are more.
 
     httpx.ReadTimeout when they take longer than DOCUMENT_SECONDS.
     """
@@ -82,9 +101,9 @@ class _Backend(httpcore.NetworkBackend):
 
 
 class _Stream(httpcore.NetworkStream):
-    """A connection with a lowest rate. Only time spent waiting counts, and none before the first byte of an answer.
+    """A connection with a lowest rate. Only waiting counts, and not before the first byte of an answer.
 
-    How long that may take is the caller's timeout: a registry moves a large blob before it answers.
+    The caller's timeout limits that: a registry moves a large blob before it answers.
     """
 
     def __init__(self, inner: httpcore.NetworkStream, host: str, lines: "_Lines") -> None:
@@ -128,9 +147,8 @@ class _Stream(httpcore.NetworkStream):
         for place in range(0, len(whole), _PIECE):
             started, piece = time.monotonic(), whole[place : place + _PIECE]
             self._inner.write(piece, timeout)  # type: ignore[arg-type]  # sockets take any buffer
-            self._measure(
-                len(piece), started, httpcore.WriteTimeout
-            )  # a WriteError is passed over, for an answer that may be there
+            # httpx ignores a WriteError, as an answer may be there.
+            self._measure(len(piece), started, httpcore.WriteTimeout)
 
     def _measure(self, count: int, started: float, error: type[Exception]) -> None:
         """Count bytes and the time that they took; raise `error` where that is too slow."""
@@ -146,15 +164,15 @@ class _Lines:
     """Lines about silent hosts: one for all connections of a client to a host."""
 
     def __init__(self) -> None:
-        self._lock, self._said = threading.Lock(), dict[str, float]()
+        self._lock, self._last = threading.Lock(), dict[str, float]()
 
     def announce(self, host: str, request: str, waited: float) -> None:
-        """Say what is waited for, unless a line of another connection said it a moment ago."""
+        """Report the request, unless a line of another connection did a moment ago."""
         now = time.monotonic()
         with self._lock:
-            if now - self._said.get(host, -math.inf) < report.SILENCE:
+            if now - self._last.get(host, -math.inf) < report.SILENCE:
                 return
-            self._said[host] = now
+            self._last[host] = now
         report.announce(f"waiting for {host}: {request} ({waited:.0f} s)")
 
 

@@ -30,7 +30,7 @@ from envbuild.registry.pull import pull
 from envbuild.registry.push import PushResult, check_push, push_index
 from envbuild.registry.shared_cache import SharedCache
 from envbuild.registry.tags import check_tag, stamped_tag, tag_stamped
-from envbuild.stamp.history import Seen
+from envbuild.stamp.history import Snapshot
 from envbuild.stamp.record import Content as Files
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.signature import Signer
@@ -248,7 +248,7 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
     return run
 
 
-def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, early: Seen) -> str:
+def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, early: Snapshot) -> str:
     """Write each platform's image on the model that was there at first; the last record names them all."""
     for part in parts:
         _tag_stamped(part, report)
@@ -272,7 +272,7 @@ def _tag_stamped(part: Part, report: Reporter) -> None:
 
 
 def _stamp_part(
-    model: str, order: Order, part: Part, now: datetime, early: Seen, signer: Signer | None, files: Files | None
+    model: str, order: Order, part: Part, now: datetime, early: Snapshot, signer: Signer | None, files: Files | None
 ) -> StampResult:
     entry = StampEntry(
         role="train",

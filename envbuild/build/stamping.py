@@ -7,7 +7,7 @@ from envbuild.build.order import Order, Reporter
 from envbuild.errors import StampError
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
-from envbuild.stamp.history import Seen
+from envbuild.stamp.history import Snapshot
 from envbuild.stamp.record import Content
 from envbuild.stamp.signature import Signer
 from envbuild.stamp.stamping import StampResult
@@ -20,7 +20,7 @@ _TODO = (
 
 
 def stamp_content(
-    order: Order, manifest: TrainingManifest, early: Seen, report: Reporter | None = None
+    order: Order, manifest: TrainingManifest, early: Snapshot, report: Reporter | None = None
 ) -> Content | None:
     """Read the files of the model that is to be stamped; StampError where they are not those that the manifest lists.
 

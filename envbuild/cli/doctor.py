@@ -1,7 +1,6 @@
 """`envbuild doctor`: whether this machine has what is needed, and whether what is stamped will stay."""
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,8 +35,7 @@ def run(targets: Targets = None, *, offline: Offline = False, as_json: AsJson = 
         todo = "leave one of them out"
         raise UsageError("models and images are looked at over a network", where="--offline", todo=todo)
     wanted = [target_of(text) for text in targets or ()]
-    now = datetime.now(UTC)
-    checks = [check for it in wanted for check in target_checks(it, now)] if wanted else machine_checks(offline=offline)
+    checks = [check for it in wanted for check in target_checks(it)] if wanted else machine_checks(offline=offline)
     findings = checked(checks)
     wrong = [it for it in findings if not it.agrees and it.severity == "error"]
     _print(findings, healthy=not wrong, as_json=as_json)

@@ -13,7 +13,7 @@ from envbuild.cli.vouching import MinimumRecord, Signed, proof_of
 from envbuild.errors import StampError
 
 if TYPE_CHECKING:
-    from envbuild.stamp.history import History, Recorded
+    from envbuild.stamp.history import History, RecordFile
     from envbuild.stamp.record import Stamp, StampedImage
 
 Model = Annotated[str, typer.Argument(help="A stamped model: gs://..., a folder, or a file.", metavar="MODEL")]
@@ -98,7 +98,7 @@ def _image(image: "StampedImage") -> Iterator[str]:
     yield f"    {lock_name(image)}"
 
 
-def _record(record: "Recorded", before: "tuple[Recorded, ...]", *, whole: bool) -> Iterator[str]:
+def _record(record: "RecordFile", before: "tuple[RecordFile, ...]", *, whole: bool) -> Iterator[str]:
     if record.stamp is None:
         yield f"  {record.name}: {record.fault}, so that nobody can say what came before it"
         return

@@ -15,13 +15,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Self, TypeVar
 
-import certifi
 import httpx
 
 from envbuild.errors import LockError, UsageError
 from envbuild.files import home_folder
 from envbuild.lock.settings import IndexSettings, bare_url
-from envbuild.network import enforce_minimum_rate
+from envbuild.network import enforce_minimum_rate, trusted_certificates
 from envbuild.retry import TRANSIENT_STATUSES, Retry, Transient
 
 Value = TypeVar("Value")
@@ -197,8 +196,12 @@ def trusted(settings: IndexSettings) -> ssl.SSLContext:
         except OSError as error:
             what = f"the CA bundle cannot be read: {error}"
             raise LockError(what, where=f"--ca-bundle {settings.ca_bundle}", todo=_PEM) from error
-    bundle = os.environ.get("SSL_CERT_FILE") or settings.certificates or certifi.where()
-    return _machine_context(bundle, os.environ.get("SSL_CERT_DIR"))
+    try:
+        return trusted_certificates(settings.certificates)
+    except OSError as error:
+        where = os.environ.get("SSL_CERT_FILE") or settings.certificates or ""
+        todo = "correct SSL_CERT_FILE, or cert in pip's settings"
+        raise LockError(f"the CA bundle cannot be read: {error}", where=where, todo=todo) from error
 
 
 @lru_cache(maxsize=4)
@@ -207,18 +210,6 @@ def _bundle_context(bundle: str) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=bundle)
     if not context.cert_store_stats()["x509"]:
         raise ssl.SSLError("no certificate found")
-    return context
-
-
-@lru_cache(maxsize=4)
-def _machine_context(bundle: str, _folder: str | None) -> ssl.SSLContext:
-    """The machine's authorities and the bundle's; cached, as there are well over a hundred."""
-    context = ssl.create_default_context()
-    try:
-        context.load_verify_locations(bundle)
-    except OSError as error:
-        todo = "correct SSL_CERT_FILE, or cert in pip's settings"
-        raise LockError(f"the CA bundle cannot be read: {error}", where=bundle, todo=todo) from error
     return context
 
 

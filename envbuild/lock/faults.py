@@ -128,9 +128,9 @@ def diagnose(
 
 
 def origin_fault(distribution: Distribution) -> Fault | None:
-    """What stands against a distribution because of where it came from.
+    """The fault of a distribution that came from no index; None for others.
 
-    An index may have another project under the same name and version, so the name alone is no proof.
+    An index may have another project under the same name and version, so the name alone proves nothing.
     """
     origin = distribution.origin
     local = origin.url is not None and (origin.url.startswith("file:") or "://" not in origin.url)
@@ -155,7 +155,7 @@ def can_build(distribution: Distribution) -> bool:
 
 
 def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
-    """What stands against a locked wheel that bears the name of the run's archive but has other bytes."""
+    """The fault of a locked wheel that has the name of the run's archive but other bytes."""
     origin = distribution.origin
     same_file = unquote(urlsplit(origin.url or "").path.rpartition("/")[2]) == wheel.filename
     if origin.kind != "archive" or not same_file or origin.sha256 in {None, wheel.sha256.hex}:
@@ -167,7 +167,7 @@ def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | Non
 
 
 def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
-    """What stands against a locked wheel that is none of the files that the run's record allows."""
+    """The fault of a locked wheel whose hash is not one of those in the run's record."""
     allowed = distribution.origin.hashes
     if not allowed or wheel.sha256.hex in allowed:
         return None

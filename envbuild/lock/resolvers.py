@@ -230,7 +230,7 @@ class PipToolsResolver:
         """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once.
 
         `local` looks only in folders of this machine. pip-compile always resolves dependencies too: without `gaps`
-        those that are no requirements are left out of the lock, and pins that contradict each other are refused.
+        the lock leaves them out again, and pins that contradict each other are refused.
         """
         check_host(target)
         with open_question(requirements, target, self.settings, self.cache, gaps, local=local) as question:

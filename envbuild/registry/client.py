@@ -1,25 +1,25 @@
 """One registry, as the distribution specification's requests (OCI distribution-spec 1.1, "Endpoints").
 
-Uploads are POST and one PUT with a known length: Artifact Registry takes no chunks, and no registry needs them. What is
-still being written goes by one PATCH between them, as Docker's engine and go-containerregistry send everything.
+Uploads are POST and one PUT with a known length: Artifact Registry takes no chunks, and no registry needs them. A layer
+that is still being written goes by one PATCH between them, as Docker and go-containerregistry send everything.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import BinaryIO, Self, TypeVar
+from typing import Any, BinaryIO, Self
 
 import httpx
 
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_INDEX, DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Opener
-from envbuild.registry.auth import Authorizer, bounded, retry_after
+from envbuild.registry.auth import Authorizer, read_body, retry_after
 from envbuild.registry.credentials import Credentials
-from envbuild.registry.faults import CHECK_REGISTRY, Aim, redacted, refusal
+from envbuild.registry.faults import CHECK_REGISTRY, Access, printable, redacted, refusal
 from envbuild.registry.transport import (
     LONG_ANSWER,
     Progress,
@@ -40,32 +40,32 @@ class Manifest:
     data: bytes
     media_type: str
     """The Content-Type, without parameters."""
-    said_digest: str
-    """The Docker-Content-Digest header, empty when there was none."""
+    header_digest: str
+    """The Docker-Content-Digest header; empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A request, which may have to be sent more than once."""
+    """A request, which may be sent more than once."""
 
     method: str
     url: httpx.URL
-    aim: Aim
+    access: Access
     source: str = ""
     """Another repository to read from in the same request (mount)."""
     headers: dict[str, str] = field(default_factory=dict)
     body: Callable[[], bytes | Iterable[bytes]] | None = None
-    """Makes the body anew for each sending."""
+    """Returns the body for each sending."""
     large: bool = False
-    answer_within: float | None = None
-    """Seconds that the registry may take until it begins to answer; None for the usual ones."""
-    also: frozenset[int] = frozenset()
-    """Statuses beside success that the caller understands."""
+    timeout: float | None = None
+    """Seconds until the registry must begin to answer; None for the default."""
+    expected: frozenset[int] = frozenset()
+    """Statuses besides success that the caller handles."""
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        actions = "pull,push" if self.aim.action == "push" else "pull"
-        own = f"repository:{self.aim.repository}:{actions}"
+        actions = "pull,push" if self.access.action == "push" else "pull"
+        own = f"repository:{self.access.repository}:{actions}"
         return (own, f"repository:{self.source}:pull") if self.source else (own,)
 
 
@@ -73,18 +73,16 @@ MANIFEST_LIMIT = 4 << 20
 """Bytes of the largest manifest that is read; every registry takes as much (distribution-spec, "Pushing Manifests")."""
 _ACCEPT = f"{MANIFEST}, {INDEX}, {DOCKER_MANIFEST}, {DOCKER_INDEX}"
 _LARGE = 8 << 20
-"""From this size on an upload gets a token of its own: tokens may end while others are being sent (moby #33558)."""
+"""From this size on an upload gets its own token: tokens may expire while other blobs are sent (moby #33558)."""
 _ERROR_BODY = 64 << 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HOPS = 5
 _PAGE = 1000
-"""Tags that are asked for at once."""
+"""Tags of one request."""
 _PAGES, _LISTING_SECONDS = 1000, 600.0
 """Pages of one listing, and seconds for all of them."""
-_UNKNOWN = frozenset({400, 404, 405, 406, 501})
-"""How registries answer who asks for a list of referrers that they do not keep."""
-
-_T = TypeVar("_T")
+_NO_REFERRERS_API = frozenset({400, 404, 405, 406, 501})
+"""Answers of registries without the referrers API."""
 
 
 class Registry:
@@ -121,143 +119,126 @@ class Registry:
 
     def manifest(self, repository: str, target: str) -> Manifest:
         """Get the manifest or index that a tag or digest names, of at most 4 MiB."""
-        call = self._manifest_call("GET", repository, target)
-
-        def attempt(_: int) -> Manifest:
-            with closing(self._answer(call)) as response:
-                media_type = response.headers.get("content-type", "").partition(";")[0].strip()
-                said = response.headers.get("docker-content-digest", "")
-                return Manifest(data=bounded(response, MANIFEST_LIMIT), media_type=media_type, said_digest=said)
-
-        found = self._tried(attempt)
-        if len(found.data) > MANIFEST_LIMIT:
+        call = self._call("GET", repository, f"manifests/{target}", headers={"Accept": _ACCEPT})
+        headers, data = self._read(call)
+        if len(data) > MANIFEST_LIMIT:
             raise RegistryError("a manifest over 4 MiB is refused", where=redacted(call.url))
-        return found
+        media_type = headers.get("content-type", "").partition(";")[0].strip()
+        return Manifest(data=data, media_type=media_type, header_digest=headers.get("docker-content-digest", ""))
 
     def manifest_digest(self, repository: str, target: str) -> str | None:
-        """The digest that the registry gives for a tag or digest; None when it has none, empty when it does not say."""
-        call = self._manifest_call("HEAD", repository, target, also=frozenset({404}))
-        response = self._closed(call)
+        """The digest that the registry gives for a tag or digest; None if absent, empty if its answer has none."""
+        call = self._call(
+            "HEAD", repository, f"manifests/{target}", headers={"Accept": _ACCEPT}, expected=frozenset({404})
+        )
+        response = self._send_empty(call)
         return None if response.status_code == 404 else response.headers.get("docker-content-digest", "")
-
-    def tags(self, repository: str) -> tuple[str, ...]:
-        """All tags of a repository, sorted; RegistryError where it is none, or what is answered is no list of tags."""
-        found = list[str]()
-        for _ in self._pages(f"the tags of {repository}"):
-            page, more = self._tags_after(repository, found[-1] if found else "")
-            found += page
-            if not (page and more):
-                break
-        return tuple(sorted(set(found)))
-
-    def _pages(self, what: str) -> Iterator[None]:
-        """Yield before each page of a listing; RegistryError where it has too many or takes too long."""
-        end = time.monotonic() + _LISTING_SECONDS
-        for _ in range(_PAGES):
-            yield
-            if time.monotonic() > end:
-                raise RegistryError(
-                    f"{self.host} has not listed {what} after {_LISTING_SECONDS:.0f} s", todo=CHECK_REGISTRY
-                )
-        raise RegistryError(f"{self.host} lists {what} on more than {_PAGES} pages", todo=CHECK_REGISTRY)
-
-    def has_tags(self, repository: str) -> bool:
-        """Whether anything in a repository has a tag; a repository that does not exist yet has none."""
-        try:
-            return bool(self._tags_after(repository, "", most=1)[0])
-        except RegistryError as error:
-            if error.status != 404:
-                raise
-            return False
-
-    def _tags_after(self, repository: str, last: str, most: int = _PAGE) -> tuple[list[str], bool]:
-        """Some of the tags, and whether there are more (distribution-spec, "Listing Tags")."""
-        query = httpx.QueryParams({"n": str(most)} | ({"last": last} if last else {}))
-        url = self._url(f"{repository}/tags/list").copy_with(params=query)
-        call = Call(method="GET", url=url, aim=Aim(host=self.host, repository=repository))
-
-        def attempt(_: int) -> tuple[bytes, bool]:
-            with closing(self._answer(call)) as response:
-                return bounded(response, MANIFEST_LIMIT), "link" in response.headers
-
-        data, more = self._tried(attempt)
-        try:
-            return [str(tag) for tag in json.loads(data)["tags"] or []], more
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RegistryError("the answer is no list of tags", where=redacted(url)) from error
-
-    def referrers(self, repository: str, digest: Digest) -> list[bytes] | None:
-        """The list of what refers to a manifest, in pages; None where the registry keeps none.
-
-        Distribution-spec, "Listing Referrers".
-        """
-        pages, url = list[bytes](), self._url(f"{repository}/referrers/{digest}")
-        for _ in self._pages(f"what refers to {digest}"):
-            aim, accept = Aim(host=self.host, repository=repository), {"Accept": INDEX}
-            page, more = self._page(Call(method="GET", url=url, aim=aim, headers=accept, also=_UNKNOWN))
-            if page is None:
-                return None
-            pages.append(page)
-            if not more:
-                break
-            url = hop(self._root, url, more)
-        return pages
-
-    def _page(self, call: Call) -> tuple[bytes | None, str]:
-        """A page, and where the next one is; None where the registry knows no such list."""
-
-        def attempt(_: int) -> tuple[bytes | None, str]:
-            with closing(self._answer(call)) as response:
-                page = bounded(response, MANIFEST_LIMIT) if response.is_success else None
-                return page, response.links.get("next", {}).get("url", "")
-
-        return self._tried(attempt)
 
     def has_manifest(self, repository: str, digest: Digest) -> bool:
         """True when the manifest is there."""
         return self.manifest_digest(repository, str(digest)) is not None
 
+    def tags(self, repository: str) -> tuple[str, ...]:
+        """All tags of a repository, sorted; RegistryError if there is none, or for an answer that lists no tags."""
+        tags = list[str]()
+        for _ in self._pages(f"the tags of {repository}"):
+            page, more = self._tags_after(repository, tags[-1] if tags else "")
+            tags += page
+            if not (page and more):
+                break
+        return tuple(sorted(set(tags)))
+
+    def has_tags(self, repository: str) -> bool:
+        """Whether anything in a repository has a tag; a repository that does not exist yet has none."""
+        try:
+            return bool(self._tags_after(repository, "", limit=1)[0])
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+            return False
+
+    def _pages(self, listing: str) -> Iterator[None]:
+        """Yield before each page of a listing; RegistryError if it has too many or takes too long."""
+        end = time.monotonic() + _LISTING_SECONDS
+        for _ in range(_PAGES):
+            yield
+            if time.monotonic() > end:
+                what = f"{self.host} has not listed {listing} after {_LISTING_SECONDS:.0f} s"
+                raise RegistryError(what, todo=CHECK_REGISTRY)
+        raise RegistryError(f"{self.host} lists {listing} on more than {_PAGES} pages", todo=CHECK_REGISTRY)
+
+    def _tags_after(self, repository: str, last: str, limit: int = _PAGE) -> tuple[list[str], bool]:
+        """A page of tags, and whether there are more (distribution-spec, "Listing Tags")."""
+        query = {"n": str(limit)} | ({"last": last} if last else {})
+        call = self._call("GET", repository, "tags/list", query=query)
+        headers, data = self._read(call)
+        try:
+            return [str(tag) for tag in json.loads(data)["tags"] or []], "link" in headers
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RegistryError("the answer does not list tags", where=redacted(call.url)) from error
+
+    def referrers(self, repository: str, digest: Digest) -> list[bytes] | None:
+        """The pages of the list of a manifest's referrers; None if the registry keeps none.
+
+        Distribution-spec, "Listing Referrers".
+        """
+        pages = list[bytes]()
+        call = self._call(
+            "GET", repository, f"referrers/{digest}", headers={"Accept": INDEX}, expected=_NO_REFERRERS_API
+        )
+        for _ in self._pages(f"the referrers of {digest}"):
+
+            def attempt(_: int, call: Call = call) -> tuple[bytes | None, str]:
+                with closing(self._answer(call)) as response:
+                    page = read_body(response, MANIFEST_LIMIT) if response.is_success else None
+                    return page, response.links.get("next", {}).get("url", "")
+
+            page, following = self._retry.run(attempt, pause=self._transport.pause)
+            if page is None:
+                return None
+            pages.append(page)
+            if not following:
+                break
+            call = replace(call, url=hop(self._root, call.url, following))
+        return pages
+
     def put_manifest(self, repository: str, target: str, data: bytes, media_type: str) -> None:
-        """Store a manifest under a tag or its digest; RegistryError when the registry takes it for other bytes."""
-        aim = Aim(host=self.host, repository=repository, action="push")
-        url = self._url(f"{repository}/manifests/{target}")
+        """Store a manifest under a tag or its digest; RegistryError when the registry answers another digest."""
         headers = {"Content-Type": media_type}
-        response = self._closed(Call(method="PUT", url=url, aim=aim, headers=headers, body=lambda: data))
-        said = response.headers.get("docker-content-digest", "")
-        if said and said != str(Digest.of(data)):
-            raise RegistryError(f"{self.host} stored other bytes than were sent", where=redacted(url))
+        call = self._call("PUT", repository, f"manifests/{target}", "push", headers=headers, body=lambda: data)
+        digest = self._send_empty(call).headers.get("docker-content-digest", "")
+        if digest and digest != str(Digest.of(data)):
+            what = f"{self.host} stored other bytes than envbuild sent: {printable(digest)}"
+            raise RegistryError(what, where=redacted(call.url), todo=CHECK_REGISTRY)
 
     def delete_tag(self, repository: str, tag: str) -> None:
-        """Remove a tag, and not what it names (distribution-spec, "Deleting Tags"); registries need not know that."""
-        aim = Aim(host=self.host, repository=repository, action="push")
-        self._closed(Call(method="DELETE", url=self._url(f"{repository}/manifests/{tag}"), aim=aim))
+        """Remove a tag, and not its manifest (distribution-spec, "Deleting Tags"); not every registry supports it."""
+        self._send_empty(self._call("DELETE", repository, f"manifests/{tag}", "push"))
 
     def has_blob(self, repository: str, digest: Digest, *, size: int | None = None, action: str = "push") -> bool:
-        """True when the blob is there; RegistryError when it is said to have another size than this one."""
-        aim = Aim(host=self.host, repository=repository, action=action)
-        url = self._url(f"{repository}/blobs/{digest}")
-        response = self._closed(Call(method="HEAD", url=url, aim=aim, also=frozenset({404})))
+        """True when the blob is there; RegistryError when its size differs."""
+        call = self._call("HEAD", repository, f"blobs/{digest}", action, expected=frozenset({404}))
+        response = self._send_empty(call)
         if response.status_code == 404:
             return False
-        said = response.headers.get("content-length", "")
-        if size is not None and said.isdecimal() and int(said) not in (0, size):
+        length = response.headers.get("content-length", "")
+        if size is not None and length.isdecimal() and int(length) not in (0, size):
             todo = "build with --no-remote-cache, and find out who published a layer with a wrong size"
-            raise RegistryError(f"{digest} has {said} bytes there, not {size}", where=redacted(url), todo=todo)
+            raise RegistryError(f"{digest} has {length} bytes there, not {size}", where=redacted(call.url), todo=todo)
         return True
 
     def open_blob(self, repository: str, descriptor: Descriptor) -> BinaryIO:
-        """Open a blob for reading; at its end RegistryError is raised when it was not the descriptor's bytes.
+        """Open a blob for reading; at its end RegistryError is raised when its digest differs.
 
-        A connection that breaks on the way is taken up again where it broke.
+        After a broken connection the reading resumes where it broke.
         """
-        url = self._url(f"{repository}/blobs/{descriptor.digest}")
 
-        def opened(start: int) -> httpx.Response:
+        def open_at(start: int) -> httpx.Response:
             headers = {"Range": f"bytes={start}-"} if start else {}
-            call = Call(method="GET", url=url, aim=Aim(host=self.host, repository=repository), headers=headers)
-            return self._tried(lambda _: self._answer(call))
+            call = self._call("GET", repository, f"blobs/{descriptor.digest}", headers=headers)
+            return self._retry.run(lambda _: self._answer(call), pause=self._transport.pause)
 
-        return blob_reader(opened, descriptor, self._retry)
+        return blob_reader(open_at, descriptor, self._retry)
 
     def put_blob(
         self, repository: str, descriptor: Descriptor, opener: Opener, *, progress: Progress | None = None
@@ -266,148 +247,146 @@ class Registry:
 
         BuildError when the opener's bytes are not the descriptor's; then the last of them are never sent.
         """
-        aim = Aim(host=self.host, repository=repository, action="push")
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(descriptor.size)}
 
         def attempt(number: int) -> None:
             # The reply to the try before may have been lost after the registry had stored the blob.
-            if number == 1 or not self.has_blob(repository, descriptor.digest):
-                self._put(aim, descriptor, opener, progress or (lambda _: None))
+            if number > 1 and self.has_blob(repository, descriptor.digest):
+                return
+            place = self._open_upload(repository)
+            call = Call(
+                method="PUT",
+                url=_with_digest(place, descriptor.digest),
+                access=self._access(repository, "push"),
+                headers=headers,
+                body=lambda: outgoing(opener, descriptor, progress or (lambda _: None), self._transport.check),
+                large=descriptor.size >= _LARGE,
+                timeout=LONG_ANSWER,
+            )
+            self._answer(call).close()
 
-        self._tried(attempt)
+        self._retry.run(attempt, pause=self._transport.pause)
 
     def put_growing(
         self, repository: str, pieces: Callable[[], Iterator[bytes]], finished: Callable[[], Descriptor]
     ) -> None:
-        """Send a blob whose digest is known at its end, once; what it is, `finished` says after the last piece.
+        """Send a blob once, whose descriptor `finished` returns after the last piece.
 
-        RegistryError where anything speaks against it: the blob has to be sent as others are then.
+        RegistryError for any failure: the blob must then be sent as others are.
         """
-        aim = Aim(host=self.host, repository=repository, action="push")
+        access, headers = self._access(repository, "push"), {"Content-Type": "application/octet-stream"}
         try:
-            place = self._upload(aim)
-            headers = {"Content-Type": "application/octet-stream"}
+            place = self._open_upload(repository)
             call = Call(
-                method="PATCH",
-                url=place,
-                aim=aim,
-                headers=headers,
-                body=pieces,
-                large=True,
-                answer_within=LONG_ANSWER,
+                method="PATCH", url=place, access=access, headers=headers, body=pieces, large=True, timeout=LONG_ANSWER
             )
             with closing(self._answer(call)) as response:
                 place = hop(self._root, place, response.headers.get("location") or str(place))
-            named = _named(place, finished().digest)
-            last = Call(method="PUT", url=named, aim=aim, body=lambda: b"", large=True, answer_within=LONG_ANSWER)
-            self._answer(last).close()
+            url = _with_digest(place, finished().digest)
+            call = Call(method="PUT", url=url, access=access, body=lambda: b"", large=True, timeout=LONG_ANSWER)
+            self._answer(call).close()
         except Transient as transient:
             raise transient.error from transient
 
     def mount(self, repository: str, digest: Digest, *, source: str) -> bool:
-        """Let a blob of another repository of this registry appear in this one; False when it has to be sent."""
-        query = httpx.QueryParams({"mount": str(digest), "from": source})
-        url = self._url(f"{repository}/blobs/uploads/").copy_with(params=query)
-        aim = Aim(host=self.host, repository=repository, action="push")
-        call = Call(method="POST", url=url, aim=aim, source=source, body=lambda: b"")
+        """Mount a blob of another repository of this registry; False when it has to be sent."""
+        query = {"mount": str(digest), "from": source}
+        call = self._call("POST", repository, "blobs/uploads/", "push", query=query, source=source, body=lambda: b"")
         try:
-            return self._closed(call).status_code == 201
+            return self._send_empty(call).status_code == 201
         except RegistryError:
-            # Whatever speaks against the mount (often the right to read the source) does not speak against sending.
+            # A mount that fails, often for lack of the right to read the source, does not prevent the upload.
             return False
 
-    def _url(self, path: str) -> httpx.URL:
-        return self._root.join(f"/v2/{path}")
-
-    def _manifest_call(self, method: str, repository: str, target: str, also: frozenset[int] = frozenset()) -> Call:
-        aim = Aim(host=self.host, repository=repository)
-        url = self._url(f"{repository}/manifests/{target}")
-        return Call(method=method, url=url, aim=aim, headers={"Accept": _ACCEPT}, also=also)
-
     def check_push(self, repository: str) -> None:
-        """Open an upload and drop it: the only question whose answer is the right to push."""
-        aim = Aim(host=self.host, repository=repository, action="push")
-        place = self._tried(lambda _: self._upload(aim))
-        # Registries need not know DELETE; an upload that is left open ends by itself.
+        """Open an upload and cancel it: the only request whose answer is the right to push."""
+        place = self._retry.run(lambda _: self._open_upload(repository), pause=self._transport.pause)
+        # Registries need not support DELETE; an open upload expires by itself.
         with suppress(RegistryError, Transient):
-            self._answer(Call(method="DELETE", url=place, aim=aim)).close()
+            self._answer(Call(method="DELETE", url=place, access=self._access(repository, "push"))).close()
 
-    def _upload(self, aim: Aim) -> httpx.URL:
-        """Open an upload; return where the blob goes."""
-        url = self._url(f"{aim.repository}/blobs/uploads/")
-        with closing(self._answer(Call(method="POST", url=url, aim=aim, body=lambda: b""))) as response:
+    def _open_upload(self, repository: str) -> httpx.URL:
+        """Open an upload; return its address."""
+        call = self._call("POST", repository, "blobs/uploads/", "push", body=lambda: b"")
+        with closing(self._answer(call)) as response:
             location = response.headers.get("location")
             if not location:
-                raise RegistryError(f"{self.host} opened no upload", where=redacted(url), status=response.status_code)
-            return hop(self._root, url, location)
+                what = f"{self.host} opened no upload"
+                raise RegistryError(what, where=redacted(call.url), status=response.status_code)
+            return hop(self._root, call.url, location)
 
-    def _put(self, aim: Aim, descriptor: Descriptor, opener: Opener, progress: Progress) -> None:
-        place = self._upload(aim)
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(descriptor.size)}
-        call = Call(
-            method="PUT",
-            url=_named(place, descriptor.digest),
-            aim=aim,
-            headers=headers,
-            body=lambda: outgoing(opener, descriptor, progress, self._transport.check),
-            large=descriptor.size >= _LARGE,
-            answer_within=LONG_ANSWER,
-        )
-        self._answer(call).close()
+    def _access(self, repository: str, action: str) -> Access:
+        return Access(host=self.host, repository=repository, action=action)
 
-    def _tried(self, attempt: Callable[[int], _T]) -> _T:
+    def _call(
+        self,
+        method: str,
+        repository: str,
+        path: str,
+        action: str = "pull",
+        *,
+        query: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> Call:
+        url = self._root.join(f"/v2/{repository}/{path}")
+        if query:
+            url = url.copy_with(params=httpx.QueryParams(query))
+        return Call(method=method, url=url, access=self._access(repository, action), **more)
+
+    def _read(self, call: Call) -> tuple[httpx.Headers, bytes]:
+        """Answer with retries: headers and body, of at most a manifest's size and one byte."""
+
+        def attempt(_: int) -> tuple[httpx.Headers, bytes]:
+            with closing(self._answer(call)) as response:
+                return response.headers, read_body(response, MANIFEST_LIMIT)
+
         return self._retry.run(attempt, pause=self._transport.pause)
 
-    def _closed(self, call: Call) -> httpx.Response:
-        """Answer with retries, for the status and headers only."""
+    def _send_empty(self, call: Call) -> httpx.Response:
+        """Answer with retries, for status and headers only."""
 
         def attempt(_: int) -> httpx.Response:
             response = self._answer(call)
             response.close()
             return response
 
-        return self._tried(attempt)
+        return self._retry.run(attempt, pause=self._transport.pause)
 
     def _answer(self, call: Call) -> httpx.Response:
         """Send once, and once more with a new login after 401; Transient or RegistryError unless it succeeds."""
-        response = self._followed(call)
+        response = self._follow(call)
         if response.status_code == 401 and same_origin(response.request.url, self._root):
             response.close()
             self._auth.renew(response)
-            response = self._followed(call)
-        if response.is_success or response.status_code in call.also:
+            response = self._follow(call)
+        if response.is_success or response.status_code in call.expected:
             return response
         with closing(response):
-            fault = refusal(response, bounded(response, _ERROR_BODY), call.aim, self._auth.hints)
+            fault = refusal(response, read_body(response, _ERROR_BODY), call.access, self._auth.hints)
             if response.status_code in TRANSIENT_STATUSES:
                 raise Transient(fault, after=retry_after(response))
             raise fault
 
-    def _followed(self, call: Call) -> httpx.Response:
-        """Send, and follow redirects of what only reads: registries send their clients on to a blob store."""
+    def _follow(self, call: Call) -> httpx.Response:
+        """Send, and follow the redirects of reading requests: registries redirect to a blob store."""
         url = call.url
         for _ in range(_HOPS):
-            response = self._sent(call, url)
+            # Credentials are for the registry itself, never for a host that it redirects to.
+            own = same_origin(url, self._root)
+            login = self._auth.header(call.scopes, call.access, fresh=call.large) if own else {}
+            content = call.body() if call.body else None
+            response = self._transport.send(
+                call.method, url, headers=call.headers | login, content=content, timeout=call.timeout
+            )
             if response.status_code not in _REDIRECTS or call.body is not None:
                 return response
             response.close()
             url = hop(self._root, url, response.headers.get("location", ""))
         raise RegistryError(f"{self.host} redirects without end", where=redacted(call.url))
 
-    def _sent(self, call: Call, url: httpx.URL) -> httpx.Response:
-        # Credentials are for the registry itself, never for where it sends us.
-        own = same_origin(url, self._root)
-        login = self._auth.header(call.scopes, call.aim, fresh=call.large) if own else {}
-        return self._transport.send(
-            call.method,
-            url,
-            headers=call.headers | login,
-            content=call.body() if call.body else None,
-            answer_within=call.answer_within,
-        )
 
-
-def _named(place: httpx.URL, digest: Digest) -> httpx.URL:
-    """Where an upload ends, once its digest is known."""
+def _with_digest(place: httpx.URL, digest: Digest) -> httpx.URL:
+    """The address that completes an upload."""
     # Appended, not merged: the registry's own query may be signed as it is written.
     query = b"&".join(part for part in (place.query, f"digest=sha256%3A{digest.hex}".encode()) if part)
     return place.copy_with(query=query)

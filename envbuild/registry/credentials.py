@@ -1,4 +1,4 @@
-"""Where the credentials for a registry come from: Docker's and podman's files and helpers, then Google's tokens."""
+"""Credentials for a registry: from Docker's and podman's files and helpers, then Google's tokens."""
 
 import base64
 import binascii
@@ -17,7 +17,7 @@ from envbuild.registry.faults import is_google, printable
 _HELPER_SECONDS = 30
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io", DOCKER_HUB)
 _IDENTITY = "<token>"
-"""The user name by which a helper says that its secret is an identity token."""
+"""The user name by which a helper marks its secret as an identity token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,21 +35,21 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What the search gave: credentials or none, and why some source gave nothing."""
+class Lookup:
+    """The credentials or None, and why sources had none."""
 
     credentials: Credentials | None = None
     hints: tuple[str, ...] = ()
 
 
 class _Unusable(Exception):  # noqa: N818 - a reason that becomes a hint
-    """A source that exists and gives nothing, with the reason."""
+    """A source cannot be used; the message is the reason."""
 
 
-def find(host: str, repository: str, *, environ: Mapping[str, str] | None = None) -> Found:
-    """Look through all sources in order; the first that has credentials for the host wins.
+def find(host: str, repository: str, *, environ: Mapping[str, str] | None = None) -> Lookup:
+    """Search all sources in order; the first with credentials for the host wins.
 
-    A source that fails becomes a hint, not an error: the registry may well answer without any credentials.
+    A source that fails becomes a hint, not an error: the registry may answer without credentials.
     """
     environ, hints = os.environ if environ is None else environ, []
     for path in _files(environ):
@@ -59,13 +59,13 @@ def find(host: str, repository: str, *, environ: Mapping[str, str] | None = None
             hints.append(str(reason))
             continue
         if found:
-            return Found(credentials=found, hints=tuple(hints))
+            return Lookup(credentials=found, hints=tuple(hints))
     if is_google(host):
         try:
-            return Found(credentials=google(), hints=tuple(hints))
+            return Lookup(credentials=google(), hints=tuple(hints))
         except _Unusable as reason:
             hints.append(str(reason))
-    return Found(hints=tuple(hints))
+    return Lookup(hints=tuple(hints))
 
 
 def _files(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -79,7 +79,7 @@ def _files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _from_file(path: Path, host: str, repository: str) -> Credentials | None:
-    """Docker's order inside one file: the host's helper, the store for all hosts, the file's own entries."""
+    """Search a file in Docker's order: the host's helper, the store for all hosts, the file's own entries."""
     config = _read(path)
     keys = tuple(_keys(host, repository))
     helpers, store = _table(config, "credHelpers"), config.get("credsStore")
@@ -108,7 +108,7 @@ def _table(config: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _keys(host: str, repository: str) -> Iterator[str]:
-    """The most exact key first: podman allows `host/namespace/image`."""
+    """The most specific key first: podman allows `host/namespace/image`."""
     hosts = _HUB_KEYS if host == DOCKER_HUB else (host,)
     parts = repository.split("/") if repository else []
     yield from ("/".join((host, *parts[:count])) for count in range(len(parts), 0, -1))
@@ -135,7 +135,7 @@ def _from_entry(entry: Any, path: Path) -> Credentials | None:
 
 
 def _from_helper(name: str, host: str) -> Credentials | None:
-    """Ask `docker-credential-NAME get`; an exit status other than 0 mostly means that it has none."""
+    """Run `docker-credential-NAME get`; an exit status other than 0 mostly means that it has none."""
     program = f"docker-credential-{name}"
     try:
         done = subprocess.run(
@@ -151,7 +151,7 @@ def _from_helper(name: str, host: str) -> Credentials | None:
         answer = json.loads(done.stdout)
         user, secret = str(answer["Username"]), str(answer["Secret"])
     except (ValueError, KeyError, TypeError) as error:
-        raise _Unusable(f"{program} answered something else than credentials") from error
+        raise _Unusable(f"{program} did not answer credentials") from error
     return Credentials(identity_token=secret) if user == _IDENTITY else Credentials(username=user, password=secret)
 
 

@@ -89,7 +89,7 @@ def _check(found: Manifest, reference: Reference, target: str) -> None:
     """Hold the bytes to the digest that was asked for, and to the one that the registry claims."""
     digest = str(Digest.of(found.data))
     asked = target if ":" in target else digest
-    if digest != asked or found.said_digest not in ("", digest):
+    if digest != asked or found.header_digest not in ("", digest):
         what = f"{reference.registry} sent another manifest than its digest says"
         raise RegistryError(what, where=f"{reference.name}@{asked}", todo=CHECK_REGISTRY)
 

@@ -260,8 +260,8 @@ def confirm(registry: Registry, reference: Reference, data: bytes) -> None:
     """Have the registry show a manifest or index by digest: only what it confirms may be tagged, or stamped."""
     digest = Digest.of(data)
     found = registry.manifest(reference.repository, str(digest))
-    if found.data != data or found.said_digest not in ("", str(digest)):
-        other = printable(found.said_digest) or "other bytes"
+    if found.data != data or found.header_digest not in ("", str(digest)):
+        other = printable(found.header_digest) or "other bytes"
         what = f"{reference.registry} does not confirm {digest}: it gives {other}"
         todo = f"nothing was tagged or stamped; {CHECK_REGISTRY}"
         raise RegistryError(what, where=str(reference.at(digest)), todo=todo)

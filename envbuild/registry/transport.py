@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import httpx
 
 from envbuild.errors import RegistryError
-from envbuild.network import enforce_minimum_rate, is_loopback
+from envbuild.network import enforce_minimum_rate, is_loopback, trusted_certificates
 from envbuild.oci.blobs import read_blob
 from envbuild.oci.image import Descriptor, Opener
 from envbuild.oci.reference import DOCKER_HUB
@@ -38,7 +38,7 @@ for _name in ("httpx", "httpcore"):
 
 
 def api_root(host: str) -> httpx.URL:
-    """Return where a registry's API lies: HTTP on loopback, HTTPS elsewhere; RegistryError when `host` is none."""
+    """Return the root of a registry's API: HTTP on loopback, HTTPS elsewhere; RegistryError for an invalid host."""
     try:
         url = _valid(httpx.URL(f"https://{_DOCKER_HUB_API if host == DOCKER_HUB else host}"))
     except httpx.InvalidURL as error:
@@ -48,7 +48,7 @@ def api_root(host: str) -> httpx.URL:
 
 @lru_cache(maxsize=256)
 def _closeness(host: str) -> int:
-    """How far inside a host lies: 0 public or unknown, 1 private network, 2 this machine or its link."""
+    """How internal a host is: 0 public or unknown, 1 private network, 2 this machine or its link."""
     try:
         found = {item[4][0] for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
@@ -69,7 +69,7 @@ def same_origin(one: httpx.URL, other: httpx.URL) -> bool:
 
 
 def _valid(url: httpx.URL) -> httpx.URL:
-    """Refuse a port that httpx lets through and that the socket would answer with OverflowError."""
+    """Refuse a port that httpx accepts and that makes sockets raise OverflowError."""
     if (url.port or 0) > 65535:
         raise httpx.InvalidURL(f"port {url.port}")
     return url
@@ -84,47 +84,25 @@ def hop(origin: httpx.URL, base: httpx.URL, location: str) -> httpx.URL:
     try:
         target = _valid(base.join(location))
     except (httpx.InvalidURL, ValueError) as error:
-        raise _astray("the registry sent an address that is none", base) from error
+        raise _misdirected("the registry sent an invalid address", base) from error
     if same_origin(origin, target) and not target.userinfo:
         return target
     if target.userinfo or not target.host or target.scheme not in ("https", "http"):
-        raise _astray("the registry sent an address that cannot be used", target)
+        raise _misdirected("the registry sent an address that cannot be used", target)
     if target.scheme == "http" and not is_loopback(target.host):
-        raise _astray(f"{origin.host} sends its clients to plain HTTP", target)
+        raise _misdirected(f"{origin.host} sends its clients to plain HTTP", target)
     if target.host != origin.host and _closeness(target.host) > _closeness(origin.host):
-        raise _astray(f"{origin.host} sends its clients to an internal address", target)
+        raise _misdirected(f"{origin.host} sends its clients to an internal address", target)
     return target
 
 
-def _astray(what: str, url: httpx.URL) -> RegistryError:
+def _misdirected(what: str, url: httpx.URL) -> RegistryError:
     return RegistryError(what, where=redacted(url), todo=CHECK_REGISTRY)
 
 
-def _nobody() -> ssl.SSLContext:
-    """Trust in no certificate at all."""
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def _trust() -> ssl.SSLContext:
-    return _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-
-
-@lru_cache(maxsize=4)
-def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
-    """What httpx trusts, and the system; read once for the whole process, as that takes 40 ms."""
-    try:
-        trust = httpx.create_ssl_context()
-    except OSError as error:
-        what, todo = f"the CA bundle cannot be read: {error}", "correct SSL_CERT_FILE or SSL_CERT_DIR"
-        raise RegistryError(what, where=file or folder or "", todo=todo) from error
-    # Companies put their own authorities into the system's store, which httpx leaves out.
-    trust.load_default_certs()
-    return trust
-
-
 @contextmanager
-def explained(url: httpx.URL) -> Iterator[None]:
-    """Turn httpx's errors into Transient, or into RegistryError where trying again cannot help."""
+def translated_errors(url: httpx.URL) -> Iterator[None]:
+    """Raise Transient for httpx's errors, or RegistryError if another try cannot help."""
     try:
         yield
     except httpx.TransportError as error:
@@ -151,7 +129,7 @@ class Transport:
         *,
         headers: Mapping[str, str],
         content: bytes | Iterable[bytes] | None = None,
-        answer_within: float | None = None,
+        timeout: float | None = None,
     ) -> httpx.Response:
         """Send one request and return its answer with the body unread; the caller closes it.
 
@@ -164,34 +142,41 @@ class Transport:
             url,
             headers=dict(headers),
             content=content,
-            timeout=httpx.Timeout(connect=CONNECT, read=answer_within or ANSWER, write=ANSWER, pool=None),
+            timeout=httpx.Timeout(connect=CONNECT, read=timeout or ANSWER, write=ANSWER, pool=None),
             extensions={"trace": self._trace},
         )
-        with explained(url):
+        with translated_errors(url):
             return client.send(request, stream=True, follow_redirects=False)
 
     def _client(self, scheme: str) -> httpx.Client:
-        """The pool of a scheme, made at its first request: plain HTTP needs no certificates."""
+        """The pool of a scheme, created at its first request: plain HTTP needs no certificates."""
         with self._lock:
             if scheme not in self._clients:
-                self._clients[scheme] = self._new_client(_trust() if scheme == "https" else _nobody())
+                self._clients[scheme] = self._new_client(scheme)
             return self._clients[scheme]
 
-    def _new_client(self, trust: ssl.SSLContext) -> httpx.Client:
+    def _new_client(self, scheme: str) -> httpx.Client:
+        trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody
+        if scheme == "https":
+            try:
+                trust = trusted_certificates()
+            except OSError as error:
+                what, todo = f"the CA bundle cannot be read: {error}", "correct SSL_CERT_FILE"
+                raise RegistryError(what, where=os.environ.get("SSL_CERT_FILE", ""), todo=todo) from error
         client = httpx.Client(
             http2=False,
             verify=trust,
-            # A proxy's own loopback is not ours.
+            # A proxy's loopback is another machine's.
             trust_env=not is_loopback(self._root.host),
-            # Without keep-alive nothing stays open between requests, so that nobody has to close the pool.
+            # Without keep-alive nothing stays open between requests, and the pool need not be closed.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None if self._keep_alive else 0),
-            # Blobs and manifests are hashed as sent: nothing on the way may compress them.
+            # Blobs and manifests are hashed as sent, so nothing may compress them.
             headers={"User-Agent": "envbuild", "Accept-Encoding": "identity"},
         )
         return enforce_minimum_rate(client)
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Remember each socket that httpcore opens, as its pool offers no way to cut a request in progress."""
+        """Keep each socket that httpcore opens, as its pool cannot cut a request in progress."""
         if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
             return
         opened = info["return_value"].get_extra_info("socket")
@@ -211,7 +196,7 @@ class Transport:
         self.check()
 
     def stop(self) -> None:
-        """End all requests now, from any thread: a thread that waits for a registry's answer wakes up."""
+        """End all requests now, from any thread, including those that wait for an answer."""
         self._stopped.set()
         with self._lock:
             for opened in list(self._sockets):
@@ -225,7 +210,7 @@ class Transport:
 
 
 def _cut(opened: socket.socket) -> None:
-    """Wake up whoever reads from or writes to the socket; closing it would not."""
+    """Wake the threads that read from or write to the socket; closing it would not."""
     with suppress(OSError):
         # Not SSLSocket.shutdown: it drops the TLS state first, and a write in between would go out plain.
         socket.socket.shutdown(opened, socket.SHUT_RDWR)
@@ -237,13 +222,13 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 
 Progress = Callable[[int], None]
-"""Is told how many bytes of a blob have gone out, counted from 0 again for each try."""
+"""Gets the number of bytes of a blob that were sent, from 0 again for each try."""
 
 
 def outgoing(opener: Opener, descriptor: Descriptor, progress: Progress, check: Callable[[], None]) -> Iterator[bytes]:
     """Yield a blob's bytes; BuildError before its last chunk when they are not the descriptor's.
 
-    So no registry ever gets a whole wrong blob. `check` is called before each chunk and may raise to stop.
+    So no registry gets a complete wrong blob. `check` is called before each chunk and may raise to stop.
     """
     sent = 0
     for chunk in read_blob(opener, descriptor, where=str(descriptor.digest)):
@@ -253,62 +238,62 @@ def outgoing(opener: Opener, descriptor: Descriptor, progress: Progress, check: 
         progress(sent)
 
 
-Opened = Callable[[int], httpx.Response]
-"""Asks for a blob from this byte on."""
+OpenAt = Callable[[int], httpx.Response]
+"""Requests a blob from this byte on."""
 
 
-def blob_reader(opened: Opened, descriptor: Descriptor, retry: Retry) -> BinaryIO:
-    """Read a blob as a file that goes on after a break, and that checks size and digest at its end."""
+def blob_reader(open_at: OpenAt, descriptor: Descriptor, retry: Retry) -> BinaryIO:
+    """Read a blob as a file that resumes after a broken connection, and checks size and digest at its end."""
     # BufferedReader is a BinaryIO in all but name.
-    return cast("BinaryIO", io.BufferedReader(_Body(opened, descriptor, retry), _CHUNK))
+    return cast("BinaryIO", io.BufferedReader(_Body(open_at, descriptor, retry), _CHUNK))
 
 
 class _Body(io.RawIOBase):
     """The bodies of one or, after breaks, several responses as raw input."""
 
-    def __init__(self, opened: Opened, descriptor: Descriptor, retry: Retry) -> None:
+    def __init__(self, open_at: OpenAt, descriptor: Descriptor, retry: Retry) -> None:
         super().__init__()
-        self._opened, self._descriptor = opened, descriptor
+        self._open_at, self._descriptor = open_at, descriptor
         self._breaks = retry.tries
         """How often the connection may still break."""
-        self._hasher, self._size, self._rest = hashlib.sha256(), 0, memoryview(b"")
-        self._response = opened(0)
+        self._hasher, self._size, self._pending = hashlib.sha256(), 0, memoryview(b"")
+        self._response = open_at(0)
         self._chunks = self._response.iter_raw()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        if not self._rest:
-            self._rest = memoryview(self._checked(self._next()))
+        if not self._pending:
+            self._pending = memoryview(self._verified(self._next()))
         view = memoryview(buffer).cast("B")
-        count = min(len(view), len(self._rest))
-        view[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
+        count = min(len(view), len(self._pending))
+        view[:count] = self._pending[:count]
+        self._pending = self._pending[count:]
         return count
 
     def _next(self) -> bytes:
         while True:
             try:
-                with explained(self._response.request.url):
+                with translated_errors(self._response.request.url):
                     return next((piece for piece in self._chunks if piece), b"")
             except Transient as transient:
                 self._breaks -= 1
                 self._response.close()
                 if self._breaks <= 0:
                     raise transient.error from transient
-            self._response = self._opened(self._size)
+            self._response = self._open_at(self._size)
             if self._size and self._response.status_code != HTTPStatus.PARTIAL_CONTENT:
-                raise RegistryError("the registry cannot go on in the middle of a blob", where=self._where)
+                raise RegistryError("the registry cannot resume a blob (no range requests)", where=self._where)
             self._chunks = self._response.iter_raw()
 
-    def _checked(self, chunk: bytes) -> bytes:
+    def _verified(self, chunk: bytes) -> bytes:
         self._hasher.update(chunk)
         self._size += len(chunk)
         whole = self._size == self._descriptor.size and self._hasher.hexdigest() == self._descriptor.digest.hex
         if self._size > self._descriptor.size or not (chunk or whole):
-            what = f"blob {self._descriptor.digest} is not what its digest says ({self._size} bytes read)"
-            todo = "push the image again from where it still is, and see whether the registry's storage is damaged"
+            what = f"blob {self._descriptor.digest} has another digest ({self._size} bytes read)"
+            todo = "push the image again from another copy, and check the registry's storage"
             raise RegistryError(what, where=self._where, todo=todo)
         return chunk
 

@@ -11,12 +11,12 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.tags import stamped_tag, tag_stamped
 from envbuild.serve.compatible import RELATION
 from envbuild.serve.model import Served, ServeOrder
-from envbuild.stamp.history import Seen
+from envbuild.stamp.history import Snapshot
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
 
 
-def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, report: Reporter) -> str:
+def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Snapshot, report: Reporter) -> str:
     """Write the image on the model that was there at first; return the record's name.
 
     Of a manifest, the training image that was made of it is stamped first, so that both can be held against each other.

@@ -1,4 +1,4 @@
-"""A model in a folder of this machine: the metadata that a file cannot carry lies in `envbuild/pointer.json`."""
+"""A model in a folder of this machine: its metadata is in `envbuild/pointer.json`, as files have none."""
 
 import errno
 import fcntl
@@ -41,7 +41,7 @@ class DirectoryStore:
 
     def names(self, *, deep: bool) -> Mapping[str, str]:
         """Files in the folder itself, or in all below it: the first thousand, each with the record it points to."""
-        with told(Path(self.folder)):
+        with file_errors(Path(self.folder)):
             found = sorted(path.relative_to(self.folder).as_posix() for path in self._files(deep=deep))
         pointers = self._pointers()
         return {name: _record_of(pointers.get(name)) for name in found[:MOST_NAMES]}
@@ -49,13 +49,13 @@ class DirectoryStore:
     def records(self) -> list[str]:
         """All names in the stamp's folder that begin as those of records do."""
         folder = self._path(FOLDER)
-        with told(folder):
+        with file_errors(folder):
             names = (f"{FOLDER}/{path.name}" for path in folder.iterdir()) if folder.is_dir() else ()
             return sorted(name for name in names if name.startswith(RECORD_PREFIX))
 
     def state(self, name: str) -> State | None:
         """The file's state; its metadata counts only as long as the file is the one that it was written for."""
-        with told(self._path(name)):
+        with file_errors(self._path(name)):
             generation = _generation(self._path(name))
         if generation is None:
             return None
@@ -71,7 +71,7 @@ class DirectoryStore:
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that is named by its content, whole or not at all; False where one is there already."""
         path = self._path(name)
-        with told(path):
+        with file_errors(path):
             if path.exists():
                 return False
             write_whole(path, data)
@@ -80,7 +80,7 @@ class DirectoryStore:
     def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
         """Set or remove keys of the file's metadata if the file and its metadata still are as in `state`."""
         self._check_links()
-        with told(self._path(POINTER)), self._locked():
+        with file_errors(self._path(POINTER)), self._locked():
             now = self.state(name)
             if now is None or (now.generation, now.metageneration) != (state.generation, state.metageneration):
                 raise Changed
@@ -97,7 +97,9 @@ class DirectoryStore:
         self._check_links()
         place, lock = self._path(FOLDER), self._path(LOCK)
         if os.path.lexists(place) and not place.is_dir():
-            raise StampError("no folder, and the stamp's has this name", where=str(place), todo="move it away")
+            raise StampError(
+                "the stamp's folder cannot be created: a file has its name", where=str(place), todo="move the file away"
+            )
         if lock.exists() and not lock.is_file():
             _refuse(lock, "remove it", StampError)
         held = place if place.is_dir() else Path(self.folder)
@@ -183,31 +185,31 @@ def _generation(path: Path) -> str | None:
 
 
 def _lock(handle: int, path: Path) -> None:
-    """Lock a file until it is closed; StampError when somebody holds it for a minute, which no stamp does."""
+    """Lock a file until it is closed; StampError when another process holds it for a minute."""
     for _ in range(int(_LOCK_SECONDS / _LOCK_PAUSE)):
         try:
             return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(_LOCK_PAUSE)
-    todo = "see with lsof who holds the file"
+    todo = "find the process with lsof"
     raise StampError("another process keeps the model's metadata locked", where=str(path), todo=todo)
 
 
 def read_file(path: Path, *, limit: int, error: type[EnvbuildError] = StampError) -> bytes | None:
     """Read a file of at most `limit` bytes; None when there is none, `error` when it is larger or not readable."""
-    with told(path, error):
+    with file_errors(path, error):
         try:
             with _regular(path, os.O_RDONLY, error) as file:
                 data = file.read(limit + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
     if len(data) > limit:
-        raise error(f"the file has more than {limit} bytes", where=str(path), todo="see that it is the right file")
+        raise error(f"the file has more than {limit} bytes", where=str(path), todo="check that it is the right file")
     return data
 
 
 def _regular(path: Path, flags: int, error: type[EnvbuildError]) -> BinaryIO:
-    """Open a regular file, and no pipe that nobody writes to, for which one would wait without end."""
+    """Open a regular file; waiting for a pipe without a writer would not end."""
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -216,12 +218,12 @@ def _regular(path: Path, flags: int, error: type[EnvbuildError]) -> BinaryIO:
 
 
 def _refuse(path: Path, todo: str, error: type[EnvbuildError]) -> NoReturn:
-    raise error("this is no file", where=str(path), todo=todo)
+    raise error("not a regular file", where=str(path), todo=todo)
 
 
 @contextmanager
-def told(path: Path, error: type[EnvbuildError] = StampError) -> Iterator[None]:
-    """Turn what the operating system refuses into `error`."""
+def file_errors(path: Path, error: type[EnvbuildError] = StampError) -> Iterator[None]:
+    """Raise `error` for OSError in the block."""
     try:
         yield
     except OSError as cause:

@@ -1,51 +1,38 @@
-"""A model in Cloud Storage, through Google's own client (which honours STORAGE_EMULATOR_HOST by itself)."""
+"""A model in Cloud Storage, through Google's own client (which reads STORAGE_EMULATOR_HOST by itself)."""
 
 import io
 import itertools
-import math
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from google.api_core.exceptions import (
-    ClientError,
-    Forbidden,
-    GoogleAPICallError,
-    NotFound,
-    PreconditionFailed,
-    RetryError,
-    TooManyRequests,
-)
-from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
+from google.api_core.exceptions import ClientError, Forbidden, NotFound, PreconditionFailed, RetryError, TooManyRequests
 from google.cloud.storage import Bucket, Client
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
-from requests import RequestException
 
-from envbuild.errors import EnvbuildError, StampError, UsageError
+from envbuild.errors import EnvbuildError, StampError
+from envbuild.google_api import connect, no_credentials, retry_for, timeout_of, translated_errors
 from envbuild.stamp.record import FOLDER, RECORD_PREFIX
 from envbuild.stamp.store import MOST_NAMES, Changed, State, Unreachable, Unsure
 
-_DEFAULT_SECONDS = 60.0
+SERVICE = "Cloud Storage"
 _NEVER = 1
 """A generation that no object has: they count microseconds since 1970."""
-_LOGIN = "log in with `gcloud auth application-default login`, or run with a service account"
 
 
 @contextmanager
 def connected(error: type[EnvbuildError] = StampError) -> Iterator[Client]:
     """Yield a client with the environment's credentials; `error` when there are none."""
-    try:
-        # Objects belong to buckets; without this the client insists on a project that nothing here needs.
-        client = Client(project=None)
-    except DefaultCredentialsError as cause:
-        raise error("there are no Google credentials here", where="Cloud Storage", todo=_LOGIN) from cause
-    except (GoogleAuthError, ValueError, OSError) as cause:
-        raise error(f"the Google credentials cannot be used: {cause}", where="Cloud Storage", todo=_LOGIN) from cause
+    # Objects belong to buckets; without this the client requires a project that nothing here needs.
+    client = connect(partial(Client, project=None), SERVICE, error)
+    if client is None:
+        raise no_credentials(SERVICE, error)
     with client:
         yield client
 
@@ -68,11 +55,11 @@ class GcsStore:
         """Objects in the folder itself, or in all below it: the first thousand, each with the record it points to."""
         prefix = f"{self.folder}/" if self.folder else ""
         delimiter = None if deep else "/"
-        with told(self.where, self.bucket, "storage.objects.list"):
+        with storage_errors(self.where, self.bucket, "storage.objects.list"):
             found = self.client.list_blobs(
-                bucket_of(self.client, self.bucket), prefix=prefix, delimiter=delimiter, **_patience()
+                bucket_of(self.client, self.bucket), prefix=prefix, delimiter=delimiter, **_call_options()
             )
-            # What a console shows as an empty folder is an object too, and no file.
+            # An empty folder of the console is an object too.
             files = (blob for blob in found if not blob.name.endswith("/"))
             return {
                 blob.name.removeprefix(prefix): (blob.metadata or {}).get("envbuild-record") or ""
@@ -82,22 +69,22 @@ class GcsStore:
     def records(self) -> list[str]:
         """All names in the stamp's folder that begin as those of records do."""
         cut = len(self._full(""))
-        with self._told(FOLDER, "storage.objects.list"):
+        with self._errors(FOLDER, "storage.objects.list"):
             found = self.client.list_blobs(
                 bucket_of(self.client, self.bucket),
                 prefix=self._full(RECORD_PREFIX),
                 delimiter="/",
                 fields="items(name),nextPageToken",
-                **_patience(),
+                **_call_options(),
             )
             return [blob.name[cut:] for blob in found]
 
     def state(self, name: str) -> State | None:
         """The object's state now; None when there is no such object, or no such bucket."""
         blob = self._blob(name)
-        with self._told(name, "storage.objects.get"):
+        with self._errors(name, "storage.objects.get"):
             try:
-                blob.reload(**_patience())
+                blob.reload(**_call_options())
             except NotFound:
                 return None
         generation, metageneration = str(blob.generation), str(blob.metageneration)
@@ -108,7 +95,7 @@ class GcsStore:
         try:
             return read_object(self.client, self.bucket, self._full(name), limit=limit)
         except StampError as error:
-            cause = error.__cause__  # an access list may hide the newest record
+            cause = error.__cause__  # a 403 may hide the newest record
             if cause is None or (isinstance(cause, ClientError) and not isinstance(cause, Forbidden)):
                 raise
             raise Unreachable(error.what, where=error.where, todo=error.todo) from error.__cause__
@@ -116,11 +103,11 @@ class GcsStore:
     def create(self, name: str, data: bytes) -> bool:
         """Write an object that is named by its content; False where one is there already."""
         try:
-            with self._told(name, "storage.objects.create"), suppress(PreconditionFailed):
+            with self._errors(name, "storage.objects.create"), suppress(PreconditionFailed):
                 self._upload(name, data, generation=0)
                 return True
         except StampError as error:
-            # Who may create but not overwrite can be told 403 about an object that is there.
+            # A caller who may create but not overwrite gets 403 for an object that exists.
             if not isinstance(error.__cause__, Forbidden) or self.state(name) is None:
                 raise
         return False
@@ -129,10 +116,10 @@ class GcsStore:
         """Set or remove keys of the object's metadata; Changed also when the reply to a first, good try was lost."""
         doubts: list[Exception] = []
         try:
-            with self._told(name, "storage.objects.update"):
+            with self._errors(name, "storage.objects.update"):
                 self._patch(name, values, state, doubts.append)
         except StampError as error:
-            # 429 changes nothing; who was told so to the end knows it.
+            # 429 changes nothing; if all answers were 429, nothing was changed.
             refused = isinstance(error.__cause__, ClientError | RetryError if doubts else ClientError)
             if refused and all(isinstance(it, TooManyRequests) for it in doubts):
                 raise
@@ -141,24 +128,24 @@ class GcsStore:
     def _patch(
         self, name: str, values: Mapping[str, str | None], state: State, doubt: Callable[[Exception], object]
     ) -> None:
-        """Try as the client itself does, and tell of each answer that leaves open what was done."""
-        blob, patience = self._blob(name), _patience()
+        """Try as the client itself does, and pass on each answer that leaves open whether the change was made."""
+        blob, options = self._blob(name), _call_options()
         blob.metadata = dict(values)
-        retry = patience.pop("retry")
+        retry = options.pop("retry")
         conditions = {
             "if_generation_match": int(state.generation),
             "if_metageneration_match": int(state.metageneration),
         }
         try:
-            retry(blob.patch, on_error=doubt)(**conditions, retry=None, **patience)
+            retry(blob.patch, on_error=doubt)(**conditions, retry=None, **options)
         except (PreconditionFailed, NotFound) as error:
             raise Changed from error
 
     def check(self, name: str) -> None:
-        """Try both writes under conditions that never hold: 412 says that they are allowed, 403 that they are not."""
-        with self._told(name, "storage.objects.update"), suppress(PreconditionFailed, NotFound):
-            self._blob(name).patch(if_generation_match=_NEVER, **_patience())
-        with self._told(f"{FOLDER}/check", "storage.objects.create"), suppress(PreconditionFailed, NotFound):
+        """Try both writes under conditions that never hold: 412 means that they are allowed, 403 that they are not."""
+        with self._errors(name, "storage.objects.update"), suppress(PreconditionFailed, NotFound):
+            self._blob(name).patch(if_generation_match=_NEVER, **_call_options())
+        with self._errors(f"{FOLDER}/check", "storage.objects.create"), suppress(PreconditionFailed, NotFound):
             self._upload(f"{FOLDER}/check", b"", generation=_NEVER)
 
     def unpointing(self, name: str) -> str:
@@ -169,7 +156,7 @@ class GcsStore:
     def _upload(self, name: str, data: bytes, *, generation: int) -> None:
         content_type = "application/json" if name.endswith(".json") else "application/toml"
         self._blob(name).upload_from_string(
-            data, content_type=content_type, if_generation_match=generation, **_patience()
+            data, content_type=content_type, if_generation_match=generation, **_call_options()
         )
 
     def _full(self, name: str) -> str:
@@ -178,12 +165,12 @@ class GcsStore:
     def _blob(self, name: str) -> Any:
         return bucket_of(self.client, self.bucket).blob(self._full(name))
 
-    def _told(self, name: str, permission: str) -> Any:
-        return told(f"gs://{self.bucket}/{self._full(name)}", self.bucket, permission)
+    def _errors(self, name: str, permission: str) -> AbstractContextManager[None]:
+        return storage_errors(f"gs://{self.bucket}/{self._full(name)}", self.bucket, permission)
 
 
 def bucket_of(client: Client, name: str) -> Bucket:
-    """Name a bucket; GOOGLE_CLOUD_QUOTA_PROJECT pays where its requesters have to, as in all of Google's libraries."""
+    """Name a bucket; GOOGLE_CLOUD_QUOTA_PROJECT pays if its requesters must, as in all of Google's libraries."""
     return client.bucket(name, user_project=os.environ.get("GOOGLE_CLOUD_QUOTA_PROJECT") or None)
 
 
@@ -193,26 +180,26 @@ def read_object(
     """Read an object of at most `limit` bytes; None when there is none, `error` when it is larger or not readable."""
     blob, where = bucket_of(client, bucket).blob(name), f"gs://{bucket}/{name}"
     sink = _Bounded(limit)
-    with told(where, bucket, "storage.objects.get", error):
+    with storage_errors(where, bucket, "storage.objects.get", error):
         try:
-            blob.reload(**_patience())
+            blob.reload(**_call_options())
             if (blob.size or 0) <= limit:
-                blob.download_to_file(sink, **_patience())
+                blob.download_to_file(sink, **_call_options())
         except NotFound:
             return None
         except _TooLargeError:
             sink.full = True
     if sink.full or (blob.size or 0) > limit:
-        raise error(f"the object has more than {limit} bytes", where=where, todo="see that it is the right object")
+        raise error(f"the object has more than {limit} bytes", where=where, todo="check that it is the right object")
     return sink.getvalue()
 
 
 class _TooLargeError(Exception):
-    """More came than was asked for."""
+    """The object is larger than its limit."""
 
 
 class _Bounded(io.BytesIO):
-    """Takes `limit` bytes and no more: an object that is stored gzipped grows on its way here."""
+    """Takes at most `limit` bytes: an object that is stored gzipped is larger when it arrives."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -225,93 +212,40 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
-def _patience() -> dict[str, Any]:
-    """How long one call may try: ENVBUILD_GCS_TIMEOUT seconds, else 60, where the client's own default is 120.
-
-    UsageError for what is no number of seconds.
-    """
-    text = os.environ.get("ENVBUILD_GCS_TIMEOUT") or str(_DEFAULT_SECONDS)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        todo = "give a number, such as 60"
-        raise UsageError(f"{text!r} is no number of seconds", where="ENVBUILD_GCS_TIMEOUT", todo=todo)
-    seconds = min(max(seconds, 0.01), 3600.0)
-    retry = DEFAULT_RETRY.with_timeout(seconds).with_delay(initial=min(1.0, seconds / 60), maximum=10.0)
-    return {"retry": retry, "timeout": min(seconds, 60.0)}
+def _call_options() -> dict[str, Any]:
+    """How long one call may try: ENVBUILD_GCS_TIMEOUT seconds, else 60, where the client's own default is 120."""
+    seconds = timeout_of("ENVBUILD_GCS_TIMEOUT")
+    return {"retry": retry_for(seconds, DEFAULT_RETRY), "timeout": min(seconds, 60.0)}
 
 
-@contextmanager
-def told(where: str, bucket: str, permission: str, error: type[EnvbuildError] = StampError) -> Iterator[None]:
-    """Turn what Cloud Storage refuses into `error`; answers that the caller expects do not get here."""
-    try:
-        yield
-    except GoogleAPICallError as cause:
-        raise _refused(cause, where, bucket, permission, error) from cause
-    except GoogleAuthError as cause:
-        raise error("Google refused the credentials", where=where, todo=_LOGIN) from cause
-    except RetryError as cause:
-        raise _given_up(cause, where, error) from cause
-    except (RequestException, ConnectionError, DataCorruption, InvalidResponse) as cause:
-        raise error("Cloud Storage could not be reached, or its answer broke off", where=where, todo=_AGAIN) from cause
+def storage_errors(
+    where: str, bucket: str, permission: str, error: type[EnvbuildError] = StampError
+) -> AbstractContextManager[None]:
+    """Raise `error` for what Cloud Storage refuses in the block; the caller handles the answers that it expects."""
+
+    def explain(code: int, message: str) -> tuple[str, str] | None:
+        if code == 403:
+            return _forbidden(message, bucket, permission)
+        if code == 400 and "requester pays" in message:
+            what = f"bucket {bucket} requires a project that pays for requests, and none is named (400)"
+            return what, "name the project that pays: export GOOGLE_CLOUD_QUOTA_PROJECT=PROJECT"
+        return (f"bucket {bucket} does not exist (404)", "check the bucket's name") if code == 404 else None
+
+    return translated_errors(SERVICE, where, error, explain, unreachable=(DataCorruption, InvalidResponse))
 
 
-_AGAIN = "see that the network reaches Cloud Storage, then run the command again"
-
-
-def _refused(
-    cause: GoogleAPICallError, where: str, bucket: str, permission: str, error: type[EnvbuildError]
-) -> EnvbuildError:
-    match cause.code:
-        case 401:
-            return error("Cloud Storage wants other credentials (401)", where=where, todo=_LOGIN)
-        case 403:
-            return _forbidden(_said(cause), where, bucket, permission, error)
-        case 400 if "requester pays" in _said(cause):
-            what = f"who uses bucket {bucket} pays for it, and no project was named that pays (400)"
-            return error(
-                what, where=where, todo="name the project that pays: export GOOGLE_CLOUD_QUOTA_PROJECT=PROJECT"
-            )
-        case 404:
-            return error("there is no such bucket", where=where, todo="check the bucket's name")
-        case _:
-            return error(f"Cloud Storage refused with {cause.code}: {_said(cause)}", where=where, todo=_AGAIN)
-
-
-def _forbidden(said: str, where: str, bucket: str, permission: str, error: type[EnvbuildError]) -> EnvbuildError:
-    """Name the permission that Cloud Storage names, which need not be the one that the request is known for."""
-    named = _PERMISSION.search(said)
-    missing = named[1] if named else permission
-    if missing == _USE_SERVICES:
+def _forbidden(message: str, bucket: str, permission: str) -> tuple[str, str]:
+    """Name the permission that Cloud Storage names, which may be another than the request's usual one."""
+    match = _PERMISSION.search(message)
+    missing = match[1] if match else permission
+    if missing == "serviceusage.services.use":
         todo = "grant roles/serviceusage.serviceUsageConsumer there, or have GOOGLE_CLOUD_QUOTA_PROJECT name another"
-        return error(f"permission {missing} is missing on the project that pays (403)", where=where, todo=todo)
-    if named or said == _NO_REASON:
+        return f"permission {missing} is missing on the project that pays (403)", todo
+    if match or not message:
         todo = f"grant the caller a role with it on gs://{bucket}, such as roles/storage.objectUser"
-        return error(f"permission {missing} is missing on bucket {bucket} (403)", where=where, todo=todo)
-    todo = f"see what forbids it on gs://{bucket}: the caller needs {permission} there"
-    return error(f"Cloud Storage forbids it (403): {said}", where=where, todo=todo)
+        return f"permission {missing} is missing on bucket {bucket} (403)", todo
+    return f"{SERVICE} forbids it (403): {message}", f"check the policies on gs://{bucket}: it needs {permission}"
 
 
 _PERMISSION = re.compile(r"\b([a-z]+\.[a-z][A-Za-z]*\.[a-z][A-Za-z]*) access\b")
 """In `CALLER does not have storage.objects.get access to the Google Cloud Storage object.`"""
-_USE_SERVICES = "serviceusage.services.use"
-_NO_REASON = "no reason given"
-
-
-def _given_up(cause: RetryError, where: str, error: type[EnvbuildError]) -> EnvbuildError:
-    last = cause.cause
-    if isinstance(last, GoogleAPICallError):
-        return error(f"Cloud Storage kept answering {last.code}: {_said(last)}", where=where, todo=_AGAIN)
-    return error("Cloud Storage could not be reached", where=where, todo=_AGAIN)
-
-
-def _said(cause: GoogleAPICallError) -> str:
-    """One line of what Cloud Storage itself said."""
-    try:
-        text = str(cause.response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        text = ""
-    line = "".join(letter if letter.isprintable() else " " for letter in text[:300])
-    return line or _NO_REASON

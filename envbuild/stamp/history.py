@@ -1,10 +1,10 @@
-"""All that a model was ever stamped with: its records, from the newest back to the first."""
+"""What a model is stamped with, and was before: its records, from the newest to the first."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from envbuild.errors import StampConflict, StampError, VerifyError
-from envbuild.stamp.objects import Model, found, read_records
+from envbuild.stamp.objects import Model, open_model, read_records
 from envbuild.stamp.record import (
     FOLDER,
     RECORD_LIMIT,
@@ -15,32 +15,32 @@ from envbuild.stamp.record import (
     read_record,
     signature_name,
 )
-from envbuild.stamp.signature import Proof, Signer, newest_signed, prove, records_of, unproven, vouching
+from envbuild.stamp.signature import Proof, Signer, newest_signed, prove, records_of, signed_check, unproven
 from envbuild.stamp.store import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """One record, by its name inside the model's folder."""
+class RecordFile:
+    """A record as it was read."""
 
     name: str
     stamp: Stamp | None
-    """None where there is no such record to be trusted; then nobody knows what was before it."""
+    """None if the record is missing or not trusted; then the records before it are unknown."""
     data: bytes = b""
-    """The bytes that are there, with all that a newer minor version says."""
+    """Its bytes, with fields of a newer minor version."""
     fault: str = ""
-    """Why there is none."""
+    """Why `stamp` is None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Snapshot:
     """The anchor, and the record that it pointed to, at one moment."""
 
     state: State
-    record: Recorded | None
-    """None without a stamp; else one that has been read."""
+    record: RecordFile | None
+    """None without a stamp."""
     base: tuple[str, Stamp] | None = None
-    """The record that the next one continues, and its name: this one, or for a key the newest that it has signed."""
+    """The record that the next one continues, with its name: this one, or with a key the newest that the key signed."""
     records: Mapping[str, Stamp] = field(default_factory=dict)
     """With a key, all records for the model."""
 
@@ -51,42 +51,42 @@ class Seen:
 
     @property
     def stamp(self) -> Stamp | None:
-        """What the record says."""
+        """The record's stamp."""
         return self.record.stamp if self.record else None
 
     @property
     def continued(self) -> Stamp | None:
-        """The record that the next one continues, where it was written for this very content of the anchor."""
+        """The record that the next one continues, if it was written for the anchor's present content."""
         stamp = self.base[1] if self.base else None
         return stamp if stamp and stamp.anchor.generation == self.state.generation else None
 
     @property
     def current(self) -> bool:
-        """Whether the record is of this very content: what replaced it, or a copy, may have kept the metadata."""
+        """Whether the record is for the anchor's present content: a replacement may have kept the metadata."""
         return self.stamp is not None and self.stamp.anchor.generation == self.state.generation
 
     @property
     def images(self) -> tuple[StampedImage, ...]:
-        """What this very content was stamped with."""
+        """The images of the present content."""
         return self.stamp.images if self.stamp and self.current else ()
 
 
 def read_stamp(model_uri: str) -> Stamp | None:
-    """Read what a model is stamped with; None when it bears no stamp."""
-    with found(model_uri) as model:
-        return look(model).stamp
+    """Read a model's stamp; None if it has none."""
+    with open_model(model_uri) as model:
+        return read_snapshot(model).stamp
 
 
-def look(model: Model, signer: Signer | None = None) -> Seen:
+def read_snapshot(model: Model, signer: Signer | None = None) -> Snapshot:
     """Read the anchor's state, the record that it points to, and the record that the next one continues."""
     state = model.store.state(model.anchor)
     if state is None:
-        raise StampConflict("the model was removed while it was looked at", where=model.uri, todo=_REPLACED)
+        raise StampConflict("the model was removed meanwhile", where=model.uri, todo=_REPLACED)
     name = pointed(state.metadata, model.uri)
     records = records_of(model, name) if signer else {}
     base = newest_signed(model, records, signer) if signer else None
     if name is None:
-        return Seen(state=state, record=None, base=base, records=records)
+        return Snapshot(state=state, record=None, base=base, records=records)
     data = model.store.read(name, limit=RECORD_LIMIT)
     if data is None:
         command = model.store.unpointing(model.anchor)
@@ -95,75 +95,75 @@ def look(model: Model, signer: Signer | None = None) -> Seen:
     record = read_record(name, data)
     if signer is None:
         base = (name, record)
-    return Seen(state=state, record=Recorded(name=name, stamp=record, data=data), base=base, records=records)
+    return Snapshot(state=state, record=RecordFile(name=name, stamp=record, data=data), base=base, records=records)
 
 
 _REPLACED = "stamp again only if the model that is there now comes from this run"
 
 
-def previous(model: Model, record: Stamp) -> Recorded | None:
+def read_previous(model: Model, record: Stamp) -> RecordFile | None:
     """Read the record that a record continues; None when it continues none."""
     name = record.previous
     if name is None:
         return None
     data = model.store.read(name, limit=RECORD_LIMIT)
     if data is None:
-        return Recorded(name=name, stamp=None, fault="not there any more")
+        return RecordFile(name=name, stamp=None, fault="not there any more")
     try:
-        return Recorded(name=name, stamp=read_record(name, data), data=data)
+        return RecordFile(name=name, stamp=read_record(name, data), data=data)
     except StampError as error:
-        return Recorded(name=name, stamp=None, data=data, fault=error.what)
+        return RecordFile(name=name, stamp=None, data=data, fault=error.what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The records of a model, the newest first; none where it bears no stamp."""
+    """The records of a model, the newest first; none if it has no stamp."""
 
     model: str
     current: bool
-    """Whether the model still is the one that the newest record was written for."""
-    records: tuple[Recorded, ...]
+    """Whether the newest record is for the model's present content."""
+    records: tuple[RecordFile, ...]
     proven: Stamp | None = None
-    """The newest record's stamp where a key was asked for, and signed it."""
+    """The newest record's stamp if a key was required, and signed it."""
     left: Stamp | None = None
-    """Where there is no record, the newest one that was written for another content of the file, or another file."""
+    """Without a record, the newest one for another content of the file, or another file."""
     anchor: str = ""
-    """The file that would bear the stamp."""
+    """The file that would have the stamp."""
     signature: bool = False
-    """Whether a signature of the newest record lies beside it, whoever signed; only where that was asked for."""
+    """Whether the newest record has a signature of any key; read only if requested."""
 
     @property
     def signed(self) -> bool | None:
-        """Whether a key signed the newest record; None where nobody checked the signature that is there."""
+        """Whether a key signed the newest record; None if its signature was not checked."""
         return True if self.proven else None if self.signature else False
 
     @property
     def displaced(self) -> bool:
-        """Whether the records that are there were written for another file of the model."""
+        """Whether the existing records are for another file of the model."""
         return self.left is not None and self.left.anchor.name != self.anchor
 
     @property
     def unstamped(self) -> str:
         """Why there is no record, as a sentence."""
         if self.left is None:
-            return "the model bears no stamp"
+            return "the model has no stamp"
         name, when = self.left.anchor.name, self.left.created
         if self.displaced:
-            return f"{self.anchor} bears no stamp; the records in envbuild/, the newest of {when}, are for {name}"
+            return f"{self.anchor} has no stamp; the records in envbuild/, the newest of {when}, are for {name}"
         return f"the model was replaced or copied after it was stamped at {when}: {name} is another file"
 
 
 def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = None, signature: bool = False) -> History:
-    """Read what a model is stamped with, and was before if `whole`; StampError where it cannot be read.
+    """Read what a model is stamped with, and was before if `whole`; StampError if it cannot be read.
 
-    With `proof` it is VerifyError where the newest record is not proven, and where there is none; the records before it
-    end with the first that none of the keys signed. `signature` asks whether an unproven record has any signature.
+    With `proof`, VerifyError if the newest record is not proven or missing; the records before it end with the first
+    that none of the keys signed. `signature` tells whether an unproven record has any signature.
     """
-    with found(model_uri, vouching(proof.keys if proof else None)) as model:
-        seen = look(model)
+    with open_model(model_uri, signed_check(proof.keys if proof else None)) as model:
+        seen = read_snapshot(model)
         if seen.record is None:
             empty = History(
-                model=model.uri, current=True, records=(), left=_left(model, seen.state), anchor=model.anchor
+                model=model.uri, current=True, records=(), left=_displaced_stamp(model, seen.state), anchor=model.anchor
             )
             if proof:
                 todo = "stamp it with its run: envbuild from-manifest MANIFEST --push REPO --sign KEY --stamp MODEL"
@@ -176,10 +176,10 @@ def read_history(model_uri: str, *, whole: bool = True, proof: Proof | None = No
         return History(model=model.uri, current=seen.current, records=records, proven=proven, signature=there)
 
 
-def _left(model: Model, state: State) -> Stamp | None:
-    """Find the newest record for another content of the anchor, whatever the folder was called; else for another file.
+def _displaced_stamp(model: Model, state: State) -> Stamp | None:
+    """Find the newest record for another content of the anchor, else for another file.
 
-    The other files beside a model that is one file are no business of it.
+    A model that is one file ignores the other files beside it.
     """
     read = read_records(model.store, filter(is_record_name, model.store.records()))
     records = [
@@ -190,18 +190,18 @@ def _left(model: Model, state: State) -> Stamp | None:
     return max(records, key=lambda it: (it.anchor.name == model.anchor, it.created), default=None)
 
 
-def _before(model: Model, newest: Recorded, proof: Proof | None) -> Iterator[Recorded]:
-    """Names are digests of what they name, so that no record comes before itself."""
+def _before(model: Model, newest: RecordFile, proof: Proof | None) -> Iterator[RecordFile]:
+    """The records before the newest; as names are digests, none continues itself."""
     stamp = newest.stamp
-    while stamp is not None and (older := previous(model, stamp)) is not None:
+    while stamp is not None and (older := read_previous(model, stamp)) is not None:
         if proof and older.stamp and (fault := unproven(model, older.name, older.stamp, proof.keys)):
-            older = Recorded(name=older.name, stamp=None, data=older.data, fault=fault)
+            older = RecordFile(name=older.name, stamp=None, data=older.data, fault=fault)
         yield older
         stamp = older.stamp
 
 
 def changes(before: Stamp | None, after: Stamp) -> tuple[tuple[StampedImage | None, StampedImage | None], ...]:
-    """What a record changed against the one before it: pairs of images of one slot, None where there was none."""
+    """The changes of a record from the one before it: pairs of images of one slot, None if there was none."""
     old = {image.slot: image for image in before.images} if before else {}
     new = {image.slot: image for image in after.images}
     pairs = ((old.get(slot), new.get(slot)) for slot in sorted(old.keys() | new.keys()))

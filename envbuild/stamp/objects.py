@@ -1,4 +1,4 @@
-"""Objects by their URI: a model's folder and anchor, and inputs such as a manifest."""
+"""Objects by their URI: a model's folder and its anchor, and inputs such as a manifest."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,34 +24,32 @@ from envbuild.stamp.store import (
 )
 
 _LONGEST_OWN = len(f"/{FOLDER}/record-{64 * '0'}.json")
-"""Bytes that the longest name of what a stamp writes adds to that of the folder."""
-
-
+"""Bytes that the longest name of a stamp's objects adds to the folder's name."""
 _READERS = 8
 """Records that are read at the same time; Google's client keeps ten connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model that was found."""
+    """A model that exists."""
 
     uri: str
     store: Store
     anchor: str
     """Name of the object that carries the pointer, inside the store's folder."""
     is_file: bool = False
-    """Whether the URI names that object itself, and not the folder that it lies in."""
+    """Whether the URI names the anchor itself, and not its folder."""
 
 
-Vouched = Callable[[Model, str, Stamp], bool]
-"""Whether the reader's key signed a record of a model."""
+SignedCheck = Callable[[Model, str, Stamp], bool]
+"""Returns whether the reader's key signed a record of a model."""
 
 
 @contextmanager
-def found(model_uri: str, vouched: Vouched | None = None) -> Iterator[Model]:
-    """Yield the model at a URI; UsageError when it is no URI of one, StampError when there is no model.
+def open_model(model_uri: str, is_signed: SignedCheck | None = None) -> Iterator[Model]:
+    """Yield the model at a URI; UsageError for an invalid URI, StampError when there is no model.
 
-    With `vouched`, no other record and no pointer says which file of a folder bears the stamp.
+    With `is_signed`, only signed records select the file of a folder that has the stamp.
     """
     uri = parse_model_uri(model_uri)
     with ExitStack() as stack:
@@ -59,42 +57,39 @@ def found(model_uri: str, vouched: Vouched | None = None) -> Iterator[Model]:
         if not uri.folder and parent.state(uri.name) is not None:
             _check_name(uri, uri.parent, uri.name)
             if any(map(is_record_name, own.records())):
-                what = "an object has the name of this folder, which has the stamp of a model"
+                what = "an object has the same name as this folder, which is a stamped model"
                 todo = f"remove the object, or give the folder as {uri}/"
                 raise StampError(what, where=str(uri), todo=todo)
             yield Model(uri=str(uri), store=parent, anchor=uri.name, is_file=True)
             return
         _check_name(uri, uri.path, "")
-        anchor = _anchor(own, vouched and partial(vouched, Model(uri=str(uri), store=own, anchor="")))
+        anchor = _anchor(own, is_signed and partial(is_signed, Model(uri=str(uri), store=own, anchor="")))
         if anchor is None:
             todo = "save the model there first, or give the URI of its file or folder"
-            raise StampError("there is no model here: no file or object", where=str(uri), todo=todo)
+            raise StampError("there is no model: no file or object here", where=str(uri), todo=todo)
         _check_name(uri, uri.path, anchor)
         yield Model(uri=str(uri), store=own, anchor=anchor)
 
 
-_OfKey = Callable[[str, Stamp], bool] | None
+def _anchor(store: Store, is_signed: Callable[[str, Stamp], bool] | None) -> str | None:
+    """Choose the object that carries the pointer: the one that did before, so that a new file does not move a stamp.
 
-
-def _anchor(store: Store, vouched: _OfKey) -> str | None:
-    """Choose what carries the pointer: what carried it before, by its name, so that no other file moves a stamp.
-
-    What a folder below is stamped with by itself is not ours.
+    A stamped folder below is another model.
     """
     if store.state(SAVED_MODEL):
         return SAVED_MODEL
-    if before := _anchor_before(store, vouched):
+    if before := _anchor_before(store, is_signed):
         return before
     near = store.names(deep=False)
-    pointing = [name for name, record in near.items() if record and not vouched]
+    pointing = [name for name, record in near.items() if record and not is_signed]
     return choose_anchor(near, pointing) or choose_anchor(store.names(deep=True))
 
 
-def _anchor_before(store: Store, vouched: _OfKey) -> str | None:
-    """The anchor that a record names and that still is there: one that has its pointer, else the newest record's."""
+def _anchor_before(store: Store, is_signed: Callable[[str, Stamp], bool] | None) -> str | None:
+    """The anchor that a record names and that still exists: one with a pointer, else the newest record's."""
     names = {name for name in store.records() if is_record_name(name)}
     read = [(name, it) for name, it in read_records(store, names) if is_model_file(it.anchor.name)]
-    records = [it for name, it in read if vouched is None or vouched(name, it)]
+    records = [it for name, it in read if is_signed is None or is_signed(name, it)]
     states = {name: store.state(name) for name in {it.anchor.name for it in records}}
     there = {name: state for name, state in states.items() if state}
     if bearers := [name for name, state in there.items() if state.metadata.get("envbuild-record") in names]:
@@ -104,9 +99,9 @@ def _anchor_before(store: Store, vouched: _OfKey) -> str | None:
 
 
 def read_records(store: Store, names: Iterable[str]) -> list[tuple[str, Stamp]]:
-    """Read records by their names. Those that nobody can use are skipped: too large, damaged, a link out of the folder.
+    """Read records by their names; skip unusable ones: too large, damaged, a link out of the folder.
 
-    Unreachable where one may be readable, and the place that it lies in does not answer.
+    Unreachable if one may be readable, and its storage does not answer.
     """
     with ThreadPoolExecutor(_READERS) as pool:
         each = sorted(names)
@@ -124,7 +119,7 @@ def _read(store: Store, name: str) -> Stamp | None:
 
 
 def _check_name(uri: ModelUri, folder: str, anchor: str) -> None:
-    """StampError for names by which nothing can be written: no record has other than UTF-8, no object a longer one."""
+    """StampError for names that a stamp cannot use: not UTF-8, or too long for an object of the stamp."""
     if not encodable(anchor):
         what = f"the name of the model's file is not UTF-8: {anchor!a}"
         raise StampError(what, where=str(uri), todo="give the file a name in UTF-8")
@@ -134,7 +129,7 @@ def _check_name(uri: ModelUri, folder: str, anchor: str) -> None:
 
 
 def read_uri(uri: str, *, limit: int, error: type[EnvbuildError] = StampError) -> bytes:
-    """Read `gs://bucket/object`, or a file, of at most `limit` bytes; `error` when that cannot be done."""
+    """Read `gs://bucket/object`, or a file, of at most `limit` bytes; `error` when it cannot be read."""
     place = parse_model_uri(uri)
     if place.bucket is None:
         data = read_file(Path(place.path), limit=limit, error=error)
@@ -144,7 +139,7 @@ def read_uri(uri: str, *, limit: int, error: type[EnvbuildError] = StampError) -
         with connected(error) as client:
             data = read_object(client, place.bucket, place.path, limit=limit, error=error)
     if data is None:
-        raise error("there is no such object", where=str(place), todo="check the bucket's and the object's name")
+        raise error("the object does not exist", where=str(place), todo="check the bucket's and the object's name")
     return data
 
 

@@ -1,7 +1,7 @@
-"""Signatures of records: which stamp of a model is proven, and what makes one unsigned, foreign or out of date.
+"""Signatures of records: whether a model's stamp is proven, unsigned, foreign or outdated.
 
-A record's signature lies beside it and is written before the pointer moves, so that no pointer names a record whose
-signature is still to come. How a key signs and checks is not known here: see `envbuild.attest.bundle`.
+A record's signature is beside it and is written before the pointer moves, so that no pointer names a record whose
+signature is missing. How a key signs and verifies is in `envbuild.attest.bundle`.
 """
 
 import os.path
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from envbuild.errors import StampError, UsageError
 from envbuild.oci.digest import Digest
-from envbuild.stamp.objects import Model, Vouched, read_records
+from envbuild.stamp.objects import Model, SignedCheck, read_records
 from envbuild.stamp.record import Stamp, is_record_name, record_digest, signature_name
 from envbuild.stamp.store import Unreachable, parse_model_uri
 from envbuild.trust import Claim, Voucher
@@ -24,12 +24,12 @@ class Keys(Protocol):
     """The keys that a reader accepts."""
 
     def fault(self, bundle: bytes, record: Digest) -> str:
-        """What is wrong with a signature of a record; empty if one of the keys signed this record."""
+        """The fault of a record's signature; empty if one of the keys signed this record."""
         ...
 
 
 class Signer(Keys, Protocol):
-    """A key that signs records, and the keys whose records it continues: itself, and others that were named."""
+    """A key that signs records, and the keys whose records it continues: itself, and others that are given."""
 
     @property
     def minimum(self) -> int:
@@ -43,7 +43,7 @@ class Signer(Keys, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a reader requires of a stamp."""
+    """The proof that a reader requires of a stamp."""
 
     keys: Keys
     minimum: int = 0
@@ -98,8 +98,7 @@ def _fault(model: Model, name: str, stamp: Stamp, generation: str, proof: Proof)
 def records_of(model: Model, preferred: str | None = None) -> dict[str, Stamp]:
     """Read the records for this model by name, the highest counter first; of several with one counter the `preferred`.
 
-    Records that cannot be read are skipped, as nobody can use them: a file that is too large or damaged, a folder, a
-    link out of the model's folder.
+    Unusable records are skipped: too large, damaged, a folder, a link out of the model's folder.
     """
     names = [it for it in model.store.records() if is_record_name(it)]
     records = [(name, it) for name, it in read_records(model.store, names) if _is_of(model, it)]
@@ -114,10 +113,9 @@ def newest_signed(model: Model, records: Mapping[str, Stamp], keys: Keys) -> tup
 def find_fork(model: Model, records: Mapping[str, Stamp], keys: Keys, pending: Stamp | None = None) -> str:
     """Say which signed record is not in the history of the newest one; empty if there is one history.
 
-    A signer continues the newest record of the keys that it was given, so that two that continue the same one come
-    only of a record that was hidden from it, of a key that it was not given, or of somebody else who stamped at the
-    same time. In the last case the same stamp is written again, on top of the other's: `pending` is that one if it is
-    still to be written.
+    A signer continues the newest record of the keys that it was given. So two records continue the same one only if
+    one was hidden from the signer, has another key, or was written at the same time. In the last case the same stamp
+    is written again, after the other's: `pending` is that one before it is written.
     """
     newest = newest_signed(model, records, keys)
     line = _line(records, newest[0]) if newest else []
@@ -159,7 +157,7 @@ def _forked(name: str, stamp: Stamp, rival: str, other: Stamp) -> str:
 
 
 def unproven(model: Model, name: str, stamp: Stamp, keys: Keys) -> str:
-    """Why none of the keys vouches for a record of this model; empty if one does."""
+    """Why none of the keys proves a record of this model; empty if one does."""
     if not _is_of(model, stamp):
         return f"the record was written for {stamp.model}, and not for this model"
     try:
@@ -170,8 +168,8 @@ def unproven(model: Model, name: str, stamp: Stamp, keys: Keys) -> str:
         return f"the record's signature cannot be read: {error.what}"
 
 
-def vouching(keys: Keys | None) -> Vouched | None:
-    """Whether a record is one that the keys vouch for; None where there are no keys."""
+def signed_check(keys: Keys | None) -> SignedCheck | None:
+    """The check whether one of the keys proves a record; None without keys."""
     return (lambda model, name, stamp: not unproven(model, name, stamp, keys)) if keys else None
 
 
@@ -184,9 +182,9 @@ def _unsigned(model: Model, name: str, keys: Keys) -> str:
 
 
 def _is_of(model: Model, stamp: Stamp) -> bool:
-    """Whether a record was written for the model at this place, given by its folder or by its file.
+    """Whether a record was written for this model, given by its folder or by its file.
 
-    Its anchor may be another: a file that comes or goes beside the model's folder must not begin another history.
+    Its anchor may be another: a new file beside the model must not begin another history.
     """
     own = parse_model_uri(model.uri)
     try:

@@ -26,8 +26,8 @@ from typing import Any
 from envbuild.capture.redact import scrub_line
 from envbuild.errors import StampConflict, StampError
 from envbuild.files import credentials_path
-from envbuild.stamp.history import Seen, look, previous
-from envbuild.stamp.objects import Model, found
+from envbuild.stamp.history import Snapshot, read_previous, read_snapshot
+from envbuild.stamp.objects import Model, open_model
 from envbuild.stamp.record import (
     FOLDER,
     MAX_METADATA,
@@ -50,7 +50,7 @@ from envbuild.stamp.record import (
     signature_name,
     stamped,
 )
-from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, vouching
+from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, signed_check
 from envbuild.stamp.store import Changed, Unreachable, Unsure
 
 TRIES = 16
@@ -92,7 +92,7 @@ def stamp(  # noqa: PLR0913 - a record says as much
     manifest: bytes,
     lock: bytes,
     now: datetime,
-    early: Seen | None = None,
+    early: Snapshot | None = None,
     signer: Signer | None = None,
     content: Content | None = None,
     built_on: StampedImage | None = None,
@@ -107,7 +107,7 @@ def stamp(  # noqa: PLR0913 - a record says as much
     somebody else wrote another image there at the same time, or replaced the model, also since `check_stampable` gave
     `early`; StampError when the model cannot be read or written.
     """
-    with found(model_uri, vouching(signer)) as model:
+    with open_model(model_uri, signed_check(signer)) as model:
         by = stamper(google=model.uri.startswith("gs://"))
         return write_stamp(
             model,
@@ -123,10 +123,10 @@ def stamp(  # noqa: PLR0913 - a record says as much
         )
 
 
-def check_stampable(model_uri: str, signer: Signer | None = None) -> Seen:
+def check_stampable(model_uri: str, signer: Signer | None = None) -> Snapshot:
     """Find out before long work what would make a stamp fail after it; changes nothing. Returns what it saw."""
-    with found(model_uri, vouching(signer)) as model:
-        seen = look(model, signer)
+    with open_model(model_uri, signed_check(signer)) as model:
+        seen = read_snapshot(model, signer)
         model.store.check(model.anchor)
         if signer:
             _check_minimum(model, signer, seen)
@@ -148,7 +148,7 @@ def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and it
     lock: bytes,
     now: datetime,
     by: str | None = None,
-    early: Seen | None = None,
+    early: Snapshot | None = None,
     pause: Callable[[int], None] = some_time,
     signer: Signer | None = None,
     content: Content | None = None,
@@ -166,7 +166,7 @@ def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and it
         content=content,
         built_on=built_on,
     )
-    first = early or look(model, signer)
+    first = early or read_snapshot(model, signer)
     seen = _joined(model, inputs, first) if early else first
     reason = ""
     for tried in range(TRIES):
@@ -178,7 +178,7 @@ def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and it
             seen = _look_again(model, inputs, first)
         except Unsure as unsure:
             return _settled(model, inputs, first, seen, unsure.error)
-    if (result := _done(inputs, seen, TRIES)) is not None:
+    if (result := _existing_stamp(inputs, seen, TRIES)) is not None:
         return result
     if reason:
         raise StampError(reason, where=model.uri)
@@ -186,9 +186,9 @@ def write_stamp(  # noqa: PLR0913 - `by` and `pause` are for this package and it
     raise StampError(f"others kept changing the model's metadata, {TRIES} times", where=model.uri, todo=todo)
 
 
-def _attempt(model: Model, inputs: _Inputs, seen: Seen, tried: int) -> StampResult:
+def _attempt(model: Model, inputs: _Inputs, seen: Snapshot, tried: int) -> StampResult:
     """Write everything once, on top of what was seen; Changed when it was not like that any more."""
-    if (done := _done(inputs, seen, tried)) is not None:
+    if (done := _existing_stamp(inputs, seen, tried)) is not None:
         _create(model, manifest_name(inputs.image), inputs.manifest)
         _create(model, lock_name(inputs.image), inputs.lock)
         return done
@@ -238,7 +238,7 @@ def _create(model: Model, name: str, data: bytes) -> None:
         raise StampError(f"{name} has other content than its name says", where=model.uri, todo=todo)
 
 
-def _check_built_on(model: Model, inputs: _Inputs, seen: Seen) -> None:
+def _check_built_on(model: Model, inputs: _Inputs, seen: Snapshot) -> None:
     """StampConflict where the record that the next one continues has another training image than ours was built on."""
     before, base = inputs.built_on, seen.base[1] if seen.base else None
     if before is None:
@@ -250,7 +250,7 @@ def _check_built_on(model: Model, inputs: _Inputs, seen: Seen) -> None:
         raise StampConflict(what, where=model.uri, todo="run the command again: it builds on the new environment")
 
 
-def _check_minimum(model: Model, signer: Signer, seen: Seen) -> None:
+def _check_minimum(model: Model, signer: Signer, seen: Snapshot) -> None:
     """StampError where the record that the next one continues has too low a number."""
     newest = seen.base[1].counter if seen.base else 0
     if newest < signer.minimum:
@@ -273,12 +273,12 @@ def _sign(model: Model, name: str, signer: Signer) -> None:
         raise StampError(f"the signature read back is not valid: {says}", where=model.uri, todo=todo)
 
 
-def _dropped(seen: Seen, record: Stamp) -> tuple[StampedImage, ...]:
+def _dropped(seen: Snapshot, record: Stamp) -> tuple[StampedImage, ...]:
     before = seen.stamp.images if seen.stamp else ()
     return tuple(image for image in before if record.image(image.slot) is None)
 
 
-def _done(inputs: _Inputs, seen: Seen, tried: int) -> StampResult | None:
+def _existing_stamp(inputs: _Inputs, seen: Snapshot, tried: int) -> StampResult | None:
     """Return the stamp that is there if it says it all: ours of a try whose reply was lost, or an equal one."""
     if seen.stamp is None or seen.name is None or merged(seen.images, inputs.image) != seen.images:
         return None
@@ -289,10 +289,10 @@ def _done(inputs: _Inputs, seen: Seen, tried: int) -> StampResult | None:
     return StampResult(record=seen.name, stamp=seen.stamp, changed=tried > 0)
 
 
-def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str, bytes]:
+def _next_record(model: Model, inputs: _Inputs, seen: Snapshot) -> tuple[Stamp, str, bytes]:
     image = inputs.image
     anchor = Anchor(name=model.anchor, generation=seen.state.generation)
-    kept = _kept(seen.base[1], inputs) if seen.base and seen.base[1].anchor == anchor else ()
+    kept = _carried_images(seen.base[1], inputs) if seen.base and seen.base[1].anchor == anchor else ()
     record = Stamp(
         model=model.uri,
         anchor=anchor,
@@ -312,7 +312,7 @@ def _next_record(model: Model, inputs: _Inputs, seen: Seen) -> tuple[Stamp, str,
     return record, record_name(data), data
 
 
-def _kept(base: Stamp, inputs: _Inputs) -> tuple[StampedImage, ...]:
+def _carried_images(base: Stamp, inputs: _Inputs) -> tuple[StampedImage, ...]:
     """The images of a record that the next one names too.
 
     None of other model files than training stamps now, and none that was built on a training image that is replaced.
@@ -334,7 +334,7 @@ def _kept(base: Stamp, inputs: _Inputs) -> tuple[StampedImage, ...]:
 _REPLACED = "stamp again only if the model that is there now comes from this run"
 
 
-def _look_again(model: Model, inputs: _Inputs, first: Seen) -> Seen:
+def _look_again(model: Model, inputs: _Inputs, first: Snapshot) -> Snapshot:
     """Read the model anew; StampConflict when what is there now cannot be joined with the image."""
     try:
         return _joined(model, inputs, first)
@@ -344,9 +344,9 @@ def _look_again(model: Model, inputs: _Inputs, first: Seen) -> Seen:
         raise _unknown(error) from error
 
 
-def _joined(model: Model, inputs: _Inputs, first: Seen) -> Seen:
+def _joined(model: Model, inputs: _Inputs, first: Snapshot) -> Snapshot:
     """Look at the model; StampConflict when what came since the first look cannot be joined with the image."""
-    seen, image = look(model, inputs.signer), inputs.image
+    seen, image = read_snapshot(model, inputs.signer), inputs.image
     if seen.state.generation != first.state.generation:
         raise StampConflict("the model was replaced since the work on its stamp began", where=model.uri, todo=_REPLACED)
     for record, before in _since(model, first, seen):
@@ -355,8 +355,8 @@ def _joined(model: Model, inputs: _Inputs, first: Seen) -> Seen:
     return seen
 
 
-def _since(model: Model, first: Seen, seen: Seen) -> list[tuple[Stamp, Stamp | None]]:
-    """Return the records written after the first look, the oldest first, each with the record that it continues."""
+def _since(model: Model, first: Snapshot, seen: Snapshot) -> list[tuple[Stamp, Stamp | None]]:
+    """Return the records written since then, the oldest first, each with the record that it continues."""
     if seen.name == first.name:
         return []
     known = {first.name, *(name for name, *_ in _chain(model, first))}
@@ -364,11 +364,11 @@ def _since(model: Model, first: Seen, seen: Seen) -> list[tuple[Stamp, Stamp | N
     return [(record, before) for _, record, before in newer][::-1]
 
 
-def _chain(model: Model, seen: Seen) -> Iterator[tuple[str, Stamp, Stamp | None]]:
+def _chain(model: Model, seen: Snapshot) -> Iterator[tuple[str, Stamp, Stamp | None]]:
     """Yield the records of the model's present content, the newest first, each with the record that it continues."""
     name, record = seen.name, seen.stamp
     while name and record and record.anchor.generation == seen.state.generation:
-        older = previous(model, record)
+        older = read_previous(model, record)
         before = older.stamp if older else None
         yield name, record, before
         name, record = record.previous, before
@@ -385,10 +385,10 @@ def _check_rival(before: StampedImage | None, after: StampedImage | None, image:
     )
 
 
-def _settled(model: Model, inputs: _Inputs, first: Seen, then: Seen, error: StampError) -> StampResult:
+def _settled(model: Model, inputs: _Inputs, first: Snapshot, then: Snapshot, error: StampError) -> StampResult:
     """Find out what became of a pointer when no answer tells: set, never to be set any more, or not to be known."""
     now = _look_again(model, inputs, first)
-    if (done := _done(inputs, now, TRIES)) is not None:
+    if (done := _existing_stamp(inputs, now, TRIES)) is not None:
         return done
     if now.state.metageneration != then.state.metageneration:
         raise error

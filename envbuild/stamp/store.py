@@ -16,7 +16,7 @@ MODEL_SUFFIXES = (
     *(".keras", ".h5", ".hdf5", ".pt", ".pth", ".pt2", ".ckpt", ".onnx", ".safetensors", ".bin"),
     *(".pkl", ".pickle", ".joblib", ".tflite", ".gguf", ".msgpack", ".npz", ".ubj"),
 )
-"""Files that hold a model."""
+"""Suffixes of files that hold a model."""
 
 SAVED_MODEL = "saved_model.pb"
 
@@ -33,24 +33,24 @@ class State:
     metageneration: str
     """Changes with the metadata, and begins anew with each generation."""
     metadata: Mapping[str, str]
-    """Everybody's, not only envbuild's."""
+    """That of other programs, too."""
 
 
 class Changed(Exception):  # noqa: N818 - not an error yet: the stamp looks again and decides
-    """The object is not in the state that was asked for any more; never leaves this package."""
+    """The object is no longer in the expected state; never leaves this package."""
 
 
 class Unsure(Exception):  # noqa: N818 - not an error yet either
-    """Nobody can tell from the answers whether a change was made; never leaves this package."""
+    """The answers do not tell whether a change was made; never leaves this package."""
 
     def __init__(self, error: StampError) -> None:
         super().__init__(str(error))
         self.error = error
-        """What is told if it was not."""
+        """The error if it was not."""
 
 
 class Unreachable(StampError):  # noqa: N818 - nobody outside of this package tells it from its parent
-    """What is there cannot be known now; a second try may tell."""
+    """The storage does not answer; a second try may succeed."""
 
 
 class Store(Protocol):
@@ -79,24 +79,24 @@ class Store(Protocol):
     def read(self, name: str, *, limit: int) -> bytes | None:
         """An object's content; None when there is no such object. One of more than `limit` bytes is refused.
 
-        Unreachable when the object may be readable, and the place that it lies in does not answer.
+        Unreachable when the object may be readable, and its storage does not answer.
         """
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that is named by its content; False where one is there already, which is left alone."""
+        """Write an object that is named by its content; False if one exists, which is left alone."""
         ...
 
     def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
         """Set these keys of the metadata, or remove those without a value, if the object still is in this state.
 
-        Changed when it is not, which is so too when an earlier try had been made and its reply was lost; Unsure when
-        the change may have been made, or may still be, without an answer that says so.
+        Changed when it is not, also after an earlier try whose reply was lost; Unsure when no answer tells whether the
+        change was made.
         """
         ...
 
     def check(self, name: str) -> None:
-        """Change nothing, and raise StampError when it is certain already that this object cannot be stamped."""
+        """Change nothing; StampError when it is certain that this object cannot be stamped."""
         ...
 
     def unpointing(self, name: str) -> str:
@@ -107,7 +107,7 @@ class Store(Protocol):
 def choose_anchor(names: Iterable[str], pointing: Collection[str] = ()) -> str | None:
     """Choose the object that carries the pointer; None when there is no object.
 
-    `saved_model.pb` in the folder itself; else one that bears a pointer, so that a file more moves no stamp; else the
+    `saved_model.pb` in the folder itself; else one with a pointer, so that a new file does not move a stamp; else the
     only one there with a suffix of MODEL_SUFFIXES; else the first by `order`.
     """
     own = [name for name in names if is_model_file(name)]
@@ -120,7 +120,7 @@ def choose_anchor(names: Iterable[str], pointing: Collection[str] = ()) -> str |
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a name in the model's folder can be that of one of its files: not the stamp's, nor a folder's."""
+    """Whether a name in the model's folder can be one of its files: not the stamp's, nor a folder's."""
     parts = name.split("/")
     return parts[0] != FOLDER and not {"", ".", ".."} & set(parts)
 
@@ -135,7 +135,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]\Z")
 LONGEST_NAME = 1024
 """Bytes of an object's name (Cloud Storage, "About Cloud Storage objects")."""
 _TODO = "give gs://bucket/path, file:///path, or the path of a file or folder"
-_LOGIN = "leave out what stands before the @; gcloud auth application-default login says who you are"
+_LOGIN = "leave out the part before the @; log in with gcloud auth application-default login"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +164,10 @@ class ModelUri:
 
 
 def parse_model_uri(text: str) -> ModelUri:
-    """Read the place of a model; UsageError for another scheme, for a bucket alone, or for what is no name."""
+    """Parse the place of a model; UsageError for another scheme, a bucket alone, or an invalid name."""
     scheme = _SCHEME.match(text)
     if not text or (scheme is not None and any(ord(letter) < 32 for letter in text)):
-        raise UsageError("this names no model", where=_shown(text), todo=_TODO)
+        raise UsageError("not a model's path or URI", where=_without_login(text), todo=_TODO)
     if scheme is None:  # a path of this machine, which may have any character but NUL
         return _local(text, text)
     rest = text[scheme.end() :]
@@ -177,15 +177,15 @@ def parse_model_uri(text: str) -> ModelUri:
         case "file":
             return _file(text, rest)
         case other:
-            raise UsageError(f"models in {other}:// are not supported", where=_shown(text), todo=_TODO)
+            raise UsageError(f"models in {other}:// are not supported", where=_without_login(text), todo=_TODO)
 
 
 def encodable(text: str) -> bool:
-    """Whether a text is UTF-8: names of files need not be, and are then read with parts that cannot be written."""
+    """Whether a text is UTF-8: names of files need not be."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _shown(text: str) -> str:
+def _without_login(text: str) -> str:
     """The address without user and password, for messages."""
     return scrub_line(text).encode(errors="backslashreplace").decode() or "''"
 
@@ -193,24 +193,24 @@ def _shown(text: str) -> str:
 def _object(text: str, rest: str) -> ModelUri:
     bucket, _, name = rest.partition("/")
     if "@" in bucket:
-        raise UsageError("a model's address holds no user or password", where=_shown(text), todo=_LOGIN)
+        raise UsageError("a model's address holds no user or password", where=_without_login(text), todo=_LOGIN)
     if not _BUCKET.match(bucket):
-        raise UsageError("what follows gs:// is not a bucket's name", where=_shown(text), todo=_TODO)
+        raise UsageError("invalid bucket name after gs://", where=_without_login(text), todo=_TODO)
     path = name.removesuffix("/")
     if not path or path in {".", ".."} or not encodable(path) or len(path.encode()) > LONGEST_NAME:
-        raise UsageError("this names no object in the bucket", where=_shown(text), todo=_TODO)
+        raise UsageError("the URI names no object in the bucket", where=_without_login(text), todo=_TODO)
     return ModelUri(bucket=bucket, path=path, folder=name.endswith("/"))
 
 
 def _file(text: str, rest: str) -> ModelUri:
     host, slash, path = rest.partition("/")
     if not slash or host not in {"", "localhost"}:
-        raise UsageError("a file URI has an absolute path of this machine", where=_shown(text), todo=_TODO)
+        raise UsageError("a file URI has an absolute path of this machine", where=_without_login(text), todo=_TODO)
     return _local(text, unquote(slash + path))
 
 
 def _working_folder() -> str:
-    """Return the working folder as the shell calls it, which may be by a link; empty where that is another folder."""
+    """Return the working folder by its name in the shell, which may be a link; empty if that is another folder."""
     name = os.environ.get("PWD", "")
     try:
         return name if Path(name).is_absolute() and Path(name).samefile(".") else ""
@@ -227,5 +227,5 @@ def _local(text: str, path: str) -> ModelUri:
         above, _, below = f"{absolute}/".rpartition("/../")
         absolute = str(Path(os.path.realpath(f"{above}/.."), below))
     if absolute == "/":
-        raise UsageError("this names no model", where=text, todo=_TODO)
+        raise UsageError("not a model's path or URI", where=text, todo=_TODO)
     return ModelUri(bucket=None, path=absolute, folder=path.endswith("/"))

@@ -12,7 +12,7 @@ from google.cloud.storage import Client
 from envbuild.errors import StampConflict
 from envbuild.oci.digest import Digest
 from envbuild.stamp.gcs import GcsStore
-from envbuild.stamp.history import look
+from envbuild.stamp.history import read_snapshot
 from envbuild.stamp.objects import Model
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import StampResult, write_stamp
@@ -256,7 +256,7 @@ def _stamped(store: Noting, job: Job) -> Ended:
             lock=job.lock,
             now=NOW,
             by=job.name,
-            early=look(model) if job.early else None,
+            early=read_snapshot(model) if job.early else None,
             pause=lambda tried: None,
         )
     except Exception as error:  # what is no StampError is told by the check

@@ -26,7 +26,7 @@ from envbuild.oci.digest import Digest
 from envbuild.stamp import gcs as stamp_gcs
 from envbuild.stamp.directory import DirectoryStore
 from envbuild.stamp.history import read_history, read_stamp
-from envbuild.stamp.objects import found
+from envbuild.stamp.objects import open_model
 from envbuild.stamp.record import (
     Content,
     StampedFile,
@@ -470,7 +470,7 @@ def test_a_large_record_in_a_bucket_stops_no_signed_stamp_and_silence_does(tmp_p
     usual = stamp_gcs.read_object
 
     def read_object(client: Any, bucket: str, name: str, **more: Any) -> bytes | None:
-        with stamp_gcs.told(name, bucket, ""):
+        with stamp_gcs.storage_errors(name, bucket, ""):
             if name.endswith(site.newest):
                 raise ConnectionError
         return usual(client, bucket, name, **more)
@@ -651,7 +651,7 @@ def test_two_histories_that_one_key_signed_are_refused_where_stamps_are_read_and
     with pytest.raises(StampError, match="the model has two signed histories"):
         check_stampable(site.uri, signer)
     item = entry(content=b"next")
-    with found(site.uri) as model_found, pytest.raises(StampError, match="the model has two signed histories"):
+    with open_model(site.uri) as model_found, pytest.raises(StampError, match="the model has two signed histories"):
         write_stamp(model_found, item, manifest=b"{}", lock=b"lock", now=NOW, signer=signer, pause=lambda _: None)
     for name in kept:
         site.remove(name)

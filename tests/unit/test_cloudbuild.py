@@ -286,13 +286,13 @@ DISABLED = {
 @pytest.mark.parametrize(
     ("how", "words", "todo"),
     [
-        ({"status": 401}, "other credentials", "gcloud auth application-default login"),
+        ({"status": 401}, "refused the Google credentials", "gcloud auth application-default login"),
         ({"status": 403, "message": "The caller does not have permission"}, "forbids it", "cloudbuild.builds.editor"),
         ({"status": 403, "details": (DISABLED,)}, "API is off", "gcloud services enable cloudbuild.googleapis.com"),
         ({"status": 404}, "does not find it", "--region"),
         ({"status": 400, "message": "invalid build"}, "does not take this build: .*invalid build", "--dry-run"),
-        ({"status": 409}, "refused with 409", "later"),
-        ({"status": 503, "times": 1000}, "kept answering 503", "later"),
+        ({"status": 409}, "refused with 409", "run the command again"),
+        ({"status": 503, "times": 1000}, "kept answering 503", "run the command again"),
         ({"kind": "drop", "times": 1000}, "could not be reached", "network"),
     ],
 )
@@ -314,7 +314,7 @@ def test_a_check_finds_what_is_wrong_before_the_work(cloud):
 
 
 def test_a_bucket_that_is_not_there_is_told(cloud, context, target):
-    with pytest.raises(BuildError, match="no such bucket"):
+    with pytest.raises(BuildError, match="does not exist"):
         build(context, CloudBuild(project="proj-1", bucket="gs://nowhere"), target, Told())
 
 

@@ -73,14 +73,14 @@ def test_a_kind_that_is_newer_than_this_is_no_crash():
 def test_an_answer_that_cannot_be_read_is_a_registry_error():
     with FakeArtifactRegistry() as api:
         api.add(NAME, createTime="yesterday")
-        with pytest.raises(RegistryError, match="so that it can be read"):
+        with pytest.raises(RegistryError, match="cannot be read"):
             checked(api)
 
 
 def test_an_api_that_is_down_is_a_registry_error():
     with FakeArtifactRegistry() as api:
         url = api.url
-    with pytest.raises(RegistryError, match="does not show"):
+    with pytest.raises(RegistryError, match="could not be reached"):
         check_repository(REFERENCE, endpoint=url)
 
 
@@ -130,7 +130,7 @@ def test_a_service_that_fails_for_a_moment_is_asked_again():
 def test_a_service_that_keeps_failing_is_an_error_that_has_its_words():
     with FakeArtifactRegistry() as api:
         api.fail("repository", 503, times=99)
-        with pytest.raises(RegistryError, match=r"does not show .*said by the fake"):
+        with pytest.raises(RegistryError, match=r"cannot show .*said by the fake"):
             check_repository(REFERENCE, endpoint=api.url, seconds=0.5)
 
 
@@ -197,7 +197,7 @@ def test_who_may_not_create_is_told_the_role(where):
     with FakeArtifactRegistry(ends=403 if where == "operation" else 0) as api:
         if where == "call":
             api.fail("create", 403)
-        with pytest.raises(RegistryError, match="does not create") as caught:
+        with pytest.raises(RegistryError, match="cannot create") as caught:
             check_repository(REFERENCE, create=True, endpoint=api.url)
     assert caught.value.status == 403
     assert "artifactregistry.admin" in caught.value.todo
@@ -206,7 +206,7 @@ def test_who_may_not_create_is_told_the_role(where):
 def test_a_location_that_is_none_is_said():
     with FakeArtifactRegistry() as api:
         api.fail("create", 404)
-        with pytest.raises(RegistryError, match="no place to create") as caught:
+        with pytest.raises(RegistryError, match="project or location does not exist") as caught:
             check_repository(REFERENCE, create=True, endpoint=api.url)
     assert "gcloud artifacts locations list" in caught.value.todo
 
@@ -225,6 +225,6 @@ def test_without_credentials_nothing_is_asked_and_nothing_created(monkeypatch, t
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     assert check_repository(REFERENCE) is None
-    with pytest.raises(RegistryError, match="no Google credentials") as caught:
+    with pytest.raises(RegistryError, match="without Google credentials") as caught:
         check_repository(REFERENCE, create=True)
     assert "--create-repository" in caught.value.todo

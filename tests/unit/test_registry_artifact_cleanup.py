@@ -1,142 +1,134 @@
-"""Cleanup policies as a table: what a repository has, what an image is, and what becomes of it."""
+"""What the API says of an image, and whether its repository's cleanup policies could delete it."""
 
-from datetime import UTC, datetime, timedelta
+import json
+import re
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from envbuild.registry.artifact_cleanup import Aged, Fate, Policy, counted, fate
+from envbuild.errors import RegistryError
+from envbuild.oci.digest import Digest
+from envbuild.oci.reference import Reference
+from envbuild.registry.artifact_cleanup import read_cleanup
+from envbuild.registry.tags import stamped_tag
+from tests.fakes.artifact_registry import FakeArtifactRegistry
 
-NOW = datetime(2026, 11, 21, tzinfo=UTC)
-DAY = timedelta(days=1)
-DIGEST = "sha256:" + "ab" * 32
-
-
-def image(*tags: str, days: int = 10, newer: int = 0, package: str = "team/app") -> Aged:
-    return Aged(package=package, digest=DIGEST, uploaded=NOW - days * DAY, tags=tags, newer=newer)
-
-
-def delete(**conditions) -> Policy:
-    return Policy(name="old", deletes=True, **conditions)
+NAME = "projects/proj/locations/europe-west1/repositories/images"
+DIGEST = Digest("ab" * 32)
+REFERENCE = Reference("europe-west1-docker.pkg.dev", "proj/images/team/app")
+IMAGE = REFERENCE.at(DIGEST)
+DELETE = {"id": "old", "action": 1, "condition": {"olderThan": "2592000s"}}
+KEEP = {"id": "ours", "action": 2, "condition": {"tagState": 1, "tagPrefixes": ["stamped-"]}}
 
 
-def keep(**conditions) -> Policy:
-    return Policy(name="ours", deletes=False, **conditions)
+@pytest.fixture
+def api():
+    with FakeArtifactRegistry() as found:
+        found.add(NAME, cleanupPolicies={"old": DELETE})
+        found.push(NAME, "team/app", str(DIGEST), "v7")
+        yield found
 
 
-STAMPED = keep(tag_state="tagged", tag_prefixes=("stamped-",))
+def asked(api, reference=IMAGE):
+    found = read_cleanup(reference, endpoint=api.url)
+    assert found
+    return found
 
 
-@pytest.mark.parametrize(
-    ("policies", "what", "days"),
-    [
-        ((), image(), None),
-        ((STAMPED,), image(), None),
-        ((delete(),), image(), 0),
-        ((delete(),), image("v1"), 0),
-        # Tags.
-        ((delete(tag_state="untagged"),), image(), 0),
-        ((delete(tag_state="untagged"),), image("v1"), None),
-        ((delete(tag_state="tagged"),), image(), None),
-        ((delete(tag_state="tagged"),), image("v1"), 0),
-        ((delete(tag_prefixes=("dev-", "pr-")),), image("v1", "pr-7"), 0),
-        ((delete(tag_prefixes=("dev-", "pr-")),), image("v1"), None),
-        ((delete(tag_prefixes=("dev-",)),), image(), None),
-        # What it is called.
-        ((delete(version_prefixes=("sha256:ab",)),), image(), 0),
-        ((delete(version_prefixes=("sha256:cd",)),), image(), None),
-        ((delete(package_prefixes=("team/",)),), image(), 0),
-        ((delete(package_prefixes=("app",)),), image(), None),
-        # All conditions have to hold.
-        ((delete(package_prefixes=("team/",), tag_state="untagged"),), image("v1"), None),
-        # Age.
-        ((delete(older_than=7 * DAY),), image(days=10), 0),
-        ((delete(older_than=30 * DAY),), image(days=10), 20),
-        ((delete(newer_than=30 * DAY),), image(days=10), 0),
-        ((delete(newer_than=7 * DAY),), image(days=10), None),
-        ((delete(older_than=20 * DAY, newer_than=30 * DAY),), image(days=10), 10),
-        ((delete(older_than=30 * DAY, newer_than=20 * DAY),), image(days=10), None),
-        ((delete(older_than=timedelta(days=999_999_999)),), image(), (datetime.max.replace(tzinfo=UTC) - NOW).days),
-        # Keep wins, whatever else holds, and for as long as it holds.
-        ((delete(), STAMPED), image("stamped-abababababab"), None),
-        ((delete(), STAMPED), image("env-abababababab"), 0),
-        ((delete(), keep()), image(), None),
-        ((delete(), keep(newer_than=30 * DAY)), image(days=10), 20),
-        ((delete(), keep(older_than=30 * DAY)), image(days=10), 0),
-        ((delete(older_than=40 * DAY), keep(older_than=30 * DAY)), image(days=10), None),
-        ((delete(older_than=15 * DAY), keep(newer_than=12 * DAY)), image(days=10), 5),
-        ((delete(newer_than=15 * DAY), keep(newer_than=12 * DAY)), image(days=10), 2),
-        ((delete(), keep(package_prefixes=("other",))), image(), 0),
-    ],
-)
-def test_what_becomes_of_an_image(policies, what, days):
-    found = fate(policies, what, NOW)
-    assert (found.when - NOW).days == days if found.when else days is None
-    assert found.deleted_by == ("" if days is None else "old")
-    assert found.recent is None
+def test_a_policy_that_could_delete_the_image_is_named(api):
+    found = asked(api)
+    assert (found.exists, found.tags, found.deleted_by, found.kept_by) == (True, ("v7",), ("old",), ())
+    assert not found.dry_run
+    assert api.requests == [NAME, f"{NAME}/dockerImages/team%2Fapp@{DIGEST}"]
+
+
+def test_a_policy_that_keeps_what_is_stamped_keeps_it(api):
+    api.repositories[NAME]["cleanupPolicies"]["ours"] = KEEP
+    assert asked(api).deleted_by == ("old",)
+    api.push(NAME, "team/app", str(DIGEST), stamped_tag(DIGEST))
+    assert (asked(api).deleted_by, asked(api).kept_by) == ((), ("ours",))
+
+
+def test_the_policy_of_the_documentation_keeps_this_tag(api):
+    text = (Path(__file__).parents[2] / "docs/artifact-registry.md").read_text()
+    [policy] = json.loads(re.findall(r"```json\n(.*?)```", text, re.DOTALL)[0])
+    assert policy["action"]["type"] == "Keep"
+    state = {"tagged": 1, "untagged": 2, "any": 3}[policy["condition"]["tagState"]]
+    kept = {"action": 2, "condition": policy["condition"] | {"tagState": state}}
+    api.repositories[NAME]["cleanupPolicies"][policy["name"]] = kept
+    assert asked(api).deleted_by == ("old",)
+    api.push(NAME, "team/app", str(DIGEST), stamped_tag(DIGEST))
+    assert asked(api).deleted_by == ()
 
 
 @pytest.mark.parametrize(
-    ("policies", "newer", "recent"),
+    ("policy", "deleted_by"),
     [
-        ((delete(), keep(most_recent=3)), 2, 3),
-        ((delete(), keep(most_recent=3)), 3, None),
-        ((delete(), keep(most_recent=3, package_prefixes=("team/",))), 0, 3),
-        ((delete(), keep(most_recent=3, package_prefixes=("other",))), 0, None),
-        ((delete(), keep(most_recent=1), keep(most_recent=5)), 2, 5),
+        ({"action": 2, "condition": {}}, ()),
+        ({"action": 2, "condition": {"tagState": 3}}, ()),
+        ({"action": 2, "condition": {"tagState": 1}}, ()),
+        ({"action": 2, "condition": {"tagState": 3, "packageNamePrefixes": ["team/"]}}, ()),
+        ({"action": 2, "condition": {"tagState": 2}}, ("old",)),
+        ({"action": 2, "condition": {"tagState": 3, "packageNamePrefixes": ["other"]}}, ("old",)),
+        ({"action": 2, "condition": {"tagState": 3, "newerThan": "60s"}}, ("old",)),
+        ({"action": 2, "condition": {"tagState": 3, "versionNamePrefixes": ["sha256:ab"]}}, ("old",)),
+        ({"action": 2, "mostRecentVersions": {"keepCount": 4}}, ("old",)),
+        ({"action": 1, "condition": {"tagState": 3, "packageNamePrefixes": ["other"]}}, ("old",)),
+        ({"action": 1, "condition": {"tagState": 2}}, ("new", "old")),
+        ({"action": 7, "condition": {"tagState": 3}}, ("new", "old")),
+        ({"condition": {"tagState": 3}}, ("new", "old")),
+        ({"action": 1, "sizeAbove": {"bytes": 3}}, ("new", "old")),
     ],
 )
-def test_being_one_of_the_newest_keeps_an_image_for_as_long_as_it_is(policies, newer, recent):
-    found = fate(policies, image(newer=newer), NOW)
-    assert found.deleted_by == "old"
-    assert found.recent == recent
+def test_policies_that_keep_always_win_and_all_others_could_delete(api, policy, deleted_by):
+    api.repositories[NAME]["cleanupPolicies"]["new"] = policy
+    assert asked(api).deleted_by == deleted_by
 
 
-def test_what_is_kept_for_good_need_not_be_one_of_the_newest():
-    found = fate((delete(), STAMPED, keep(most_recent=3)), image("stamped-1", newer=9), NOW)
-    assert found == Fate(kept_by=("ours",))
+def test_a_tag_is_followed(api):
+    assert asked(api, Reference(REFERENCE.registry, REFERENCE.repository, tag="v7")).digest == DIGEST
+    absent = asked(api, Reference(REFERENCE.registry, REFERENCE.repository, tag="v8"))
+    assert (absent.digest, absent.exists) == (None, False)
 
 
-def test_what_nothing_deletes_is_kept_by_nothing():
-    assert fate((STAMPED,), image("stamped-1"), NOW) == Fate()
+def test_an_image_that_is_gone_is_absent(api):
+    found = asked(api, REFERENCE.at(Digest("cd" * 32)))
+    assert (found.digest, found.exists) == (Digest("cd" * 32), False)
 
 
-def test_versions_are_only_counted_where_a_policy_does():
-    assert counted((delete(), STAMPED), "app") == 0
-    assert counted((keep(most_recent=3, package_prefixes=("other",)),), "app") == 0
-    assert counted((keep(most_recent=3), keep(most_recent=10, package_prefixes=("a",))), "app") == 10
+def test_a_dry_run_is_noted(api):
+    api.repositories[NAME]["cleanupPolicyDryRun"] = True
+    assert asked(api).dry_run
 
 
-CONDITIONS = st.fixed_dictionaries(
-    {},
-    optional={
-        "tag_state": st.sampled_from(["any", "tagged", "untagged"]),
-        "tag_prefixes": st.lists(st.sampled_from(["v", "env-", "stamped-"]), max_size=2).map(tuple),
-        "version_prefixes": st.lists(st.sampled_from(["sha256:ab", "sha256:cd"]), max_size=2).map(tuple),
-        "package_prefixes": st.lists(st.sampled_from(["team/", "app"]), max_size=2).map(tuple),
-        "older_than": st.integers(0, 40).map(lambda days: days * DAY),
-        "newer_than": st.integers(0, 40).map(lambda days: days * DAY),
-    },
-)
-DELETING = st.lists(CONDITIONS.map(lambda it: delete(**it)), max_size=3)
-KEEPING = st.lists(CONDITIONS.map(lambda it: keep(**it)), max_size=3)
-IMAGES = st.builds(
-    lambda tags, days: image(*tags, days=days),
-    st.lists(st.sampled_from(["v1", "env-1", "stamped-1"]), max_size=2),
-    st.integers(0, 50),
-)
+def test_a_moment_s_failure_is_nothing(api):
+    api.fail("image", 503)
+    api.fail("repository", 500)
+    assert asked(api).exists
 
 
-@given(DELETING, KEEPING, IMAGES)
-def test_the_keep_policy_of_the_documentation_keeps_what_is_stamped(deleting, keeping, what):
-    tagged = image(*what.tags, "stamped-abababababab", days=10)
-    assert fate([*deleting, STAMPED, *keeping], tagged, NOW).deleted_by == ""
+def test_a_refusal_names_the_role(api):
+    api.fail("image", 403)
+    with pytest.raises(RegistryError, match="said by the fake") as caught:
+        asked(api)
+    assert "artifactregistry.reader" in caught.value.todo
+    assert caught.value.status == 403
 
 
-@given(DELETING, KEEPING, IMAGES)
-def test_the_first_moment_is_that_of_looking_every_day(deleting, keeping, what):
-    found = fate([*deleting, *keeping], what, NOW)
-    days = (day for day in range(100) if fate([*deleting, *keeping], what, NOW + day * DAY).when == NOW + day * DAY)
-    first = next(days, None)
-    assert found.when == (None if first is None else NOW + first * DAY)
+@pytest.mark.parametrize("span", ["30d", "99999999999999s"])
+def test_policies_that_google_s_client_cannot_read_are_unknown(api, span):
+    api.repositories[NAME]["cleanupPolicies"]["odd"] = {"action": 1, "condition": {"olderThan": span}}
+    found = asked(api)
+    assert found.exists
+    assert "odd" in found.unreadable
+
+
+def test_an_image_that_cannot_be_read_is_an_error_in_words(api):
+    api.images[f"{NAME}/dockerImages/team%2Fapp@{DIGEST}"]["uploadTime"] = "yesterday"
+    with pytest.raises(RegistryError, match="cannot be read"):
+        asked(api)
+
+
+def test_other_registries_are_not_asked(api):
+    assert read_cleanup(Reference("127.0.0.1:5000", "app", digest=DIGEST), endpoint=api.url) is None
+    assert api.requests == []

@@ -2,18 +2,13 @@
 
 import json
 import re
-from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
-from google.cloud.artifactregistry_v1 import CleanupPolicy
 
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, INDEX, MANIFEST
 from envbuild.oci.reference import Reference
-from envbuild.registry.artifact_cleanup import Aged, Policy, fate, policy_of
 from envbuild.registry.client import Registry
 from envbuild.registry.tags import check_tag, set_tag, stamped_tag, tag_stamped
 from envbuild.retry import Retry
@@ -45,18 +40,6 @@ def test_a_stamped_image_gets_a_tag_of_its_digest(registry):
     assert registry.tags[f"team/app:stamped-{digest.hex[:12]}"] == str(digest)
     media_type, data = registry.repositories["team/app"].manifests[str(digest)]
     assert (media_type, data) == (MANIFEST, manifest())
-
-
-def test_the_policy_of_the_documentation_keeps_this_tag():
-    text = (Path(__file__).parents[2] / "docs/artifact-registry.md").read_text()
-    [policy] = json.loads(re.findall(r"```json\n(.*?)```", text, re.DOTALL)[0])
-    condition = policy["condition"] | {"tagState": policy["condition"]["tagState"].upper()}
-    action = policy["action"]["type"].upper()
-    found = policy_of(policy["name"], CleanupPolicy.from_json(json.dumps({"action": action, "condition": condition})))
-    aged = Aged(package="app", digest=str(ENV), uploaded=datetime.now(UTC), tags=(stamped_tag(ENV),))
-    deleting = Policy(name="all", deletes=True)
-    assert fate((deleting, found), aged, datetime.now(UTC)).deleted_by == ""
-    assert fate((deleting, found), replace(aged, tags=("v7",)), datetime.now(UTC)).deleted_by == "all"
 
 
 def test_a_tag_that_is_right_is_left_alone(registry):

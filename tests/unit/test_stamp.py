@@ -16,7 +16,7 @@ import pytest
 from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.stamp.history import read_stamp
-from envbuild.stamp.objects import found as found_model
+from envbuild.stamp.objects import open_model as found_model
 from envbuild.stamp.objects import read_uri
 from envbuild.stamp.record import StampEntry, pointer, read_record, record_bytes, record_name, stamped
 from envbuild.stamp.stamping import check_stampable, stamp, write_stamp

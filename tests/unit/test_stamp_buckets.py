@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
 from envbuild.stamp.history import read_history, read_stamp
-from envbuild.stamp.objects import found as found_model
+from envbuild.stamp.objects import open_model as found_model
 from envbuild.stamp.objects import read_uri
 from envbuild.stamp.stamping import check_stampable, stamp, write_stamp
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, model, write  # noqa: F401 - fixtures
@@ -63,7 +63,7 @@ def test_who_uses_a_bucket_may_have_to_pay(gcs, monkeypatch):  # noqa: F811
     bucket = gcs.bucket("models")
     bucket.requester_pays, bucket.payers = True, {"mine"}
     for call in (lambda: write(model.uri), lambda: check_stampable(model.uri)):
-        with pytest.raises(StampError, match="no project was named that pays") as caught:
+        with pytest.raises(StampError, match="requires a project that pays") as caught:
             call()
         assert "GOOGLE_CLOUD_QUOTA_PROJECT" in caught.value.todo
     monkeypatch.setenv("GOOGLE_CLOUD_QUOTA_PROJECT", "theirs")
@@ -117,7 +117,7 @@ def test_a_model_that_was_replaced_during_the_build_is_refused(model):  # noqa: 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "soon"])
 def test_a_patience_that_is_no_number_of_seconds_is_refused(gcs, monkeypatch, text):  # noqa: F811
     monkeypatch.setenv("ENVBUILD_GCS_TIMEOUT", text)
-    with pytest.raises(UsageError, match="is no number of seconds") as caught:
+    with pytest.raises(UsageError, match="not a number of seconds") as caught:
         check_stampable(InBucket(gcs).uri)
     assert caught.value.where == "ENVBUILD_GCS_TIMEOUT"
 

@@ -1,5 +1,6 @@
 """From a build context on this machine to an image in a registry, made by Cloud Build."""
 
+import itertools
 import secrets
 import time
 from collections.abc import Iterable
@@ -15,16 +16,17 @@ from envbuild.build.cloudbuild import service
 from envbuild.build.cloudbuild.failure import failure
 from envbuild.build.cloudbuild.log import Log
 from envbuild.build.cloudbuild.options import CloudBuild
-from envbuild.build.cloudbuild.patience import pauses
 from envbuild.build.cloudbuild.plan import plan, submitted
 from envbuild.build.cloudbuild.service import ENDED, Service
 from envbuild.build.cloudbuild.source import Source, check_owned, packed, upload
 from envbuild.errors import BaseError, BuildError, EnvbuildError, RegistryError
+from envbuild.google_api import timeout_of
 from envbuild.network import is_loopback
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.report import Reporter
+from envbuild.retry import Retry
 from envbuild.stamp import gcs
 
 
@@ -92,14 +94,16 @@ def _watched(api: Service, log: Log, started: Build, options: CloudBuild, report
     if started.log_url:
         report.note(started.log_url)
     current = started
-    for pause in pauses():
+    unit = min(1.0, timeout_of(service.TIMEOUT) / 60)
+    retry = Retry(first=unit, factor=1.3, longest=5 * unit)  # looks at a long build more seldom
+    for number in itertools.count(1):
         # The state first: what was written before the build ended is in the log that is read after.
         current = api.get(started.id)
         ended = current.status in ENDED
         _tell(log.lines(final=ended), report)
         if ended:
             break
-        time.sleep(pause)
+        time.sleep(retry.pause(number))
     if log.forbidden:
         report.warn(f"{log.where} may not be read here (storage.objects.get); the build's page shows it")
     if current.status != Build.Status.SUCCESS:

@@ -7,10 +7,10 @@ from typing import Any
 from google.api_core.exceptions import Forbidden, NotFound, RequestRangeNotSatisfiable
 from google.cloud.storage import Client
 
-from envbuild.build.cloudbuild.source import patience
+from envbuild.build.cloudbuild.source import call_options
 from envbuild.errors import BuildError
 from envbuild.lock.settings import without_credentials
-from envbuild.stamp.gcs import told
+from envbuild.stamp.gcs import storage_errors
 
 _PIECE = 1 << 20
 _LONGEST = 10_000
@@ -56,10 +56,10 @@ class Log:
             return b""
         blob: Any = self._client.bucket(self._bucket).blob(self._name)
         end = self._offset + _PIECE - 1
-        with told(self.where, self._bucket, "storage.objects.get", BuildError):
+        with storage_errors(self.where, self._bucket, "storage.objects.get", BuildError):
             try:
                 # Its sums are of the whole object, which is another one at each look.
-                return bytes(blob.download_as_bytes(start=self._offset, end=end, checksum=None, **patience()))
+                return bytes(blob.download_as_bytes(start=self._offset, end=end, checksum=None, **call_options()))
             except (NotFound, RequestRangeNotSatisfiable):
                 return b""
             except Forbidden:

@@ -2,46 +2,25 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
-import requests
-from google.api_core.exceptions import (
-    BadGateway,
-    GatewayTimeout,
-    GoogleAPICallError,
-    InternalServerError,
-    RetryError,
-    ServiceUnavailable,
-    TooManyRequests,
-)
-from google.api_core.retry import Retry, if_exception_type
-from google.auth.credentials import AnonymousCredentials
-from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
+from google.api_core.exceptions import RetryError, TooManyRequests
+from google.api_core.retry import Retry
 from google.cloud.devtools.cloudbuild_v1 import Build, CloudBuildClient
 from google.protobuf.json_format import ParseDict, ParseError
 
-from envbuild.build.cloudbuild.patience import seconds
+from envbuild import google_api
 from envbuild.errors import BuildError, UsageError
-from envbuild.network import is_loopback
+from envbuild.google_api import connect, no_credentials, retry_for, timeout_of, translated_errors
 
 ENDPOINT = "ENVBUILD_CLOUDBUILD_ENDPOINT"
 """The variable that names another API endpoint; one on loopback is used without credentials."""
 _ONE_ANSWER = 60.0
-_UNSURE = (
-    BadGateway,
-    GatewayTimeout,
-    InternalServerError,
-    ServiceUnavailable,
-    TransportError,
-    requests.ConnectionError,
-    requests.Timeout,
-    requests.exceptions.ChunkedEncodingError,
-)
-"""After these nobody knows whether the request was carried out."""
-_LOGIN = "log in with `gcloud auth application-default login`, or run with a service account"
+TIMEOUT = "ENVBUILD_CLOUDBUILD_TIMEOUT"
+"""The variable with the seconds that one call may be tried, 60 without it; all waiting shrinks with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +42,7 @@ class Service:
     def check(self) -> None:
         """Ask for one build, which needs the API to be on and the caller to be known; BuildError otherwise."""
         request = {"parent": self.parent, "page_size": 1}
-        with self._told():
+        with self._errors():
             next(iter(self.client.list_builds(request=request, retry=_retry(), timeout=_ONE_ANSWER)), None)
 
     def create(self, described: Mapping[str, Any], mark: str) -> Build:
@@ -85,7 +64,7 @@ class Service:
                 unsure = False
                 raise
 
-        with self._told():
+        with self._errors():
             try:
                 return _retry()(attempt)()
             except RetryError:
@@ -99,14 +78,14 @@ class Service:
 
     def get(self, identity: str) -> Build:
         """Return a build as it is now."""
-        with self._told():
+        with self._errors():
             return self.client.get_build(
                 request={"name": f"{self.parent}/builds/{identity}"}, retry=_retry(), timeout=_ONE_ANSWER
             )
 
     def cancel(self, known: str, mark: str) -> list[str]:
         """End the build with this id, or, where none is known, what runs with this tag; return the ids."""
-        with self._told():
+        with self._errors():
             found = [known] if known else [it.id for it in self._marked(mark) if it.status not in ENDED]
             for identity in found:
                 self._cancel(identity)
@@ -122,19 +101,10 @@ class Service:
         found = self.client.list_builds(request=request, retry=_retry(), timeout=_ONE_ANSWER)
         return [build for _, build in zip(range(100), found, strict=False) if mark in build.tags]
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        where = f"Cloud Build, {self.parent}"
-        try:
-            yield
-        except GoogleAPICallError as error:
-            raise _refused(error, where, self.project) from error
-        except RetryError as error:
-            raise _given_up(error, where, self.project) from error
-        except GoogleAuthError as error:
-            raise BuildError("Google wants other credentials", where=where, todo=_LOGIN) from error
-        except requests.RequestException as error:
-            raise BuildError("Cloud Build could not be reached", where=where, todo=_NETWORK) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return translated_errors(
+            "Cloud Build", f"Cloud Build, {self.parent}", BuildError, partial(_explain, self.project)
+        )
 
 
 _Status = Build.Status
@@ -146,25 +116,17 @@ ENDED = FAILED | {_Status.SUCCESS}
 @contextmanager
 def connected(parent: str) -> Iterator[Service]:
     """Yield the service with the environment's credentials; BuildError when there are none."""
-    endpoint = os.environ.get(ENDPOINT, "")
-    options: dict[str, Any] = {"client_options": {"api_endpoint": endpoint}} if endpoint else {}
-    # Without credentials on loopback only: a token must not go to whatever answers there.
-    if is_local():
-        options["credentials"] = AnonymousCredentials()  # type: ignore[no-untyped-call]
-    try:
-        client = CloudBuildClient(transport="rest", **options)
-    except DefaultCredentialsError as error:
-        raise BuildError("there are no Google credentials here", where="Cloud Build", todo=_LOGIN) from error
-    except GoogleAuthError as error:
-        what = f"the Google credentials cannot be used: {error}"
-        raise BuildError(what, where="Cloud Build", todo=_LOGIN) from error
+    make = partial(CloudBuildClient, transport="rest")
+    client = connect(make, "Cloud Build", BuildError, os.environ.get(ENDPOINT, ""))
+    if client is None:
+        raise no_credentials("Cloud Build", BuildError)
     with client:
         yield Service(client, parent)
 
 
 def is_local() -> bool:
     """Whether what builds is on this machine: a test's stand-in."""
-    return is_loopback(urlsplit(os.environ.get(ENDPOINT, "")).hostname or "")
+    return google_api.is_local(os.environ.get(ENDPOINT, ""))
 
 
 def _parsed(described: Mapping[str, Any]) -> Build:
@@ -179,48 +141,28 @@ def _parsed(described: Mapping[str, Any]) -> Build:
 
 
 def _retry() -> Retry:
-    patience = seconds()
-    transient = if_exception_type(TooManyRequests, *_UNSURE)
-    return Retry(predicate=transient, initial=min(1.0, patience / 60), maximum=10.0, timeout=patience)
+    return retry_for(timeout_of(TIMEOUT))
 
 
-def _refused(error: GoogleAPICallError, where: str, project: str) -> BuildError:
-    said = _said(error)
-    match error.code:
-        case 401:
-            return BuildError("Cloud Build wants other credentials (401)", where=where, todo=_LOGIN)
-        case 403 if "SERVICE_DISABLED" in str(error.details) or "has not been used" in said:
+def _explain(project: str, code: int, message: str) -> tuple[str, str] | None:
+    match code:
+        case 403 if "SERVICE_DISABLED" in message or "has not been used" in message:
             todo = f"gcloud services enable cloudbuild.googleapis.com --project={project}"
-            return BuildError("the Cloud Build API is off in this project (403)", where=where, todo=todo)
+            return "the Cloud Build API is off in this project (403)", todo
         case 403:
-            return BuildError(f"Cloud Build forbids it (403): {said}", where=where, todo=_ROLES)
+            todo = (
+                "grant the caller roles/cloudbuild.builds.editor, and roles/iam.serviceAccountUser on the build's "
+                "service account"
+            )
+            return f"Cloud Build forbids it (403): {message}", todo
         case 404:
             todo = "check --project and --region, and the names of worker pool and service account"
-            return BuildError(f"Cloud Build does not find it (404): {said}", where=where, todo=todo)
+            return f"Cloud Build does not find it (404): {message}", todo
         case 400:
             todo = "print the build with --dry-run, and correct the option that made it"
-            return BuildError(f"Cloud Build does not take this build: {said}", where=where, todo=todo)
+            return f"Cloud Build does not take this build: {message}", todo
+        case 429:
+            todo = f"run the command again later, or raise the quota of builds of project {project}"
+            return f"Cloud Build's quota is used up (429): {message}", todo
         case _:
-            return BuildError(f"Cloud Build refused with {error.code}: {said}", where=where, todo=_AGAIN)
-
-
-_ROLES = (
-    "grant the caller roles/cloudbuild.builds.editor, and roles/iam.serviceAccountUser on the build's service account"
-)
-_AGAIN = "run the command again later"
-_NETWORK = "check the network, then run the command again"
-
-
-def _given_up(error: RetryError, where: str, project: str) -> BuildError:
-    cause = error.cause
-    if isinstance(cause, TooManyRequests):
-        todo = f"run the command again later, or raise the quota of builds of project {project}"
-        return BuildError(f"Cloud Build's quota is used up (429): {_said(cause)}", where=where, todo=todo)
-    if isinstance(cause, GoogleAPICallError):
-        return BuildError(f"Cloud Build kept answering {cause.code}: {_said(cause)}", where=where, todo=_AGAIN)
-    return BuildError("Cloud Build could not be reached", where=where, todo=_NETWORK)
-
-
-def _said(error: GoogleAPICallError) -> str:
-    """One line of what Cloud Build itself said."""
-    return " ".join("".join(x if x.isprintable() else " " for x in str(error.message or "")).split())[:500]
+            return None

@@ -17,10 +17,11 @@ from google.api_core.exceptions import Forbidden, NotFound, PreconditionFailed
 from google.cloud.storage import Client
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from envbuild.build.cloudbuild.patience import seconds
+from envbuild.build.cloudbuild.service import TIMEOUT
 from envbuild.errors import BuildError
+from envbuild.google_api import retry_for, timeout_of
 from envbuild.oci import gzip
-from envbuild.stamp.gcs import told
+from envbuild.stamp.gcs import storage_errors
 
 _PIECE = 16 * gzip.STORED_LIMIT
 """Bytes: a whole number of stored blocks, so that pieces make no difference."""
@@ -128,9 +129,9 @@ def check_owned(client: Client, project: str, bucket: str) -> None:
     Bucket names are global: who makes the bucket of a project that has none would get its contexts.
     """
     where, other = f"gs://{bucket}", "name a bucket of yours with --cloudbuild-bucket"
-    with told(where, bucket, "storage.buckets.list", BuildError):
+    with storage_errors(where, bucket, "storage.buckets.list", BuildError):
         try:
-            found = [one.name for one in client.list_buckets(project=project, prefix=bucket, **patience())]
+            found = [one.name for one in client.list_buckets(project=project, prefix=bucket, **call_options())]
         except Forbidden as error:
             what = (
                 f"the buckets of {project} may not be listed (storage.buckets.list), so whose this one is, is unknown"
@@ -145,10 +146,14 @@ def upload(client: Client, context: Packed, bucket: str, prefix: str) -> Source:
     """Put a packed context into a bucket, unless it is there; BuildError when it cannot be, or lies there falsely."""
     name = "/".join(filter(None, (prefix, f"{context.sha256}.tar.gz")))
     blob, where = client.bucket(bucket).blob(name), f"gs://{bucket}/{name}"
-    with told(where, bucket, "storage.objects.create", BuildError):
+    with storage_errors(where, bucket, "storage.objects.create", BuildError):
         try:
             blob.upload_from_filename(
-                str(context.path), content_type="application/gzip", if_generation_match=0, checksum="md5", **patience()
+                str(context.path),
+                content_type="application/gzip",
+                if_generation_match=0,
+                checksum="md5",
+                **call_options(),
             )
         except PreconditionFailed:
             _reload(blob, where, bucket)
@@ -159,16 +164,15 @@ def upload(client: Client, context: Packed, bucket: str, prefix: str) -> Source:
 
 
 def _reload(blob: Any, where: str, bucket: str) -> None:
-    with told(where, bucket, "storage.objects.get", BuildError):
+    with storage_errors(where, bucket, "storage.objects.get", BuildError):
         try:
-            blob.reload(**patience())
+            blob.reload(**call_options())
         except NotFound as error:
             todo = "run the command again"
             raise BuildError("the context vanished while it was sent", where=where, todo=todo) from error
 
 
-def patience() -> dict[str, Any]:
+def call_options() -> dict[str, Any]:
     """How long one call to Cloud Storage may try; between two bytes of a large context may lie ten minutes."""
-    limit = seconds()
-    retry = DEFAULT_RETRY.with_timeout(limit).with_delay(initial=min(1.0, limit / 60), maximum=10.0)
-    return {"retry": retry, "timeout": (min(limit, 60.0), 600.0)}
+    seconds = timeout_of(TIMEOUT)
+    return {"retry": retry_for(seconds, DEFAULT_RETRY), "timeout": (min(seconds, 60.0), 600.0)}

@@ -3,21 +3,20 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 
 from envbuild.errors import EnvbuildError, RegistryError, StampError, UsageError
 from envbuild.oci.login import exists, refuse_login
 from envbuild.oci.reference import Reference
-from envbuild.registry.artifact_cleanup import outlook
-from envbuild.registry.artifact_registry import place_of
+from envbuild.registry.artifact_cleanup import read_cleanup
+from envbuild.registry.artifact_registry import package_of
 from envbuild.registry.client import Registry
 from envbuild.retry import Retry
 from envbuild.stamp.history import History, read_history
 from envbuild.stamp.record import Stamp, StampedImage
 from envbuild.stamp.store import parse_model_uri
 from envbuild.verify.doctor.checking import Check, checked, ok, refused, wrong
-from envbuild.verify.doctor.cleanup import lost, outlook_findings
+from envbuild.verify.doctor.cleanup import cleanup_findings, lost
 from envbuild.verify.doctor.network import login_for
 from envbuild.verify.findings import Finding
 
@@ -25,7 +24,7 @@ _HOST = re.compile(r"(?:[^/]*[.:][^/]*|localhost)/")
 _SECONDS = 20.0
 _STAMP_SECONDS = 60.0
 """For the stamp and all its images, each of which has its own limit."""
-_GOOGLE, _HOSTS = "envbuild.registry.artifact_client", (".pkg.dev", "gcr.io")
+_GOOGLE, _HOSTS = "envbuild.google_api", (".pkg.dev", "gcr.io")
 _UNKNOWN = "what a cleanup policy removes is gone for good, and nobody here knows of any"
 
 
@@ -61,27 +60,27 @@ def _naming_host(text: str) -> str:
     return rest.partition("/")[0] if there and scheme.lower() in ("gs", "file") else text
 
 
-def target_checks(target: Target, now: datetime) -> tuple[Check, ...]:
+def target_checks(target: Target) -> tuple[Check, ...]:
     """What is to be looked at for a target."""
     if target.image is None:
         needs = ("envbuild.stamp.gcs", _GOOGLE) if parse_model_uri(target.name).bucket else ()
-        return (Check(about=target.name, find=partial(_model, target.name, now), seconds=_STAMP_SECONDS, needs=needs),)
-    return _image_checks(target.name, target.image, now)
+        return (Check(about=target.name, find=partial(_model, target.name), seconds=_STAMP_SECONDS, needs=needs),)
+    return _image_checks(target.name, target.image)
 
 
-def _image_checks(about: str, reference: Reference, now: datetime) -> tuple[Check, ...]:
+def _image_checks(about: str, reference: Reference) -> tuple[Check, ...]:
     needs = (_GOOGLE,) if reference.registry.endswith(_HOSTS) else ()
-    return (Check(about=about, find=partial(_image, about, reference, now), seconds=_SECONDS, needs=needs),)
+    return (Check(about=about, find=partial(_image, about, reference), seconds=_SECONDS, needs=needs),)
 
 
-def _model(uri: str, now: datetime) -> Iterator[Finding]:
+def _model(uri: str) -> Iterator[Finding]:
     history = read_history(uri, whole=False)
     stamp = history.records[0].stamp if history.records else None
     if stamp is None:
         todo = "stamp it with what it was trained in: envbuild from-manifest MANIFEST --push REPO --stamp MODEL"
         raise StampError(history.unstamped, where=uri, todo=todo)
     yield replace(_stamp_finding(uri, history, stamp), rule="artifact-stamp")
-    checks = [check for image in stamp.images if image.reference for check in _stamped(image, now)]
+    checks = [check for image in stamp.images if image.reference for check in _stamped(image)]
     yield from (_unpushed(image) for image in stamp.images if image.reference is None)
     yield from checked(checks)
 
@@ -94,8 +93,8 @@ def _stamp_finding(uri: str, history: History, stamp: Stamp) -> Finding:
     return wrong(uri, says, "stamp it anew, with what the model that is there now was trained in", why=why)
 
 
-def _stamped(image: StampedImage, now: datetime) -> tuple[Check, ...]:
-    return _image_checks(" ".join(image.slot), Reference.parse(image.image), now)
+def _stamped(image: StampedImage) -> tuple[Check, ...]:
+    return _image_checks(" ".join(image.slot), Reference.parse(image.image))
 
 
 def _unpushed(image: StampedImage) -> Finding:
@@ -104,18 +103,18 @@ def _unpushed(image: StampedImage) -> Finding:
     return wrong(" ".join(image.slot), says, todo, severity="note")
 
 
-def _image(about: str, reference: Reference, now: datetime) -> Iterator[Finding]:
+def _image(about: str, reference: Reference) -> Iterator[Finding]:
     try:
-        found = outlook(reference, now, seconds=_SECONDS / 2)
+        found = read_cleanup(reference, seconds=_SECONDS / 2)
     except RegistryError as error:
         yield from _in_registry(about, reference)
         yield refused(f"{about} cleanup", error, "warning")
         return
     if found is not None:
-        yield from outlook_findings(about, reference, found)
+        yield from cleanup_findings(about, reference, found)
         return
     yield from _in_registry(about, reference)
-    if place_of(reference) is not None:
+    if package_of(reference) is not None:
         todo = "gcloud auth application-default login, then run this again"
         says = "without Google credentials nobody can say whether a cleanup policy will delete it"
         yield wrong(f"{about} cleanup", says, todo, severity="warning", why=_UNKNOWN)

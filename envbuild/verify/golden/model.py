@@ -98,10 +98,10 @@ def _start(paths: Mapping[str, Any]) -> str:
 
 def _downloaded(uri: ModelUri, folder: Path, report: Reporter) -> tuple[Path, dict[str, int]]:
     """Download a model's objects at the generations that they have now; return its file or folder, and those."""
-    from envbuild.stamp.gcs import connected, told  # noqa: PLC0415 - Google's client takes a second to load
+    from envbuild.stamp.gcs import connected, storage_errors  # noqa: PLC0415 - Google's client takes a second to load
 
     assert uri.bucket is not None
-    with connected() as client, told(str(uri), uri.bucket, "storage.objects.get"):
+    with connected() as client, storage_errors(str(uri), uri.bucket, "storage.objects.get"):
         blobs = dict(_blobs(client, uri.bucket, uri))
         total, done = sum(int(blob.size or 0) for blob in blobs.values()), 0
         _check(blobs, total, uri, folder)

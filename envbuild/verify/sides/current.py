@@ -3,7 +3,7 @@
 from envbuild.errors import StampError
 from envbuild.manifest.reader import MAX_MANIFEST
 from envbuild.oci.digest import Digest
-from envbuild.stamp.objects import found
+from envbuild.stamp.objects import open_model
 from envbuild.stamp.record import Stamp, manifest_name
 from envbuild.verify.sides.model import StampedModel, train_image
 
@@ -28,6 +28,6 @@ def manifest_copy(it: StampedModel, stamp: Stamp) -> bytes | None:
     own = train_image(stamp)
     if own is None:
         return None
-    with found(it.uri) as model:
+    with open_model(it.uri) as model:
         data = model.store.read(manifest_name(own), limit=MAX_MANIFEST)
     return data if data is not None and Digest.of(data) == own.manifest_sha256 else None

@@ -18,7 +18,7 @@ from envbuild.manifest.parse import Parser
 from envbuild.manifest.reader import MAX_MANIFEST
 from envbuild.oci.digest import Digest
 from envbuild.stamp.history import History, read_history
-from envbuild.stamp.objects import found
+from envbuild.stamp.objects import open_model
 from envbuild.stamp.record import Stamp, StampedImage, lock_name, manifest_name
 from envbuild.stamp.signature import Proof
 from envbuild.stamp.store import Store, parse_model_uri
@@ -66,7 +66,7 @@ def read_model(uri: str, proof: Proof | None = None) -> StampedModel:
     copies = _Copies()
     stamp = history.records[0].stamp if history.records else None
     if stamp:
-        with found(uri) as place:
+        with open_model(uri) as place:
             copies.read(place.store, stamp)
         uri = folder_of(uri, copies.manifest) if place.is_file else uri
     saved = copies.manifest.model if copies.manifest else None
