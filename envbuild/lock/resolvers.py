@@ -233,6 +233,8 @@ class PipToolsResolver:
         the lock leaves them out again, and pins that contradict each other are refused.
         """
         check_host(target)
+        if local and gaps is None:  # pip-compile would look for their dependencies in the folders as well
+            return UvResolver(settings=self.settings, cache=self.cache).resolve(requirements, target, local=True)
         with open_question(requirements, target, self.settings, self.cache, gaps, local=local) as question:
             try:
                 # pip cannot override what a distribution requires, so nothing is relaxed.

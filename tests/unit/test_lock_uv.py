@@ -233,6 +233,16 @@ def test_pip_tools_gives_the_lock_of_uv(index: FakeIndex):
     assert PipToolsResolver().resolve(requirements, HERE) == UvResolver().resolve(requirements, HERE)
 
 
+def test_with_pip_tools_too_a_wheel_in_a_folder_may_require_what_only_the_index_has(index: FakeIndex, tmp_path: Path):
+    wheel = make_wheel("mine", "1", requires=["pure"])
+    (tmp_path / wheel.filename).write_bytes(wheel.data)
+    settings, run = read_settings([tmp_path]), [distribution("mine", "1", "editable")]
+    locks = [
+        lock(("mine==1", "pure==1.0"), HERE, kind(settings=settings), run) for kind in (UvResolver, PipToolsResolver)
+    ]
+    assert locks[0] == locks[1]
+
+
 def test_pip_tools_refuses_pins_that_contradict_each_other_and_points_to_uv(index: FakeIndex):
     index.add(make_wheel("old", "1", requires=["pure<1"]))
     assert [it.name for it in UvResolver().resolve(("old==1", "pure==1.0"), HERE).wheels] == ["old", "pure"]
