@@ -228,6 +228,11 @@ def requirements_of(metadata: str) -> tuple[str, ...]:
     return tuple(" ".join(str(value).split()) for value in _headers(metadata).get_all("Requires-Dist", []))
 
 
+def classifiers_of(metadata: str) -> tuple[str, ...]:
+    """Classifier of METADATA."""
+    return tuple(map(str, _headers(metadata).get_all("Classifier", [])))
+
+
 def _headers(metadata: str) -> email.message.Message:
     return email.parser.HeaderParser(policy=email.policy.compat32).parsestr(metadata)
 

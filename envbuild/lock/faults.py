@@ -1,7 +1,5 @@
 """What cannot be locked: found all at once, each with its reason and what to do."""
 
-import email.parser
-import email.policy
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import LockError
 from envbuild.lock.client import Client
-from envbuild.lock.facts import read_metadata
+from envbuild.lock.facts import classifiers_of, read_metadata
 from envbuild.lock.index import IndexFile
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.lock.settings import bare_url, local_path
@@ -256,8 +254,9 @@ def why_foreign(fault: Fault, system: str, client: Client) -> str:
     if fault.sdist is None:
         return f"all wheels of the project are for {name}, and it has no source distribution to build another from"
     for wheel in fault.foreign:  # some older releases have no classifiers
-        headers = email.parser.HeaderParser(policy=email.policy.compat32).parsestr(read_metadata(client, wheel))
-        classifiers = [it for it in map(str, headers.get_all("Classifier", [])) if it.startswith("Operating System ::")]
+        classifiers = [
+            it for it in classifiers_of(read_metadata(client, wheel)) if it.startswith("Operating System ::")
+        ]
         if classifiers and all(it.startswith(_CLASSIFIERS[system]) for it in classifiers):
             return f"all wheels of the project are for {name}, and its metadata names no other system"
         if classifiers:

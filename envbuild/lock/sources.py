@@ -23,7 +23,7 @@ from envbuild.lock.faults import NEWER_GLIBC, OWN_WHEEL, PUBLISH, Fault, can_bui
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.settings import IndexSettings, bare_url, local_path, uv_environment, uv_program, without_credentials
 from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel, same_version
-from envbuild.manifest.packages import Distribution, Origin
+from envbuild.manifest.packages import Distribution
 from envbuild.oci.digest import Digest
 
 Report = Callable[[str], object]
@@ -77,7 +77,9 @@ def fetch_direct(
     """
     found: dict[str, Direct | Fault] = {}
     for it in distributions:
-        if is_wheel_address(it.origin) and not settings.offline:
+        parts = urlsplit(it.origin.url or "")
+        on_server = it.origin.kind == "archive" and parts.scheme in {"http", "https"} and parts.path.endswith(".whl")
+        if on_server and not settings.offline:
             name = str(canonicalize_name(it.name))
             try:
                 found[name] = _fetch_one(it, settings, cache, folder, report)
@@ -85,12 +87,6 @@ def fetch_direct(
                 why = f"its wheel cannot be fetched from {error.where}: {error.what}"
                 found[name] = Fault(requirement=f"{name}=={it.version}", why=why, todo=f"{PUBLISH}; or {error.todo}")
     return found
-
-
-def is_wheel_address(origin: Origin) -> bool:
-    """Whether a distribution was installed from a wheel on a server that is not an index."""
-    parts = urlsplit(origin.url or "")
-    return origin.kind == "archive" and parts.scheme in {"http", "https"} and parts.path.endswith(".whl")
 
 
 def note_other_places(locked: Lock, distributions: Iterable[Distribution], settings: IndexSettings) -> Iterator[str]:
