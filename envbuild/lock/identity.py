@@ -168,8 +168,8 @@ def _identify(
 ) -> tuple[Identity, LockedWheel]:
     """Compare one wheel with the run's; also the wheel to take: the run's own where that fits the target."""
     outcome, why = _compare(wheel, facts, had)
-    if outcome == "identical" and (untruth := question.reader.known_untruth(wheel)):
-        outcome, why = "unknown", untruth
+    if outcome == "identical" and (mismatch := question.reader.known_mismatch(wheel)):
+        outcome, why = "unknown", mismatch
     if outcome == "different build":
         why, own = _explain(wheel, had, question)
         if own is not None:

@@ -43,7 +43,7 @@ def lock(
     UnlockableError, a LockError, names everything that cannot be locked.
     """
     parsed = parsed_requirements(requirements)
-    kept = kept_ones(parsed, distributions)
+    kept = required_distributions(parsed, distributions)
     doubts = {str(canonicalize_name(item.name)): fault for item in kept if (fault := origin_fault(item)) is not None}
     fixed: dict[str, Direct] = {}
     run = {str(canonicalize_name(item.name)): item for item in kept}
@@ -65,7 +65,9 @@ def lock(
     return locked
 
 
-def kept_ones(requirements: Sequence[Requirement], distributions: Iterable[Distribution]) -> list[Distribution]:
+def required_distributions(
+    requirements: Sequence[Requirement], distributions: Iterable[Distribution]
+) -> list[Distribution]:
     """The distributions that are required in exactly the version of the run."""
     pins = {(canonicalize_name(it.name), _version(text)) for it in requirements if (text := exact_version(it))}
     return [item for item in distributions if (canonicalize_name(item.name), _version(item.version or "")) in pins]

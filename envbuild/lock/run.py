@@ -21,8 +21,8 @@ from envbuild.lock.lock import (
     explain_changes,
     extra_pins,
     join_locks,
-    kept_ones,
     lock,
+    required_distributions,
     upgraded_pins,
 )
 from envbuild.lock.model import Lock, LockedWheel, Resolver, Target
@@ -128,7 +128,7 @@ def lock_run(
         todo = "give the folder that has the wheels: --find-links DIR (`envbuild lock --download DIR` makes one)"
         raise LockError(what, where="--offline", todo=todo)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
-        kept = kept_ones(parsed_requirements(requirements), distributions)
+        kept = required_distributions(parsed_requirements(requirements), distributions)
         direct = fetch_direct(kept, settings, options.cache, Path(name), options.say)
         first = _first_lock(requirements, target, distributions, options, settings, gaps, direct)
         run = _compare(first, distributions, options, direct)
@@ -198,25 +198,25 @@ def useless(requirements: Sequence[str], below: Lock, above: Lock, options: Opti
                 yield f"{wheel.name} {wheel.version} has no extra {', '.join(unknown)}: {it} adds nothing for it"
 
 
-def confirm(run: LockedRun, cache: Path, true: Mapping[Digest, Collection[str]] | None = None) -> LockedRun:
+def confirm(run: LockedRun, cache: Path, checked: Mapping[Digest, Collection[str]] | None = None) -> LockedRun:
     """Compare what an index sent of wheels with the files that were fetched since; LockError where they differ.
 
-    What was called identical stays so only where every file of the wheel is as in its RECORD; `true` are files that
+    What was called identical stays so only where every file of the wheel is as in its RECORD; `checked` are files that
     were compared already, by the wheel's sha256.
     """
     with LateClient(IndexSettings(default=None)) as client:
-        reader = FactReader(client, cache, true)
+        reader = FactReader(client, cache, checked)
         false = reader.false_claims(run.lock.wheels)
         identical = {it.name for it in run.proof.those("identical")}
         wheels = [it for it in run.lock.wheels if it.name in identical]
-        facts, untruths = reader.all_facts(wheels), reader.untruths(wheels)
+        facts, mismatches = reader.all_facts(wheels), reader.mismatches(wheels)
     if false:
         what = f"the index showed other metadata than the files have: {', '.join(wheel.filename for wheel in false)}"
         todo = "find out why before using these files; the statements about their identity are not valid"
         raise LockError(what, where="range requests", todo=todo)
     doubts = {
-        wheel.name: (known.doubt if known else "") or untruth
-        for wheel, known, untruth in zip(wheels, facts, untruths, strict=True)
+        wheel.name: (known.doubt if known else "") or mismatch
+        for wheel, known, mismatch in zip(wheels, facts, mismatches, strict=True)
     }
     return replace(run, proof=run.proof.doubted({name: doubt for name, doubt in doubts.items() if doubt}))
 
