@@ -15,8 +15,8 @@ from envbuild.base.resolve import resolve_base
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import pylock_text, requirements_text
 from envbuild.lock.model import Lock, Target
+from envbuild.lock.resolvers import UvResolver
 from envbuild.lock.settings import read_settings, uv_environment
-from envbuild.lock.uv import UvResolver
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base

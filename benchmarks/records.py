@@ -44,7 +44,7 @@ from packaging.utils import canonicalize_name
 from envbuild.base.debian import debian_base
 from envbuild.files import cache_folder
 from envbuild.lock.model import Target
-from envbuild.lock.uv import uv_platforms
+from envbuild.lock.resolvers import uv_platforms
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.oci.layout import write_layout

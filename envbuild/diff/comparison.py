@@ -1,6 +1,5 @@
 """The comparison of two images: their configs, and the files that their layers contain."""
 
-import csv
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from envbuild.diff.layers import Node, Report, read_pair
 from envbuild.diff.packages import BYTECODE, BYTECODE_FOLDER, MARK, RECORD, Package, Packages, rows
 from envbuild.errors import BuildError
 from envbuild.oci.image import Image
+from envbuild.wheel.record import RecordError
 
 _PLATFORM = ("architecture", "os", "variant")
 _SINGLE = ("Entrypoint", "Cmd", "User", "WorkingDir", "StopSignal", "Shell", "Healthcheck", "OnBuild")
@@ -66,7 +66,7 @@ class Rules:
         """Whether two RECORDs have the same files and hashes, except for what is left out and RECORD itself."""
         try:
             rows_of_both = set(rows(record, one)) ^ set(rows(record, other))
-        except csv.Error:
+        except RecordError:
             return False
         return all(it == record or _is_of_installer(it) or self._matches(it) for it, _, _ in rows_of_both)
 

@@ -1,7 +1,5 @@
 """Owners of files: Python's distributions by their RECORD, Debian's packages by dpkg's lists."""
 
-import csv
-import io
 import posixpath
 import re
 from collections import defaultdict
@@ -17,6 +15,7 @@ from envbuild.check import LIST, PROGRAM
 from envbuild.diff.layers import Tree
 from envbuild.oci.rootfs import resolve
 from envbuild.recipe import PREFIX
+from envbuild.wheel.record import RecordError, Row, read_record
 
 RECORD = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
 MARK = re.compile(r"(?:.*/)?[^/]+\.dist-info/(?:INSTALLER|REQUESTED|direct_url\.json)")
@@ -73,7 +72,7 @@ class Packages:
             package = Package("python", canonicalize_name(match[2]))
             self._versions[package].add(match[3])
             if RECORD.fullmatch(path):
-                with suppress(csv.Error):
+                with suppress(RecordError):
                     self._files.update((file, package) for file, _, _ in rows(path, node.text))
 
     def _read_debian(self, tree: Tree) -> None:
@@ -122,15 +121,8 @@ def _paragraphs(status: bytes) -> Iterator[tuple[str, str]]:
             yield fields["Package"], fields.get("Version", "")
 
 
-Row = tuple[str, str, str]
-"""Path below the root, hash and size, as recorded."""
-
-
 def rows(record: str, text: bytes) -> Iterator[Row]:
-    """Read the RECORD at a path (PyPA, "Recording installed projects"); csv.Error when it is not valid."""
+    """Read the RECORD at a path, with paths below the root; RecordError when it is not valid."""
     site = posixpath.dirname(posixpath.dirname(record))
-    lines = io.StringIO(text.decode("utf-8", "surrogateescape"), newline="")
-    for row in csv.reader(lines, strict=True):
-        if row and row[0]:
-            path, digest, size, *_ = (*row, "", "")
-            yield posixpath.normpath(posixpath.join("/", site, path)).lstrip("/"), digest, size
+    for row in read_record(text.decode("utf-8", "surrogateescape"), strict=True):
+        yield Row(posixpath.normpath(posixpath.join("/", site, row.path)).lstrip("/"), row.hash, row.size)

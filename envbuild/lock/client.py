@@ -199,8 +199,8 @@ def trusted(settings: IndexSettings) -> ssl.SSLContext:
     try:
         return trusted_certificates(settings.certificates)
     except OSError as error:
-        todo = "correct SSL_CERT_FILE, or cert in pip's settings"
         where = os.environ.get("SSL_CERT_FILE") or settings.certificates or ""
+        todo = "correct SSL_CERT_FILE, or cert in pip's settings"
         raise LockError(f"the CA bundle cannot be read: {error}", where=where, todo=todo) from error
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -11,15 +11,11 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.lock.model import LockedWheel, Target
 
+if TYPE_CHECKING:
+    from envbuild.lock.facts import WheelFacts
+
 Declared = Mapping[str, Collection[str]]
 """By normalised name, the requirements as METADATA has them."""
-
-
-class Metadata(Protocol):
-    """What METADATA of a wheel declares."""
-
-    @property
-    def requires(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +45,7 @@ class Conflict:
 
 def find_conflicts(
     wheels: Sequence[LockedWheel],
-    facts: Iterable[Metadata | None],
+    facts: "Iterable[WheelFacts | None]",
     target: Target,
     pins: Mapping[str, str] | None = None,
 ) -> tuple[Conflict, ...]:
@@ -67,7 +63,9 @@ def find_conflicts(
     )
 
 
-def find_required(wheels: Sequence[LockedWheel], facts: Iterable[Metadata | None], target: Target) -> frozenset[str]:
+def find_required(
+    wheels: Sequence[LockedWheel], facts: "Iterable[WheelFacts | None]", target: Target
+) -> frozenset[str]:
     """Normalised names that other wheels declare as required; requirements of extras do not count."""
     environment = marker_environment(target)
     return frozenset(
@@ -145,7 +143,7 @@ def _nodes(requirement: Requirement) -> list[tuple[str, str]]:
     return [(name, extra) for extra in ("", *requirement.extras)]
 
 
-def _declared(facts: Metadata | None, environment: Mapping[str, str]) -> Iterator[Requirement]:
+def _declared(facts: "WheelFacts | None", environment: Mapping[str, str]) -> Iterator[Requirement]:
     """The requirements that apply on the target."""
     # Most requirements belong to an extra, and need not be parsed.
     texts = [it for it in (facts.requires if facts else ()) if "extra ==" not in it or " or " in it]

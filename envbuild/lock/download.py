@@ -1,4 +1,4 @@
-"""Locked wheels to verified files in the cache."""
+"""Downloads of locked wheels: verified files in the cache."""
 
 import hashlib
 import os
@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -26,25 +25,21 @@ from envbuild.oci.digest import Digest
 from envbuild.retry import as_completed
 
 Report = Callable[[int, int, str], None]
-"""Called with bytes done, bytes of all wheels, and the name of the file at hand; by one thread at a time."""
+"""Called with bytes done, bytes of all wheels, and the name of the current file; by one thread at a time."""
 
 _THREADS = 4
 _CHUNK = 1 << 18
 _LONGEST = 8 << 30
-"""Bytes of a wheel whose size no lock says."""
+"""Bytes of a wheel whose size no lock gives."""
 _OTHER_BYTES = "the index serves other bytes than were locked: lock again, and find out why before using them"
 
 
-def _say_nothing(*_: object) -> None:
-    """Report to nobody."""
-
-
 class _Stopped(Exception):  # noqa: N818 - a signal between our own threads
-    """Another download failed, or the user does not want this one any more."""
+    """Another download failed, or the caller stopped them all."""
 
 
 def wheel_path(cache: Path, sha256: Digest) -> Path:
-    """Where a wheel with this digest lies in the cache."""
+    """The place of a wheel in the cache."""
     return cache / "wheels" / sha256.hex[:2] / f"{sha256.hex}.whl"
 
 
@@ -64,7 +59,7 @@ def forget_damaged(cache: Path, sha256: Digest) -> bool:
         if not is_no_file(error):
             raise
     _digest.cache_clear()
-    remove(path)  # in a cache that may only be read it stays, and is not used all the same
+    remove(path)  # in a read-only cache it stays, and is not used all the same
     return True
 
 
@@ -79,12 +74,12 @@ def fetch(
     wheels: Sequence[LockedWheel],
     cache: Path,
     *,
-    report: Report = _say_nothing,
+    report: Report = lambda *_: None,
     settings: IndexSettings | None = None,
 ) -> Iterator[tuple[LockedWheel, Path]]:
-    """Yield each wheel and its verified file as soon as it is there; LockError at the first that cannot be had.
+    """Yield each wheel and its verified file as soon as it is fetched; LockError at the first that fails.
 
-    What is in the cache is verified again and not downloaded. Leaving the loop early, by an error or Ctrl-C too, stops
+    Files in the cache are verified again and not downloaded. Leaving the loop early, by an error or Ctrl-C too, stops
     the other downloads and leaves no partial file. Several processes may share a cache.
     """
     with Arrivals(cache, report=report, settings=settings) as arrivals:
@@ -94,7 +89,7 @@ def fetch(
 
 
 def fetch_unlocked(url: str, cache: Path, settings: IndexSettings) -> Digest:
-    """Download a wheel that no lock has into the cache, and return its digest; LockError where it cannot be had."""
+    """Download a wheel that no lock has into the cache, and return its digest; LockError where that fails."""
 
     def download() -> None:
         file.seek(0)
@@ -121,23 +116,26 @@ def fetch_unlocked(url: str, cache: Path, settings: IndexSettings) -> Digest:
 
 
 class Arrivals:
-    """Wheels on their way into the cache, several at once: whoever needs one waits for that one only.
+    """Downloads of wheels into the cache, several at once; callers wait only for the wheels that they need.
 
-    Leaving the block stops what is still on its way, and leaves no partial file.
+    Leaving the block stops the downloads that are still running, and leaves no partial file.
     """
 
     def __init__(
         self,
         cache: Path,
         *,
-        report: Report = _say_nothing,
+        report: Report = lambda *_: None,
         settings: IndexSettings | None = None,
-        note: Callable[[str], object] = _say_nothing,
+        note: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._job = _Job(cache=cache, report=report, settings=settings, note=note)
+        self._cache, self._report, self._settings, self._note = cache, report, settings, note
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="download")
         self._futures: dict[LockedWheel, Future[Path]] = {}
-        self._lock = threading.Lock()
+        self._total = self._done = 0
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._client: httpx.Client | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -147,113 +145,87 @@ class Arrivals:
     ) -> None:
         self.stop()
         self._pool.shutdown()
-        self._job.close()
-
-    def start(self, wheels: Iterable[LockedWheel]) -> dict[LockedWheel, Future[Path]]:
-        """Begin to fetch what was not begun before, in this order."""
-        with self._lock:
-            return {wheel: self._begun(wheel) for wheel in wheels}
-
-    def path(self, wheel: LockedWheel) -> Path:
-        """Wait for a wheel's verified file; LockError when it cannot be had."""
-        return self.start([wheel])[wheel].result()
-
-    def stop(self) -> None:
-        """Let all downloads end now; who waits for one gets an exception."""
-        self._job.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _begun(self, wheel: LockedWheel) -> Future[Path]:
-        if wheel not in self._futures:
-            self._job.expect(wheel)
-            self._futures[wheel] = self._pool.submit(_one, self._job, wheel)
-        return self._futures[wheel]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Job:
-    """What the threads share."""
-
-    cache: Path
-    report: Report
-    settings: IndexSettings | None
-    note: Callable[[str], object]
-    total: int = 0
-    done: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    stopped: threading.Event = field(default_factory=threading.Event)
-    sockets: list[socket.socket] = field(default_factory=list)
-    _client: httpx.Client | None = None
-
-    def client(self) -> httpx.Client:
-        """The client of all threads, made when something has to be downloaded."""
-        with self.lock:
-            if self._client is None:
-                self._client = make_client(self.settings or read_settings())
-            return self._client
-
-    def close(self) -> None:
-        """Close all connections."""
         if self._client is not None:
             self._client.close()
 
-    def expect(self, wheel: LockedWheel) -> None:
-        """Count a wheel among those that are to come."""
-        with self.lock:
-            self.total += wheel.size
+    def start(self, wheels: Iterable[LockedWheel]) -> dict[LockedWheel, Future[Path]]:
+        """Start the downloads that were not started before, in this order."""
+        wheels = tuple(wheels)
+        with self._lock:
+            for wheel in wheels:
+                if wheel not in self._futures:
+                    self._total += wheel.size
+                    self._futures[wheel] = self._pool.submit(self._fetch, wheel)
+            return {wheel: self._futures[wheel] for wheel in wheels}
 
-    def advance(self, count: int, text: str) -> None:
-        """Say that bytes came; a stopped job stops its threads here."""
-        if self.stopped.is_set():
-            raise _Stopped
-        with self.lock:
-            self.done += count
-            self.report(self.done, self.total, text)
+    def path(self, wheel: LockedWheel) -> Path:
+        """Wait for a wheel's verified file; LockError when it cannot be fetched."""
+        return self.start([wheel])[wheel].result()
 
     def stop(self) -> None:
-        """Let all threads end now: a closed socket wakes the one that waits on it."""
-        self.stopped.set()
-        for connection in tuple(self.sockets):
+        """End all downloads now; callers that wait for one get an exception."""
+        self._stopped.set()
+        for connection in tuple(self._sockets):
             _hang_up(connection)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def client(self) -> httpx.Client:
+        """The client of all threads, created when something has to be downloaded."""
+        with self._lock:
+            if self._client is None:
+                self._client = make_client(self._settings or read_settings())
+            return self._client
+
+    def advance(self, count: int, text: str) -> None:
+        """Report that bytes came; the threads end here after `stop`."""
+        if self._stopped.is_set():
+            raise _Stopped
+        with self._lock:
+            self._done += count
+            self._report(self._done, self._total, text)
 
     def trace(self, _event: str, info: Mapping[str, Any]) -> None:
-        """Note the sockets that httpx opens (its request extension `trace`), so that they can be hung up."""
+        """Collect the sockets that httpx opens (its request extension `trace`): closing one wakes its thread."""
         stream = info.get("return_value")
         if stream is not None and hasattr(stream, "get_extra_info"):
             connection = stream.get_extra_info("socket")
-            self.sockets.append(connection)
+            self._sockets.append(connection)
             # Raising here would leave httpx with an open connection that it does not know of.
-            if self.stopped.is_set():
+            if self._stopped.is_set():
                 _hang_up(connection)
 
     def pause(self, seconds: float) -> None:
         """Wait before another try."""
-        if self.stopped.wait(seconds):
+        if self._stopped.wait(seconds):
             raise _Stopped
 
+    def _fetch(self, wheel: LockedWheel) -> Path:
+        """Return the verified file of a wheel, from the cache, a folder of this machine or the index."""
+        path = wheel_path(self._cache, wheel.sha256)
+        # Hashed again: at 1.5 GB/s that costs less than a wrong byte.
+        with suppress(OSError):  # a file that cannot be read now is fetched again
+            if forget_damaged(self._cache, wheel.sha256):
+                self._note(f"{wheel.filename} in the cache was damaged and is fetched again: {path}")
+            elif path.stat().st_size == wheel.size:
+                self.advance(wheel.size, wheel.filename)
+                return path
+        try:
+            with written_whole(path) as file:
+                transfer = _Transfer(self, wheel, file)
+                source = local_path(wheel.url)
+                if source is None:
+                    retried(transfer.download, wheel.url, self.pause)
+                else:
+                    transfer.copy(source)
+                transfer.verify()
+        except OSError as error:
+            raise _unwritable(error, path) from error
+        return path
 
-def _one(job: _Job, wheel: LockedWheel) -> Path:
-    """Return the verified file of a wheel, from the cache, a folder of this machine or the index."""
-    path = wheel_path(job.cache, wheel.sha256)
-    # Hashed again: at 1.5 GB/s that costs less than a wrong byte.
-    with suppress(OSError):  # what cannot be read now is fetched again
-        if forget_damaged(job.cache, wheel.sha256):
-            job.note(f"{wheel.filename} in the cache was damaged and is fetched again: {path}")
-        elif path.stat().st_size == wheel.size:
-            job.advance(wheel.size, wheel.filename)
-            return path
-    try:
-        with written_whole(path) as file:
-            transfer = _Transfer(job, wheel, file)
-            source = local_path(wheel.url)
-            if source is None:
-                retried(transfer.download, wheel.url, job.pause)
-            else:
-                transfer.copy(source)
-            transfer.verify()
-    except OSError as error:
-        raise _unwritable(error, path) from error
-    return path
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _unwritable(error: OSError, place: Path) -> BuildError:
@@ -262,10 +234,10 @@ def _unwritable(error: OSError, place: Path) -> BuildError:
 
 
 class _Transfer:
-    """One wheel on its way into one file; a download that breaks off goes on where it was."""
+    """The transfer of one wheel into one file; an interrupted download goes on where it was."""
 
-    def __init__(self, job: _Job, wheel: LockedWheel, file: BinaryIO) -> None:
-        self._job, self._wheel, self._file = job, wheel, file
+    def __init__(self, arrivals: Arrivals, wheel: LockedWheel, file: BinaryIO) -> None:
+        self._arrivals, self._wheel, self._file = arrivals, wheel, file
         self._hasher, self._size = hashlib.sha256(), 0
 
     def copy(self, source: Path) -> None:
@@ -279,15 +251,18 @@ class _Transfer:
                 self._write(chunk)
 
     def download(self) -> None:
-        """Get what is missing from the index; httpx.HTTPError when it breaks off."""
+        """Get what is missing from the index; httpx.HTTPError when that is interrupted."""
         if self._size == self._wheel.size:
             return
-        asked = {"Range": f"bytes={self._size}-"} if self._size else {}
-        job, url = self._job, self._wheel.url
-        with job.client().stream("GET", url, headers=asked, extensions={"trace": job.trace}) as answer:
+        headers = {"Range": f"bytes={self._size}-"} if self._size else {}
+        arrivals, extensions = self._arrivals, {"trace": self._arrivals.trace}
+        with arrivals.client().stream("GET", self._wheel.url, headers=headers, extensions=extensions) as answer:
             answer.raise_for_status()
             if answer.status_code != HTTPStatus.PARTIAL_CONTENT:
-                self._restart()
+                arrivals.advance(-self._size, self._wheel.filename)
+                self._file.seek(0)
+                self._file.truncate()
+                self._hasher, self._size = hashlib.sha256(), 0
             for chunk in answer.iter_raw(_CHUNK):
                 self._write(chunk)
 
@@ -298,27 +273,14 @@ class _Transfer:
             raise self._mismatch(f"it is {found} of {self._size} bytes")
 
     def _write(self, chunk: bytes) -> None:
-        self._job.advance(len(chunk), self._wheel.filename)
+        self._arrivals.advance(len(chunk), self._wheel.filename)
         self._size += len(chunk)
         if self._size > self._wheel.size:
             raise self._mismatch(f"it is longer than {self._wheel.size} bytes")
         self._hasher.update(chunk)
         self._file.write(chunk)
 
-    def _restart(self) -> None:
-        self._job.advance(-self._size, self._wheel.filename)
-        self._file.seek(0)
-        self._file.truncate()
-        self._hasher, self._size = hashlib.sha256(), 0
-
     def _mismatch(self, found: str) -> LockError:
         wheel = self._wheel
         what = f"the hash of {wheel.filename} does not match: locked is {wheel.sha256} of {wheel.size} bytes, {found}"
         return LockError(what, where=bare_url(wheel.url), todo=_OTHER_BYTES)
-
-
-def _hang_up(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return

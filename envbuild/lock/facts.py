@@ -1,7 +1,6 @@
 """What wheels contain, read without downloading them: size, a digest of RECORD, and what METADATA requires."""
 
 import base64
-import csv
 import email.message
 import email.parser
 import email.policy
@@ -30,6 +29,7 @@ from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import bare_url, local_path
 from envbuild.oci.digest import Digest
 from envbuild.trust import Voucher
+from envbuild.wheel.record import read_record
 
 _LIMIT = 64 << 20
 """Bytes that RECORD or METADATA may have; TensorFlow's RECORD has 2 MB."""
@@ -47,7 +47,6 @@ _UNLISTED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
 _NOT_A_WHEEL = (
     zipfile.BadZipFile,
     zipfile.LargeZipFile,
-    csv.Error,
     zlib.error,
     NotImplementedError,
     RuntimeError,
@@ -99,9 +98,9 @@ class FactReader:
     """Reads facts and keeps them in the cache by the wheel's digest, apart from those that only an index claims."""
 
     def __init__(
-        self, client: Client, cache: Path | None, true: Mapping[Digest, Collection[str]] | None = None
+        self, client: Client, cache: Path | None, checked: Mapping[Digest, Collection[str]] | None = None
     ) -> None:
-        self._client, self._cache, self._true = client, cache, true or {}
+        self._client, self._cache, self._checked = client, cache, checked or {}
 
     def facts(self, wheel: WheelFile) -> WheelFacts | None:
         """The facts of a wheel; None where its server sends no ranges. LockError when it is not a wheel."""
@@ -137,20 +136,20 @@ class FactReader:
             return extras_of(_text(archive, member)) if member else None
         return None
 
-    def untruths(self, wheels: Sequence[LockedWheel]) -> list[str]:
+    def mismatches(self, wheels: Sequence[LockedWheel]) -> list[str]:
         """Why the RECORD of each of these wheels is wrong; empty where it is right, or the wheel is not here.
 
         Every file of a wheel that is here is hashed, once.
         """
-        return in_parallel(self._untruth, wheels)
+        return in_parallel(self._mismatch, wheels)
 
-    def known_untruth(self, wheel: LockedWheel) -> str:
-        """As `untruths`, but for a wheel of the cache only what was found out before."""
+    def known_mismatch(self, wheel: LockedWheel) -> str:
+        """As `mismatches`, but for a wheel of the cache only what was found out before."""
         if local_path(wheel.url) is not None:
-            return self._untruth(wheel)
+            return self._mismatch(wheel)
         return self._load(wheel, *_TRUTHS, _text_of) or ""
 
-    def _untruth(self, wheel: LockedWheel) -> str:
+    def _mismatch(self, wheel: LockedWheel) -> str:
         if self._file(wheel) is None:
             return ""
         known = self._load(wheel, *_TRUTHS, _text_of)
@@ -158,7 +157,7 @@ class FactReader:
             return known
         if (file := self._checked_file(wheel)) is None:
             return ""
-        found = _untruth_of(wheel, file, self._client, self._true.get(wheel.sha256, ()))
+        found = _record_mismatch(wheel, file, self._client, self._checked.get(wheel.sha256, ()))
         self._store(wheel, *_TRUTHS, found)
         return found
 
@@ -229,6 +228,11 @@ def requirements_of(metadata: str) -> tuple[str, ...]:
     return tuple(" ".join(str(value).split()) for value in _headers(metadata).get_all("Requires-Dist", []))
 
 
+def classifiers_of(metadata: str) -> tuple[str, ...]:
+    """Classifier of METADATA."""
+    return tuple(map(str, _headers(metadata).get_all("Classifier", [])))
+
+
 def _headers(metadata: str) -> email.message.Message:
     return email.parser.HeaderParser(policy=email.policy.compat32).parsestr(metadata)
 
@@ -291,18 +295,18 @@ def _top_level(path: str) -> str:
     return "" if first.endswith((".dist-info", ".data")) else first.partition(".")[0]
 
 
-def _untruth_of(wheel: LockedWheel, path: Path, client: Client, true: Collection[str]) -> str:
-    """Compare every file that is not known to be `true` with RECORD, which installers do not do."""
+def _record_mismatch(wheel: LockedWheel, path: Path, client: Client, checked: Collection[str]) -> str:
+    """Compare every file that is not in `checked` with RECORD, which installers do not do."""
     with _open_wheel(wheel, path, client) as (archive, _):
         member = _members(archive).get("RECORD")
         rows = _rows(_text(archive, member) if member else "")
-        unread = [it for it in _listed(archive) if it.filename not in true]
+        unread = [it for it in _listed(archive) if it.filename not in checked]
         right = all(_is_as_recorded(archive, it, rows.get(it.filename, "")) for it in unread)
     return "" if right else "has files that are not what its RECORD says"
 
 
 def _rows(record: str) -> dict[str, str]:
-    return {row[0]: row[1] for row in csv.reader(record.splitlines()) if len(row) > 1 and row[1]}
+    return {row.path: row.hash for row in read_record(record) if row.hash}
 
 
 def _listed(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:

@@ -1,7 +1,5 @@
 """What cannot be locked: found all at once, each with its reason and what to do."""
 
-import email.parser
-import email.policy
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import LockError
 from envbuild.lock.client import Client
-from envbuild.lock.facts import read_metadata
+from envbuild.lock.facts import classifiers_of, read_metadata
 from envbuild.lock.index import IndexFile
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.lock.settings import bare_url, local_path
@@ -37,6 +35,8 @@ _FOLDER = (
     "put its wheel into a folder that --find-links names (`envbuild lock --download DIR` fetches wheels where there is"
     " a network), or leave out --offline"
 )
+_TODOS = {"index": (_OTHER_INDEX, _LABEL_INDEX), "folder": (_FOLDER, _FOLDER)}
+"""Advice by place, for an absent version and for an absent local label."""
 OWN_WHEEL = "build a wheel of it for this target and give its folder: --find-links DIR"
 NEWER_GLIBC = "its wheels need a newer glibc"
 _MANYLINUX = re.compile(r"manylinux_2_(\d{1,3})_")
@@ -67,18 +67,6 @@ class Fault:
     def name(self) -> str:
         """The distribution's normalised name."""
         return canonicalize_name(Requirement(self.requirement).name)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where wheels were looked for, and what to do when one is not there."""
-
-    noun: str
-    todo: str
-    label_todo: str
-
-
-_INDEXES, _FOLDERS = _Place("index", _OTHER_INDEX, _LABEL_INDEX), _Place("folder", _FOLDER, _FOLDER)
 
 
 class UnlockableError(LockError):
@@ -122,7 +110,7 @@ def diagnose(
 
     `offline` says that only folders were asked.
     """
-    reason = _reason(requirement, files, target, _FOLDERS if offline else _INDEXES)
+    reason = _reason(requirement, files, target, "folder" if offline else "index")
     if reason is None:
         return None
     matching = [] if requirement.url else _matching(requirement, files)
@@ -137,9 +125,9 @@ def diagnose(
 
 
 def origin_fault(distribution: Distribution) -> Fault | None:
-    """What stands against a distribution because of where it came from.
+    """The fault of a distribution that came from no index; None for others.
 
-    An index may have another project under the same name and version, so the name alone is no proof.
+    An index may have another project under the same name and version, so the name alone proves nothing.
     """
     origin = distribution.origin
     local = origin.url is not None and (origin.url.startswith("file:") or "://" not in origin.url)
@@ -164,7 +152,7 @@ def can_build(distribution: Distribution) -> bool:
 
 
 def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
-    """What stands against a locked wheel that bears the name of the run's archive but has other bytes."""
+    """The fault of a locked wheel that has the name of the run's archive but other bytes."""
     origin = distribution.origin
     same_file = unquote(urlsplit(origin.url or "").path.rpartition("/")[2]) == wheel.filename
     if origin.kind != "archive" or not same_file or origin.sha256 in {None, wheel.sha256.hex}:
@@ -176,7 +164,7 @@ def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | Non
 
 
 def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
-    """What stands against a locked wheel that is none of the files that the run's record allows."""
+    """The fault of a locked wheel whose hash is not one of those in the run's record."""
     allowed = distribution.origin.hashes
     if not allowed or wheel.sha256.hex in allowed:
         return None
@@ -198,23 +186,21 @@ def listed(texts: Iterable[str]) -> str:
     return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")
 
 
-def _reason(
-    requirement: Requirement, files: Sequence[IndexFile], target: Target, place: _Place
-) -> tuple[str, str] | None:
+def _reason(requirement: Requirement, files: Sequence[IndexFile], target: Target, place: str) -> tuple[str, str] | None:
     """Why there is no wheel, and what to do; None when there is one."""
     if requirement.url:
         return "is named by an address, not by a version", PUBLISH
     if not files:
-        return f"no {place.noun} has a project of this name", place.todo
+        return f"no {place} has a project of this name", _TODOS[place][0]
     matching = _matching(requirement, files)
     if not matching:
         return _no_version(requirement, files, place)
     return _no_wheel([file for file in matching if file.is_wheel], target, place)
 
 
-def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: _Place) -> tuple[str, str] | None:
+def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: str) -> tuple[str, str] | None:
     if not wheels:
-        return f"the {place.noun} has only a source distribution of it", OWN_WHEEL
+        return f"the {place} has only a source distribution of it", OWN_WHEEL
     allowed = [file for file in wheels if _allows(file.requires_python, target.python)]
     if not allowed:
         return f"it needs Python {listed({file.requires_python or '' for file in wheels})}", OWN_WHEEL
@@ -230,7 +216,7 @@ def _matching(requirement: Requirement, files: Sequence[IndexFile]) -> list[Inde
     return [file for file in files if requirement.specifier.contains(file.version, prereleases=True)]
 
 
-def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: _Place) -> tuple[str, str]:
+def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: str) -> tuple[str, str]:
     """Which versions there are instead: the same without its local label, else the two below and the two above."""
     versions = sorted({file.version for file in files})
     try:
@@ -238,14 +224,14 @@ def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: _Pl
     except InvalidVersion:
         label = None
     if label and any(requirement.specifier.contains(f"{version.public}+{label}") for version in versions):
-        why = f"the {place.noun} has this version only without the local label +{label}"
-        return why, place.label_todo.format(label=label)
+        why = f"the {place} has this version only without the local label +{label}"
+        return why, _TODOS[place][1].format(label=label)
     exact = exact_version(requirement)
     middle = Version(exact) if exact else versions[-1]
     below = [version for version in versions if version <= middle]
     above = [version for version in versions if version > middle]
-    why = f"the {place.noun} does not have this version, or has it no more; the nearest there: "
-    return why + ", ".join(map(str, (*below[-2:], *above[:2]))), place.todo
+    why = f"the {place} does not have this version, or has it no more; the nearest there: "
+    return why + ", ".join(map(str, (*below[-2:], *above[:2]))), _TODOS[place][0]
 
 
 def _allows(requires_python: str | None, python: str) -> bool:
@@ -267,8 +253,9 @@ def why_foreign(fault: Fault, system: str, client: Client) -> str:
     if fault.sdist is None:
         return f"all wheels of the project are for {name}, and it has no source distribution to build another from"
     for wheel in fault.foreign:  # some older releases have no classifiers
-        headers = email.parser.HeaderParser(policy=email.policy.compat32).parsestr(read_metadata(client, wheel))
-        classifiers = [it for it in map(str, headers.get_all("Classifier", [])) if it.startswith("Operating System ::")]
+        classifiers = [
+            it for it in classifiers_of(read_metadata(client, wheel)) if it.startswith("Operating System ::")
+        ]
         if classifiers and all(it.startswith(_CLASSIFIERS[system]) for it in classifiers):
             return f"all wheels of the project are for {name}, and its metadata names no other system"
         if classifiers:

@@ -101,27 +101,17 @@ class Absent:
     """The distribution that takes its place; empty where none does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proven:
-    """A lock that has the run's own files where an index or folder has them."""
-
-    lock: Lock
-    proof: Proof
-    remarks: tuple[str, ...]
-    """Which wheels were taken because the run had them, although a resolver would take another."""
-
-
 def prove(
     locked: Lock,
     distributions: Iterable[Distribution],
     question: Question,
     report: Counted,
     absent: Mapping[str, Absent] | None = None,
-) -> Proven:
+) -> tuple[Lock, Proof, tuple[str, ...]]:
     """Compare each locked wheel with the run's; where another wheel of the release is the run's own, take that.
 
-    RECORD is read by range requests, or from a file of this machine. `absent` says why a distribution of the run
-    is not in the lock, by name.
+    The remarks name these wheels. RECORD is read by range requests, or from a file of this machine. `absent` has the
+    reasons for which distributions of the run are not in the lock, by name.
     """
     run = {str(canonicalize_name(it.name)): it for it in distributions}
     facts = question.reader.all_facts(locked.wheels, report)
@@ -142,7 +132,7 @@ def prove(
     identities += [_identity(it, "added", why) for it in locked.wheels if it.name not in named]
     lock = replace(locked, wheels=tuple(wheels))
     proof = Proof(identities=tuple(sorted(identities, key=lambda it: it.name)))
-    return Proven(lock=lock, proof=proof, remarks=tuple(remarks))
+    return lock, proof, tuple(remarks)
 
 
 def _absent(had: Distribution, name: str, locked: Lock, absent: Mapping[str, Absent]) -> Identity:
@@ -178,8 +168,8 @@ def _identify(
 ) -> tuple[Identity, LockedWheel]:
     """Compare one wheel with the run's; also the wheel to take: the run's own where that fits the target."""
     outcome, why = _compare(wheel, facts, had)
-    if outcome == "identical" and (untruth := question.reader.known_untruth(wheel)):
-        outcome, why = "unknown", untruth
+    if outcome == "identical" and (mismatch := question.reader.known_mismatch(wheel)):
+        outcome, why = "unknown", mismatch
     if outcome == "different build":
         why, own = _explain(wheel, had, question)
         if own is not None:

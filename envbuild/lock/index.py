@@ -69,7 +69,7 @@ def size_of(client: Client, url: str) -> int:
             raise LockError("the wheel cannot be read", where=str(path), todo="check the find-links folder") from error
     size = retried(lambda: _content_length(client, url), url)
     if size is None:
-        raise LockError("the index does not say how big the file is", where=bare_url(url), todo="use another index")
+        raise LockError("the index does not give the size of the file", where=bare_url(url), todo="use another index")
     return size
 
 

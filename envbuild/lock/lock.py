@@ -12,11 +12,13 @@ from envbuild.lock.dependencies import Conflict, find_conflict, find_conflicts
 from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fault, origin_fault
 from envbuild.lock.model import Lock, Resolver, Target
 from envbuild.lock.resolution import Question, parsed_requirements
+from envbuild.lock.resolvers import Tree, resolve_tree
 from envbuild.lock.settings import local_path
 from envbuild.lock.sources import Direct
 from envbuild.lock.tags import same_version
-from envbuild.lock.uv import Tree, resolve_tree
-from envbuild.manifest.packages import Distribution, exact_version, name_of
+from envbuild.manifest.packages import Distribution
+from envbuild.manifest.packages import exact_version
+from envbuild.manifest.packages import name_of
 from envbuild.match.limits import broken_hand_limits
 from envbuild.match.stack import Gaps
 
@@ -41,7 +43,7 @@ def lock(
     UnlockableError, a LockError, names everything that cannot be locked.
     """
     parsed = parsed_requirements(requirements)
-    kept = kept_ones(parsed, distributions)
+    kept = required_distributions(parsed, distributions)
     doubts = {str(canonicalize_name(item.name)): fault for item in kept if (fault := origin_fault(item)) is not None}
     fixed: dict[str, Direct] = {}
     run = {str(canonicalize_name(item.name)): item for item in kept}
@@ -63,7 +65,9 @@ def lock(
     return locked
 
 
-def kept_ones(requirements: Sequence[Requirement], distributions: Iterable[Distribution]) -> list[Distribution]:
+def required_distributions(
+    requirements: Sequence[Requirement], distributions: Iterable[Distribution]
+) -> list[Distribution]:
     """The distributions that are required in exactly the version of the run."""
     pins = {(canonicalize_name(it.name), _version(text)) for it in requirements if (text := exact_version(it))}
     return [item for item in distributions if (canonicalize_name(item.name), _version(item.version or "")) in pins]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -256,23 +256,15 @@ class UnsolvedError(Exception):
         self.undated = undated
 
 
-@dataclass(frozen=True, slots=True)
-class Filled(Generic[T]):
-    """A resolver's answer, and remarks about its date."""
-
-    found: T
-    remarks: tuple[str, ...] = ()
-
-
-def fill(question: Question, resolve: Callable[[Limits], T], pinned: Callable[[], Lock]) -> Filled[T]:
+def fill(question: Question, resolve: Callable[[Limits], T], pinned: Callable[[], Lock]) -> tuple[T, tuple[str, ...]]:
     """Resolve as of the date in the question's gaps; if nothing fits, as of a later date, or without one.
 
-    `resolve` raises UnsolvedError if nothing fits. `pinned` locks the requirements alone; only if they contradict each
-    other, the contradicted requirements are relaxed. LockError if that does not help.
+    It also returns remarks on the date. `resolve` raises UnsolvedError if nothing fits. `pinned` locks the requirements
+    alone; only if they contradict each other, the contradicted requirements are relaxed. LockError if that fails too.
     """
     before = question.gaps.before if question.gaps else None
     try:
-        return Filled(resolve(Limits(before=before)))
+        return resolve(Limits(before=before)), ()
     except UnsolvedError as error:
         first = error
     try:
@@ -280,16 +272,16 @@ def fill(question: Question, resolve: Callable[[Limits], T], pinned: Callable[[]
     except UnsolvedError as error:
         raise failure(question, str(error)) from error
     if before is None:
-        return Filled(newest)
+        return newest, ()
     now = "what the record lacks is taken from all releases that the index has now"
     if first.undated:
-        return Filled(newest, (f"the package index does not say when files were uploaded; {now}",))
+        return newest, (f"the package index does not say when files were uploaded; {now}",)
     if relaxed:
         with suppress(UnsolvedError):
-            return Filled(resolve(Limits(before=before, relaxed=relaxed)))
+            return resolve(Limits(before=before, relaxed=relaxed)), ()
     moment, found = _earliest(before, lambda moment: resolve(Limits(before=moment, relaxed=relaxed)), newest)
     taken = f"what the record lacks is taken from those before {moment}" if moment else now
-    return Filled(found, (f"no wheels uploaded before {before} fit together; {taken}",))
+    return found, (f"no wheels uploaded before {before} fit together; {taken}",)
 
 
 def _newest(

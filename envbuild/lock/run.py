@@ -21,26 +21,25 @@ from envbuild.lock.lock import (
     explain_changes,
     extra_pins,
     join_locks,
-    kept_ones,
     lock,
+    required_distributions,
     upgraded_pins,
 )
-from envbuild.lock.model import Lock, Resolver, Target
-from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.model import Lock, LockedWheel, Resolver, Target
 from envbuild.lock.resolution import Question, locked_wheel, open_question, parsed_requirements
+from envbuild.lock.resolvers import PipToolsResolver, Tree, UvResolver, resolve_tree
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.lock.sources import (
     Commit,
     Direct,
-    Sdist,
     build_wheel,
     commit_of,
+    describe_source,
     fetch_direct,
     note_other_places,
     note_unhashed,
 )
 from envbuild.lock.tags import same_version
-from envbuild.lock.uv import Tree, UvResolver, resolve_tree
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution, name_of
 from envbuild.match.pins import REASON
@@ -128,7 +127,7 @@ def lock_run(
         todo = "give the folder that has the wheels: --find-links DIR (`envbuild lock --download DIR` makes one)"
         raise LockError(what, where="--offline", todo=todo)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
-        kept = kept_ones(parsed_requirements(requirements), distributions)
+        kept = required_distributions(parsed_requirements(requirements), distributions)
         direct = fetch_direct(kept, settings, options.cache, Path(name), options.say)
         first = _first_lock(requirements, target, distributions, options, settings, gaps, direct)
         run = _compare(first, distributions, options, direct)
@@ -198,25 +197,25 @@ def useless(requirements: Sequence[str], below: Lock, above: Lock, options: Opti
                 yield f"{wheel.name} {wheel.version} has no extra {', '.join(unknown)}: {it} adds nothing for it"
 
 
-def confirm(run: LockedRun, cache: Path, true: Mapping[Digest, Collection[str]] | None = None) -> LockedRun:
+def confirm(run: LockedRun, cache: Path, checked: Mapping[Digest, Collection[str]] | None = None) -> LockedRun:
     """Compare what an index sent of wheels with the files that were fetched since; LockError where they differ.
 
-    What was called identical stays so only where every file of the wheel is as in its RECORD; `true` are files that
+    What was called identical stays so only where every file of the wheel is as in its RECORD; `checked` are files that
     were compared already, by the wheel's sha256.
     """
     with LateClient(IndexSettings(default=None)) as client:
-        reader = FactReader(client, cache, true)
+        reader = FactReader(client, cache, checked)
         false = reader.false_claims(run.lock.wheels)
         identical = {it.name for it in run.proof.those("identical")}
         wheels = [it for it in run.lock.wheels if it.name in identical]
-        facts, untruths = reader.all_facts(wheels), reader.untruths(wheels)
+        facts, mismatches = reader.all_facts(wheels), reader.mismatches(wheels)
     if false:
         what = f"the index showed other metadata than the files have: {', '.join(wheel.filename for wheel in false)}"
         todo = "find out why before using these files; the statements about their identity are not valid"
         raise LockError(what, where="range requests", todo=todo)
     doubts = {
-        wheel.name: (known.doubt if known else "") or untruth
-        for wheel, known, untruth in zip(wheels, facts, untruths, strict=True)
+        wheel.name: (known.doubt if known else "") or mismatch
+        for wheel, known, mismatch in zip(wheels, facts, mismatches, strict=True)
     }
     return replace(run, proof=run.proof.doubted({name: doubt for name, doubt in doubts.items() if doubt}))
 
@@ -238,7 +237,7 @@ class _FirstLock:
 
     lock: Lock
     settings: IndexSettings
-    built: tuple[Commit | Sdist, ...] = ()
+    built: tuple[Commit | LockedWheel, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
 
 
@@ -291,16 +290,16 @@ def _first_lock(
 
 def _sources(
     faults: Iterable[Fault], distributions: Iterable[Distribution], settings: IndexSettings
-) -> tuple[Commit | Sdist, ...] | None:
+) -> tuple[Commit | LockedWheel, ...] | None:
     """What a wheel of each fault can be built from; None when there is nothing for one of them."""
     commits = {commit.name: commit for it in distributions if (commit := commit_of(it)) is not None}
-    sources: list[Commit | Sdist] = []
+    sources: list[Commit | LockedWheel] = []
     with make_client(settings) as client:
         for fault in faults:
             if commit := commits.get(fault.name):
                 sources.append(commit)
             elif fault.sdist is not None and fault.sdist.sha256 is not None:
-                sources.append(Sdist(file=locked_wheel(fault.sdist, size_of(client, fault.sdist.url))))
+                sources.append(locked_wheel(fault.sdist, size_of(client, fault.sdist.url)))
             else:
                 return None
     return tuple(sources)
@@ -342,22 +341,22 @@ def _compare(
             it.name: Absent(why=it.reason, successor=name_of(it.after or "")) for it in options.changes if it.before
         }
         absent |= {name: Absent(why=why) for name, why in first.left_out}
-        proven = prove(locked, distributions, question, options.counted, absent)
-        facts = question.reader.all_facts(proven.lock.wheels)
-    conflicts = _conflicts(proven.lock, facts, distributions, options.changes)
+        locked, proof, remarks = prove(locked, distributions, question, options.counted, absent)
+        facts = question.reader.all_facts(locked.wheels)
+    conflicts = _conflicts(locked, facts, distributions, options.changes)
     return LockedRun(
-        lock=replace(proven.lock, owners=_owners(proven.lock, distributions), dropped=options.dropped),
-        proof=proven.proof,
+        lock=replace(locked, owners=_owners(locked, distributions), dropped=options.dropped),
+        proof=proof,
         changes=changes,
         added=added,
         conflicts=conflicts,
-        required=find_required(proven.lock.wheels, facts, target),
-        built=tuple((source.name, str(source)) for source in first.built),
+        required=find_required(locked.wheels, facts, target),
+        built=tuple((source.name, describe_source(source)) for source in first.built),
         warnings=first.lock.remarks,
         remarks=(
-            *proven.remarks,
-            *note_unhashed(proven.lock, direct),
-            *note_other_places(proven.lock, distributions, settings),
+            *remarks,
+            *note_unhashed(locked, direct),
+            *note_other_places(locked, distributions, settings),
         ),
         left_out=(*((name, _why_dropped(name, conflicts)) for name in options.dropped), *first.left_out),
     )

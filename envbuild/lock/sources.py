@@ -23,7 +23,7 @@ from envbuild.lock.faults import NEWER_GLIBC, OWN_WHEEL, PUBLISH, Fault, can_bui
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.settings import IndexSettings, bare_url, local_path, uv_environment, uv_program, without_credentials
 from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel, same_version
-from envbuild.manifest.packages import Distribution, Origin
+from envbuild.manifest.packages import Distribution
 from envbuild.oci.digest import Digest
 
 Report = Callable[[str], object]
@@ -77,7 +77,9 @@ def fetch_direct(
     """
     found: dict[str, Direct | Fault] = {}
     for it in distributions:
-        if is_wheel_address(it.origin) and not settings.offline:
+        parts = urlsplit(it.origin.url or "")
+        on_server = it.origin.kind == "archive" and parts.scheme in {"http", "https"} and parts.path.endswith(".whl")
+        if on_server and not settings.offline:
             name = str(canonicalize_name(it.name))
             try:
                 found[name] = _fetch_one(it, settings, cache, folder, report)
@@ -85,12 +87,6 @@ def fetch_direct(
                 why = f"its wheel cannot be fetched from {error.where}: {error.what}"
                 found[name] = Fault(requirement=f"{name}=={it.version}", why=why, todo=f"{PUBLISH}; or {error.todo}")
     return found
-
-
-def is_wheel_address(origin: Origin) -> bool:
-    """Whether a distribution was installed from a wheel on a server that is not an index."""
-    parts = urlsplit(origin.url or "")
-    return origin.kind == "archive" and parts.scheme in {"http", "https"} and parts.path.endswith(".whl")
 
 
 def note_other_places(locked: Lock, distributions: Iterable[Distribution], settings: IndexSettings) -> Iterator[str]:
@@ -173,40 +169,13 @@ class Commit:
     patch: str = ""
     """Changes to the commit, as `git diff --binary` writes them."""
 
-    def __str__(self) -> str:
-        changed = f" with changes sha256:{Digest.of(self.patch.encode()).hex}" if self.patch else ""
-        return f"{self.repository} at {self.commit}{changed}"
 
-    @property
-    def identity(self) -> dict[str, str]:
-        """Everything that decides what is built."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sdist:
-    """A source distribution on an index."""
-
-    file: LockedWheel
-    """Name, digest and place, which are the same for all files."""
-
-    def __str__(self) -> str:
-        return f"{self.file.filename} {self.file.sha256}"
-
-    @property
-    def name(self) -> str:
-        """Normalised."""
-        return self.file.name
-
-    @property
-    def version(self) -> str:
-        """As the file's name has it."""
-        return self.file.version
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """Everything that decides what is built."""
-        return {"filename": self.file.filename, "sha256": self.file.sha256.hex}
+def describe_source(source: Commit | LockedWheel) -> str:
+    """The commit, or the file name and digest of a source distribution."""
+    if isinstance(source, LockedWheel):
+        return f"{source.filename} {source.sha256}"
+    changed = f" with changes sha256:{Digest.of(source.patch.encode()).hex}" if source.patch else ""
+    return f"{source.repository} at {source.commit}{changed}"
 
 
 class _BuildFailedError(Exception):
@@ -229,13 +198,16 @@ def commit_of(distribution: Distribution) -> Commit | None:
 
 
 def build_wheel(
-    source: Commit | Sdist, target: Target, settings: IndexSettings, cache: Path, report: Report
+    source: Commit | LockedWheel, target: Target, settings: IndexSettings, cache: Path, report: Report
 ) -> Path | Fault:
-    """Build a wheel for `target`, or take the one that was built before; a Fault says why that is not possible.
+    """Build a wheel of a commit or an sdist, or take the one that was built before; a Fault says why that failed.
 
     It runs the project's own build code, as this user. MissingComponentError when git is absent.
     """
-    facts = {"source": source.identity, "python": target.python_minor, "machine": target.machine, "format": _FORMAT}
+    identity = asdict(source)
+    if isinstance(source, LockedWheel):
+        identity = {"filename": source.filename, "sha256": source.sha256.hex}
+    facts = {"source": identity, "python": target.python_minor, "machine": target.machine, "format": _FORMAT}
     folder = cache / "built" / Digest.of(json.dumps(facts, sort_keys=True).encode()).hex
 
     def decode(value: Any) -> Path:
@@ -247,28 +219,28 @@ def build_wheel(
     try:
         built = read_entry(folder, _NOTE, decode)
         if built is None:
-            report(f"building {source.name} {source.version} from {source}")
+            report(f"building {source.name} {source.version} from {describe_source(source)}")
             built = _build_into(folder, source, target, settings)
         _check_glibc(built.name, target)
     except _BuildFailedError as error:
-        why = f"no wheel could be built from {source}: {error}"
+        why = f"no wheel could be built from {describe_source(source)}: {error}"
         todo = "build its wheel where that works and give its folder: --find-links DIR"
         return Fault(requirement=f"{source.name}=={source.version}", why=why, todo=todo)
     return built
 
 
-def _build_into(folder: Path, source: Commit | Sdist, target: Target, settings: IndexSettings) -> Path:
+def _build_into(folder: Path, source: Commit | LockedWheel, target: Target, settings: IndexSettings) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as name:
         work, built = Path(name), Path(name) / "wheel"
         if settings.offline and not (isinstance(source, Commit) and source.repository.startswith("file:")):
             raise _BuildFailedError("it would have to be fetched, and --offline forbids that")
-        if isinstance(source, Sdist):
+        if isinstance(source, LockedWheel):
             try:
-                [(_, path)] = fetch([source.file], work / "download", settings=settings)
+                [(_, path)] = fetch([source], work / "download", settings=settings)
             except LockError as error:
                 raise _BuildFailedError(error.what) from error
-            project = path.rename(work / source.file.filename)
+            project = path.rename(work / source.filename)
         else:
             project = _check_out(source, work / "source")
         _uv_build(source, project, built, target, settings)
@@ -307,7 +279,9 @@ def _git(*arguments: str, text: str = "", check: bool = True) -> subprocess.Comp
     return done
 
 
-def _uv_build(source: Commit | Sdist, project: Path, built: Path, target: Target, settings: IndexSettings) -> None:
+def _uv_build(
+    source: Commit | LockedWheel, project: Path, built: Path, target: Target, settings: IndexSettings
+) -> None:
     pretended = f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{re.sub(r'[^A-Za-z0-9]+', '_', source.name).upper()}"
     # The run's version is right for this commit, also where tags are missing or changes would be marked in it.
     environment = uv_environment(settings) | {"SOURCE_DATE_EPOCH": _EPOCH, pretended: source.version}
@@ -320,7 +294,7 @@ def _uv_build(source: Commit | Sdist, project: Path, built: Path, target: Target
         raise _BuildFailedError(_last(done.stderr or done.stdout))
 
 
-def _checked_wheel(source: Commit | Sdist, wheels: list[Path], target: Target) -> Path:
+def _checked_wheel(source: Commit | LockedWheel, wheels: list[Path], target: Target) -> Path:
     """The one wheel that was built; refuse another release than the run's, and what does not run on the target."""
     if len(wheels) != 1:
         raise _BuildFailedError(f"the build made {len(wheels)} wheels")

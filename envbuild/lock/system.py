@@ -1,4 +1,4 @@
-"""Which Debian packages an environment needs besides its wheels: those that the run had libraries loaded from."""
+"""The Debian packages that an environment needs besides its wheels: those whose libraries the run had loaded."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbuild.lock.model import SystemPackage
-from envbuild.manifest.hardware import Library, Native
+from envbuild.manifest.hardware import Native
 from envbuild.manifest.model import Platform
 from envbuild.oci.digest import Digest
 
@@ -18,7 +18,7 @@ _SHAPES = {
     "filename": re.compile(r"(?:(?!\.)[\w.+~%:-]+/)*[a-z0-9][\w.+~%:-]*\.deb"),
     "sha256": re.compile(r"[0-9a-f]{64}"),
 }
-"""Debian Policy, sections 5.6.1 and 5.6.12: what others wrote ends up in command lines and addresses."""
+"""Debian Policy, sections 5.6.1 and 5.6.12: these texts become parts of command lines and addresses."""
 _OTHERS = re.compile(
     r"libc6|libc-bin|(?:lib)?python3(?:[.-].*)?|(?:lib)?python3\.\d+.*"
     r"|cuda-.*|nvidia-.*|libnv(?:idia|infer|jitlink|jpeg|toolsext|rtc|vm|fatbin|onnxparsers|parsers).*"
@@ -30,15 +30,15 @@ _NO_MATTER = re.compile(
     r"|lib(?:bz2|crypto|db|expat|ffi|gdbm|gdbm_compat|lzma|mpdec|ncurses|ncursesw|nsl|panelw|readline|sqlite3|ssl|tinfo|tirpc"
     r"|uuid|z|zstd)(?:-[\d.]+)?\.so.*"
 )
-"""What the host's accounts are looked up with, and what the modules of Python's own library are linked to: a base that
-has those modules has what they need, by whichever name."""
+"""Libraries that look up the host's accounts, and those of Python's standard library: a base that has Python has them,
+under some name."""
 _STEM = re.compile(r"(.+?\.so(?:\.\d+)?)(?:\.|\Z)")
 _FOREIGN = {"rpm": "RPM", "apk": "Alpine"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPackage:
-    """A package that the run had libraries loaded from."""
+    """A package from which the run had libraries loaded."""
 
     name: str
     version: str
@@ -47,13 +47,13 @@ class RunPackage:
 
     @property
     def other_names(self) -> tuple[str, ...]:
-        """What else it may be called in another release."""
+        """Its names in other releases."""
         return spellings(self.name)[1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseContents:
-    """What a base has."""
+    """The packages and shared libraries of a base."""
 
     installed: Mapping[str, str]
     """Versions by the packages' names."""
@@ -68,44 +68,43 @@ class Missing:
     packages: tuple[RunPackage, ...] = ()
     """Sorted by name."""
     warnings: tuple[str, ...] = ()
-    """What it lacks, and no package of Debian's kind is known for."""
+    """Libraries that it lacks and for which no Debian package is known."""
     notes: tuple[str, ...] = ()
-    """What it has in another version."""
+    """Packages that it has in another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Which of the wanted packages a mirror has."""
+    """The packages to take from a mirror."""
 
     requests: tuple[tuple[str, str], ...] = ()
     """Names and versions."""
     warnings: tuple[str, ...] = ()
-    """Where it is not what the run had."""
+    """Where they differ from the run's."""
 
 
-def find_missing(native: Native | None, held: BaseContents) -> Missing:
+def find_missing(native: Native | None, base: BaseContents) -> Missing:
     """Compare the libraries that the run had loaded with what the base has."""
-    wanted = wanted_packages(native)
-    lacking = [it for it in wanted if _held(it.name, held) is None]
-    pairs = [(it, _held(it.name, held)) for it in wanted]
-    other = [
-        f"{it.name} {version} (the run had {it.version})" for it, version in pairs if version not in (None, it.version)
-    ]
-    note = (
-        [f"the base has other versions than the run of {len(other)} system packages: {', '.join(other)}"]
-        if other
-        else []
-    )
-    return Missing(packages=tuple(lacking), warnings=tuple(_unknown(native, held)), notes=tuple(note))
+    lacking, others = [], []
+    for it in wanted_packages(native):
+        version = next((base.installed[name] for name in spellings(it.name) if name in base.installed), None)
+        if version is None:
+            lacking.append(it)
+        elif version != it.version:
+            others.append(f"{it.name} {version} (the run had {it.version})")
+    notes = [f"the base has other versions than the run of {len(others)} system packages: {', '.join(others)}"]
+    warnings = tuple(_without_counterpart(native, base))
+    return Missing(packages=tuple(lacking), warnings=warnings, notes=tuple(notes if others else ()))
 
 
 def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
-    """The Debian packages that libraries were loaded from, but those that are no matter of the image's; by name."""
+    """The Debian packages from which libraries were loaded, except those of the base or the variant; by name."""
     found: dict[tuple[str, str], list[str]] = {}
     for it in native.libraries if native else ():
         name, version = it.owner.name or "", it.owner.version or ""
+        valid = re.fullmatch(_NAME, name) and re.fullmatch(_VERSION, version)
         foreign = _OTHERS.fullmatch(name) or _NO_MATTER.fullmatch(it.name)
-        if it.owner.kind == "debian" and _well_formed(name, version) and not foreign:
+        if it.owner.kind == "debian" and valid and not foreign:
             found.setdefault((name, version), []).append(it.name)
     return tuple(
         RunPackage(name=name, version=version, libraries=tuple(sorted(set(files))))
@@ -114,7 +113,7 @@ def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
 
 
 def choose(wanted: Sequence[RunPackage], available: Mapping[str, Sequence[str]], run: str, base: str) -> Chosen:
-    """Take the run's version of each package where there is it, else what apt would take, with a warning.
+    """Take the run's version of each package where the mirror has it, else apt's choice, with a warning.
 
     `available` has the versions of each name, apt's choice first; `run` and `base` name their distributions.
     """
@@ -133,17 +132,17 @@ def choose(wanted: Sequence[RunPackage], available: Mapping[str, Sequence[str]],
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """A library's package with and without the mark of 64-bit time, which Debian 13 and Ubuntu 24.04 gave to many."""
+    """A library's package with and without `t64`, the suffix for 64-bit time in Debian 13 and Ubuntu 24.04."""
     return (name, name.removesuffix("t64")) if name.endswith("t64") else (name, f"{name}t64")
 
 
 def distribution_name(platform: Platform) -> str:
-    """What the run's distribution is called: `ubuntu 20.04`."""
+    """The name of the run's Linux distribution: `ubuntu 20.04`."""
     return " ".join(it for it in (platform.os_id, platform.os_version) if it) or "an unknown distribution"
 
 
 def package_of(value: Mapping[str, Any]) -> SystemPackage:
-    """Read a package that anybody may have written; ValueError where it is none."""
+    """Read a package from an untrusted file; ValueError where it is not valid."""
     for key, shape in _SHAPES.items():
         if not (isinstance(value.get(key), str) and shape.fullmatch(value[key])):
             raise ValueError(f"a system package has no valid {key}")
@@ -154,29 +153,20 @@ def package_of(value: Mapping[str, Any]) -> SystemPackage:
     return SystemPackage(**texts, sha256=Digest(value["sha256"]), size=size)
 
 
-def _well_formed(name: str, version: str) -> bool:
-    return bool(re.fullmatch(_NAME, name) and re.fullmatch(_VERSION, version))
-
-
-def _held(name: str, held: BaseContents) -> str | None:
-    return next((held.installed[it] for it in spellings(name) if it in held.installed), None)
-
-
-def _unknown(native: Native | None, held: BaseContents) -> Iterator[str]:
-    """Libraries of other distributions' packages that the base lacks by any name."""
-    stems = {_stem(name) for name in held.libraries}
-    lacking: dict[str, list[Library]] = {}
+def _without_counterpart(native: Native | None, base: BaseContents) -> Iterator[str]:
+    """Warn of libraries of RPM and Alpine packages that the base lacks under any name."""
+    stems = {_stem(name) for name in base.libraries}
+    lacking: dict[str, set[str]] = {}
     for it in native.libraries if native else ():
         known = _stem(it.name) in stems or _NO_MATTER.fullmatch(it.name)
-        if it.owner.kind in _FOREIGN and it.owner.name and not known:
-            lacking.setdefault(f"the {_FOREIGN[it.owner.kind]} package {it.owner.name}", []).append(it)
-    for owner in sorted(lacking):
-        if not _OTHERS.fullmatch(owner.rpartition(" ")[2]):
-            names = ", ".join(sorted({it.name for it in lacking[owner]}))
-            yield f"the run loaded {names} from {owner}, whose counterpart of the base is not known: the image lacks it"
+        if it.owner.kind in _FOREIGN and it.owner.name and not known and not _OTHERS.fullmatch(it.owner.name):
+            lacking.setdefault(f"the {_FOREIGN[it.owner.kind]} package {it.owner.name}", set()).add(it.name)
+    for owner, files in sorted(lacking.items()):
+        names = ", ".join(sorted(files))
+        yield f"the run loaded {names} from {owner}, whose counterpart of the base is not known: the image lacks it"
 
 
 def _stem(name: str) -> str:
-    """`libsndfile.so.1` of `libsndfile.so.1.0.35`: what programs ask the loader for."""
+    """`libsndfile.so.1` of `libsndfile.so.1.0.35`: the name that programs load."""
     found = _STEM.match(name)
     return found[1] if found else name

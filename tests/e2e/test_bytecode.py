@@ -19,7 +19,7 @@ from envbuild.image.layers.maker import WheelFiles
 from envbuild.image.layers.plan import Overlap
 from envbuild.lock.download import fetch
 from envbuild.lock.model import LockedWheel
-from envbuild.lock.uv import UvResolver
+from envbuild.lock.resolvers import UvResolver
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import Reference

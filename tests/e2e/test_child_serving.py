@@ -21,8 +21,8 @@ from envbuild.image.child import Addition, Parent, checked
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
+from envbuild.lock.resolvers import UvResolver
 from envbuild.lock.run import Options
-from envbuild.lock.uv import UvResolver
 from envbuild.manifest import read_manifest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import DOCKER_HUB, Reference

@@ -14,7 +14,7 @@ from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock
-from envbuild.lock.uv import UvResolver
+from envbuild.lock.resolvers import UvResolver
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import push

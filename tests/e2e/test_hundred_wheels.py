@@ -22,7 +22,7 @@ from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock, LockedWheel, Target
-from envbuild.lock.uv import UvResolver
+from envbuild.lock.resolvers import UvResolver
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe

@@ -19,8 +19,8 @@ from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock
+from envbuild.lock.resolvers import UvResolver
 from envbuild.lock.settings import read_settings, uv_environment
-from envbuild.lock.uv import UvResolver
 from envbuild.match.profiles import load_profiles
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest

@@ -11,9 +11,8 @@ from envbuild.errors import LockError
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import pylock_text, read_pylock, requirements_text
 from envbuild.lock.model import Lock, Target
-from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.resolvers import PipToolsResolver, UvResolver
 from envbuild.lock.settings import uv_program
-from envbuild.lock.uv import UvResolver
 
 pytestmark = pytest.mark.real
 

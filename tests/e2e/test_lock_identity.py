@@ -11,9 +11,9 @@ from envbuild.errors import LockError
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import read_held
 from envbuild.lock.model import Target
+from envbuild.lock.resolvers import UvResolver
 from envbuild.lock.run import Options, lock_run
 from envbuild.lock.settings import pip_environment, read_settings
-from envbuild.lock.uv import UvResolver
 
 pytestmark = pytest.mark.real
 

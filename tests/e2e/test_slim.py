@@ -10,7 +10,7 @@ import pytest
 from envbuild.lock.dependencies import find_conflicts
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.resolution import open_question
-from envbuild.lock.uv import Tree, UvResolver, resolve_tree
+from envbuild.lock.resolvers import Tree, UvResolver, resolve_tree
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.recipe import SLIM_LABEL

@@ -16,7 +16,7 @@ from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock
-from envbuild.lock.uv import UvResolver
+from envbuild.lock.resolvers import UvResolver
 from envbuild.oci.image import Image, Layer, manifest_bytes
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe

@@ -16,7 +16,7 @@ import httpx
 
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Target
-from envbuild.lock.uv import UvResolver
+from envbuild.lock.resolvers import UvResolver
 from envbuild.oci.image import INDEX, MANIFEST, Image
 from envbuild.oci.layout import read_layout, write_layout
 from tests.environ import cleaned

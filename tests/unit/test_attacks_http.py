@@ -16,9 +16,8 @@ from envbuild.lock import index as lock_index
 from envbuild.lock import resolution
 from envbuild.lock.client import LateClient
 from envbuild.lock.index import files_of
-from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.resolvers import PipToolsResolver, UvResolver
 from envbuild.lock.settings import IndexSettings
-from envbuild.lock.uv import UvResolver
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import MANIFEST, Descriptor
 from envbuild.registry import client as registry_client

@@ -30,7 +30,7 @@ from envbuild.stamp.stamping import stamp
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.trees import image_of_layers
 from tests.unit.comparing import file, layer
-from tests.unit.test_compare_facts import changed, lock_of
+from tests.unit.test_diff_facts import changed, lock_of
 from tests.unit.test_from_manifest import manifest_of
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

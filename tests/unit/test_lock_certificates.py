@@ -10,9 +10,8 @@ import pytest
 
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.client import check_bundle, make_client, trusted
-from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.resolvers import PipToolsResolver, UvResolver
 from envbuild.lock.settings import IndexSettings
-from envbuild.lock.uv import UvResolver
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
 from tests.unit.locking import HERE, forget_settings

@@ -11,10 +11,9 @@ import pytest
 from envbuild.errors import LockError
 from envbuild.lock.formats import read_pylock
 from envbuild.lock.model import Lock, Resolver
-from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.resolvers import PipToolsResolver, UvResolver
 from envbuild.lock.run import Options, lock_run
 from envbuild.lock.settings import read_settings
-from envbuild.lock.uv import UvResolver
 from envbuild.match.stack import Gaps
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel

@@ -8,8 +8,7 @@ import pytest
 from envbuild.errors import LockError
 from envbuild.lock.lock import lock
 from envbuild.lock.model import Lock, Resolver, Target
-from envbuild.lock.pip_tools import PipToolsResolver
-from envbuild.lock.uv import UvResolver
+from envbuild.lock.resolvers import PipToolsResolver, UvResolver
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.match.profiles import Limit
 from envbuild.match.stack import Gaps

@@ -12,10 +12,9 @@ from envbuild.lock.download import fetch
 from envbuild.lock.formats import read_held, requirements_text, write_lock, write_wheelhouse
 from envbuild.lock.lock import lock
 from envbuild.lock.model import Target
-from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.resolvers import PipToolsResolver, UvResolver
 from envbuild.lock.run import Options, lock_run, refuse_changed
 from envbuild.lock.settings import IndexSettings, read_settings
-from envbuild.lock.uv import UvResolver
 from envbuild.manifest.packages import Distribution, Origin
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel

@@ -7,9 +7,8 @@ from envbuild.lock.client import make_client
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.index import files_of, parse_page
-from envbuild.lock.pip_tools import PipToolsResolver
+from envbuild.lock.resolvers import PipToolsResolver, UvResolver
 from envbuild.lock.settings import IndexSettings, asked_url, bare_url, read_settings, without_credentials
-from envbuild.lock.uv import UvResolver
 from tests.fakes.index import closed_port, serving
 from tests.fakes.wheels import make_wheel
 from tests.unit.locking import HERE, TARGET, forget_settings

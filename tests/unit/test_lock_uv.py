@@ -9,9 +9,8 @@ import pytest
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.lock import lock
 from envbuild.lock.model import Lock, Target
-from envbuild.lock.pip_tools import PipToolsResolver, parse_pins
+from envbuild.lock.resolvers import PipToolsResolver, UvResolver, parse_pins
 from envbuild.lock.settings import read_settings
-from envbuild.lock.uv import UvResolver
 from envbuild.manifest.packages import Distribution, Origin
 from tests.fakes.index import FakeIndex, Fault, closed_port, serving
 from tests.fakes.wheels import FakeWheel, make_wheel
@@ -232,6 +231,16 @@ def test_pip_tools_gives_the_lock_of_uv(index: FakeIndex):
     requirements = ("pure==1.0", "both<2,>=1", "pip==1")
     index.add(make_wheel("pip", "1", requires=["more"]), make_wheel("more", "1"))
     assert PipToolsResolver().resolve(requirements, HERE) == UvResolver().resolve(requirements, HERE)
+
+
+def test_with_pip_tools_too_a_wheel_in_a_folder_may_require_what_only_the_index_has(index: FakeIndex, tmp_path: Path):
+    wheel = make_wheel("mine", "1", requires=["pure"])
+    (tmp_path / wheel.filename).write_bytes(wheel.data)
+    settings, run = read_settings([tmp_path]), [distribution("mine", "1", "editable")]
+    locks = [
+        lock(("mine==1", "pure==1.0"), HERE, kind(settings=settings), run) for kind in (UvResolver, PipToolsResolver)
+    ]
+    assert locks[0] == locks[1]
 
 
 def test_pip_tools_refuses_pins_that_contradict_each_other_and_points_to_uv(index: FakeIndex):

@@ -11,7 +11,7 @@ from envbuild.diff.facts import without_secrets
 from envbuild.oci.layout import write_layout
 from tests.fakes.trees import image_of_layers
 from tests.unit.comparing import file, layer
-from tests.unit.test_compare_facts import changed
+from tests.unit.test_diff_facts import changed
 
 ONE, TWO = "canaryOne", "canaryTwo"
 

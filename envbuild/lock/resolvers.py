@@ -1,5 +1,7 @@
-"""Locking with uv: for any Python and platform, independent of this machine."""
+"""The resolvers behind one interface: `uv pip compile` for any target, `pip-compile` for the running interpreter."""
 
+import importlib.util
+import platform
 import re
 import subprocess
 import sys
@@ -7,42 +9,50 @@ import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from packaging.pylock import Package, Pylock, PylockValidationError
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
-from envbuild.errors import LockError, UsageError
+from envbuild.errors import LockError, MissingComponentError, UsageError
+from envbuild.lock import resolution
+from envbuild.lock.client import in_parallel
+from envbuild.lock.faults import Fault, UnlockableError
 from envbuild.lock.formats import toml_string
 from envbuild.lock.index import IndexFile, index_file
 from envbuild.lock.model import Lock, Target
-from envbuild.lock.resolution import (
-    Limits,
-    Question,
-    Relaxed,
-    UnsolvedError,
-    complete,
-    failure,
-    fill,
-    open_question,
-    run_resolver,
-)
-from envbuild.lock.settings import IndexSettings, uv_environment, uv_program
+from envbuild.lock.resolution import Limits, Question, UnsolvedError, complete, failure, fill, open_question
+from envbuild.lock.settings import IndexSettings, pip_environment, uv_environment, uv_program
 from envbuild.lock.tags import best_wheel, glibc_minor, ranked_tags
 from envbuild.manifest.packages import exact_version
 from envbuild.match.stack import Gaps
 
 _LEVELS = (17, 28, *range(31, 41))
 """The N of the manylinux_2_N that uv has for both machines, from 0.10 to 0.13.8."""
-_UNSOLVED = 1
+_UV_UNSOLVED = 1
 """The exit code of uv where the index answered and nothing fits; another one means that something else failed."""
-_UNDATED = "is missing an upload date"
+_UV_UNDATED = "is missing an upload date"
 """uv's message for a file without upload date, when a date was given."""
 _YANKED = re.compile(r'^warning: `([A-Za-z0-9._-]+)==\S+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
 """uv's warning of a withdrawn release, with its reason."""
 _Offer = tuple[IndexFile, int | None]
 """A wheel and its size in bytes, where the index gives it."""
+_PIP_OPTIONS = (
+    "--generate-hashes", "--allow-unsafe", "--strip-extras", "--quiet", "--no-config", "--no-header", "--no-annotate",
+    "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host", "--no-emit-options", "--rebuild",
+    "--resolver", "backtracking", "--pip-args", "--only-binary=:all: --use-feature=fast-deps",
+)  # fmt: skip
+_PIP_UNDATED = "does not provide upload-time metadata"
+"""pip's message for an index without upload dates, when a date was given."""
+_PIP_UNSOLVED = ("ResolutionImpossible", "No matching distribution found")
+"""pip's messages where the index answered and nothing fits."""
+_USE_UV = "use --resolver uv"
+
+Pins = Mapping[str, tuple[Version, frozenset[str]]]
+"""For each normalised name: its version, and the sha256 of every file that the index has of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +73,11 @@ class UvResolver:
         """
         platforms = uv_platforms(target)
         with open_question(requirements, target, self.settings, self.cache, gaps, local=local) as question:
-            filled = fill(
+            done, remarks = fill(
                 question,
-                lambda limits: _compile(question, platforms, limits),
+                lambda limits: _uv_compile(question, platforms, limits),
                 lambda: self.resolve(requirements, target, local=local),
             )
-            done = filled.found
             try:
                 packages = Pylock.from_dict(tomllib.loads(done.stdout)).packages
             except (tomllib.TOMLDecodeError, PylockValidationError) as error:
@@ -78,7 +87,7 @@ class UvResolver:
             offers = [_chosen(it, target) for it in packages if it.archive is None]
             files, sizes = [file for file, _ in offers], [size for _, size in offers]
             yanked: dict[str, str] = {canonicalize_name(it[1]): it[2] or "" for it in _YANKED.finditer(done.stderr)}
-            return replace(complete(question, files, sizes, yanked), remarks=filled.remarks)
+            return replace(complete(question, files, sizes, yanked), remarks=remarks)
 
 
 def uv_platforms(target: Target) -> tuple[str, ...]:
@@ -122,18 +131,18 @@ def resolve_tree(question: Question, tree: Tree) -> dict[str, str]:
     return {canonicalize_name(name): version.split()[0] for name, _, version in found}
 
 
-def _compile(question: Question, platforms: Sequence[str], limits: Limits) -> subprocess.CompletedProcess[str]:
+def _uv_compile(question: Question, platforms: Sequence[str], limits: Limits) -> subprocess.CompletedProcess[str]:
     """Choose a wheel for each requirement, and with gaps for what they require in turn; UnsolvedError, LockError."""
     options, files = _filling(question, limits)
     options = ["--format", "pylock.toml", *options]
     done = first = _run(question, platforms[0], options, files)
-    if done.returncode == _UNSOLVED and platforms[1:]:
+    if done.returncode == _UV_UNSOLVED and platforms[1:]:
         # The wheels that uv chose for a later glibc are checked against the target's afterwards.
         done = _run(question, platforms[1], options, files)
     if not done.returncode:
         return done
-    if first.returncode == _UNSOLVED:
-        raise UnsolvedError(first.stderr, undated=_UNDATED in first.stderr)
+    if first.returncode == _UV_UNSOLVED:
+        raise UnsolvedError(first.stderr, undated=_UV_UNDATED in first.stderr)
     raise failure(question, first.stderr)
 
 
@@ -149,7 +158,7 @@ def _run(
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
         command = [uv_program(), "pip", "compile", "-", *common, *options]
-        return run_resolver(command, folder, uv_environment(question.settings), question.text)
+        return resolution.run_resolver(command, folder, uv_environment(question.settings), question.text)
 
 
 def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, str]]:
@@ -181,7 +190,7 @@ def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, s
     return options, files
 
 
-def _metadata_table(it: Relaxed) -> str:
+def _metadata_table(it: resolution.Relaxed) -> str:
     """Metadata of a distribution that uv uses instead of its wheel's."""
     lines = [
         "[[dependency-metadata]]",
@@ -203,4 +212,109 @@ def _chosen(package: Package, target: Target) -> _Offer:
     best = best_wheel(((file.filename, (file, size)) for file, size in offers), target)
     if best is None:
         raise LockError(f"uv chose no wheel for {package.name} {package.version}", todo="name it by version")
+    return best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipToolsResolver:
+    """Resolves with `pip-compile`, which knows only the interpreter that runs it."""
+
+    settings: IndexSettings | None = None
+    """Where to look; None for pip's and uv's own settings."""
+    cache: Path | None = None
+    """Where facts of wheels are kept."""
+
+    def resolve(
+        self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
+    ) -> Lock:
+        """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once.
+
+        `local` looks only in folders of this machine. pip-compile always resolves dependencies too: without `gaps`
+        the lock leaves them out again, and pins that contradict each other are refused.
+        """
+        check_host(target)
+        if local and gaps is None:  # pip-compile would look for their dependencies in the folders as well
+            return UvResolver(settings=self.settings, cache=self.cache).resolve(requirements, target, local=True)
+        with open_question(requirements, target, self.settings, self.cache, gaps, local=local) as question:
+            try:
+                # pip cannot override what a distribution requires, so nothing is relaxed.
+                pins_text, remarks = fill(
+                    question, partial(_pip_compile, question), lambda: Lock(target=target, wheels=())
+                )
+            except LockError as error:
+                if isinstance(error.__cause__, UnsolvedError) and not isinstance(error, UnlockableError):
+                    error.todo = f"{_USE_UV}; or {error.todo}"
+                raise
+            pins = parse_pins(pins_text)
+            if gaps is None:
+                names = {canonicalize_name(it.name) for it in question.requirements}
+                pins = {name: pin for name, pin in pins.items() if name in names}
+            files = in_parallel(lambda name: _pip_wheel(question, name, pins), sorted(pins))
+            chosen = [file for file in files if isinstance(file, IndexFile)]
+            faults = [fault for fault in files if isinstance(fault, Fault)]
+            # Unlike uv, pip-compile cannot be told to leave a distribution out.
+            why = "another requirement asks for it, and the variant excludes it"
+            excluded = sorted(pins.keys() & set(gaps.without if gaps else ()))
+            faults += [Fault(requirement=f"{it}=={pins[it][0]}", why=why, todo=_USE_UV) for it in excluded]
+            if faults:
+                raise UnlockableError(faults, target, where=question.settings.places)
+            yanked = {str(file.name): file.yanked for file in chosen if file.yanked is not None}
+            return replace(complete(question, chosen, [None] * len(chosen), yanked), remarks=remarks)
+
+
+def check_host(target: Target) -> None:
+    """Refuse a target that is not the running interpreter; MissingComponentError when pip-tools is absent."""
+    libc, glibc = platform.libc_ver()
+    minor = "{}.{}".format(*sys.version_info[:2])
+    host = (minor, platform.machine(), glibc if libc == "glibc" else libc)
+    asked = (target.python_minor, target.machine, target.glibc)
+    if host != asked or sys.implementation.name != "cpython":
+        what = "pip-tools locks only for the interpreter that runs it: this is Python {}, {}, glibc {}".format(*host)
+        raise UsageError(what, where="the target is Python {}, {}, glibc {}".format(*asked), todo=_USE_UV)
+    if importlib.util.find_spec("piptools") is None:
+        raise MissingComponentError("pip-tools is not installed", todo="python -m pip install pip-tools")
+
+
+def parse_pins(text: str) -> Pins:
+    """Read `name==version` and its `--hash=sha256:` lines, as pip-tools writes them."""
+    pins: dict[str, tuple[Version, frozenset[str]]] = {}
+    for line in text.replace("\\\n", " ").splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        pin, *hashes = line.split(" --hash=")
+        requirement = Requirement(pin.strip())
+        if not requirement.url:  # what was required as a file is not looked up
+            digests = frozenset(word.strip().removeprefix("sha256:") for word in hashes)
+            pins[canonicalize_name(requirement.name)] = (Version(str(requirement.specifier).lstrip("=")), digests)
+    return pins
+
+
+def _pip_compile(question: Question, limits: Limits) -> str:
+    """Run pip-compile in an empty folder, so that it finds no project's settings; return the pins that it wrote."""
+    with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
+        folder = Path(name)
+        asked, answer, bounds = folder / "requirements.in", folder / "requirements.txt", folder / "constraints.txt"
+        asked.write_text(question.text)
+        bounds.write_text("".join(f"{it}\n" for it in (question.gaps.versions if question.gaps else ())))
+        command = [sys.executable, "-P", "-m", "piptools", "compile", *_PIP_OPTIONS, "--constraint", str(bounds)]
+        command += ["--uploaded-prior-to", limits.before] if limits.before else []
+        command += ["--output-file", str(answer), str(asked)]
+        done = resolution.run_resolver(command, name, pip_environment(question.settings))
+        if not done.returncode:
+            return answer.read_text() if answer.exists() else ""
+    if any(text in done.stderr for text in (_PIP_UNDATED, *_PIP_UNSOLVED)):
+        raise UnsolvedError(done.stderr, undated=_PIP_UNDATED in done.stderr)
+    raise failure(question, done.stderr)
+
+
+def _pip_wheel(question: Question, name: str, pins: Pins) -> IndexFile | Fault:
+    """The wheel of a pin for the target, as the index describes it; its hash must be one that pip-tools found."""
+    version, hashes = pins[name]
+    files = [file for file in question.files(name) if file.is_wheel and file.version == version]
+    best = best_wheel(((file.filename, file) for file in files), question.target)
+    if best is None:
+        raise LockError(f"pip-tools chose {name} {version}, which has no wheel here", todo=_USE_UV)
+    if best.sha256 is not None and best.sha256.hex not in hashes:
+        why = f"the index says sha256 {best.sha256.hex} for {best.filename}, pip-tools found others"
+        return Fault(requirement=f"{name}=={version}", why=why, todo="run again; the index may just be changing")
     return best
