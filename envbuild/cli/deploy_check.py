@@ -143,7 +143,7 @@ def _signatures(reference: "Reference", keys: "Sequence[str]", progress: Progres
     from envbuild.verify.registries import check_signed_by_any
 
     progress.step(f"looking for signatures of {reference}")
-    yield from (it.held(str(reference), str(reference)) for it in check_signed_by_any(reference, keys))
+    yield from (it.with_targets(str(reference), str(reference)) for it in check_signed_by_any(reference, keys))
 
 
 def _verdict(

@@ -41,11 +41,11 @@ def golden_findings(targets: "Sequence[Target]", machine: str, asked: Asked, pro
     manifest, model = _whose(targets[0])
     name = targets[0].name
     if (fault := unfit(manifest)) is not None:
-        return iter((fault.held(name, name),))
+        return iter((fault.with_targets(name, name),))
     python = asked.python if any(it.side.kind == "host" for it in targets) else None
     names = _images(targets, machine, stamped=python is None)
     if not asked.run:
-        return iter((_could(manifest, [*names, *filter(None, (python,))]).held(name, name),))
+        return iter((_could(manifest, [*names, *filter(None, (python,))]).with_targets(name, name),))
     if not names and python is None:
         todo = "give an image after the model, or host and --python, or stamp the model with an image that was pushed"
         raise UsageError("there is nothing to run the sample in", where="--golden --run", todo=todo)

@@ -66,7 +66,7 @@ class Vouching:
 
         for name, reference in references_of(targets).items():
             progress.step(f"looking for signatures of {in_one_line(name)}")
-            yield from (it.held(name, name) for it in check_signed_by_any(reference, self.keys))
+            yield from (it.with_targets(name, name) for it in check_signed_by_any(reference, self.keys))
 
 
 def required_keys(signed: str | None, listed: tuple[str, ...]) -> tuple[str, ...]:

@@ -60,12 +60,12 @@ class Finding:
             "between": list(self.between) if any(self.between) else None,
         }
 
-    def held(self, wanted: str, found: str) -> "Finding":
+    def with_targets(self, wanted: str, found: str) -> "Finding":
         """The same finding, between these two."""
         return replace(self, between=(wanted, found))
 
 
-def compared(about: str, *, wanted: str, found: str, ok: str, differs: str) -> Finding:
+def compare_values(about: str, *, wanted: str, found: str, ok: str, differs: str) -> Finding:
     """Hold one value against what it has to be, and say it in the sentence that is then true."""
     agrees = wanted == found
     return Finding(about=about, agrees=agrees, says=ok if agrees else differs, wanted=wanted, found=found)

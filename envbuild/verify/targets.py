@@ -13,7 +13,7 @@ from envbuild.registry import pull
 from envbuild.stamp import StampedImage
 from envbuild.verify.findings import Finding
 from envbuild.verify.registries import registry_findings, tag_findings
-from envbuild.verify.rules import ARTIFACT, hold
+from envbuild.verify.rules import ARTIFACT, apply_rules
 from envbuild.verify.sharing import prove_sharing
 from envbuild.verify.sources import Side
 from envbuild.verify.sources.context import context_findings
@@ -52,7 +52,7 @@ def verify_targets(targets: Sequence[Target], report: Report) -> Iterator[Findin
     """
     first, *others = targets
     for target in targets:
-        yield from (it.held(*_oneself(it, target)) for it in _alone(target, report))
+        yield from (it.with_targets(*_oneself(it, target)) for it in _alone(target, report))
     for other in others:
         yield from _between(first, other, report)
 
@@ -69,7 +69,7 @@ def _alone(target: Target, report: Report) -> Iterator[Finding]:
         yield from _modified(target.manifest)
     if target.model or target.manifest:
         # A model says what wrote it, and its run what was installed: two things in one.
-        yield from hold(target.side, target.side, ARTIFACT)
+        yield from apply_rules(target.side, target.side, ARTIFACT)
     if target.model:
         yield from _stamped(target.model, target.side, report)
 
@@ -115,7 +115,7 @@ def _stamped(model: StampedModel, side: Side, report: Report) -> Iterator[Findin
     for image in model.stamp.images:
         if lock := model.locks.get(image.slot):
             name = f"lock of {' '.join(image.slot)}"
-            yield from hold(side, replace(side_of_lock(lock, name), name=name))
+            yield from apply_rules(side, replace(side_of_lock(lock, name), name=name))
     yield from _shared(model.stamp.images, report)
 
 
@@ -129,7 +129,7 @@ def _shared(images: Sequence[StampedImage], report: Report) -> Iterator[Finding]
         train = next((it for it in those if it.variant == serve.variant), next(iter(those), None))
         if train and train.reference and serve.reference:
             one, other = (_pulled(it, serve.platform) for it in (train.reference, serve.reference))
-            yield from (it.held(train.image, serve.image) for it in prove_sharing(one, other, report))
+            yield from (it.with_targets(train.image, serve.image) for it in prove_sharing(one, other, report))
 
 
 def _own_runtime(serve: StampedImage) -> Finding:
@@ -146,7 +146,7 @@ def _pulled(reference: str, platform: str) -> Image:
 
 def _between(first: Target, other: Target, report: Report) -> Iterator[Finding]:
     if first.model and first.model.stamp and other.reference:
-        yield from (it.held(first.name, other.name) for it in tag_findings(first.model.stamp, other.reference))
+        yield from (it.with_targets(first.name, other.name) for it in tag_findings(first.model.stamp, other.reference))
     if first.image and other.image:
-        yield from (it.held(first.name, other.name) for it in prove_sharing(first.image, other.image, report))
-    yield from hold(first.side, other.side)
+        yield from (it.with_targets(first.name, other.name) for it in prove_sharing(first.image, other.image, report))
+    yield from apply_rules(first.side, other.side)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from envbuild.verify.reports import lines
-from envbuild.verify.rules import hold
+from envbuild.verify.rules import apply_rules
 from envbuild.verify.rules.catalogue import CATALOGUE
 from tests.unit.test_rules import PLANTED
 
@@ -20,7 +20,7 @@ def table() -> str:
 def example(rule: str) -> str:
     """What is printed of the first mismatch that is planted for a rule."""
     case = next(it for it in PLANTED if it.rule == rule)
-    found = [it for it in hold(case.wanted, case.found) if (it.rule, it.about) == (rule, case.about)]
+    found = [it for it in apply_rules(case.wanted, case.found) if (it.rule, it.about) == (rule, case.about)]
     return "\n".join((f"### {rule}", "", "```text", *lines(found), "```"))
 
 

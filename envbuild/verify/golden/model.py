@@ -21,7 +21,7 @@ _TODO = "give the URI of the model's file or folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldModel:
+class LocalModel:
     """A model whose files lie on a disk here."""
 
     uri: str
@@ -49,7 +49,7 @@ class HeldModel:
 
 
 @contextmanager
-def held(model_uri: str, cache: Path, report: Report) -> Iterator[HeldModel]:
+def open_model(model_uri: str, cache: Path, report: Report) -> Iterator[LocalModel]:
     """Yield a model; one in Cloud Storage lies on the cache's disk meanwhile.
 
     StampError where it cannot be had, UsageError where that is no URI of a model.
@@ -63,7 +63,7 @@ def held(model_uri: str, cache: Path, report: Report) -> Iterator[HeldModel]:
         yield _held(str(uri), str(path), generations)
 
 
-def _held(uri: str, path: str, generations: Mapping[str, int]) -> HeldModel:
+def _held(uri: str, path: str, generations: Mapping[str, int]) -> LocalModel:
     try:
         place = place_of(path)
     except Unread as error:
@@ -72,7 +72,7 @@ def _held(uri: str, path: str, generations: Mapping[str, int]) -> HeldModel:
         raise StampError(f"the model cannot be read: {'; '.join(place.faults)}", where=uri, todo=_TODO)
     files = {str(file["path"]): file for file in place.files}
     found = facts_of_place(uri, place).get("format")
-    return HeldModel(
+    return LocalModel(
         uri=uri,
         format=str(found) if found else None,
         folder=Path(place.folder),

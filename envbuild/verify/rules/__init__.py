@@ -42,10 +42,10 @@ RULES: tuple[Check, ...] = (
 """In the order of the catalogue, one for each of its rules."""
 
 
-def hold(wanted: Side, found: Side, rules: tuple[Check, ...] = RULES) -> tuple[Finding, ...]:
+def apply_rules(wanted: Side, found: Side, rules: tuple[Check, ...] = RULES) -> tuple[Finding, ...]:
     """All findings of the rules; within a rule the gravest first, and what agrees last."""
     findings = (sorted(check(wanted, found), key=_gravity) for check in rules)
-    return tuple(it.held(wanted.name, found.name) for group in findings for it in group)
+    return tuple(it.with_targets(wanted.name, found.name) for group in findings for it in group)
 
 
 def _gravity(finding: Finding) -> int:
