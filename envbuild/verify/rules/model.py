@@ -232,7 +232,7 @@ def _model_of_image(wanted: Side, image: Side) -> Iterator[Finding]:
     elif inside.uri.rstrip("/") == model.uri.rstrip("/"):
         yield agree(rule, about, says)
     else:
-        says += ", another place" if elsewhere else ", where there are no files"
+        says += ", another place" if elsewhere else ", where nothing lies"
         yield differs(rule, about, says, wanted=model.uri, found=inside.uri, todo=_LEAVE, severity=severity)
 
 
