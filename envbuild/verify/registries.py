@@ -142,7 +142,7 @@ def check_signed(reference: Reference, public_key: Path | str) -> tuple[Finding,
     """Whether the key has signed what the reference names, with everything beside it that claims to be by the key.
 
     The key is a file in PEM, `gcpkms://projects/...`, the PEM text itself, or `keyless:ISSUER=IDENTITY`. RegistryError
-    where the registry cannot be asked or has no such image, UsageError for what is no key.
+    where the registry cannot be asked or has no such image, UsageError for an invalid key.
     """
     from envbuild.attest.bundle import judge  # noqa: PLC0415 - its libraries are slow to import
     from envbuild.attest.keyless import Identity  # noqa: PLC0415

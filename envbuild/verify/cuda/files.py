@@ -27,8 +27,7 @@ from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Base, Recipe
-from envbuild.verify.cuda.elf import Elf, read_cache, read_elf
-from envbuild.verify.cuda.process import Process, System
+from envbuild.verify.cuda.process import Elf, Process, System, read_cache, read_elf
 from envbuild.wheel.archive import Member, WheelArchive, check_locked
 from envbuild.wheel.inflate import DamagedStreamError, inflate
 from envbuild.wheel.install import Scheme, installed_files

@@ -1,4 +1,4 @@
-"""What has to agree between two sides: pure, one file for each subject."""
+"""What has to agree between two sources: pure, one module for each subject."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,10 +7,10 @@ from envbuild.verify.rules import contract, frameworks, hardware, model, package
 from envbuild.verify.sources import Side
 
 Check = Callable[[Side, Side], Iterator[Finding]]
-"""What the first side wants, held against the second one; findings on what both know, in a certain order."""
+"""Compares what the first source requires with the second one, where both know it; in a fixed order."""
 
 ARTIFACT: tuple[Check, ...] = (model.framework, model.tensorflow_1, model.keras, model.artifact_format)
-"""Those that hold a model against an environment, which one run can say both of."""
+"""Those that compare a model with an environment; one run has both."""
 RULES: tuple[Check, ...] = (
     platform.python,
     platform.implementation,

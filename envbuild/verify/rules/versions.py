@@ -1,4 +1,4 @@
-"""Versions as people compare them, and what the profiles say of drivers, GPUs and distributions."""
+"""Versions as people compare them, and the profiles' facts about drivers, GPUs and distributions."""
 
 import re
 from collections.abc import Mapping

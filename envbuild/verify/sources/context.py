@@ -202,7 +202,7 @@ def last_stage(dockerfile: str) -> Stage:
 
 
 def _assigned(before: tuple[tuple[str, str], ...], arguments: str) -> tuple[tuple[str, str], ...]:
-    """Set what one instruction sets; a value that takes anything from another variable is no longer known."""
+    """Set what one instruction sets; a value that takes anything from another variable is unknown."""
     names = dict(before)
     first, *more = arguments.split(None, 1) or ["="]
     old = "=" not in first  # `ENV NAME the rest of the line`

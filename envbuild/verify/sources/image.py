@@ -89,7 +89,7 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What an image's config says of the program in it."""
+    """The program that an image's config starts, and its variables."""
 
     variables: Mapping[str, str]
     command: Sequence[str] = ()
@@ -110,7 +110,7 @@ class _Config:
 def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> Side:
     """Read every layer, in memory that grows with the number of files alone.
 
-    Variables are those of the config; whoever runs the image may add more, and other values. BuildError where config
+    Variables are those of the config; a container may have more, and other values. BuildError where config
     or layers cannot be read; RegistryError where they cannot be fetched.
     """
     config = _config(image, name)
@@ -332,13 +332,13 @@ def files_of(layers: Sequence[Layer], model: ModelPlace, name: str, report: Repo
     """
     total, done, found = sum(it.descriptor.size for it in layers), 0, list[Overlay]()
     for layer in layers:
-        found.append(read_layer(layer, name, partial(_put, model)))
+        found.append(read_layer(layer, name, partial(_add, model)))
         done += layer.descriptor.size
         report("reading layers", done, total)
     return {"": IMPLIED} | reduce(over, found, Overlay()).nodes
 
 
-def _put(model: ModelPlace, found: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+def _add(model: ModelPlace, found: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
     found.nodes.pop(path, None)
     found.borrowed.pop(path, None)
     if member.isdir():
