@@ -1,8 +1,8 @@
 """A process and the libraries that glibc's dynamic loader finds for it (ld.so(8), dlopen(3), elf/dl-load.c).
 
-The loader reads the dynamic section of ELF files and /etc/ld.so.cache (dl-cache.h). Not modelled are versions of symbols
-(the wheels' platform tags cover them), folders for newer processors (glibc-hwcaps), and relative or empty entries of
-paths, as they depend on the working folder.
+The loader reads the dynamic section of ELF files and /etc/ld.so.cache (dl-cache.h). Not modelled are versions of
+symbols (the wheels' platform tags cover them), folders for newer processors (glibc-hwcaps), and relative or empty
+entries of paths, as they depend on the working folder.
 """
 
 import posixpath
