@@ -15,7 +15,15 @@ from envbuild.match.limits import broken_hand_limits
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
-from envbuild.verify.imports import Imports, Place, Question, check_imports, check_metadata, import_names, place_for
+from envbuild.verify.imports import (
+    ImportRequest,
+    Imports,
+    Place,
+    check_imports,
+    check_metadata,
+    import_names,
+    place_for,
+)
 
 if TYPE_CHECKING:
     from envbuild.build.job import Job
@@ -80,7 +88,7 @@ def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSet
     first = [job.plan.stack.framework] if job.plan.stack.framework in modules else []
     pins = {wheel.name: wheel.version for wheel in run.lock.wheels}
     known = broken_hand_limits(pins, job.plan.profiles.limits)
-    asked = Question(
+    asked = ImportRequest(
         modules=tuple(dict.fromkeys((*first, *sorted(modules)))),
         versions=versions | {module: version for module, version in modules.items() if "." not in module},
         known=tuple(f"{it.pin} needs {it.limit.requirement}, as {it.limit.reason}" for it in known if it.limit.breaks),

@@ -28,7 +28,7 @@ def stamp_content(
     manifest have to be those of then: other content can have the checksum that a manifest has. What was forced there
     for this manifest need not be forced again. `early` is that stamp, as it was read at first.
     """
-    from envbuild.verify.rules.model import compared, doubt  # noqa: PLC0415 - a build without a stamp needs no rules
+    from envbuild.verify.rules.model import compare_files, doubt  # noqa: PLC0415 - a build without a stamp needs no rules
     from envbuild.verify.sources.model import as_stamped, content_of, files_now, folder_of, mismatch, recorded  # noqa: PLC0415  # noqa: PLC0415
 
     uri, stamp = order.stamp, early.continued
@@ -43,7 +43,14 @@ def stamp_content(
     problem = mismatch(wanted, now, order.manifest, by_run=bool(saved), exact=exact)
     if saved is None and report:
         report.warn(f"{order.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
-    if saved and wanted and now and report and not problem and (sizes := doubt(compared(wanted, now, by_name=True))):
+    if (
+        saved
+        and wanted
+        and now
+        and report
+        and not problem
+        and (sizes := doubt(compare_files(wanted, now, by_name=True)))
+    ):
         report.warn(f"the files of {uri} are as {order.manifest_name} records them{sizes}")
     content = content_of(now) if now else Content(files=(), file_count=None)
     unchanged = before and stamped and not mismatch(stamped, now, order.manifest, exact=exact)

@@ -259,7 +259,7 @@ def signature_findings(
 
     for name, reference in references.items():
         progress.step(f"looking for signatures of {one_line(name)}")
-        yield from (it.held(name, name) for it in check_signed_by_any(reference, keys))
+        yield from (it.with_targets(name, name) for it in check_signed_by_any(reference, keys))
 
 
 def references_of(targets: Sequence[str]) -> "dict[str, Reference]":

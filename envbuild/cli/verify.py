@@ -288,7 +288,7 @@ def _golden_findings(targets: "Sequence[Target]", reader: TargetReader, *, run_:
     manifest, model = _sample(targets[0])
     name = targets[0].name
     if (fault := unfit(manifest)) is not None:
-        return iter((fault.held(name, name),))
+        return iter((fault.with_targets(name, name),))
     python = reader.python if any(it.side.kind == "host" for it in targets) else None
     images = _golden_images(targets, reader.machine, stamped=python is None)
     if not run_:
@@ -297,7 +297,7 @@ def _golden_findings(targets: "Sequence[Target]", reader: TargetReader, *, run_:
         count = len(manifest.golden.outputs)
         sample = f"a sample of {count} output{'' if count == 1 else 's'} is recorded"
         says = f"{sample}; with --run it is run in {where}"
-        return iter((Finding(about="golden", rule="golden-sample", agrees=True, says=says).held(name, name),))
+        return iter((Finding(about="golden", rule="golden-sample", agrees=True, says=says).with_targets(name, name),))
     if not images and python is None:
         todo = "give an image after the model, or host and --python, or stamp the model with an image that was pushed"
         raise UsageError("no image and no interpreter can run the sample", where="--golden --run", todo=todo)

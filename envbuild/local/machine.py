@@ -25,7 +25,7 @@ from dataclasses import replace
 from envbuild.local.model import Subject, Variant
 from envbuild.local.subject import chosen_side
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules import hold
+from envbuild.verify.rules import apply_rules
 from envbuild.verify.rules.catalogue import agree, differs
 from envbuild.verify.rules.frameworks import builds
 from envbuild.verify.rules.hardware import compute_capability, cuda_of, driver
@@ -246,7 +246,7 @@ def _uncompared(side: Side) -> Finding:
 def _served(side: Side, machine: Machine) -> Iterator[Finding]:
     """Driver and compute capability; one GPU of several that the framework has code for is enough."""
     host = side_of_machine(machine)
-    yield from hold(side, host, (driver,)) or (() if side.variant == "cpu" else (_uncompared(side),))
-    found = hold(side, host, (compute_capability,))
+    yield from apply_rules(side, host, (driver,)) or (() if side.variant == "cpu" else (_uncompared(side),))
+    found = apply_rules(side, host, (compute_capability,))
     some = any(it.agrees or it.severity != "error" for it in found)
     yield from (replace(it, severity="warning") if some and it.severity == "error" else it for it in found)

@@ -20,7 +20,7 @@ from envbuild.stamp.store import ModelUri
 from envbuild.verify.findings import Finding
 from envbuild.verify.golden.check import check
 from envbuild.verify.golden.runners import Runner
-from envbuild.verify.rules import hold
+from envbuild.verify.rules import apply_rules
 from envbuild.verify.rules.catalogue import agree, differs, listing
 from envbuild.verify.rules.frameworks import builds
 from envbuild.verify.rules.hardware import cpu_flags, memory
@@ -58,7 +58,7 @@ def preflight(
         *_data(subject, settled, engine=engine),
     ]
     yield from subject.findings
-    yield from (it.held(subject.name, "this machine") for it in found)
+    yield from (it.with_targets(subject.name, "this machine") for it in found)
 
 
 def _engine(machine: Machine) -> Finding:
@@ -74,10 +74,10 @@ def _engine(machine: Machine) -> Finding:
 def _hardware(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Finding]:
     side, host = chosen_side(subject, choice.variant, choice.platform), side_of_machine(machine)
     yield from _architecture(subject, choice, machine)
-    yield from hold(_with_avx(side), host, (cpu_flags,))
+    yield from apply_rules(_with_avx(side), host, (cpu_flags,))
     yield from _gpus(subject, choice, machine)
     if choice.gpus:
-        yield from hold(side, host, (memory,))
+        yield from apply_rules(side, host, (memory,))
 
 
 def _architecture(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Finding]:
@@ -95,7 +95,7 @@ def _architecture(subject: Subject, choice: Choice, machine: Machine) -> Iterato
         yield agree("machine", "architecture", here, wanted=run, found=here)
     if subject.image is None:
         made = chosen_side(subject, choice.variant, choice.platform)
-        yield from hold(subject.side, replace(made, system="Linux"), (system,))
+        yield from apply_rules(subject.side, replace(made, system="Linux"), (system,))
 
 
 def _emulated(platform: str, machine: Machine) -> Finding:

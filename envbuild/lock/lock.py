@@ -16,9 +16,7 @@ from envbuild.lock.resolvers import Tree, resolve_tree
 from envbuild.lock.settings import local_path
 from envbuild.lock.sources import Direct
 from envbuild.lock.tags import same_version
-from envbuild.manifest.packages import Distribution
-from envbuild.manifest.packages import exact_version
-from envbuild.manifest.packages import name_of
+from envbuild.manifest.packages import Distribution, exact_version, name_of
 from envbuild.match.limits import broken_hand_limits
 from envbuild.match.stack import Gaps
 

@@ -261,7 +261,10 @@ def _tried(
     _tell(proof, report)
     _refuse(proof, what, str(origin.parent.digest))
     named = str(origin.reference or origin.parent.digest)
-    found = (*(it.held(named, "the serving image") for it in proof), *gate(order, origin, image, server, report))
+    found = (
+        *(it.with_targets(named, "the serving image") for it in proof),
+        *gate(order, origin, image, server, report),
+    )
     if slim is None:
         return found
     proved = proof_of(slim, found, order.gate)

@@ -17,8 +17,8 @@ from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.oci.digest import Digest
 from envbuild.serve.model import MODEL_FOLDER, Origin
 from envbuild.stamp.history import read_history
-from envbuild.verify.golden.model import HeldModel, held
-from envbuild.verify.rules.model import Changes, compared
+from envbuild.verify.golden.model import LocalModel, open_model
+from envbuild.verify.rules.model import Changes, compare_files
 from envbuild.verify.sources.model import StampedModel, Sums, as_stamped, is_rewritten, sums_of
 
 _TOLD = 10
@@ -38,7 +38,7 @@ def embedded(origin: Origin, cache: Path, report: Reporter) -> Iterator[Content]
         todo = "give the model's own URI or folder in place of the manifest"
         raise UsageError("there is no model to embed: only a manifest was given", where="--embed-model", todo=todo)
     report.step(f"model {origin.stamped.uri}")
-    with held(origin.stamped.uri, cache, report) as model:
+    with open_model(origin.stamped.uri, cache, report) as model:
         _check_stamp(origin.stamped)
         stamp = origin.stamped.stamp
         recorded = as_stamped(origin.manifest.model, stamp.content if stamp else None, origin.stamped.uri)
@@ -66,7 +66,7 @@ def _check_stamp(stamped: StampedModel) -> None:
         raise VerifyError(what, where=where, todo=todo)
 
 
-def _digests(model: HeldModel, recorded: Model | None, report: Reporter) -> dict[str, Sums]:
+def _digests(model: LocalModel, recorded: Model | None, report: Reporter) -> dict[str, Sums]:
     """Read the files that were not read so far, or all where the record has the other digest of some."""
     by_sum = any(it.crc32c and not it.sha256 for it in recorded.files) if recorded else False
     found, done = {}, 0
@@ -84,12 +84,12 @@ def _digests(model: HeldModel, recorded: Model | None, report: Reporter) -> dict
 
 
 def _check_files(
-    recorded: Model | None, model: HeldModel, found: Mapping[str, Sums], report: Reporter, *, exact: bool
+    recorded: Model | None, model: LocalModel, found: Mapping[str, Sums], report: Reporter, *, exact: bool
 ) -> None:
     if recorded is None or not recorded.files:
         report.warn("the run's manifest lists no files of the model; only its stamp was checked")
         return
-    seen = compared(recorded, _as_model(model, found), by_name=True)
+    seen = compare_files(recorded, _as_model(model, found), by_name=True)
     if len(seen.new) < len(found):
         todo = "give the model's files names without control characters, users and passwords"
         raise VerifyError("two of the model's files have one name in a manifest", where=model.uri, todo=todo)
@@ -112,7 +112,7 @@ def _check_files(
         report.warn(f"of {seen.by_size} files of the model the run's manifest has no digest; their size is the same")
 
 
-def _as_model(model: HeldModel, found: Mapping[str, Sums]) -> Model:
+def _as_model(model: LocalModel, found: Mapping[str, Sums]) -> Model:
     """The files as a manifest lists them, which spells out what no line can hold."""
     files = tuple(
         ModelFile(

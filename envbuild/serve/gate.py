@@ -21,7 +21,7 @@ from envbuild.serve.gate_trial import REQUEST, RULES, Patience, Trial, fault
 from envbuild.serve.model import PORT, Origin, ServeOrder, Server
 from envbuild.verify.findings import Finding
 from envbuild.verify.golden.check import golden_check, unfit
-from envbuild.verify.golden.model import HeldModel, held
+from envbuild.verify.golden.model import LocalModel, open_model
 from envbuild.verify.golden.runners import InImage
 from envbuild.verify.reports import lines
 
@@ -136,9 +136,9 @@ def _tried(it: _Attempt, client: docker.DockerClient) -> Iterator[Finding]:
         yield from _served(it, client, name, model, request)
 
 
-def _held(it: _Attempt, stack: ExitStack) -> HeldModel | None:
+def _held(it: _Attempt, stack: ExitStack) -> LocalModel | None:
     """The model's files on this machine; None where there is no model, as for a server that needs none."""
-    return stack.enter_context(held(it.model, it.order.order.cache, it.report)) if it.model else None
+    return stack.enter_context(open_model(it.model, it.order.order.cache, it.report)) if it.model else None
 
 
 def _request(it: _Attempt) -> _Request | None:
@@ -153,7 +153,7 @@ def _request(it: _Attempt) -> _Request | None:
         return None
 
 
-def _by_itself(it: _Attempt, client: docker.DockerClient, name: str, model: HeldModel | None) -> Iterator[Finding]:
+def _by_itself(it: _Attempt, client: docker.DockerClient, name: str, model: LocalModel | None) -> Iterator[Finding]:
     manifest = it.origin.manifest
     if missing := unfit(manifest):
         yield missing
@@ -164,7 +164,7 @@ def _by_itself(it: _Attempt, client: docker.DockerClient, name: str, model: Held
 
 
 def _served(
-    it: _Attempt, client: docker.DockerClient, name: str, model: HeldModel | None, request: _Request | None
+    it: _Attempt, client: docker.DockerClient, name: str, model: LocalModel | None, request: _Request | None
 ) -> Iterator[Finding]:
     """Serve, and say so where it is the read-only root file system that the server fails for."""
     copied = {} if it.order.embed or model is None else {f"model/{path}": file for path, file in model.files.items()}

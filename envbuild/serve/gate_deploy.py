@@ -15,7 +15,7 @@ from envbuild.stamp.record import Stamp, StampedImage
 from envbuild.verify.findings import Finding
 from envbuild.verify.registries import RULE as SIGNED
 from envbuild.verify.registries import registry_findings, tag_findings
-from envbuild.verify.rules import hold
+from envbuild.verify.rules import apply_rules
 from envbuild.verify.rules.contract import variable_value
 from envbuild.verify.rules.model import model_files
 from envbuild.verify.sharing import prove_sharing
@@ -46,10 +46,10 @@ def deploy_findings(model: StampedModel, given: Reference, image: Image, report:
 
     RegistryError where a registry cannot be asked, BuildError for a layer that cannot be read.
     """
-    yield from (it.held(model.uri, model.uri) for it in artifact_findings(model))
+    yield from (it.with_targets(model.uri, model.uri) for it in artifact_findings(model))
     if model.stamp is not None:
         found = _stamped(model, model.stamp, given, image, report)
-        yield from (it if any(it.between) else it.held(model.uri, str(given)) for it in found)
+        yield from (it if any(it.between) else it.with_targets(model.uri, str(given)) for it in found)
 
 
 def _stamped(model: StampedModel, stamp: Stamp, given: Reference, image: Image, report: Report) -> Iterator[Finding]:
@@ -98,7 +98,7 @@ def _of_others(model: StampedModel, stamp: Stamp, given: Reference, image: Image
         why=_OTHERS if until is None else _FORMER,
     )
     train, below = _below(trained, image)
-    yield from (it.held(str(train.reference), str(given)) for it in prove_sharing(below, image, report))
+    yield from (it.with_targets(str(train.reference), str(given)) for it in prove_sharing(below, image, report))
     added = image.layers[len(below.layers) :] if _begins(below, image) else image.layers
     yield from _held(model, given, image, added, report)
 
@@ -121,7 +121,7 @@ def _held(
     place = model_place(variables, str(inner.get("WorkingDir") or "/"))
     inside = model_inside(files_of(layers, place, name, report), place, name) if layers else None
     side = Side(name=name, kind="image", variables=variables, names=frozenset(variables), model=inside)
-    yield from hold(side_of_model(model), side, (variable_value, model_files))
+    yield from apply_rules(side_of_model(model), side, (variable_value, model_files))
 
 
 def _unknown(says: str, stamp: Stamp, found: Digest) -> Finding:

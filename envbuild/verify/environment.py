@@ -5,7 +5,7 @@ import posixpath
 import re
 from base64 import urlsafe_b64encode
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from csv import Error
 from dataclasses import dataclass, field
@@ -39,7 +39,8 @@ _INTERPRETER = re.compile(
     r"(?:.*/)?(?:bin/python3?[\d.]*|lib(?:64)?/(?:[\w-]+/)?libpython3[^/]*|lib(?:64)?/python3(?:\.\d+)?/(?!(?:site|dist)-packages/).+)"
 )
 _LIBC = re.compile(r"(?:usr/)?lib(?:64)?/(?:[\w-]+/)?(?:lib(?:c|m)(?:-2\.\d+)?\.so[.\d]*|ld-(?:linux|musl)[^/]*)")
-_INSTALLERS = frozenset({"pip", "setuptools", "uv", "wheel"})
+INSTALLERS = frozenset({"pip", "setuptools", "uv", "wheel"})
+"""Distributions that only install others."""
 _SYSTEM_FOLDERS = frozenset({"usr", "lib", "lib32", "lib64", "bin", "sbin", "opt", "etc"})
 _CUDA_ONLY = re.compile(r"nvidia-.+|triton|pytorch-triton|cuda-.+")
 _SHOWN = 5
@@ -126,10 +127,6 @@ class Environment:
         """Whether a distribution or a Debian package lists a file."""
         return path in self._recorded or ".dist-info/" in path or self.system.owner(path) is not None
 
-    def in_sites(self, sites: Sequence[str]) -> set[str]:
-        """The names of distributions that lie in one of these folders."""
-        return {name for name, it in self.distributions.items() if not it.sites.isdisjoint(sites)}
-
 
 def node_at(tree: Tree, path: str) -> Node | None:
     """What a path without the leading slash leads to, links followed; None where it leads nowhere."""
@@ -141,8 +138,10 @@ def node_at(tree: Tree, path: str) -> Node | None:
 
 
 def same_content(one: Node | None, other: Node | None) -> bool:
-    """Whether both are missing, or have the same kind and content."""
-    return one is other or bool(one and other and (one.kind, one.sha256) == (other.kind, other.sha256))
+    """Whether both are missing, or have the same content, or are the same link."""
+    return one is other or bool(
+        one and other and (one.kind, one.sha256, one.target) == (other.kind, other.sha256, other.target)
+    )
 
 
 def is_outside(overlay: Overlay, places: Sequence[str]) -> bool:
@@ -171,11 +170,6 @@ def changed_packages(before: Environment, after: Environment) -> Iterator[Packag
         if (old.versions, old.contents, old.changed) != (new.versions, new.contents, new.changed):
             layer = new.layer or old.layer
             yield PackageChange(name=name, before=old.version, after=new.version, layer=layer)
-
-
-def is_installer(change: PackageChange) -> bool:
-    """Whether a distribution only installs others."""
-    return change.name in _INSTALLERS
 
 
 def gpu_changes(changes: Sequence[PackageChange], before: Environment, after: Environment) -> tuple[PackageChange, ...]:
@@ -224,12 +218,6 @@ def changed_libc(before: Environment, after: Environment) -> str:
     if one != other:
         return f"libc6 {one or 'unknown'} -> {other or 'unknown'}"
     return f"the C library ({list_paths(paths)})" if paths else ""
-
-
-def added_packages(before: Environment, after: Environment) -> tuple[str, ...]:
-    """`flask 3.0.0`: distributions that only serving has."""
-    more: Mapping[str, Distribution] = after.distributions
-    return tuple(f"{name} {it.version}" for name, it in more.items() if name not in before.distributions)
 
 
 def list_paths(paths: Sequence[str], shown: int = 3) -> str:

@@ -34,7 +34,7 @@ class Finding:
     packages: tuple[str, ...] = ()
     """`numpy 1.26.4`: the distributions that it is about."""
     between: tuple[str, str] = ("", "")
-    """The names of what has to be met, and of what was held against it; empty where it is about one thing."""
+    """The names of the two targets that were compared; empty where it is about one thing."""
 
     @property
     def id(self) -> str:
@@ -60,12 +60,12 @@ class Finding:
             "between": list(self.between) if any(self.between) else None,
         }
 
-    def held(self, wanted: str, found: str) -> "Finding":
+    def with_targets(self, wanted: str, found: str) -> "Finding":
         """The same finding, between these two."""
         return replace(self, between=(wanted, found))
 
 
-def compared(about: str, *, wanted: str, found: str, ok: str, differs: str) -> Finding:
-    """Hold one value against what it has to be, and say it in the sentence that is then true."""
+def compare_values(about: str, *, wanted: str, found: str, ok: str, differs: str) -> Finding:
+    """Compare one value with what it has to be; `ok` or `differs` is the sentence."""
     agrees = wanted == found
     return Finding(about=about, agrees=agrees, says=ok if agrees else differs, wanted=wanted, found=found)

@@ -34,17 +34,122 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
 from envbuild.recipe import USER, Base, Recipe, make_recipe
 from envbuild.verify.cuda.loader import prove_loading
-from envbuild.verify.findings import Finding, compared
+from envbuild.verify.findings import Finding, compare_values
 
-_NAMED = 5
-"""Layers of others that are shown; the first is what one looks for."""
+_SHOWN = 5
+"""Layers of others that are shown."""
 _VARIANT = "dev.envbuild.variant"
 _CHUNK = 1 << 20
 
 
+class Teller(Protocol):
+    """Where progress is reported."""
+
+    def step(self, text: str) -> None:
+        """Announce a stage."""
+
+    def note(self, text: str) -> None:
+        """Report a detail."""
+
+    def progress(self, label: str, done: int, total: int | None) -> None:
+        """Show how many bytes are done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A training run's manifest, and the options that its image was built with."""
+
+    manifest: bytes
+    name: str
+    """Where the manifest came from, for messages."""
+    cuda_source: CudaChoice = "auto"
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """What is verified, and how far."""
+
+    image: Image
+    base: Base
+    lock: Lock
+    run: Run | None = None
+    """What was trained; then the stack and the loader are verified too."""
+    deep: bool = False
+    """Whether all layers are made again, without anything from the cache but wheels."""
+    cache: Path
+    """Verified wheels lie there; with `deep` nothing else in it is used."""
+    settings: IndexSettings
+
+
+def verify_image(inquiry: Inquiry, report: Teller) -> tuple[Finding, ...]:
+    """Every comparison, in the order in which one rests on another; nothing more is compared with a wrong base.
+
+    LockError for a wheel that cannot be fetched, MatchError and ManifestError for the run, BuildError where the image
+    cannot be made again.
+    """
+    with ExitStack() as stack:
+        folder, base = inquiry.cache, inquiry.base
+        if inquiry.deep:
+            folder = stack.enter_context(workplace(inquiry.cache))
+            report.step("reading the base again")
+            base = read_base_again(base, folder)
+        return tuple(_findings(inquiry, Subject.of(inquiry.image, base, inquiry.lock), folder, report))
+
+
+def read_base_again(base: Base, folder: Path) -> Base:
+    """Read the base's layers, as what the cache knows of them may be what a registry said; BaseError."""
+    machine = base.target.machine
+    facts = inspect(base.image, base.name, machine, known_facts(folder))
+    return replace(base, target=facts.target(machine), python_path=facts.python_path, interpreter=facts.interpreter)
+
+
+def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Teller) -> Iterator[Finding]:
+    """`folder` is where what is made or remembered goes."""
+    first = base_finding(subject)
+    yield first
+    if not first.agrees:
+        report.note("nothing else is compared, as everything rests on the base")
+        return
+    try:
+        recipe = derive_recipe(subject.image, subject.base, subject.lock_there)
+    except BuildError as error:
+        yield Finding(about="environment", agrees=False, says=error.what)
+        return
+    yield from _config_findings(subject, recipe)
+    stack, profiles = match_run(inquiry.run, recipe) if inquiry.run else (None, None)
+    if stack:
+        yield _stack_finding(subject, recipe, stack)
+    proving = stack is not None and stack.cuda is not None
+    if not (inquiry.deep or proving):
+        return
+
+    def fetched(done: int, total: int, _name: str) -> None:
+        report.progress("fetching", done, total)
+
+    with Arrivals(inquiry.cache, report=fetched, settings=inquiry.settings) as arrivals:
+        report.step(f"fetching {len(recipe.wheels)} wheels, each verified by its sha256 in the lock")
+        arrivals.start(recipe.wheels)
+        if inquiry.deep:
+            report.step("assembling all layers again")
+            again = _assemble_again(recipe, subject.base, arrivals, folder, report.progress, inquiry.cache)
+            yield from _layer_findings(subject, recipe, again)
+            yield from _blob_findings(inquiry.image)
+        if stack and profiles and proving:
+            report.step("looking for CUDA's libraries as the loader does")
+            wheels = {wheel.sha256: arrivals.path(wheel) for wheel in recipe.wheels}
+            proof = prove_loading(stack, recipe, subject.base, wheels, profiles, folder / "loading")
+            yield Finding(about="loader", agrees=not proof.faults, says=proof.summary)
+            for it in proof.faults:
+                says = f"{it}{f'; {it.todo}' if it.todo else ''}"
+                yield Finding(about="loader", agrees=False, says=says, found=it.path)
+            for it in proof.notes:
+                report.note(str(it))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """An image, and what it is said to be: a lock on a base."""
+    """An image, and the lock and base that it has to be built of."""
 
     image: Image
     base: Base
@@ -66,122 +171,11 @@ class Subject:
         """The lock on the base: it stays an image's own when the base is replaced by a patched one."""
         return replace(self.lock, target=self.base.target)
 
-    def recipe(self) -> Recipe:
-        """What it was built from if the lock is its own; BuildError where nothing can be."""
-        return derive_recipe(self.image, self.base, self.lock_there)
-
-
-def standing(subject: Subject, recipe: Recipe) -> Iterator[Finding]:
-    """Hold everything that the image says of itself against what the lock on this base gives."""
-    yield environment_finding(subject, recipe)
-    yield _layers(subject, recipe)
-    config = config_bytes(recipe, subject.base, _without_prefix(subject.own))
-    yield _config(subject.image, config, recipe)
-    wanted = Digest.of(manifest_bytes(config, subject.image.layers, annotations(recipe)))
-    yield compared(
-        "manifest",
-        wanted=str(wanted),
-        found=str(subject.image.digest),
-        ok="it says nothing but what lock, base and layers give",
-        differs=f"lock, base and layers give another one, {wanted}",
-    )
-
-
-def base_finding(subject: Subject) -> Finding:
-    """Whether the image begins with the layers of the base that it names, and the lock fits that base."""
-    base = subject.base
-    found, wanted = named_base(subject.image)[1], str(base.digest)
-    wrong = _wrong_base(subject)
-    stands = f"the image stands on {base.name}, and begins with its layers ({len(base.image.layers)})"
-    return Finding(about="base", agrees=not wrong, says=wrong or stands, wanted=wanted, found=found)
-
-
-def environment_finding(subject: Subject, recipe: Recipe) -> Finding:
-    """Whether the image's environment id is that of the lock on its base: the digest over all wheels and settings."""
-    wanted, found = str(recipe.environment), named_environment(subject.image)
-    return compared(
-        "environment",
-        wanted=wanted,
-        found=found,
-        ok=f"{recipe.environment.short} is the lock's {len(recipe.wheels)} wheels on that base",
-        differs=f"the image says {found or 'none'}, and the lock on that base gives {wanted}",
-    )
-
-
-def _wrong_base(subject: Subject) -> str:
-    """Why the image does not stand on the base; empty where it does."""
-    image, base = subject.image, subject.base
-    said = named_base(image)[1]
-    if said not in (str(base.digest), str(base.image.digest)):
-        return f"the image says that it stands on {said or 'no base'}, which is not {base.name} ({base.digest})"
-    pairs = [[(it.descriptor.digest, it.diff_id) for it in one.layers] for one in (image, base.image)]
-    if pairs[0][: len(pairs[1])] != pairs[1]:
-        return f"the image's first {len(pairs[1])} layers are not those of {base.name}"
-    return _wrong_target(subject.lock.target, base.target)
-
-
-def _wrong_target(locked: Target, base: Target) -> str:
-    """Why the lock's wheels cannot be meant for the base; another patch release of Python is no reason."""
-    minors = (locked.python_minor, locked.machine), (base.python_minor, base.machine)
-    if minors[0] != minors[1]:
-        there, here = (f"Python {python} on {machine}" for python, machine in minors)
-        return f"the lock is for {there}, and the base has {here}"
-    if Version(base.glibc) < Version(locked.glibc):
-        return f"the lock is for glibc {locked.glibc}, and the base has {base.glibc}"
-    return ""
-
-
-def _layers(subject: Subject, recipe: Recipe) -> Finding:
-    """Whether all layers on the base are of envbuild, and those that the lock gives are there by name."""
-    own = _without_prefix(subject.own)
-    plans = plan_layers(recipe)
-    lines = {it.created_by for it in own}
-    lacking = [plan for plan in plans if plan.label not in lines]
-    foreign = [it.created_by or "(no history)" for it in subject.own if not it.created_by.startswith(OURS)]
-    faults = [f"it lacks that of {plan.label}" for plan in lacking]
-    if recipe.packages and (line := packages_line(recipe.packages)) not in lines:
-        faults.append(f"it lacks that of {line}")
-    faults += [f"it lacks that of the {line}" for line in (ENVIRONMENT_LINE, CHECK_LINE) if line not in lines]
-    faults += [f"this one is not of envbuild: {line[:200]}" for line in foreign[:_NAMED]]
-    total, below = len(subject.image.layers), len(subject.base.image.layers)
-    return Finding(
-        about="layers",
-        agrees=not faults,
-        says="; ".join(faults) or f"{total} layers and diff ids: {below} of the base, {total - below} of the lock",
-        packages=tuple(f"{wheel.name} {wheel.version}" for plan in lacking for wheel in plan.wheels),
-    )
-
-
-def _config(image: Image, expected: bytes, recipe: Recipe) -> Finding:
-    wanted = Digest.of(expected)
-    changed = ", ".join(_changed(json.loads(expected), json.loads(image.config)))
-    finding = compared(
-        "config",
-        wanted=str(wanted),
-        found=str(image.config_digest),
-        ok="it is what base, variables and layers give, byte for byte",
-        differs=f"it is not what base, variables and layers give: {changed or 'the same values in other bytes'}",
-    )
-    if recipe.user == USER:
-        return finding
-    says = f"the image runs as user {recipe.user or 'root'}, and envbuild's run as {USER}"
-    return Finding(about="config", agrees=False, says=says, wanted=USER, found=recipe.user)
-
-
-def _changed(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """The keys whose values are others; below `config`, where most can be set, the keys there."""
-    for key in sorted(wanted.keys() | found.keys()):
-        one, other = wanted.get(key), found.get(key)
-        if key == "config" and isinstance(one, dict) and isinstance(other, dict):
-            yield from _changed(one, other)
-        elif one != other:
-            yield key
-
 
 def _with_history(image: Image) -> Image:
-    """The image whose layers have the whole lines of its history, as one that was made here has them without a prefix.
+    """The image whose layers have the lines of its history, as one that was assembled here has them without a prefix.
 
-    BuildError where its own words cannot be read, or written again.
+    BuildError where config or manifest cannot be read, or written again.
     """
     try:
         config = json.loads(image.config)
@@ -193,59 +187,117 @@ def _with_history(image: Image) -> Image:
     return replace(image, layers=layers)
 
 
-def _without_prefix(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    return tuple(replace(it, created_by=it.created_by.removeprefix(OURS)) for it in layers)
+def base_finding(subject: Subject) -> Finding:
+    """Whether the image begins with the layers of the base that it names, and the lock fits that base."""
+    image, base = subject.image, subject.base
+    wanted, found = str(base.digest), named_base(image)[1]
+    pairs = [[(it.descriptor.digest, it.diff_id) for it in one.layers] for one in (image, base.image)]
+    if found not in (wanted, str(base.image.digest)):
+        wrong = f"the image names {found or 'no base'} as its base, which is not {base.name} ({base.digest})"
+    elif pairs[0][: len(pairs[1])] != pairs[1]:
+        wrong = f"the image's first {len(pairs[1])} layers are not those of {base.name}"
+    else:
+        wrong = _wrong_target(subject.lock.target, base.target)
+    says = f"the image is built on {base.name}, and begins with its layers ({len(base.image.layers)})"
+    return Finding(about="base", agrees=not wrong, says=wrong or says, wanted=wanted, found=found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A training run's manifest, and what was said besides it when its image was built."""
-
-    manifest: bytes
-    name: str
-    """Where the manifest came from, for messages."""
-    cuda_source: CudaChoice = "auto"
-    overrides: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
-    """The decision for a run."""
-
-    stack: Stack
-    profiles: Profiles
+def _wrong_target(locked: Target, base: Target) -> str:
+    """Why the lock's wheels do not fit the base; another patch release of Python fits."""
+    minors = (locked.python_minor, locked.machine), (base.python_minor, base.machine)
+    if minors[0] != minors[1]:
+        there, here = (f"Python {python} on {machine}" for python, machine in minors)
+        return f"the lock is for {there}, and the base has {here}"
+    if Version(base.glibc) < Version(locked.glibc):
+        return f"the lock is for glibc {locked.glibc}, and the base has {base.glibc}"
+    return ""
 
 
-def match_run(run: Run, recipe: Recipe) -> Matched:
+def _config_findings(subject: Subject, recipe: Recipe) -> Iterator[Finding]:
+    """Compare everything that manifest and config say with what the lock on this base gives; no layer is read."""
+    wanted, found = str(recipe.environment), named_environment(subject.image)
+    yield compare_values(
+        "environment",
+        wanted=wanted,
+        found=found,
+        ok=f"{recipe.environment.short} is the lock's {len(recipe.wheels)} wheels on that base",
+        differs=f"the image says {found or 'none'}, and the lock on that base gives {wanted}",
+    )
+    own = tuple(replace(it, created_by=it.created_by.removeprefix(OURS)) for it in subject.own)
+    yield _names_finding(subject, recipe, {it.created_by for it in own})
+    config = config_bytes(recipe, subject.base, own)
+    changed = ", ".join(_changed_keys(json.loads(config), json.loads(subject.image.config)))
+    if recipe.user == USER:
+        yield compare_values(
+            "config",
+            wanted=str(Digest.of(config)),
+            found=str(subject.image.config_digest),
+            ok="it is what base, variables and layers give, byte for byte",
+            differs=f"it is not what base, variables and layers give: {changed or 'the same values in other bytes'}",
+        )
+    else:
+        says = f"the image runs as user {recipe.user or 'root'}, and envbuild's run as {USER}"
+        yield Finding(about="config", agrees=False, says=says, wanted=USER, found=recipe.user)
+    manifest = Digest.of(manifest_bytes(config, subject.image.layers, annotations(recipe)))
+    yield compare_values(
+        "manifest",
+        wanted=str(manifest),
+        found=str(subject.image.digest),
+        ok="it says nothing but what lock, base and layers give",
+        differs=f"lock, base and layers give another one, {manifest}",
+    )
+
+
+def _names_finding(subject: Subject, recipe: Recipe, lines: set[str]) -> Finding:
+    """Whether all layers on the base are of envbuild, and those that the lock gives are there by name."""
+    lacking = [plan for plan in plan_layers(recipe) if plan.label not in lines]
+    foreign = [it.created_by or "(no history)" for it in subject.own if not it.created_by.startswith(OURS)]
+    faults = [f"it lacks that of {plan.label}" for plan in lacking]
+    if recipe.packages and (line := packages_line(recipe.packages)) not in lines:
+        faults.append(f"it lacks that of {line}")
+    faults += [f"it lacks that of the {line}" for line in (ENVIRONMENT_LINE, CHECK_LINE) if line not in lines]
+    faults += [f"this one is not of envbuild: {line[:200]}" for line in foreign[:_SHOWN]]
+    total, below = len(subject.image.layers), len(subject.base.image.layers)
+    return Finding(
+        about="layers",
+        agrees=not faults,
+        says="; ".join(faults) or f"{total} layers and diff ids: {below} of the base, {total - below} of the lock",
+        packages=tuple(f"{wheel.name} {wheel.version}" for plan in lacking for wheel in plan.wheels),
+    )
+
+
+def _changed_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """The keys whose values differ; below `config`, where most can be set, the keys there."""
+    for key in sorted(wanted.keys() | found.keys()):
+        one, other = wanted.get(key), found.get(key)
+        if key == "config" and isinstance(one, dict) and isinstance(other, dict):
+            yield from _changed_keys(one, other)
+        elif one != other:
+            yield key
+
+
+def match_run(run: Run, recipe: Recipe) -> tuple[Stack, Profiles]:
     """Decide again what building decided, for the image's own variant and machine; ManifestError, MatchError."""
     manifest = read_manifest(run.manifest, run.name)
     profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if run.overrides else frameworks_of(manifest))
-    said = dict(recipe.labels).get(_VARIANT)
-    variant = cast("VariantChoice", said if said in ("gpu", "cpu") else "auto")
-    stack = match(
-        manifest,
-        profiles,
-        variant,
-        cuda_source=run.cuda_source,
-        overrides=run.overrides,
-        machine=recipe.target.machine,
-    )
-    return Matched(stack=stack, profiles=profiles)
+    label, machine = dict(recipe.labels).get(_VARIANT), recipe.target.machine
+    variant = cast("VariantChoice", label if label in ("gpu", "cpu") else "auto")
+    source, overrides = run.cuda_source, run.overrides
+    stack = match(manifest, profiles, variant, cuda_source=source, overrides=overrides, machine=machine)
+    return stack, profiles
 
 
-def stack_finding(subject: Subject, recipe: Recipe, stack: Stack) -> Finding:
-    """Whether framework, variables and labels are those of the run's stack, whatever the image says of itself."""
+def _stack_finding(subject: Subject, recipe: Recipe, stack: Stack) -> Finding:
+    """Whether framework, variables and labels are those of the run's stack, whatever the image's labels say."""
     wanted = make_recipe(stack, subject.lock_there, subject.base, recipe.bytecode).to_dict()
-    found = recipe.to_dict()
-    changed = [
-        line for key in ("variables", "labels", "user") for line in _changed_values(key, wanted[key], found[key])
-    ]
-    same = f"{stack.title}, {stack.variant}, is what the run asks for, and so are all variables"
+    found, keys = recipe.to_dict(), ("variables", "labels", "user")
+    changed = [it for key in keys for it in _changed_values(key, wanted[key], found[key])]
+    same = f"{stack.title}, {stack.variant}, is the run's stack, and so are all variables"
     return Finding(about="stack", agrees=not changed, says="; ".join(changed) or same)
 
 
 def _changed_values(key: str, wanted: Any, found: Any) -> Iterator[str]:
-    """Each value that is another, one by one where there are several."""
+    """Each value that differs, one by one where there are several."""
     if isinstance(wanted, dict):
         for name in sorted(wanted.keys() | found.keys()):
             yield from _changed_values(name, wanted.get(name, ""), found.get(name, ""))
@@ -253,212 +305,81 @@ def _changed_values(key: str, wanted: Any, found: Any) -> Iterator[str]:
         yield f"{key} is {found or 'absent'}, and the run's stack has {wanted or 'none'}"
 
 
-def loader_findings(
-    matched: Matched,
-    recipe: Recipe,
-    base: Base,
-    wheels: Mapping[Digest, Path],
-    facts: Path,
-    note: Callable[[str], None],
-) -> Iterator[Finding]:
-    """Do what the loader would do in the image: its summary, then each library that is missing or does not fit."""
-    proof = prove_loading(matched.stack, recipe, base, wheels, matched.profiles, facts)
-    yield Finding(about="loader", agrees=not proof.faults, says=proof.summary)
-    for it in proof.faults:
-        yield Finding(about="loader", agrees=False, says=f"{it}{f'; {it.todo}' if it.todo else ''}", found=it.path)
-    for it in proof.notes:
-        note(str(it))
-
-
-def read_anew(base: Base, folder: Path) -> Base:
-    """Read the base's layers again, as what the cache knows of them may be what a registry said; BaseError."""
-    machine = base.target.machine
-    facts = inspect(base.image, base.name, machine, known_facts(folder))
-    return replace(base, target=facts.target(machine), python_path=facts.python_path, interpreter=facts.interpreter)
-
-
-def make_anew(
+def _assemble_again(
     recipe: Recipe, base: Base, wheels: Wheels, folder: Path, report: Callable[[str, int, int], None], cache: Path
 ) -> Image:
     """Assemble the image with an empty cache in `folder`; BuildError as `assemble`, and where bytecode cannot be made.
 
-    Debian packages come from `cache` or the mirror, held to the lock as wheels are: LockError where it has one no more.
-    Layers leave the disk as soon as their digests are known, so it holds only those that are at work.
+    Debian packages come from `cache` or the mirror, verified by the lock as wheels are: LockError where the mirror does
+    not have one. Layers leave the disk when their digests are known, so it holds only those in progress.
     """
+
+    def remove(layer: Layer) -> None:
+        if layer.path:
+            layer.path.unlink(missing_ok=True)
+
     todo = "verify on a machine that can run the base, or without --deep"
     compiling = compiling_on(base, folder, todo) if recipe.bytecode else None
     system = unpacker(recipe.packages, base, cache, folder)
-    return assemble(recipe, base, wheels, LayerCache(folder), report, _forget, compiling, system=system).image
+    return assemble(recipe, base, wheels, LayerCache(folder), report, remove, compiling, system=system).image
 
 
-def deep_findings(subject: Subject, recipe: Recipe, anew: Image) -> Iterator[Finding]:
-    """Hold each layer above the base, and the manifest over them all, against the image that was made anew."""
-    wanted = {it.created_by: it for it in anew.layers[len(subject.base.image.layers) :]}
+def _layer_findings(subject: Subject, recipe: Recipe, again: Image) -> Iterator[Finding]:
+    """Compare each layer above the base, and the manifest over them all, with the image that was made again."""
+    wanted = {it.created_by: it for it in again.layers[len(subject.base.image.layers) :]}
     found = {it.created_by.removeprefix(OURS): it for it in subject.own}
     packages = {
         plan.label: tuple(f"{wheel.name} {wheel.version}" for wheel in plan.wheels) for plan in plan_layers(recipe)
     }
     packages[packages_line(recipe.packages)] = tuple(f"{it.name} {it.version}" for it in recipe.packages)
-    faults = [it for line in wanted if (it := _layer(line, wanted[line], found, packages.get(line, ())))]
-    faults += [
-        Finding(
-            about="layer", agrees=False, says=f"the lock gives none of {line or '(no history)'}", found=_both(layer)
-        )
-        for line, layer in found.items()
-        if line not in wanted
-    ]
-    same = f"{len(wanted)} layers, made anew from {len(recipe.wheels)} wheels, are the image's byte for byte"
+    faults = [it for line in wanted if (it := _layer_fault(line, wanted[line], found, packages.get(line, ())))]
+    for line, layer in found.items():
+        if line not in wanted:
+            says = f"the lock gives none of {line or '(no history)'}"
+            faults.append(Finding(about="layer", agrees=False, says=says, found=_identity(layer)))
+    same = f"{len(wanted)} layers, made again from {len(recipe.wheels)} wheels, are the image's byte for byte"
     yield from faults or [Finding(about="layers made anew", agrees=True, says=same)]
-    yield compared(
+    yield compare_values(
         "manifest made anew",
-        wanted=str(anew.digest),
+        wanted=str(again.digest),
         found=str(subject.image.digest),
-        ok=f"{anew.digest} is the image's",
-        differs=f"{anew.digest} is not the image's {subject.image.digest}",
+        ok=f"{again.digest} is the image's",
+        differs=f"{again.digest} is not the image's {subject.image.digest}",
     )
 
 
-def blob_findings(image: Image) -> Iterator[Finding]:
-    """Read the layers that lie on this machine to their last byte; those of a registry are checked by whoever pulls."""
-    here = [layer for layer in image.layers if not layer.origin]
-    faults = [it for layer in here if (it := _unlike(layer))]
-    same = f"the bytes of {len(here)} layers in the layout are those of their digests"
-    yield from faults or ([Finding(about="blobs", agrees=True, says=same)] if here else [])
-
-
-def _unlike(layer: Layer) -> Finding | None:
-    """What is wrong with the bytes of a layer, if anything is."""
-    try:
-        with layer.open() as blob:
-            while blob.read(_CHUNK):
-                pass
-    except BaseError as error:
-        says = f"{error.what}: {layer.created_by.removeprefix(OURS) or layer.diff_id}"
-        return Finding(about="blobs", agrees=False, says=says, wanted=str(layer.descriptor.digest), found=error.where)
-    return None
-
-
-def _layer(line: str, made: Layer, found: Mapping[str, Layer], packages: tuple[str, ...]) -> Finding | None:
+def _layer_fault(line: str, again: Layer, found: Mapping[str, Layer], packages: tuple[str, ...]) -> Finding | None:
     """What differs in the layer of this line, if anything does."""
-    layer = found.get(line)
-    if layer and _both(layer) == _both(made):
+    layer, digest = found.get(line), again.descriptor.digest
+    if layer and _identity(layer) == _identity(again):
         return None
-    digest, diff_id = made.descriptor.digest, made.diff_id
     if layer is None:
         says = f"the image has none of {line}"
     elif layer.descriptor.digest != digest:
         says = f"{line} is {digest}, and the image has {layer.descriptor.digest}"
     else:
-        says = f"{line} has the diff id {diff_id}, and the image says {layer.diff_id}"
-    return Finding(
-        about="layer",
-        agrees=False,
-        says=says,
-        wanted=_both(made),
-        found=_both(layer) if layer else "",
-        packages=packages,
-    )
+        says = f"{line} has the diff id {again.diff_id}, and the image says {layer.diff_id}"
+    there = _identity(layer) if layer else ""
+    return Finding(about="layer", agrees=False, says=says, wanted=_identity(again), found=there, packages=packages)
 
 
-def _both(layer: Layer) -> str:
+def _identity(layer: Layer) -> str:
     """The blob's digest and size, and the diff id."""
     return f"{layer.descriptor.digest} of {layer.descriptor.size} bytes, diff id {layer.diff_id}"
 
 
-def _forget(layer: Layer) -> None:
-    if layer.path:
-        layer.path.unlink(missing_ok=True)
-
-
-class Teller(Protocol):
-    """Where it is told what goes on."""
-
-    def step(self, text: str) -> None:
-        """Announce a stage."""
-
-    def note(self, text: str) -> None:
-        """Say a detail."""
-
-    def progress(self, label: str, done: int, total: int | None) -> None:
-        """Show how many bytes are done."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inquiry:
-    """What is to be verified, and how far."""
-
-    image: Image
-    base: Base
-    lock: Lock
-    run: Run | None = None
-    """What was trained; then the stack and the loader are looked at too."""
-    deep: bool = False
-    """Whether all layers are made anew, with nothing that anybody kept."""
-    cache: Path
-    """Verified wheels lie there; with `deep` nothing else in it is believed."""
-    settings: IndexSettings
-
-
-def verify_image(inquiry: Inquiry, teller: Teller) -> tuple[Finding, ...]:
-    """Everything that has to agree, in the order of what it rests on; nothing more is asked of a wrong base.
-
-    LockError for a wheel that cannot be had, MatchError and ManifestError for the run, BuildError where the image
-    cannot be made anew.
-    """
-    with ExitStack() as stack:
-        folder, base = inquiry.cache, inquiry.base
-        if inquiry.deep:
-            folder = stack.enter_context(workplace(inquiry.cache))
-            teller.step("reading the base anew")
-            base = read_anew(base, folder)
-        subject = Subject.of(inquiry.image, base, inquiry.lock)
-        return tuple(_Verification(inquiry, subject, folder, teller).findings())
-
-
-@dataclass(frozen=True, slots=True)
-class _Verification:
-    inquiry: Inquiry
-    subject: Subject
-    folder: Path
-    """Where what is made or remembered goes."""
-    teller: Teller
-
-    def findings(self) -> Iterator[Finding]:
-        first = base_finding(self.subject)
-        yield first
-        if not first.agrees:
-            self.teller.note("nothing else is looked at: all of it rests on the base")
-            return
+def _blob_findings(image: Image) -> Iterator[Finding]:
+    """Read the layers that lie on this machine to their last byte; those of a registry are verified by each pull."""
+    here = [layer for layer in image.layers if not layer.origin]
+    faults = []
+    for layer in here:
         try:
-            recipe = self.subject.recipe()
-        except BuildError as error:
-            yield Finding(about="environment", agrees=False, says=error.what)
-            return
-        yield from standing(self.subject, recipe)
-        matched = match_run(self.inquiry.run, recipe) if self.inquiry.run else None
-        if matched:
-            yield stack_finding(self.subject, recipe, matched.stack)
-        yield from self._by_wheels(recipe, matched)
-
-    def _by_wheels(self, recipe: Recipe, matched: Matched | None) -> Iterator[Finding]:
-        """What can only be told with the wheels at hand."""
-        proving = matched is not None and matched.stack.cuda is not None
-        if not (self.inquiry.deep or proving):
-            return
-        with Arrivals(self.inquiry.cache, report=self._fetched, settings=self.inquiry.settings) as arrivals:
-            self.teller.step(f"fetching {len(recipe.wheels)} wheels, each held to its sha256 in the lock")
-            arrivals.start(recipe.wheels)
-            if self.inquiry.deep:
-                self.teller.step("assembling all layers anew")
-                base, cache = self.subject.base, self.inquiry.cache
-                anew = make_anew(recipe, base, arrivals, self.folder, self.teller.progress, cache)
-                yield from deep_findings(self.subject, recipe, anew)
-                yield from blob_findings(self.inquiry.image)
-            if matched and proving:
-                self.teller.step("looking for CUDA's libraries as the loader does")
-                wheels = {wheel.sha256: arrivals.path(wheel) for wheel in recipe.wheels}
-                facts = self.folder / "loading"
-                yield from loader_findings(matched, recipe, self.subject.base, wheels, facts, self.teller.note)
-
-    def _fetched(self, done: int, total: int, _name: str) -> None:
-        self.teller.progress("fetching", done, total)
+            with layer.open() as blob:
+                while blob.read(_CHUNK):
+                    pass
+        except BaseError as error:
+            says = f"{error.what}: {layer.created_by.removeprefix(OURS) or layer.diff_id}"
+            wanted = str(layer.descriptor.digest)
+            faults.append(Finding(about="blobs", agrees=False, says=says, wanted=wanted, found=error.where))
+    same = f"the bytes of {len(here)} layers in the layout are those of their digests"
+    yield from faults or ([Finding(about="blobs", agrees=True, says=same)] if here else [])

@@ -41,7 +41,7 @@ _SECONDS = 900.0
 _DRIVER = re.compile(r"\blib(cuda|nvcuvid|nvoptix|nvidia-[\w-]+)\.so")
 """Libraries of NVIDIA's driver, which a host with a GPU gives a container."""
 _LIBRARY = re.compile(r"\b(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
-"""What the loader says of a library that no wheel brings."""
+"""The loader's message about a library that no wheel brings."""
 _MODULE = re.compile(r"No module named '(\w+)'$")
 _SIGILL = 128 + 4
 NEVER = "--import-check never makes the image without this check"
@@ -98,7 +98,8 @@ def _bubblewrap(image: Image, machine: str, no_engine: str) -> Iterator[Place]:
         unpack(image, root, _IMAGE)
         for place in _MOUNTED:
             (root / place).mkdir(parents=True, exist_ok=True)
-        variables = _variables(image)
+        config: Mapping[str, Any] = json.loads(image.config).get("config") or {}
+        variables = {"PATH": _USUAL_PATH} | dict(it.partition("=")[::2] for it in config.get("Env") or ())
         paths = (f"{folder}/python" for folder in variables["PATH"].split(":"))
         tree = read_tree(image, _IMAGE)
         python, file = next(((path, it) for path in paths if (it := resolve(tree, path))), ("", ""))
@@ -124,11 +125,6 @@ def _why_no_bubblewrap() -> str:
     return f"bubblewrap does not work here: {done.stderr.strip()[-200:]}" if done.returncode else ""
 
 
-def _variables(image: Image) -> dict[str, str]:
-    config: Mapping[str, Any] = json.loads(image.config).get("config") or {}
-    return {"PATH": _USUAL_PATH} | dict(item.partition("=")[::2] for item in config.get("Env") or ())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imports:
     """What was imported, and where."""
@@ -152,7 +148,7 @@ class Imports:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ImportRequest:
     """What is to be imported, and what is known of it."""
 
     modules: tuple[str, ...]
@@ -161,16 +157,16 @@ class Question:
     known: tuple[str, ...] = ()
     """Which of the versions are known not to go together, and what to pin."""
     gpu: bool = False
-    """Whether the image is for a GPU, so that what wants the driver's libraries is no fault."""
+    """Whether the image is for a GPU, so that a need of the driver's libraries is not a fault."""
 
 
-def check_imports(place: Place, question: Question) -> Imports:
+def check_imports(place: Place, request: ImportRequest) -> Imports:
     """Import modules; VerifyError with the chain of causes of each that fails."""
-    modules = question.modules
+    modules = request.modules
     assert place.runner, "there is a place"
     try:
         ran = place.runner.run(_PROGRAM, {"modules.json": json.dumps(modules).encode()}, seconds=_SECONDS)
-    except UsageError as unstarted:  # it is no option that is wrong
+    except UsageError as unstarted:  # the error is not an option's
         todo = f"give another base; {NEVER}"
         raise VerifyError(unstarted.what, where=f"import check, {place.name}", todo=todo) from unstarted
     lines = _lines(ran)
@@ -179,21 +175,24 @@ def check_imports(place: Place, question: Question) -> Imports:
     for module, error in errors.items():
         if error is None:
             continue
-        if why := _why_untold(error, gpu=question.gpu):
+        if why := _why_untold(error, gpu=request.gpu):
             untold.append((module, why))
         else:
-            faults.append(_chain(error, question.versions))
+            faults.append(_chain(error, request.versions))
     if len(errors) < len(modules):
         begun = [it["begins"] for it in lines if "begins" in it and it["begins"] not in errors]
         module = begun[0] if begun else "the interpreter"
         if ran.code == _SIGILL and not ran.late:
             untold.append((module, "this machine's processor lacks an instruction that it uses"))
         else:
-            faults.append(f"{module}: {_end(ran)}")
+            last = f"; it printed: {ran.lines[-1]}" if ran.lines else ""
+            signal = f"by signal {ran.code - 128}" if ran.code > 128 else f"with exit code {ran.code}"
+            end = f"ended the process {signal}{last}" if not ran.late else f"took more than {_SECONDS:.0f} s"
+            faults.append(f"{module}: importing it {end}")
     if faults:
         many = f"{len(faults)} of {counted(len(modules), 'module')}"
         what = "\n  - ".join((f"the image cannot import {many} that the run could import:", *faults))
-        raise VerifyError(what, where=f"import check, {place.name}", todo=_remedy(faults, question))
+        raise VerifyError(what, where=f"import check, {place.name}", todo=_remedy(faults, request))
     imported = tuple(module for module, error in errors.items() if error is None)
     return Imports(place=place.name, modules=imported, untold=tuple(untold))
 
@@ -219,11 +218,11 @@ def _why_untold(error: Mapping[str, Any], *, gpu: bool) -> str:
     return f"it needs what is not in the image: {error['root']}" if error["outside"] else ""
 
 
-def _remedy(faults: Sequence[str], question: Question) -> str:
+def _remedy(faults: Sequence[str], request: ImportRequest) -> str:
     """What to do about modules and libraries that are missing, and about versions that do not go together."""
     modules = sorted({name for fault in faults for name in _MODULE.findall(fault)})
     libraries = sorted({name for fault in faults for name in _LIBRARY.findall(fault)})
-    remedies = list(question.known)
+    remedies = list(request.known)
     if modules:
         added = "--from requirements adds what a list of pins requires"
         remedies.append(f"add what has {', '.join(modules)} to the record ({added})")
@@ -237,38 +236,25 @@ def _remedy(faults: Sequence[str], question: Question) -> str:
 def _chain(error: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     """`tensorflow 2.12.0 -> jax 0.10.2: AttributeError: ... (numpy 1.23.5)`."""
 
-    def named(package: str) -> str:
+    def with_version(package: str) -> str:
         return f"{package} {versions[package]}" if package in versions else package
 
     packages, root = error["packages"], str(error["root"])
     about = [it for it in sorted(versions) if it not in packages and re.search(rf"(?i)\b{re.escape(it)}\b", root)]
-    aside = f" ({', '.join(map(named, about))})" if about else ""
-    return f"{' -> '.join(map(named, packages))}: {root}{aside}"
-
-
-def _end(ran: Ran) -> str:
-    if ran.late:
-        return f"importing it took more than {_SECONDS:.0f} s"
-    last = f"; it printed: {ran.lines[-1]}" if ran.lines else ""
-    signal = f"by signal {ran.code - 128}" if ran.code > 128 else f"with exit code {ran.code}"
-    return f"importing it ended the process {signal}{last}"
+    aside = f" ({', '.join(map(with_version, about))})" if about else ""
+    return f"{' -> '.join(map(with_version, packages))}: {root}{aside}"
 
 
 def check_metadata(run: LockedRun, manifest: TrainingManifest, cache: Path) -> None:
     """Refuse locked versions that do not go together; VerifyError. Those of a complete record did in the run."""
-    faults = [] if manifest.source.complete else [*_conflicts(run, manifest), *_numpy_faults(run, cache)]
+    recorded = {str(canonicalize_name(it.name)) for it in manifest.distributions}
+    # requirements that the lock does not meet count unless the record names both sides
+    conflicts = [str(it) for it in run.conflicts if not {it.requirer.partition(" ")[0], it.name} <= recorded]
+    faults = [] if manifest.source.complete else [*conflicts, *_numpy_faults(run, cache)]
     if faults:
         what = "\n  - ".join(("the locked distributions do not go together:", *faults))
         todo = "pin other versions in the record; --import-check never makes the image without this check"
         raise VerifyError(what, where="import check, metadata", todo=todo)
-
-
-def _conflicts(run: LockedRun, manifest: TrainingManifest) -> Iterator[str]:
-    """Requirements that the lock does not hold, unless the record names both sides."""
-    recorded = {str(canonicalize_name(it.name)) for it in manifest.distributions}
-    for conflict in run.conflicts:
-        if not {conflict.requirer.partition(" ")[0], conflict.name} <= recorded:
-            yield str(conflict)
 
 
 def _numpy_faults(run: LockedRun, cache: Path) -> Iterator[str]:
@@ -305,28 +291,21 @@ def _is_for_numpy_1(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:
 
 
 def import_names(files: Iterable[str]) -> tuple[str, ...]:
-    """The topmost packages and modules, also below folders that only hold others: `google.protobuf`.
+    """What a wheel has to import: the topmost packages and modules, also below folders that only hold others.
 
     Names that begin with an underscore are left out, as their own packages import them.
     """
     paths = [_DATA.sub("", path, count=1).split("/") for path in files]
-    packages = {tuple(folders) for *folders, name in paths if _is_init(name) and folders}
-    names = {_topmost(folders, name, packages) for *folders, name in paths}
-    return tuple(sorted(".".join(name) for name in names if name and all(map(_is_public, name))))
-
-
-def _is_init(name: str) -> bool:
-    module = _MODULE_FILE.fullmatch(name)
-    return module is not None and module["name"] == "__init__"
-
-
-def _topmost(folders: list[str], name: str, packages: set[tuple[str, ...]]) -> tuple[str, ...]:
-    for end in range(1, len(folders) + 1):
-        if (package := tuple(folders[:end])) in packages:
-            return package
-    module = _MODULE_FILE.fullmatch(name)
-    return (module["name"],) if module and not folders else ()
-
-
-def _is_public(name: str) -> bool:
-    return name.isidentifier() and not name.startswith("_") and name not in _BESIDE
+    packages = {
+        tuple(folders)
+        for *folders, name in paths
+        if folders and (module := _MODULE_FILE.fullmatch(name)) and module["name"] == "__init__"
+    }
+    found = set[tuple[str, ...]]()
+    for *folders, name in paths:
+        above = (tuple(folders[:end]) for end in range(1, len(folders) + 1))
+        module = _MODULE_FILE.fullmatch(name)
+        alone = (module["name"],) if module and not folders else ()
+        found.add(next((it for it in above if it in packages), alone))
+    public = (it for it in found if it and all(part.isidentifier() and part[0] != "_" for part in it))
+    return tuple(sorted(".".join(it) for it in public if not _BESIDE & set(it)))

@@ -1,4 +1,4 @@
-"""Which findings fail a verification: by severity, by rule, and by what somebody has accepted for a while."""
+"""The policy: which findings fail a verification, by severity and rule, and which are accepted for a while."""
 
 import datetime as dt
 import re
@@ -7,43 +7,39 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta, Struct, ValidationError, convert
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import UsageError
 from envbuild.oci.reference import Reference
 from envbuild.verify.findings import SEVERITIES, Finding, Severity
 
-_NO_FILE = re.compile(r"[a-z]+://|-----BEGIN |keyless:")
-"""How a key begins that is no file's path."""
 Choice = Literal["error", "warning", "note", "ignore"]
-_CHOICES = (*SEVERITIES, "ignore")
+Text = Annotated[str, Meta(pattern=r"\S")]
+_KEY = re.compile(r"[a-z]+://|-----BEGIN |keyless:")
+"""How a key begins that is not the path of a file."""
+_TODO = "see docs/verify.md, which has a complete policy"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """What somebody has looked at and lets pass."""
+class Accepted(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A finding that is known and passes."""
 
-    rule: str
+    rule: Text
     """A rule's name, or a pattern such as `package-*`."""
-    about: str = "*"
+    about: Text = "*"
     """What the finding is about: a package in any spelling (PEP 503), a variable; a pattern."""
-    reason: str
-    """Why it may pass."""
+    reason: Text
     until: dt.date | None = None
-    """The last day on which it does."""
+    """The last day on which it passes."""
 
     def covers(self, finding: Finding, today: dt.date) -> bool:
-        """Whether this finding may pass today."""
-        holds = self.until is None or today <= self.until
-        return holds and fnmatchcase(finding.id, self.rule) and self._names(finding)
-
-    def _names(self, finding: Finding) -> bool:
-        """Only names of distributions have spellings: variables and files that differ in case are different ones."""
+        """Whether this finding may pass today; only names of distributions have several spellings."""
         name = canonicalize_name(finding.about)
         spelt = name in {canonicalize_name(it.partition(" ")[0]) for it in finding.packages}
-        return fnmatchcase(finding.about, self.about) or (spelt and fnmatchcase(name, canonicalize_name(self.about)))
+        about = fnmatchcase(finding.about, self.about) or (spelt and fnmatchcase(name, canonicalize_name(self.about)))
+        return about and fnmatchcase(finding.id, self.rule) and (self.until is None or today <= self.until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +52,9 @@ class Policy:
     """Severities by rule, instead of the built-in ones."""
     accepted: tuple[Accepted, ...] = ()
     keys: tuple[str, ...] = ()
-    """Public keys, one of which has to have signed stamps and images; empty where none is required."""
+    """Public keys, one of which must have signed stamps and images; empty where none is required."""
     registries: tuple[Reference, ...] = ()
-    """Where images may lie, as a repository or the path that leads to it; empty where that is not said."""
+    """Repositories, or paths above them, where images may lie; empty for anywhere."""
 
     def judged(self, findings: Iterable[Finding], today: dt.date) -> tuple[Finding, ...]:
         """Give findings the policy's severities; what is ignored is left out, what is accepted becomes a note."""
@@ -73,7 +69,10 @@ class Policy:
         if not self.registries:
             return
         listed = ", ".join(it.name for it in self.registries)
-        agrees = any(_below(it, reference) for it in self.registries)
+        paths = [(it.registry.lower(), f"{it.repository}/") for it in self.registries]
+        agrees = any(
+            reference.registry.lower() == host and f"{reference.repository}/".startswith(path) for host, path in paths
+        )
         yield Finding(
             about="registry",
             rule="image-registry",
@@ -81,12 +80,12 @@ class Policy:
             says=f"{reference.name} {'is' if agrees else 'is not'} below {listed}",
             wanted=listed,
             found=reference.name,
-            why="whoever may push there decides what is deployed",
+            why="everybody who may push there decides what is deployed",
             todo="copy the image to a registry that the policy lists, or add its registry to the policy",
         )
 
     def _judged(self, finding: Finding, today: dt.date) -> Finding | None:
-        if finding.agrees or finding.id == "signed":  # who asks for signatures means it, whoever wrote the policy
+        if finding.agrees or finding.id == "signed":  # a policy cannot weaken a signature that was asked for
             return finding
         choice = self.rules.get(finding.id, finding.severity)
         if choice == "ignore":
@@ -97,115 +96,50 @@ class Policy:
         return replace(finding, severity="note", says=f"{finding.says} (accepted: {accepted.reason})")
 
 
-def _below(place: Reference, image: Reference) -> bool:
-    """Whether an image lies at a place or below it: the same host, and all of the place's path, part by part."""
-    parts = place.repository.split("/")
-    same = place.registry.lower() == image.registry.lower()
-    return same and image.repository.split("/")[: len(parts)] == parts
+class _Signed(Struct, forbid_unknown_fields=True):
+    keys: Annotated[list[Text], Meta(min_length=1)]
+
+
+class _PolicyFile(Struct, rename="kebab", forbid_unknown_fields=True):
+    fail_on: Severity = "error"
+    rules: dict[str, Choice] = {}
+    accept: list[Accepted] = []
+    signed: _Signed | None = None
+    registries: Annotated[list[Text], Meta(min_length=1)] | None = None
 
 
 def read_policy(path: Path, known: Iterable[str]) -> Policy:
-    """Read a policy, a TOML file; UsageError where it cannot be read, or says what cannot be meant.
+    """Read a policy, a TOML file; UsageError where it cannot be read or is not valid.
 
     `known` are the names of all rules, so that a misspelt one does not silently change nothing.
     """
+    where, names = f"--policy {path}", sorted(known)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        values: Any = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        file = convert(values, _PolicyFile, builtin_types=(dt.date, dt.datetime))
+    except ValidationError as error:
+        raise UsageError(f"the policy is not valid: {error}", where=where, todo=_TODO) from error
     except (OSError, ValueError) as error:
-        raise _wrong(path, "", f"this is no policy that can be read: {error}") from error
-    return _Reading(path, frozenset(known)).policy(values)
+        raise UsageError(f"the policy cannot be read: {error}", where=where, todo=_TODO) from error
+    for pattern in (*file.rules, *(it.rule for it in file.accept)):
+        if pattern not in names and (pattern in file.rules or not any(fnmatchcase(it, pattern) for it in names)):
+            raise UsageError(f"unknown rule {pattern}; known are {', '.join(names)}", where=where, todo=_TODO)
+    keys = file.signed.keys if file.signed else ()
+    return Policy(
+        fail_on=file.fail_on,
+        rules=file.rules,
+        accepted=tuple(file.accept),
+        keys=tuple(it if _KEY.match(it) else str(path.parent / it) for it in keys),
+        registries=tuple(_registry(it, where) for it in file.registries or ()),
+    )
 
 
-_TODO = "see docs/verify.md, which has a policy with everything in it"
-
-
-def _wrong(path: Path, at: str, what: str) -> UsageError:
-    return UsageError(what, where=f"--policy {path}{f', {at}' if at else ''}", todo=_TODO)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    path: Path
-    known: frozenset[str]
-
-    def policy(self, values: Mapping[str, Any]) -> Policy:
-        self._only(values, {"fail-on", "rules", "accept", "signed", "registries"}, "")
-        rules, accepted = values.get("rules", {}), values.get("accept", [])
-        if not isinstance(rules, dict) or not isinstance(accepted, list):
-            raise _wrong(self.path, "", "rules is a table [rules], and accept a list of tables [[accept]]")
-        return Policy(
-            fail_on=self._one_of(values.get("fail-on", "error"), SEVERITIES, "fail-on"),
-            rules={
-                self._rule(name, "rules"): self._one_of(it, _CHOICES, f"rules.{name}") for name, it in rules.items()
-            },
-            accepted=tuple(self._accepted(it, f"accept[{number}]") for number, it in enumerate(accepted)),
-            keys=self._keys(values["signed"]) if "signed" in values else (),
-            registries=self._registries(values) if "registries" in values else (),
-        )
-
-    def _keys(self, value: Any) -> tuple[str, ...]:
-        """The keys of [signed]; a file's path is relative to the policy."""
-        if not isinstance(value, dict):
-            raise _wrong(self.path, "signed", "this is no table")
-        self._only(value, {"keys"}, "signed")
-        keys = self._texts(value, "keys", "signed.")
-        if not keys:
-            raise _wrong(self.path, "signed.keys", "no key is named")
-        return tuple(it if _NO_FILE.match(it) else str(self.path.parent / it) for it in keys)
-
-    def _registries(self, values: Mapping[str, Any]) -> tuple[Reference, ...]:
-        found = tuple(map(self._registry, self._texts(values, "registries", "")))
-        if not found:
-            raise _wrong(self.path, "registries", "no registry is named")
-        return found
-
-    def _registry(self, text: str) -> Reference:
-        host = text.partition("/")[0]
-        try:
-            place = Reference.parse(text)
-        except ValueError as error:
-            raise _wrong(self.path, "registries", f"{text!r} is no registry's path: {error}") from error
-        if place.tag or place.digest or place.registry != host:
-            what = f"{text!r} is no registry's path: give host and path, such as europe-docker.pkg.dev/acme/ml"
-            raise _wrong(self.path, "registries", what)
-        return place
-
-    def _texts(self, values: Mapping[str, Any], key: str, at: str) -> list[str]:
-        value = values.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(it, str) and it.strip() for it in value):
-            raise _wrong(self.path, f"{at}{key}", "this is no list of texts")
-        return value
-
-    def _accepted(self, value: Any, at: str) -> Accepted:
-        if not isinstance(value, dict):
-            raise _wrong(self.path, at, "this is no table")
-        self._only(value, {"rule", "about", "reason", "until"}, at)
-        until = value.get("until")
-        if until is not None and type(until) is not dt.date:
-            raise _wrong(self.path, f"{at}.until", "this is no date such as 2026-12-31, without quotes")
-        return Accepted(
-            rule=self._rule(self._text(value, "rule", at), at),
-            about=self._text(value, "about", at) if "about" in value else "*",
-            reason=self._text(value, "reason", at),
-            until=until,
-        )
-
-    def _text(self, value: Mapping[str, Any], key: str, at: str) -> str:
-        text = value.get(key)
-        if not isinstance(text, str) or not text.strip():
-            raise _wrong(self.path, f"{at}.{key}", "this is missing, empty or no text")
-        return text
-
-    def _rule(self, name: str, at: str) -> str:
-        if not any(fnmatchcase(rule, name) for rule in self.known) or (at == "rules" and name not in self.known):
-            raise _wrong(self.path, at, f"no rule is called {name}; there are {', '.join(sorted(self.known))}")
-        return name
-
-    def _one_of(self, value: Any, choices: tuple[str, ...], at: str) -> Any:
-        if value not in choices:
-            raise _wrong(self.path, at, f"this is {value!r}, and has to be one of {', '.join(choices)}")
-        return value
-
-    def _only(self, value: Mapping[str, Any], keys: set[str], at: str) -> None:
-        for key in value.keys() - keys:
-            raise _wrong(self.path, at, f"{key} means nothing here; there are {', '.join(sorted(keys))}")
+def _registry(text: str, where: str) -> Reference:
+    try:
+        place = Reference.parse(text)
+    except ValueError as error:
+        raise UsageError(f"registries: {text!r} is not valid: {error}", where=where, todo=_TODO) from error
+    if place.tag or place.digest or place.registry != text.partition("/")[0]:
+        todo = f"give host and path, such as europe-docker.pkg.dev/acme/ml; {_TODO}"
+        raise UsageError(f"registries: {text!r} is not the path of a registry", where=where, todo=todo)
+    return place

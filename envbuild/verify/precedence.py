@@ -7,7 +7,7 @@ import json
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from envbuild.capture.files import decoded
@@ -16,7 +16,7 @@ from envbuild.oci.image import Image
 from envbuild.oci.rootfs import resolve
 from envbuild.verify.environment import LIBRARY, Environment, list_paths, node_at, same_content
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.sources.image import DEFAULT_PATH, Started, interpreter_of
+from envbuild.verify.sources.image import DEFAULT_PATH
 
 _WHOLE: Mapping[str, Severity] = {
     "PYTHONHOME": "error",
@@ -38,7 +38,7 @@ _LANDMARK = re.compile(r"(?:.*/)?(?:lib(?:64)?/python3\d+\.zip|bin/(?:python[\d.
 """What CPython's `getpath` looks for beside the standard library and the program."""
 _VIRTUALENV = "_virtualenv.pth"
 """virtualenv and uv put it into each environment."""
-_MODULE = re.compile(r"(?:([^/.]+)/__init__|(?:[^/]+/)?([^/.]+))(?:\.[\w-]+)?\.(?:py|pyc|so)")
+_MODULE = re.compile(r"(?:(?:.*/)?([^/.]+)/__init__|(?:.*/)?([^/.]+))(?:\.[\w-]+)?\.(?:py|pyc|so)")
 _SOURCE = re.compile(r"(?<!__pycache__)/[^/]+\.(?:py|pyc|so)$")
 _COMMON = frozenset({"test", "tests", "doc", "docs", "examples", "scripts", "benchmarks"})
 """Names that many projects have, and by which none imports another's code."""
@@ -101,20 +101,24 @@ class ImagePair:
     def is_new(self, path: str) -> bool:
         """Whether serving has a file at a path that training does not have there, and that no package lists."""
         old, new = self.before.tree.get(path), self.after.tree[path]
-        if new.kind == "directory" or (old and same_content(old, new) and old.target == new.target):
+        if new.kind == "directory" or (old and same_content(old, new)):
             return False
         return not self.after.owns(path)
 
 
 def precedence_findings(pair: ImagePair) -> Iterator[Finding]:
     """Everything of serving that comes before, or changes, what training's Python imports and loads."""
-    names = _names(pair.before.tree)
-    yield from _whole_values(pair)
+    # modules that lie in a folder where a Python looks, and libraries
+    modules = {_name_in(path, root) for path in pair.before.tree if (root := _ROOT.match(path))}
+    trained = {_module(path) for it in pair.train.entries("PYTHONPATH") for path in _inside(pair.before.tree, it)}
+    libraries = {posixpath.basename(path) for path in pair.before.tree if LIBRARY.fullmatch(path)}
+    known = (modules | trained | {"sitecustomize", "usercustomize"}) - {*_COMMON, ""}
+    yield from _values(pair)
     yield from _program(pair)
-    yield from _python_path(pair, names)
-    yield from _library_path(pair)
+    yield from _path(pair, "PYTHONPATH", lambda it: _module(it) in known or it.endswith(".zip"))
+    yield from _path(pair, "LD_LIBRARY_PATH", lambda it: posixpath.basename(it) in libraries)
     yield from _home(pair)
-    yield from _files(pair, names)
+    yield from _files(pair, modules)
     yield from _bytecode(pair)
 
 
@@ -128,7 +132,7 @@ def _finding(
     )  # fmt: skip
 
 
-def _whole_values(pair: ImagePair) -> Iterator[Finding]:
+def _values(pair: ImagePair) -> Iterator[Finding]:
     for name, severity in _WHOLE.items():
         one, other = (it.variables.get(name, "") for it in (pair.train, pair.serve))
         if one != other:
@@ -141,20 +145,17 @@ def _whole_values(pair: ImagePair) -> Iterator[Finding]:
 
 
 def _program(pair: ImagePair) -> Iterator[Finding]:
-    """Whether PATH leads to training's Python, and that to training's packages."""
+    """Whether PATH leads to training's Python, in the same kind of environment."""
     for name in ("python", "python3"):
         one, other = _first(name, pair.before, pair.train), _first(name, pair.after, pair.serve)
-        if not one or one == other:
-            continue
-        hidden = set[str]()
-        if other and same_content(node_at(pair.before.tree, one[1:]), node_at(pair.after.tree, other[1:])):
-            hidden = _hidden_packages(pair)
-            if not hidden:
-                continue
-        what = f", which does not find {', '.join(sorted(hidden)[:5])}" if hidden else ""
-        says = f"{name} is {other or 'not on PATH'} in serving{what}, and {one} in training"
-        yield _finding("PATH", says, "begin PATH in serving as in training", values=(one, other or "nothing"))
-        return
+        if one and one != other:
+            trees = ((pair.before.tree, one), (pair.after.tree, other))
+            program, there = (node_at(tree, path[1:]) if path else None for tree, path in trees)
+            home, other_home = (_installation(tree, posixpath.dirname(path)[1:]) for tree, path in trees)
+            if home != other_home or not same_content(program, there):
+                says = f"{name} is {other or 'not on PATH'} in serving, and {one} in training"
+                yield _finding("PATH", says, "begin PATH in serving as in training", values=(one, other or "nothing"))
+                return
 
 
 def _first(name: str, image: Environment, settings: Settings) -> str:
@@ -163,58 +164,22 @@ def _first(name: str, image: Environment, settings: Settings) -> str:
     return next((it for it in paths if (node := node_at(image.tree, it[1:])) and node.kind == "file"), "")
 
 
-def _hidden_packages(pair: ImagePair) -> set[str]:
-    """Distributions that training's Python finds, and which serving has, but not for the Python on its PATH."""
-    one, other = (
-        interpreter_of(image.tree, Started(variables=settings.variables))
-        for image, settings in ((pair.before, pair.train), (pair.after, pair.serve))
-    )
-    if one is None or other is None:
-        return set()
-    return (pair.before.in_sites(one.sites) - pair.after.in_sites(other.sites)) & pair.after.distributions.keys()
-
-
-def _python_path(pair: ImagePair, names: set[str]) -> Iterator[Finding]:
-    """Modules in the folders of PYTHONPATH, which come before the standard library."""
-    trained = (_module_of(path) for it in pair.train.entries("PYTHONPATH") for path in _inside(pair.before.tree, it))
-    known = (names | set(trained) | {"sitecustomize", "usercustomize"}) - {*_COMMON, ""}
-    paths = (path for it in pair.serve.entries("PYTHONPATH") for path in _inside(pair.after.tree, it))
-    found = [path for path in paths if (_module_of(path) in known or path.endswith(".zip")) and pair.is_new(path)]
-    yield from _searched(pair, "PYTHONPATH", found, "imports")
-
-
-def _module_of(path: str) -> str:
-    """The module that a file is, or whose `__init__` it is; empty for other files."""
-    match = _MODULE.fullmatch(path.removeprefix(posixpath.dirname(posixpath.dirname(path))).lstrip("/"))
-    return (match[1] or match[2]) if match else ""
-
-
-def _library_path(pair: ImagePair) -> Iterator[Finding]:
-    """Libraries in the folders of LD_LIBRARY_PATH, which come before the system's."""
-    paths = (path for it in pair.serve.entries("LD_LIBRARY_PATH") for path in _inside(pair.after.tree, it, deep=True))
-    names = {posixpath.basename(path) for path in pair.before.tree if LIBRARY.fullmatch(path)}
-    found = [path for path in paths if posixpath.basename(path) in names and pair.is_new(path)]
-    yield from _searched(pair, "LD_LIBRARY_PATH", found, "loads")
-
-
-def _searched(pair: ImagePair, name: str, found: list[str], verb: str) -> Iterator[Finding]:
+def _path(pair: ImagePair, name: str, hides: Callable[[str], bool]) -> Iterator[Finding]:
     """What a search path leads to instead of training's files, or which folders of training it lacks."""
     one, other = pair.train.entries(name), pair.serve.entries(name)
     values = (":".join(one) or "not set", ":".join(other) or "not set")
+    found = [path for it in other for path in _inside(pair.after.tree, it) if hides(path) and pair.is_new(path)]
     lost = [it for it in one if it not in other and any(_inside(pair.after.tree, it))]
     if found:
-        says = f"by {name} serving {verb} {list_paths(sorted(found))} instead of training's files of the same names"
+        says = f"by {name} serving finds {list_paths(sorted(found))} instead of training's files of the same names"
         yield _finding(name, says, f"rename these files, or remove their folders from {name}", values=values)
     elif lost:
         says = f"{name} in serving lacks {', '.join(lost)}"
         yield _finding(name, says, f"set {name} in serving as in training", "warning", values)
 
 
-def _inside(tree: Tree, folder: str, *, deep: bool = False) -> Iterator[str]:
-    """Files and links in a folder, and the `__init__` files one level below; all that lie below where `deep`.
-
-    Of an archive the archive itself.
-    """
+def _inside(tree: Tree, folder: str) -> Iterator[str]:
+    """Files and links in a folder, `__init__` files and libraries below it; of an archive the archive itself."""
     real = resolve(tree, folder)
     if real and tree[real[1:]].kind == "file":
         yield real[1:]
@@ -222,17 +187,20 @@ def _inside(tree: Tree, folder: str, *, deep: bool = False) -> Iterator[str]:
     for path, node in tree.items() if real else ():
         if path.startswith(start) and node.kind in ("file", "link"):
             below = path[len(start) :].count("/")
-            if deep or not below or (below == 1 and "/__init__." in path):
+            if not below or (below == 1 and "/__init__." in path) or "/glibc-hwcaps/" in path:
                 yield path
+
+
+def _module(path: str) -> str:
+    """The module that a file is, or whose `__init__` it is; empty for other files."""
+    match = _MODULE.fullmatch(path)
+    return (match[1] or match[2]) if match else ""
 
 
 def _home(pair: ImagePair) -> Iterator[Finding]:
     """Whether training's environments still belong to the installations of Python that they belonged to."""
     before, after = pair.before.tree, pair.after.tree
-    folders = {
-        posixpath.dirname(it) for it in before if re.fullmatch(r"(?:.*/)?bin/python3?[\d.]*", it) and it in after
-    }
-    for folder in sorted(folders):
+    for folder in sorted({posixpath.dirname(it) for it in before if _PROGRAM.fullmatch(it) and it in after}):
         one, other = (_installation(tree, folder) for tree in (before, after))
         if one != other:
             values = (one or "none", other or "none")
@@ -254,37 +222,31 @@ def _installation(tree: Tree, folder: str) -> str:
     return ""
 
 
-def _names(tree: Tree) -> set[str]:
-    """The names of all modules that lie in a folder where a Python looks."""
-    return {_name_in(path, root) for path in tree if (root := _ROOT.match(path))}
-
-
 def _name_in(path: str, root: re.Match[str]) -> str:
+    """The top-level name of a file below a folder that a Python searches."""
     return path[root.end() :].partition("/")[0].partition(".")[0]
 
 
-def _is_own_environment(pair: ImagePair, marker: str) -> bool:
-    """Whether it is a virtual environment that only serving has."""
-    return marker in pair.after.tree and marker not in pair.before.tree
-
-
-def _files(pair: ImagePair, names: set[str]) -> Iterator[Finding]:
+def _files(pair: ImagePair, modules: set[str]) -> Iterator[Finding]:
     """Files that Python reads at its start, modules of training's names, and the loader's configuration."""
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for path in pair.after.tree:
+    before, after = pair.before.tree, pair.after.tree
+    for path in after:
         loader, root = _LOADER.fullmatch(path), _ROOT.match(path)
         if not (loader or root or _LANDMARK.fullmatch(path)) or not pair.is_new(path):
             continue
+        marker = f"{root[1]}pyvenv.cfg" if root else ""
         if loader:
             found[f"loader {loader.lastgroup}"].append(path)
-        elif path not in pair.before.tree and not (root and _is_own_environment(pair, f"{root[1]}pyvenv.cfg")):
-            if not root or _HOOK.fullmatch(path[root.end() :]):
-                found["startup"].append(path)
-            elif f"{root[1]}{root[2]}" in pair.before.tree and _name_in(path, root) in names and _SOURCE.search(path):
-                found["modules"].append(path)
-    removed = "etc/ld.so.preload"
-    if removed in pair.before.tree and removed not in pair.after.tree:
-        found["loader preload"].append(removed)
+        elif path in before or (marker in after and marker not in before):
+            continue  # a changed file is another finding; the last is an environment that only serving has
+        elif not root or _HOOK.fullmatch(path[root.end() :]):
+            found["startup"].append(path)
+        elif f"{root[1]}{root[2]}" in before and _name_in(path, root) in modules and _SOURCE.search(path):
+            found["modules"].append(path)
+    preload = "etc/ld.so.preload"
+    if preload in before and preload not in after:
+        found["loader preload"].append(preload)
     for about, paths in found.items():
         common = about == "startup" and all(posixpath.basename(it) == _VIRTUALENV for it in paths)
         severity: Severity = "warning" if common or about == "loader configuration" else "error"
@@ -298,13 +260,10 @@ def _bytecode(pair: ImagePair) -> Iterator[Finding]:
     for path, node in pair.after.tree.items():
         match = _PYC.fullmatch(path)
         source = f"{match[1]}{match[2]}.py" if match and match[2] else match[1].rstrip("/") if match else ""
+        if not source or source not in pair.before.tree or node.kind == "directory":
+            continue
         old, there = pair.before.tree.get(path), node_at(pair.after.tree, source)
-        if (
-            not source
-            or source not in pair.before.tree
-            or node.kind == "directory"
-            or (old and same_content(old, node))
-        ):
+        if old and same_content(old, node):
             continue
         if node.kind == "link" or (there and is_unchecked(node.stamp) and is_of(node.stamp, there.stamp) is False):
             found.append(path)

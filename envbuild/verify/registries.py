@@ -15,11 +15,15 @@ from envbuild.retry import Retry
 from envbuild.stamp.record import Stamp, StampedImage
 from envbuild.verify.findings import Finding
 
-_GONE = "whoever runs the model from its stamp gets nothing, and what it was trained in is lost"
-_MOVED = "whoever names the image by its tag gets another environment than the model's"
+_GONE = "the model cannot be run from its stamp, and the environment that it was trained in is lost"
+_PUSH_AGAIN = (
+    "push it again from where it still is, or build it again from the manifest and the lock beside the model; stamp "
+    "the model again, and check that no cleanup policy removes stamped images"
+)
+_MOVED = "the tag leads to another environment than the model's"
 RULE = "signed"
-_WHY = "Whoever may write to the registry can put another image in its place, and nobody would see it."
-_CALLED = {SIGNED: "the image", PROVENANCE: "its provenance", BILL: "its bill of materials"}
+_WHY = "Everybody with write access to the registry can replace the image unseen."
+_STATEMENTS = {SIGNED: "the image", PROVENANCE: "its provenance", BILL: "its bill of materials"}
 """What a signed statement is about, for people."""
 _SIGN = "push it with --sign, or give the key or identity that it is signed by"
 _DOUBT = "use it no further before it is known who wrote to the registry; build and push it again"
@@ -30,24 +34,30 @@ def registry_findings(
 ) -> Iterator[Finding]:
     """Whether each stamped image is still there by its digest, and the tag of its environment still names it.
 
-    Only manifests are asked for. RegistryError where a registry cannot be asked.
+    Only manifests are fetched. RegistryError where a registry does not answer.
     """
     for image in stamp.images:
+        about, digest = _about(image), str(image.digest)
         if image.reference is None:
-            about, says = _about(image), "it lies in an OCI layout, and no registry is known to have it"
-            yield Finding(about=about, agrees=True, says=says, rule="digest-gone", wanted=str(image.digest))
+            says = "it lies in an OCI layout, and no registry is known to have it"
+            yield Finding(about=about, agrees=True, says=says, rule="digest-gone", wanted=digest)
             continue
         reference = Reference.parse(image.reference)
         with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
-            there = registry.has_manifest(reference.repository, image.digest)
-            yield _there(image, reference) if there else _gone(image, reference)
-            if there:
-                if image.role == "train":  # the environment's own image
-                    yield from _tagged(
-                        registry, image, reference, environment_tag(image.environment), "the tag of its environment"
-                    )
-                if image.tag:
-                    yield from _tagged(registry, image, reference, image.tag, "the tag that it was pushed under")
+            if not registry.has_manifest(reference.repository, image.digest):
+                says = f"{reference.name} no longer has {digest}, which the model is stamped with"
+                yield Finding(
+                    about=about, agrees=False, says=says, rule="digest-gone", wanted=digest, found="nothing", why=_GONE,
+                    todo=_PUSH_AGAIN,
+                )  # fmt: skip
+                continue
+            says = f"{reference.registry} has {digest}"
+            yield Finding(about=about, agrees=True, says=says, rule="digest-gone", wanted=digest, found=digest)
+            if image.role == "train":  # the environment's own image
+                tag = environment_tag(image.environment)
+                yield from _tagged(registry, image, reference, tag, "the tag of its environment")
+            if image.tag:
+                yield from _tagged(registry, image, reference, image.tag, "the tag that it was pushed under")
 
 
 def tag_findings(
@@ -55,7 +65,7 @@ def tag_findings(
 ) -> Iterator[Finding]:
     """Whether the tag of an image that was given beside its model names one that the model is stamped with.
 
-    Nothing is said of a reference by digest, and of a repository that the stamp does not name. RegistryError where
+    Nothing for a reference by digest, and for a repository that the stamp does not name. RegistryError where
     there is no such tag.
     """
     those = [it for it in stamp.images if it.reference and Reference.parse(it.reference).name == given.name]
@@ -63,75 +73,48 @@ def tag_findings(
         return
     tagged = replace(given, tag=given.target)
     with Registry(given.registry, credentials=credentials, retry=retry) as registry:
-        named = _named(registry, tagged)
-    if named is None:
+        digests = _digests(registry, tagged)
+    if digests is None:
         todo = "check the tag, or give the image by the digest that the model is stamped with"
         raise RegistryError(f"{tagged} does not exist", where=str(tagged), todo=todo, status=404)
-    if image := next((it for it in those if str(it.digest) in named), None):
-        says = f"{tagged} is the model's image for {_words(image)}"
-        yield Finding(about="tag", agrees=True, says=says, rule="tag-moved", wanted=str(image.digest), found=named[0])
+    if image := next((it for it in those if str(it.digest) in digests), None):
+        says = f"{tagged} is the model's image for {image.role} {image.variant} {image.platform}"
+        yield Finding(about="tag", agrees=True, says=says, rule="tag-moved", wanted=str(image.digest), found=digests[0])
     else:
-        yield _moved(tagged, those, named[0])
-
-
-def _there(image: StampedImage, reference: Reference) -> Finding:
-    says = f"{reference.registry} has {image.digest}"
-    about, digest = _about(image), str(image.digest)
-    return Finding(about=about, agrees=True, says=says, rule="digest-gone", wanted=digest, found=digest)
-
-
-def _gone(image: StampedImage, reference: Reference) -> Finding:
-    again = "push it again from where it still is, or build it again from the manifest and the lock beside the model"
-    return Finding(
-        about=_about(image),
-        agrees=False,
-        says=f"{reference.name} no longer has {image.digest}, which the model is stamped with",
-        rule="digest-gone",
-        wanted=str(image.digest),
-        found="nothing",
-        why=_GONE,
-        todo=f"{again}, stamp the model anew, and see to it that no cleanup policy removes stamped images",
-    )
-
-
-def _moved(tagged: Reference, those: list[StampedImage], found: str) -> Finding:
-    wanted = ", ".join(str(it.digest) for it in those)
-    return Finding(
-        about="tag",
-        agrees=False,
-        says=f"{tagged} names {found}, the model's stamp {wanted}: the tag was moved, or the model stamped anew",
-        rule="tag-moved",
-        wanted=wanted,
-        found=found,
-        why=_MOVED,
-        todo="name the image by its digest, or stamp the model with the new one if that is meant",
-    )
+        wanted = ", ".join(str(it.digest) for it in those)
+        yield Finding(
+            about="tag",
+            agrees=False,
+            says=f"{tagged} names {digests[0]}, the model's stamp {wanted}: it was moved, or the model stamped again",
+            rule="tag-moved",
+            wanted=wanted,
+            found=digests[0],
+            why=_MOVED,
+            todo="name the image by its digest, or stamp the model with the new one if that is meant",
+        )
 
 
 def _tagged(registry: Registry, image: StampedImage, reference: Reference, tag: str, which: str) -> Iterator[Finding]:
     """Whether a tag names it, if there is one: images that an engine built have none of their environment."""
-    tagged = replace(reference, tag=tag, digest=None)
-    named = _named(registry, tagged)
-    if named is None:
-        return
-    if str(image.digest) in named:
-        says = f"{tagged} names it"
-        yield Finding(about=_about(image), agrees=True, says=says, rule="tag-moved", found=named[0])
-        return
-    yield Finding(
-        about=_about(image),
-        agrees=False,
-        says=f"{tagged}, {which}, names {named[0]}, and the stamp names {image.digest}",
-        rule="tag-moved",
-        severity="warning",
-        wanted=str(image.digest),
-        found=named[0],
-        why="an image without a tag is what cleanup policies remove first, and builds take the other one from now on",
-        todo=f"tag {image.image} again, or stamp the model with the other one",
-    )
+    tagged, about, digest = replace(reference, tag=tag, digest=None), _about(image), str(image.digest)
+    digests = _digests(registry, tagged)
+    if digests and digest in digests:
+        yield Finding(about=about, agrees=True, says=f"{tagged} names it", rule="tag-moved", found=digests[0])
+    elif digests:
+        yield Finding(
+            about=about,
+            agrees=False,
+            says=f"{tagged}, {which}, names {digests[0]}, and the stamp names {digest}",
+            rule="tag-moved",
+            severity="warning",
+            wanted=digest,
+            found=digests[0],
+            why="cleanup policies remove images without a tag first, and builds take the other image from now on",
+            todo=f"tag {image.image} again, or stamp the model with the other one",
+        )
 
 
-def _named(registry: Registry, tagged: Reference) -> tuple[str, ...] | None:
+def _digests(registry: Registry, tagged: Reference) -> tuple[str, ...] | None:
     """The digest that a tag names, and those in it where that is an index; None without such a tag."""
     try:
         value, data = read_manifest(registry, tagged, tagged.target)
@@ -146,15 +129,11 @@ def _named(registry: Registry, tagged: Reference) -> tuple[str, ...] | None:
 
 
 def _about(image: StampedImage) -> str:
-    return f"image {_words(image)}"
-
-
-def _words(image: StampedImage) -> str:
-    return f"{image.role} {image.variant} {image.platform}"
+    return f"image {image.role} {image.variant} {image.platform}"
 
 
 def check_public_key(public_key: str) -> None:
-    """UsageError for what is no public key; one in Cloud KMS is not asked for."""
+    """UsageError for an invalid public key; a key in Cloud KMS is not fetched."""
     from envbuild.attest.keys import KMS, public_key_of  # noqa: PLC0415 - its libraries are slow to import
 
     if not public_key.startswith(KMS):
@@ -165,7 +144,7 @@ def check_signed(reference: Reference, public_key: Path | str) -> tuple[Finding,
     """Whether the key has signed what the reference names, with everything beside it that claims to be by the key.
 
     The key is a file in PEM, `gcpkms://projects/...`, the PEM text itself, or `keyless:ISSUER=IDENTITY`. RegistryError
-    where the registry cannot be asked or has no such image, UsageError for what is no key.
+    where the registry cannot be asked or has no such image, UsageError for an invalid key.
     """
     from envbuild.attest.attach import bundles_of  # noqa: PLC0415
     from envbuild.attest.bundle import judge  # noqa: PLC0415 - its libraries are slow to import
@@ -196,21 +175,18 @@ def _findings(
     subject: str, who: str, held: Sequence[str], claims: Sequence[tuple[str, str]], others: Sequence[str]
 ) -> Iterator[Finding]:
     if SIGNED in held:
-        more = [name for kind, name in _CALLED.items() if kind in held and kind != SIGNED]
+        more = [name for kind, name in _STATEMENTS.items() if kind in held and kind != SIGNED]
         beside = f", and so are {' and '.join(more)}" if more else ""
         yield Finding(about=RULE, agrees=True, says=f"{subject} is signed by {who}{beside}", wanted="the key's")
     elif not claims:
-        yield _wrong(_lacking(who, held, others), found=f"{len(others)} by others", todo=_SIGN)
+        says = f"none of its {len(others)} signatures is by {who}: {others[0]}" if others else "it has no signature"
+        if held:
+            says = f"{who} has signed {' and '.join(_STATEMENTS.get(it, it) for it in held)}, and not the image"
+        yield _wrong(says, found=f"{len(others)} by others", todo=_SIGN)
     # A statement that names the key and is not the key's is somebody's doing, whatever else holds.
     for kind, says in claims:
-        name = _CALLED.get(kind, kind)[:200] or "a statement"
+        name = _STATEMENTS.get(kind, kind)[:200] or "a statement"
         yield _wrong(f"the signature on {name} does not hold: {says}", found="another's", todo=_DOUBT)
-
-
-def _lacking(who: str, held: Sequence[str], others: Sequence[str]) -> str:
-    if held:
-        return f"{who} has signed {' and '.join(_CALLED.get(it, it) for it in held)}, and not the image"
-    return f"none of its {len(others)} signatures is by {who}: {others[0]}" if others else "it has no signature"
 
 
 def _wrong(says: str, found: str, todo: str) -> Finding:

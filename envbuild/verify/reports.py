@@ -1,4 +1,4 @@
-"""Findings as other programs read them: SARIF 2.1.0 (OASIS) for code scanning, JUnit's XML for CI."""
+"""Findings for other programs: SARIF 2.1.0 (OASIS) for code scanning, JUnit's XML for CI."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class Verdict:
 def sarif(verdict: Verdict, titles: Mapping[str, str]) -> dict[str, Any]:
     """Make a SARIF log of what does not agree; `titles` are what each rule is about.
 
-    `level` is what the policy made of the severity. The location is what was held against the first target.
+    `level` is what the policy made of the severity. The location is what was compared with the first target.
     """
     rules = sorted({it.id for it in verdict.findings if not it.agrees})
     driver = {
@@ -56,13 +56,14 @@ def sarif(verdict: Verdict, titles: Mapping[str, str]) -> dict[str, Any]:
     results = [_result(it, rules.index(it.id), verdict) for it in verdict.findings if not it.agrees]
     run: dict[str, Any] = {"tool": {"driver": driver}, "results": results}
     if verdict.failed:
-        told = [{"level": "error", "message": {"text": verdict.failed}}]
-        run["invocations"] = [{"executionSuccessful": False, "toolExecutionNotifications": told}]
+        notes = [{"level": "error", "message": {"text": verdict.failed}}]
+        run["invocations"] = [{"executionSuccessful": False, "toolExecutionNotifications": notes}]
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
 def _result(finding: Finding, number: int, verdict: Verdict) -> dict[str, Any]:
-    place = _place(finding, verdict)
+    place = finding.between[1] or verdict.targets[0]
+    identity = f"{finding.id}\0{place}\0{finding.about}"
     return {
         "ruleId": finding.id,
         "ruleIndex": number,
@@ -74,13 +75,9 @@ def _result(finding: Finding, number: int, verdict: Verdict) -> dict[str, Any]:
                 "logicalLocations": [{"name": finding.about, "fullyQualifiedName": f"{place}/{finding.about}"}],
             }
         ],
-        "partialFingerprints": {"finding/v1": Digest.of(_named(finding, place)).hex},
+        "partialFingerprints": {"finding/v1": Digest.of(identity.encode(errors="surrogatepass")).hex},
         "properties": {"wanted": finding.wanted, "found": finding.found, "between": list(finding.between)},
     }
-
-
-def _named(finding: Finding, place: str) -> bytes:
-    return f"{finding.id}\0{place}\0{finding.about}".encode(errors="surrogatepass")
 
 
 def _uri(place: str) -> str:
@@ -122,19 +119,12 @@ def junit(verdict: Verdict) -> str:
 
 def _case(suite: Element, finding: Finding, *, fails: bool) -> None:
     case = SubElement(suite, "testcase", classname=_clean(finding.id), name=_clean(finding.about))
-    said = _clean("\n".join(filter(None, (finding.says, _values(finding), finding.why, finding.todo))))
+    values = f"wanted {finding.wanted}, found {finding.found}" if finding.wanted or finding.found else ""
+    text = _clean("\n".join(filter(None, (finding.says, values, finding.why, finding.todo))))
     if fails:
-        SubElement(case, "failure", message=_clean(finding.says), type=finding.severity).text = said
+        SubElement(case, "failure", message=_clean(finding.says), type=finding.severity).text = text
     else:
-        SubElement(case, "system-out").text = said
-
-
-def _values(finding: Finding) -> str:
-    return f"wanted {finding.wanted}, found {finding.found}" if finding.wanted or finding.found else ""
-
-
-def _place(finding: Finding, verdict: Verdict) -> str:
-    return finding.between[1] or verdict.targets[0]
+        SubElement(case, "system-out").text = text
 
 
 def _clean(text: str) -> str:
@@ -156,21 +146,21 @@ def sound(value: Any) -> Any:
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """The findings for people: what was held against what above those between the two, and below what is wrong why."""
-    said: list[str] = []
+    """The findings for people: the two targets above the findings between them; reason and remedy below each."""
+    text: list[str] = []
     for between, those in groupby(findings, key=lambda it: it.between):
         if any(between):
             alone = between[0] == between[1]
-            said.append(f"{between[0]}:" if alone else f"{between[1]}, as {between[0]} wants it:")
-        said += [line for finding in those for line in _lines(finding)]
-    return said
+            text.append(f"{between[0]}:" if alone else f"{between[1]}, as {between[0]} wants it:")
+        text += [line for finding in those for line in _lines(finding)]
+    return text
 
 
 def _lines(finding: Finding) -> list[str]:
-    """What a program said, which a finding may quote line by line, keeps its lines; policies go by what is in []."""
-    said, *quoted = str(finding).split("\n  | ")
+    """What a program printed, which a finding may quote, keeps its lines; [] has the name for policies."""
+    text, *quoted = str(finding).split("\n  | ")
     below = [f"| {line}" for line in quoted]
     if not finding.agrees:
-        said += f" [{finding.id}]" if finding.id != finding.about else ""
-        below += [text for text in (finding.why, finding.todo) if text]
-    return [said, *(f"{'':<9}{text}" for text in below)]
+        text += f" [{finding.id}]" if finding.id != finding.about else ""
+        below += [it for it in (finding.why, finding.todo) if it]
+    return [text, *(f"{'':<9}{it}" for it in below)]

@@ -9,15 +9,14 @@ from envbuild.diff.layers import Overlay, read_layer
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, history_lines
 from envbuild.verify.environment import (
+    INSTALLERS,
     Environment,
     PackageChange,
-    added_packages,
     changed_interpreter,
     changed_libc,
     changed_packages,
     changed_site_files,
     gpu_changes,
-    is_installer,
     is_outside,
     list_paths,
     slim_changes,
@@ -100,7 +99,7 @@ def _read(
 def _differences(images: _Images, before: Environment, after: Environment) -> Iterator[Finding]:
     changes = list(changed_packages(before, after))
     gpu, slim = gpu_changes(changes, before, after), slim_changes(changes, before, after, images.serve)
-    packages = [it for it in changes if it not in (*gpu, *slim) and not is_installer(it)]
+    packages = [it for it in changes if it not in (*gpu, *slim) and it.name not in INSTALLERS]
     files = {"python": changed_interpreter(before, after), "site-packages": changed_site_files(before, after)}
     wrong = [*map(str, packages), *(f"{about} ({list_paths(paths)})" for about, paths in files.items() if paths)]
     if wrong:
@@ -118,13 +117,13 @@ def _differences(images: _Images, before: Environment, after: Environment) -> It
             yield _wrong(about, "shared-files", says)
     if gpu:
         yield _sibling(gpu)
-    system = [*map(str, filter(is_installer, changes)), *filter(None, (changed_libc(before, after),))]
+    system = [*(str(it) for it in changes if it.name in INSTALLERS), *filter(None, (changed_libc(before, after),))]
     if system:
         yield Finding(
             about="system", rule="shared-system", agrees=False, severity="warning",
             says=f"differs in serving: {_list(system)}", why=_SYSTEM_WHY, todo=_SYSTEM_TODO,
         )  # fmt: skip
-    added = added_packages(before, after)
+    added = [f"{it} {one.version}" for it, one in after.distributions.items() if it not in before.distributions]
     if images.begins or added:
         yield _addition(images, added)
     if slim:

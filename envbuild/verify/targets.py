@@ -13,7 +13,7 @@ from envbuild.registry.pull import pull
 from envbuild.stamp.record import StampedImage
 from envbuild.verify.findings import Finding
 from envbuild.verify.registries import registry_findings, tag_findings
-from envbuild.verify.rules import ARTIFACT, hold
+from envbuild.verify.rules import ARTIFACT, apply_rules
 from envbuild.verify.sharing import prove_sharing
 from envbuild.verify.sources import Side
 from envbuild.verify.sources.context import context_findings
@@ -46,19 +46,20 @@ class Target:
 
 
 def verify_targets(targets: Sequence[Target], report: Report) -> Iterator[Finding]:
-    """Hold each target against the first, and those that say more than one thing against themselves.
+    """Compare each target with the first, and those that say more than one thing with themselves.
 
-    RegistryError where a registry cannot be asked, BuildError for a layer that cannot be read.
+    RegistryError where a registry does not answer, BuildError for a layer that cannot be read.
     """
     first, *others = targets
     for target in targets:
-        yield from (it.held(*_oneself(it, target)) for it in _alone(target, report))
+        for it in _alone(target, report):
+            yield it if any(it.between) else it.with_targets(target.name, target.name)
     for other in others:
-        yield from _between(first, other, report)
-
-
-def _oneself(finding: Finding, target: Target) -> tuple[str, str]:
-    return finding.between if any(finding.between) else (target.name, target.name)
+        stamp = first.model.stamp if first.model else None
+        tags = tag_findings(stamp, other.reference) if stamp and other.reference else ()
+        shared = prove_sharing(first.image, other.image, report) if first.image and other.image else ()
+        yield from (it.with_targets(first.name, other.name) for it in (*tags, *shared))
+        yield from apply_rules(first.side, other.side)
 
 
 def _alone(target: Target, report: Report) -> Iterator[Finding]:
@@ -68,8 +69,8 @@ def _alone(target: Target, report: Report) -> Iterator[Finding]:
         yield from _disagreements(target.manifest)
         yield from _modified(target.manifest)
     if target.model or target.manifest:
-        # A model says what wrote it, and its run what was installed: two things in one.
-        yield from hold(target.side, target.side, ARTIFACT)
+        # a model names what wrote it, and its run what was installed
+        yield from apply_rules(target.side, target.side, ARTIFACT)
     if target.model:
         yield from _stamped(target.model, target.side, report)
 
@@ -100,8 +101,8 @@ def _modified(manifest: TrainingManifest) -> Iterator[Finding]:
                 agrees=False,
                 severity="warning",
                 says=f"{one.changed_files} of its files were changed or removed after it was installed: {files}",
-                why="The run computed with files that no index has, and no image built from its lock will have them.",
-                todo="make a version of one's own of what was changed, publish it, and train with that",
+                why="The run computed with files that no index has, so no image built from its lock has them.",
+                todo="publish what was changed as a version of its own, and train with that",
                 packages=(f"{one.name} {one.version}",),
             )
 
@@ -115,38 +116,21 @@ def _stamped(model: StampedModel, side: Side, report: Report) -> Iterator[Findin
     for image in model.stamp.images:
         if lock := model.locks.get(image.slot):
             name = f"lock of {' '.join(image.slot)}"
-            yield from hold(side, replace(side_of_lock(lock, name), name=name))
+            yield from apply_rules(side, replace(side_of_lock(lock, name), name=name))
     yield from _shared(model.stamp.images, report)
 
 
 def _shared(images: Sequence[StampedImage], report: Report) -> Iterator[Finding]:
     """The proof for each serving image that has a training image of its variant and platform, or of its platform."""
     for serve in (it for it in images if it.role == "serve"):
-        if serve.relation:
-            yield _own_runtime(serve)
+        if serve.relation:  # such a server has no training environment; its versions were compared when it was stamped
+            says = f"serving brings a runtime of its own, and was stamped as {serve.relation}"
+            yield Finding(about="layers", rule="shared-layers", agrees=True, says=says, found=serve.image)
             continue
         those = [it for it in images if it.role == "train" and it.platform == serve.platform]
         train = next((it for it in those if it.variant == serve.variant), next(iter(those), None))
         if train and train.reference and serve.reference:
-            one, other = (_pulled(it, serve.platform) for it in (train.reference, serve.reference))
-            yield from (it.held(train.image, serve.image) for it in prove_sharing(one, other, report))
-
-
-def _own_runtime(serve: StampedImage) -> Finding:
-    """Such a server shares no environment; its versions were held against the model when it was stamped."""
-    says = f"serving brings a runtime of its own, and was stamped as {serve.relation}"
-    return Finding(about="layers", rule="shared-layers", agrees=True, says=says, found=serve.image)
-
-
-def _pulled(reference: str, platform: str) -> Image:
-    architecture = platform.partition("/")[2]
-    machine = next((name for name, it in ARCHITECTURES.items() if it == architecture), architecture)
-    return pull(Reference.parse(reference), machine=machine)
-
-
-def _between(first: Target, other: Target, report: Report) -> Iterator[Finding]:
-    if first.model and first.model.stamp and other.reference:
-        yield from (it.held(first.name, other.name) for it in tag_findings(first.model.stamp, other.reference))
-    if first.image and other.image:
-        yield from (it.held(first.name, other.name) for it in prove_sharing(first.image, other.image, report))
-    yield from hold(first.side, other.side)
+            architecture = serve.platform.partition("/")[2]
+            machine = next((name for name, it in ARCHITECTURES.items() if it == architecture), architecture)
+            one, other = (pull(Reference.parse(it), machine=machine) for it in (train.reference, serve.reference))
+            yield from (it.with_targets(train.image, serve.image) for it in prove_sharing(one, other, report))

@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from envbuild.oci.rootfs import Node
-from envbuild.verify.cuda.elf import Elf, read_cache, read_elf
-from envbuild.verify.cuda.process import Process, System
+from envbuild.verify.cuda.process import Elf, Process, System, read_cache, read_elf
 
 MACHINE = platform.machine()
 PYTHON = os.path.realpath(sys.executable)

@@ -387,7 +387,7 @@ def test_without_sigstore_it_says_what_to_install(monkeypatch):
 def test_nothing_else_imports_sigstore(tmp_path):
     private, _ = key_pair(tmp_path)
     code = (
-        "import sys, envbuild.cli, envbuild.verify.signed, envbuild.attest.attach\n"
+        "import sys, envbuild.cli, envbuild.verify.registries, envbuild.attest.attach\n"
         "from envbuild.attest.bundle import judge, sign_statement\nfrom envbuild.attest.keys import signer_of\n"
         f"sign_statement(b'{{}}', signer_of({str(private)!r}), '')\n"
         "assert not {it for it in sys.modules if it.split('.')[0] in ('sigstore', 'tuf', 'id', 'jwt', 'pydantic')}"

@@ -469,7 +469,7 @@ def test_the_list_of_an_image_follows_from_its_recipe():
         "driver": "525.60.13",
         "packages": {"six": "1.0"},
     }
-    stack = match_run(RUN, recipe).stack
+    stack = match_run(RUN, recipe)[0]
     base = Base(name="a", image=image_of_trees(), target=recipe.target, python_path="/usr/bin/python3.11")
     made = make_recipe(stack, Lock(target=recipe.target, wheels=()), base)
     assert json.loads(check_files(made)[LIST]) == {

@@ -19,7 +19,7 @@ from envbuild.match.match import match
 from envbuild.match.profiles import load_profiles
 from envbuild.oci.digest import Digest
 from envbuild.verify.golden.runners import InInterpreter, Ran
-from envbuild.verify.imports import NEVER, Imports, Place, Question, check_imports, check_metadata, import_names
+from envbuild.verify.imports import NEVER, ImportRequest, Imports, Place, check_imports, check_metadata, import_names
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_match_frameworks import ran
 
@@ -76,11 +76,11 @@ def place(tmp_path):
     return Place(name="here", runner=InInterpreter(name=sys.executable, variables=variables))
 
 
-def question(*modules: str, **more) -> Question:
-    return Question(modules=modules, versions={"inner": "1.5", "lowest": "0.6", "fine": "2.1"}, **more)
+def question(*modules: str, **more) -> ImportRequest:
+    return ImportRequest(modules=modules, versions={"inner": "1.5", "lowest": "0.6", "fine": "2.1"}, **more)
 
 
-def refused(place: Place, asked: Question) -> VerifyError:
+def refused(place: Place, asked: ImportRequest) -> VerifyError:
     with pytest.raises(VerifyError) as error:
         check_imports(place, asked)
     return error.value

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from envbuild.verify.cuda.elf import Elf, read_cache, read_elf
+from envbuild.verify.cuda.process import Elf, read_cache, read_elf
 from tests.unit.loading import MACHINE, PYTHON, Asked, library, loader_says, read_file, we_say
 
 OTHER_MACHINE = {"x86_64": 183, "aarch64": 62}[MACHINE]

@@ -19,10 +19,10 @@ from envbuild.match.profiles import load_profiles
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Base, make_recipe
-from envbuild.verify.cuda.elf import read_elf
 from envbuild.verify.cuda.files import MemberFile, framework_wheel
 from envbuild.verify.cuda.loader import LoaderProof, prove_loading
 from envbuild.verify.cuda.openings import openings
+from envbuild.verify.cuda.process import read_elf
 from envbuild.wheel.archive import WheelArchive
 from tests.fakes.trees import image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel

@@ -116,7 +116,7 @@ def test_the_rule_stands_where_it_is_not_what_it_is_about_and_before_what_is_quo
     ],
 )
 def test_sarif_names_what_was_held_by_a_uri_reference(target, uri):
-    [run] = sarif(verdict(MOVED.held("run.json", target)), {})["runs"]
+    [run] = sarif(verdict(MOVED.with_targets("run.json", target)), {})["runs"]
     assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
 
 

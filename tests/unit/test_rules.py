@@ -12,7 +12,7 @@ from envbuild.manifest.artifact import Model, ModelFile, Writer
 from envbuild.manifest.hardware import Accelerator, Cpu, Gpu, Mig
 from envbuild.manifest.model import Contract, Data, Framework, Numerics, RequiredVariable, Tree
 from envbuild.verify.findings import SEVERITIES, Finding, Severity
-from envbuild.verify.rules import RULES, hold
+from envbuild.verify.rules import RULES, apply_rules
 from envbuild.verify.rules.catalogue import CATALOGUE, RULE_IDS, rule_of
 from envbuild.verify.sources import Package, Side
 
@@ -1018,7 +1018,7 @@ PLANTED = (
 
 
 def of_rule(rule: str, wanted: Side, found: Side) -> list[Finding]:
-    return [it for it in hold(wanted, found) if it.rule == rule and not it.agrees]
+    return [it for it in apply_rules(wanted, found) if it.rule == rule and not it.agrees]
 
 
 def planted_names() -> Iterator[str]:
@@ -1029,7 +1029,7 @@ def planted_names() -> Iterator[str]:
 @pytest.mark.parametrize("case", PLANTED, ids=list(planted_names()))
 def test_planted_mismatch_is_found(case: Planted) -> None:
     found = [it for it in of_rule(case.rule, case.wanted, case.found) if it.about == case.about]
-    assert len(found) == 1, hold(case.wanted, case.found)
+    assert len(found) == 1, apply_rules(case.wanted, case.found)
     finding = found[0]
     assert finding.severity == case.severity
     text = f"{finding.says} {finding.wanted} {finding.found} {finding.why} {finding.todo}"
@@ -1069,10 +1069,10 @@ def test_the_checks_stand_in_the_order_of_the_catalogue(check, rule: str) -> Non
 
 def test_what_serves_a_run_gives_no_finding_and_says_what_was_compared() -> None:
     for found in (HOST, IMAGE, LOCK):
-        findings = hold(RUN, found)
+        findings = apply_rules(RUN, found)
         assert [it for it in findings if not it.agrees] == []
         assert len({(it.rule, it.about) for it in findings}) == len(findings)
-    lines = [str(it) for it in hold(RUN, HOST)]
+    lines = [str(it) for it in apply_rules(RUN, HOST)]
     assert "ok       packages: 5 packages are the same" in lines
     assert "ok       tensorflow: 2.8.0" in lines
     assert "ok       variables: set as the program needs them: TRAINING_DATA_PATH" in lines
@@ -1083,14 +1083,14 @@ def test_what_serves_a_run_gives_no_finding_and_says_what_was_compared() -> None
 def test_same_packages_are_counted_with_their_files() -> None:
     same = {name: replace(it, content=SAME_HASH) for name, it in PACKAGES.items() if name != "requests"}
     pair = [replace(it, packages={**PACKAGES, **same}) for it in (RUN, IMAGE)]
-    lines = [str(it) for it in hold(pair[0], pair[1])]
+    lines = [str(it) for it in apply_rules(pair[0], pair[1])]
     assert "ok       packages: 5 packages are the same, 4 of them the same files" in lines
     assert "ok       files of packages: 4 packages from the same files" in lines
 
 
 def test_the_gravest_come_first_within_a_rule() -> None:
     found = having(IMAGE, numpy="1.22.0", pip="24.0", requests="2.31.0")
-    told = [it for it in hold(RUN, found) if it.rule == "package"]
+    told = [it for it in apply_rules(RUN, found) if it.rule == "package"]
     assert [it.about for it in told] == ["numpy", "requests", "pip", "packages"]
     order = [SEVERITIES.index(it.severity) if not it.agrees else 3 for it in told]
     assert order == sorted(order)
@@ -1100,7 +1100,7 @@ def test_a_side_that_says_nothing_agrees_and_disagrees_with_nobody() -> None:
     for side in (RUN, HOST, IMAGE, LOCK):
         empty = Side(name="empty", kind=side.kind)
         for pair in ((side, empty), (empty, side), (empty, empty)):
-            assert [it for it in hold(*pair) if not it.agrees] == []
+            assert [it for it in apply_rules(*pair) if not it.agrees] == []
 
 
 def test_a_secret_in_a_value_is_never_shown() -> None:
@@ -1108,7 +1108,7 @@ def test_a_secret_in_a_value_is_never_shown() -> None:
     for name in ("XLA_FLAGS", "TF_XLA_FLAGS", "OMP_NUM_THREADS"):
         pair = [replace(side, variables={name: value}) for side, value in ((RUN, token), (HOST, "1"))]
         for wanted, found in (pair, reversed(pair)):
-            told = hold(wanted, found)
+            told = apply_rules(wanted, found)
             assert token not in repr(told)
             assert not [it for it in told if it.rule == "variable-value" and not it.agrees]
 
@@ -1122,7 +1122,7 @@ def test_legacy_keras_listed_as_keras_is_a_package() -> None:
     listed = Framework(name="keras", distribution="tf_keras", version="2.16.0")
     wanted = replace(having(RUN, tf_keras="2.16.0"), frameworks=(tensorflow(), listed))
     found = having(IMAGE, tf_keras="2.17.0")
-    assert [(it.rule, it.about) for it in hold(wanted, found) if not it.agrees] == [("package", "tf-keras")]
+    assert [(it.rule, it.about) for it in apply_rules(wanted, found) if not it.agrees] == [("package", "tf-keras")]
 
 
 def test_names_of_many_packages_are_cut() -> None:
@@ -1134,7 +1134,7 @@ def test_names_of_many_packages_are_cut() -> None:
 
 def test_the_table_of_packages_may_be_a_view() -> None:
     view = replace(RUN, packages=MappingProxyType(PACKAGES))
-    assert hold(view, IMAGE) == hold(RUN, IMAGE)
+    assert apply_rules(view, IMAGE) == apply_rules(RUN, IMAGE)
 
 
 def test_what_was_compared_of_a_model_is_said_with_its_doubts() -> None:
@@ -1143,7 +1143,7 @@ def test_what_was_compared_of_a_model_is_said_with_its_doubts() -> None:
         (saved(RUN, a="a" * 64), ""),
         (replace(RUN, model=by_size), "; of 1 only the size could be compared"),
     ):
-        lines = [str(it) for it in hold(saved(RUN, a="a" * 64), found)]
+        lines = [str(it) for it in apply_rules(saved(RUN, a="a" * 64), found)]
         assert f"ok       model files: 1 file with the same content{said}" in lines
 
 
@@ -1151,17 +1151,17 @@ def test_data_of_which_only_the_size_was_compared_is_counted() -> None:
     wanted = replace(RUN, contract=reading("/data/a", checksum="sha256:aa", size=7))
     found = replace(HOST, contract=Contract(), data={"/data/a": Data(uri="/data/a", size=7)})
     said = "ok       data: 1 place with the same content; of 1 only the size was compared"
-    assert said in [str(it) for it in hold(wanted, found)]
+    assert said in [str(it) for it in apply_rules(wanted, found)]
 
 
 def test_keras_was_built_for_no_device() -> None:
     for side in (IMAGE, replace(LOCK, frameworks=()), CPU_BUILD):
-        found = [it.about for it in hold(side, side) if it.rule == "framework-build"]
+        found = [it.about for it in apply_rules(side, side) if it.rule == "framework-build"]
         assert found == ["tensorflow"]
 
 
 def test_one_of_a_kind_is_singular() -> None:
     one = replace(RUN, cpu=Cpu(flags=("sse2", "avx")))
-    lines = [str(it) for it in hold(one, one)]
+    lines = [str(it) for it in apply_rules(one, one)]
     assert "ok       CPU: the one instruction set that changes numbers" in lines
     assert not [it for it in lines if " 1 " in it and it.endswith("s")]

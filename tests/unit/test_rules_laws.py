@@ -11,7 +11,7 @@ from envbuild.manifest.artifact import Model, ModelFile, Writer
 from envbuild.manifest.hardware import Accelerator, Cpu, Gpu
 from envbuild.manifest.model import Contract, Data, Framework, Numerics, RequiredVariable, Tree
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules import hold
+from envbuild.verify.rules import apply_rules
 from envbuild.verify.sources import Kind, Package, Side
 
 NAMES = ("numpy", "scipy", "pandas", "requests", "six", "pip", "nvidia-cublas-cu12", "tf-keras", "triton", "acme")
@@ -203,29 +203,29 @@ def less(draw: st.DrawFn, package: Package) -> Package:
 @settings(max_examples=50)
 def test_a_side_held_against_itself_agrees(side: Side) -> None:
     side = at_ease(side)
-    assert disagreements(hold(side, side)) == set()
+    assert disagreements(apply_rules(side, side)) == set()
 
 
 @given(some_side(), some_side())
 @settings(max_examples=50)
 def test_the_same_question_has_the_same_answer(wanted: Side, found: Side) -> None:
-    first = hold(wanted, found)
-    assert hold(wanted, found) == first
-    assert hold(shuffled(wanted), shuffled(found)) == first
+    first = apply_rules(wanted, found)
+    assert apply_rules(wanted, found) == first
+    assert apply_rules(shuffled(wanted), shuffled(found)) == first
 
 
 @given(st.data(), some_side(), some_side())
 @settings(max_examples=150)
 def test_what_nobody_knows_is_no_disagreement(data: st.DataObject, wanted: Side, found: Side) -> None:
-    before = disagreements(hold(wanted, found))
+    before = disagreements(apply_rules(wanted, found))
     less_wanted, less_found = data.draw(forgetful(wanted)), data.draw(forgetful(found))
-    assert disagreements(hold(less_wanted, less_found)) <= before
+    assert disagreements(apply_rules(less_wanted, less_found)) <= before
 
 
 @given(some_side(), some_side())
 @settings(max_examples=50)
 def test_each_disagreement_says_all(wanted: Side, found: Side) -> None:
-    findings = hold(wanted, found)
+    findings = apply_rules(wanted, found)
     told = [(it.id, it.about) for it in findings if not it.agrees]
     assert len(told) == len(set(told))
     for finding in findings:

@@ -449,7 +449,7 @@ def test_an_environment_in_another_folder_that_path_finds_agrees():
     site = "srv/env/lib/python3.11/site-packages"
     moved = (*package("numpy", "1.26.4", site=site), *package("six", "1.17.0", site=site))
     serve = image(
-        (*BASE[:-1], link("srv/env/bin/python", "/usr/bin/python3.11"), file("srv/env/pyvenv.cfg")), moved,
+        (*BASE[:-1], link("srv/env/bin/python", "/usr/bin/python3.11"), file("srv/env/pyvenv.cfg", b"home = /usr/bin")), moved,
         config={"Env": ["PATH=/srv/env/bin:/usr/bin"]},
     )  # fmt: skip
     assert set(disagreeing(serve)) <= {"layers", "python"}, "a link that lies elsewhere"

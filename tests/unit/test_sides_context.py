@@ -343,8 +343,8 @@ def remove(name: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "error", "what"),
     [
-        (remove("pylock.toml"), UsageError, "no pylock.toml"),
-        (remove("Dockerfile"), UsageError, "no Dockerfile"),
+        (remove("pylock.toml"), UsageError, "pylock.toml is missing"),
+        (remove("Dockerfile"), UsageError, "Dockerfile is missing"),
         (remove("requirements.txt"), BuildError, "cannot be read"),
         (lambda folder: (folder / "pylock.toml").write_bytes(b"\xff"), LockError, "not a lock"),
         (lambda folder: (folder / "pylock.toml").write_text("lock-version = '1.0'"), LockError, "pylock"),
@@ -359,7 +359,7 @@ def test_what_is_no_context_is_refused(folder, damage, error, what, ask):
 
 
 def test_a_folder_that_is_not_there_is_no_context(tmp_path):
-    with pytest.raises(UsageError, match="no build context"):
+    with pytest.raises(UsageError, match="not a build context"):
         side_of_context(tmp_path / "nowhere")
 
 

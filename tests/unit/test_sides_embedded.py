@@ -8,7 +8,7 @@ import pytest
 
 from envbuild.oci.digest import Digest
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules import hold
+from envbuild.verify.rules import apply_rules
 from envbuild.verify.rules.model import model_files
 from envbuild.verify.sources import Side
 from envbuild.verify.sources.image import side_of_image
@@ -30,8 +30,10 @@ def side(*trees: dict[str, Any], env: tuple[str, ...] = (), folder: str = "", na
 
 
 def found(image: Side, model: Side = MODEL) -> Finding | None:
-    there = hold(model, image, (model_files,))
-    assert {(it.rule, it.agrees) for it in hold(image, model, (model_files,))} == {(it.rule, it.agrees) for it in there}
+    there = apply_rules(model, image, (model_files,))
+    assert {(it.rule, it.agrees) for it in apply_rules(image, model, (model_files,))} == {
+        (it.rule, it.agrees) for it in there
+    }
     return there[0] if there else None
 
 
@@ -91,4 +93,4 @@ def test_what_is_given_at_the_start_is_a_warning_and_an_image_without_a_model_sa
 
 def test_models_in_two_images_are_two():
     one, other = side(OWN), side({"model/weights": b"others."}, name="other:1")
-    assert [it.severity for it in hold(one, other, (model_files,))] == ["warning"]
+    assert [it.severity for it in apply_rules(one, other, (model_files,))] == ["warning"]

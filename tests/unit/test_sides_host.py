@@ -18,7 +18,7 @@ from envbuild.capture.files import manifest_text
 from envbuild.manifest import read_manifest
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.model import Contract, Data, RequiredVariable, Tree
-from envbuild.verify.rules import hold
+from envbuild.verify.rules import apply_rules
 from envbuild.verify.sources import Side, host
 from envbuild.verify.sources.host import LARGEST_READ
 from envbuild.verify.sources.host import side_of_host as _side_of_host
@@ -172,7 +172,7 @@ def sha256(data: bytes) -> str:
 
 def changed(wanted: Contract, **options) -> list[str]:
     run = Side(name="run", kind="manifest", contract=wanted)
-    return [it.says for it in hold(run, side_of_host(None, wanted, **options)) if it.rule == "data-changed"]
+    return [it.says for it in apply_rules(run, side_of_host(None, wanted, **options)) if it.rule == "data-changed"]
 
 
 def test_a_local_file_is_held_against_what_the_run_read(tmp_path, monkeypatch):
@@ -242,7 +242,7 @@ def prepared(folder: Path, files: dict[str, str], path: str = "src/features.py")
     # printf 'x = 1\n' | git hash-object --stdin
     wanted = Contract(preprocessing=(Tree(path=path, git_tree="7d4290a117a4ddcc11daae7ea675841033830c8f"),))
     run = Side(name="run", kind="manifest", contract=wanted)
-    found = hold(run, side_of_host(None, wanted, folder=folder))
+    found = apply_rules(run, side_of_host(None, wanted, folder=folder))
     return [(it.severity if not it.agrees else "ok", it.says) for it in found if it.rule == "preprocessing"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from envbuild.capture.distributions import record_content
 from envbuild.errors import BuildError
 from envbuild.oci.image import LAYER_ZSTD, Image
-from envbuild.verify.rules import hold
+from envbuild.verify.rules import apply_rules
 from envbuild.verify.sources import Side, frameworks_of
 from envbuild.verify.sources.image import side_of_image
 from tests.fakes.trees import BASE, PYTHON, image_of_trees, layer_of_tree
@@ -250,7 +250,7 @@ RUN = Side(name="run", kind="manifest", python="3.11.2", system="Linux")
 
 
 def faults(found: Side) -> list[tuple[str, str]]:
-    return [(it.rule, it.says) for it in hold(RUN, found) if not it.agrees]
+    return [(it.rule, it.says) for it in apply_rules(RUN, found) if not it.agrees]
 
 
 @pytest.mark.parametrize("trees", [(), ({},), ({"bin/sh": b"x", "usr/lib/python3/": 0o755},)])

@@ -14,7 +14,7 @@ from envbuild.manifest.hardware import Accelerator, Component, Cpu, Native
 from envbuild.manifest.model import Contract, Framework, Numerics, Platform, Python, Source, TrainingManifest, Tree
 from envbuild.manifest.packages import Conda, CondaPackage, Distribution, Origin
 from envbuild.manifest.reader import manifest_dict
-from envbuild.verify.rules import hold
+from envbuild.verify.rules import apply_rules
 from envbuild.verify.sources.manifest import side_of_manifest
 from tests.unit.capturing import Environment
 
@@ -230,7 +230,7 @@ def test_what_a_capture_did_not_record_was_not_set(tmp_path):
             environment.variables["TF_DETERMINISTIC_OPS"] = value
         runs.append(told(read_manifest(str_bytes(environment.capture()), "captured"), value or "without"))
     for pair, says in ((runs, "wanted 1, found not set"), (runs[::-1], "wanted not set, found 1")):
-        found = [(it.rule, it.about, it.says) for it in hold(*pair) if not it.agrees]
+        found = [(it.rule, it.about, it.says) for it in apply_rules(*pair) if not it.agrees]
         assert found == [("variable-value", "TF_DETERMINISTIC_OPS", says)]
 
 
@@ -255,5 +255,5 @@ def test_what_frameworks_were_told_is_compared():
     assert one.numerics == (asked,)
     assert told(a_manifest(), "a").numerics is None
     two = told(a_manifest(numerics=(replace(asked, precision="mixed_float16", seed=2),)), "b")
-    found = [(it.rule, it.about, it.severity) for it in hold(one, two) if not it.agrees]
+    found = [(it.rule, it.about, it.severity) for it in apply_rules(one, two) if not it.agrees]
     assert found == [("numerics", "tensorflow precision", "error"), ("numerics", "tensorflow seed", "note")]

@@ -22,7 +22,7 @@ from envbuild.oci.digest import Digest
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules import hold
+from envbuild.verify.rules import apply_rules
 from envbuild.verify.sources.manifest import side_of_manifest
 from envbuild.verify.sources.model import StampedModel, artifact_findings, files_now
 from envbuild.verify.sources.model import read_model as _read_model
@@ -250,7 +250,7 @@ def test_copies_that_are_gone_or_altered_are_not_believed(model):
     model.put(manifest, manifest_bytes(model.uri, created="2020-01-31T12:00:00Z"))
     it = read_model(model.uri)
     assert (it.manifest, it.locks) == (None, {})
-    assert it.faults == {lock: "it is not there", manifest: "its content is not what the record says"}
+    assert it.faults == {lock: "missing", manifest: "its content does not match the record"}
     found = faults(it)
     assert found.keys() == {lock, manifest}
     assert {one.id for one in found.values()} == {"artifact-copies"}
@@ -327,7 +327,7 @@ def test_a_run_that_recorded_no_files_says_nothing_of_them(local):
     first, *others = artifact_findings(it)
     assert [found.about for found in others] == ["copies"]
     assert first.says.startswith("saved_model.pb still is the file that was stamped at 2026-11-21")
-    assert first.says.endswith("; nobody recorded the model's other files, which were not compared")
+    assert first.says.endswith("; the model's other files are not recorded, and were not compared")
     assert side_of_model(it).model.format == "saved_model"
 
 
@@ -394,7 +394,7 @@ def test_weights_that_may_not_be_read_are_no_agreement(open_to_all):
         "print([(it.severity, it.says) for it in artifact_findings(read_model(sys.argv[1])) if not it.agrees])"
     )
     for place, says in (
-        (weights / "variables.data-00000-of-00001", "is not to be read"),
+        (weights / "variables.data-00000-of-00001", "is not readable"),
         (weights, "is missing, or cannot be seen: "),
     ):
         mode = place.stat().st_mode
@@ -412,10 +412,10 @@ def test_weights_that_may_not_be_read_are_no_agreement(open_to_all):
 def test_two_manifests_that_differ_in_a_digest_alone_differ(local):
     values = json.loads(manifest_bytes(local.uri))
     before = side_of_manifest(read_manifest(json.dumps(values).encode(), "a"), "a")
-    assert [it for it in hold(before, before) if not it.agrees] == []
+    assert [it for it in apply_rules(before, before) if not it.agrees] == []
     values["model"]["files"][0]["sha256"] = "f" * 64
     after = side_of_manifest(read_manifest(json.dumps(values).encode(), "b"), "b")
-    found = [it for it in hold(before, after) if not it.agrees]
+    found = [it for it in apply_rules(before, after) if not it.agrees]
     assert [(it.id, it.severity) for it in found] == [("model-files", "error")]
     assert values["model"]["files"][0]["path"] in found[0].says
 
@@ -424,5 +424,5 @@ def test_a_manifest_against_a_model_with_other_weights_differs(local):
     weights = with_weights(local)
     run = side_of_manifest(read_manifest(manifest_bytes(local.uri), "a"), "a")
     (weights / "variables.data-00000-of-00001").write_bytes(b"other")
-    found = [it for it in hold(run, side_of_model(read_model(local.uri))) if not it.agrees]
+    found = [it for it in apply_rules(run, side_of_model(read_model(local.uri))) if not it.agrees]
     assert [(it.id, it.severity) for it in found] == [("model-files", "error")]

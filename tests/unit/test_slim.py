@@ -27,7 +27,7 @@ from envbuild.serve.slim import commanded, imported, proof_of, slimmed
 from envbuild.serve.slim_parent import find_slimmed, imports_of, slim_parent
 from envbuild.verify.environment import Pattern, listed, training_only
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules import hold
+from envbuild.verify.rules import apply_rules
 from envbuild.verify.sharing import prove_sharing
 from envbuild.verify.sources.image import side_of_image
 from envbuild.verify.sources.manifest import side_of_lock
@@ -254,7 +254,7 @@ def test_what_stands_on_it_is_proved_to_share_all_but_what_the_rule_lets_go(orig
     assert found["shared-slim"].severity == "warning"
     assert found["shared-slim"].packages == ("markdown 3.5", "tensorboard 2.15.1", "types-six 1.0")
     side = side_of_image(serve, "serve", machine="x86_64", report=lambda *_: None)
-    wrong = [it for it in hold(side_of_lock(start.parent.lock, "train"), side) if not it.agrees]
+    wrong = [it for it in apply_rules(side_of_lock(start.parent.lock, "train"), side) if not it.agrees]
     assert {(it.id, it.about, it.severity) for it in wrong} == {
         ("package-missing", "slim", "warning"),
         ("package-extra", "packages", "note"),

@@ -21,7 +21,7 @@ from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe, make_recipe
 from envbuild.report import SilentReporter
 from envbuild.verify.findings import Finding
-from envbuild.verify.image import Inquiry, Run, match_run, read_anew, verify_image
+from envbuild.verify.image import Inquiry, Run, match_run, read_base_again, verify_image
 from tests.fakes.trees import GLIBC, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.compiling import MINOR, locked, recipe_of
@@ -81,7 +81,7 @@ def gpu_image(folder: Path, made: Made) -> tuple[Image, Base, Lock]:
     )  # fmt: skip
     lock = Lock(target=TARGET, wheels=on_disk(folder / "wheels", *made.wheels))
     said = recipe_of(target=TARGET, labels=(("dev.envbuild.variant", "gpu"),))
-    recipe = make_recipe(match_run(RUN, said).stack, lock, base)
+    recipe = make_recipe(match_run(RUN, said)[0], lock, base)
     return assembled(recipe, base, folder), base, lock
 
 
@@ -113,7 +113,7 @@ def compiled(tmp_path) -> tuple[Image, Base, Lock]:
     """An image with bytecode on a base with the interpreter that runs the tests."""
     # by that name the loader finds no C library, so the interpreter's own stays the one that runs
     bare = base_of({"usr/local/bin/python3": f"-> python{MINOR}", "usr/lib/libc-2.36.so": GLIBC})
-    base = read_anew(bare, tmp_path / "facts")
+    base = read_base_again(bare, tmp_path / "facts")
     code = {f"one/{name}.py": f"x = {name!r}\n" for name in "abc"}
     wheels = on_disk(tmp_path / "wheels", make_wheel("one", "1.0", code))
     lock = Lock(target=base.target, wheels=wheels)

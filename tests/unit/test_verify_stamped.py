@@ -116,7 +116,7 @@ def test_a_tag_that_was_given_has_to_name_a_stamped_image(registry):
     assert (moved.rule, moved.agrees, moved.severity) == ("tag-moved", False, "error")
     assert (moved.wanted, moved.found) == (str(Digest.of(TRAIN)), str(Digest.of(SERVE)))
     assert moved.says.endswith(
-        f"churn:7 names {Digest.of(SERVE)}, the model's stamp {Digest.of(TRAIN)}: the tag was moved, or the model stamped anew"
+        f"churn:7 names {Digest.of(SERVE)}, the model's stamp {Digest.of(TRAIN)}: it was moved, or the model stamped again"
     )
 
 

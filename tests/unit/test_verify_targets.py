@@ -163,7 +163,7 @@ def test_a_policy_decides_what_fails_and_an_ended_exception_no_longer_counts(sit
     policy.write_text('[rules]\nno-such-rule = "note"\n')
     done = site("verify", "manifest.json", moved, "--policy", policy)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "no rule is called no-such-rule" in done.stderr
+    assert "unknown rule no-such-rule" in done.stderr
 
 
 @pytest.mark.parametrize("form", ["sarif", "junit", "json", "text"])
@@ -210,7 +210,7 @@ def test_equal_targets_of_every_kind_agree(site):
         (("manifest.json", "host", "--format", "sarif", "--json"), "another format"),
         (("gs://acme/mo\ndel", "host"), "names no model"),
         (("host", "manifest.json", "--golden"), "where: --golden"),
-        (("manifest.json", "host", "--policy", "absent.toml"), "no policy"),
+        (("manifest.json", "host", "--policy", "absent.toml"), "policy cannot be read"),
         (("manifest.json", "host", "--python", "/absent/python"), "cannot be run"),
     ],
 )

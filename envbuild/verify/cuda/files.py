@@ -28,8 +28,7 @@ from envbuild.oci.deflate import DamagedStreamError, inflate
 from envbuild.oci.digest import Digest
 from envbuild.oci.rootfs import Node, Tree, contents, read_tree
 from envbuild.recipe import Base, Recipe
-from envbuild.verify.cuda.elf import Elf, read_cache, read_elf
-from envbuild.verify.cuda.process import Process, System
+from envbuild.verify.cuda.process import Elf, Process, System, read_cache, read_elf
 from envbuild.wheel.archive import Member, WheelArchive, check_locked
 from envbuild.wheel.install import Scheme, installed_files
 

@@ -21,7 +21,8 @@ from envbuild.verify.cuda.openings import CUDA, Opening, core, cudnn_openings, o
 from envbuild.verify.cuda.process import Loaded, MissingLibrary, Process
 
 Kind = Literal["found", "missing", "unfit", "twice", "note"]
-"""`note` is no fault: something optional is not there, or cannot be told."""
+"""`note` is not a fault: something optional is missing, or not known."""
+_LIKELY = re.compile(r"libcudnn_\w+\.so\.\d+|libnvJitLink\.so\.\d+|libtorch_\w+\.so")
 _CUDNN = re.compile(r"libcudnn\.so\.\d+")
 _BROUGHT_BY = {"cudart": "cuda-runtime", "cublasLt": "cublas", "cupti": "cuda-cupti", "nvrtc": "cuda-nvrtc"}
 """Stems of the distributions whose names are not the library's own in lower case."""
@@ -38,7 +39,7 @@ class LoaderFinding:
 
     kind: Kind
     library: str
-    """`libcudnn.so.8`; what it is about, where that is no library."""
+    """`libcudnn.so.8`; or another subject."""
     says: str
     """One sentence."""
     path: str = ""
@@ -93,9 +94,6 @@ class LoaderProof:
             raise VerifyError(lines, where="loader proof", todo=todo)
 
 
-_Losses = Sequence[tuple[Opening, MissingLibrary]]
-
-
 def prove_loading(
     stack: Stack, recipe: Recipe, base: Base, wheels: Mapping[Digest, Path], profiles: Profiles, facts: Path
 ) -> LoaderProof:
@@ -119,27 +117,26 @@ def _findings(image: PlannedImage, program: str) -> Iterator[LoaderFinding]:
     process = image.process()
     losses = [(Opening(name=program), missing) for missing in process.start(program)]
     plan = openings(image.framework, image.wheel, image.site, image.wheels.files)
-    _warm(image, plan)
+    # read at once what is likely to be loaded; the rest is read when it is
+    names, files = {posixpath.basename(it.name) for it in plan}, image.wheels.files
+    image.wheels.warm(it for it in files if (name := posixpath.basename(it)) in names or _LIKELY.fullmatch(name))
     for opening in plan:
         losses += _open(process, opening)
     for library in [it for it in process.loaded if _CUDNN.fullmatch(posixpath.basename(it.path))]:
         for opening in cudnn_openings(library.real, image.siblings(library.real), f"{image.wheel.cuda}"):
             losses += _open(process, opening)
     libraries = [it for it in process.loaded if it.real and CUDA.fullmatch(posixpath.basename(it.path))]
-    yield from (_found(image, it) for it in libraries)
+    for library in libraries:
+        via, _, owner = library.via.partition(" of ")
+        via = f"{via} of {image.short(owner)}" if owner else via
+        name, version = posixpath.basename(library.path), image.version(library.real)
+        says = f"{image.short(library.real)}{f' ({version})' if version else ''}, by {via}"
+        yield LoaderFinding(kind="found", library=name, says=says, path=library.real, via=via, version=version)
     yield from _missing(image, losses)
     for library in libraries:
         yield from _fit(image, library)
     yield from _two_sources(image)
     yield from _compiler_findings(image)
-
-
-def _warm(image: PlannedImage, plan: Sequence[Opening]) -> None:
-    """Read side by side what is likely to be loaded: the rest is read when it is."""
-    names = {posixpath.basename(it.name) for it in plan}
-    likely = re.compile(r"libcudnn_\w+\.so\.\d+|libnvJitLink\.so\.\d+|libtorch_\w+\.so")
-    files = image.wheels.files
-    image.wheels.warm(it for it in files if (name := posixpath.basename(it)) in names or likely.fullmatch(name))
 
 
 def _open(process: Process, opening: Opening) -> list[tuple[Opening, MissingLibrary]]:
@@ -149,28 +146,19 @@ def _open(process: Process, opening: Opening) -> list[tuple[Opening, MissingLibr
     return [(opening, missing) for missing in process.open(opening.name, caller)[1]]
 
 
-def _found(image: PlannedImage, library: Loaded) -> LoaderFinding:
-    via, _, owner = library.via.partition(" of ")
-    via = f"{via} of {image.short(owner)}" if owner else via
-    version = image.version(library.real)
-    says = f"{image.short(library.real)}{f' ({version})' if version else ''}, by {via}"
-    name = posixpath.basename(library.path)
-    return LoaderFinding(kind="found", library=name, says=says, path=library.real, via=via, version=version)
-
-
-def _missing(image: PlannedImage, losses: _Losses) -> Iterator[LoaderFinding]:
+def _missing(image: PlannedImage, losses: Sequence[tuple[Opening, MissingLibrary]]) -> Iterator[LoaderFinding]:
     """One finding for each library: a fault where anything needs it, else a note, else nothing."""
     for name in dict.fromkeys(missing.name for _, missing in losses):
         found = [(opening, missing) for opening, missing in losses if missing.name == name and not opening.quiet]
         needed = [it for it in found if not it[0].without]
         for opening, missing in (needed or found)[:1]:
-            by = f"{image.short(missing.needed_by)} wants it, and " if missing.needed_by else ""
-            so = f"; {opening.without}" if opening.without else ""
+            by = f"{image.short(missing.needed_by)} needs it, and " if missing.needed_by else ""
             where, todo = _remedy(image, name)
+            without = f"; {opening.without}" if opening.without else ""
             yield LoaderFinding(
                 kind="note" if opening.without else "missing",
                 library=image.short(name),
-                says=f"{by}{image.short(missing.why)}{where}{so}",
+                says=f"{by}{image.short(missing.why)}{where}{without}",
                 todo="" if opening.without else todo,
             )
 
@@ -184,31 +172,28 @@ def _remedy(image: PlannedImage, name: str) -> tuple[str, str]:
     known = stem(base)
     requirement = image.wheel.requirement(_BROUGHT_BY.get(known, known.lower()))
     if requirement:
-        return "; it is nowhere in the image", f"install {requirement}, which brings {base}"
-    if CUDA.fullmatch(base):
-        return "; it is nowhere in the image", f"give a base that has {base} by --base, or use --variant cpu"
-    return "; it is nowhere in the image", f"give a base that has {base} by --base"
+        todo = f"install {requirement}, which brings {base}"
+    else:
+        todo = f"give a base that has {base} by --base" + (", or use --variant cpu" if CUDA.fullmatch(base) else "")
+    return "; it is nowhere in the image", todo
 
 
 def _fit(image: PlannedImage, library: Loaded) -> Iterator[LoaderFinding]:
     """The version of a library against the one that the framework was built with."""
-    name, version = posixpath.basename(library.path), image.version(library.real)
+    name, version, pin = posixpath.basename(library.path), image.version(library.real), image.wheel.pin
     if _CUDNN.fullmatch(name):
         floor, source = _cudnn_floor(image.framework, image.wheel, image.profiles)
         fits = _cudnn_fits(version, floor)
-        needs = f"{image.wheel.pin} takes cuDNN {floor} or a later minor version of it ({source})"
+        needs = f"{pin} takes cuDNN {floor} or a later minor version of it ({source})"
         if fits is None:
             yield LoaderFinding(kind="note", library=name, says=f"{needs}; the version of this one is unknown")
         elif not fits:
             todo = f"install cuDNN {floor} or a later minor version of the same major one"
             yield LoaderFinding(kind="unfit", library=name, says=f"{needs}; this is {version}", todo=todo)
-    if stem(name) == "cudart" and version and _minor(version) < _minor(f"{image.wheel.cuda}"):
-        says = f"CUDA {version} is older than the {image.wheel.cuda} that {image.wheel.pin} was built with"
+    built = f"{image.wheel.cuda}"
+    if stem(name) == "cudart" and version and Version(version).release[:2] < Version(built).release[:2]:
+        says = f"CUDA {version} is older than the {built} that {pin} was built with"
         yield LoaderFinding(kind="note", library=name, says=says)
-
-
-def _minor(version: str) -> tuple[int, ...]:
-    return Version(version).release[:2]
 
 
 def _two_sources(image: PlannedImage) -> Iterator[LoaderFinding]:
@@ -246,21 +231,20 @@ def _cudnn_fits(found: str, floor: str) -> bool | None:
 
 
 def _compiler_findings(image: PlannedImage) -> Iterator[LoaderFinding]:
-    """Note what XLA does not find; PyTorch compiles with what Triton brings."""
+    """Note what XLA's own compiler does not find: it starts ptxas and reads libdevice, both in a few folders.
+
+    PyTorch compiles with what Triton brings.
+    """
     if image.framework not in ("tensorflow", "jax"):
         return
-    folders = tuple(_folders(image))
+    flag = _FLAG.search(image.variables.get("XLA_FLAGS", ""))
+    folders = [flag[1]] if flag else []
+    if image.framework == "jax":
+        folders += [f"{image.site}/nvidia/{folder}" for folder in ("cuda_nvcc", "cu13")]
+    elif not any(within(it, image.framework, image.wheel.version) for it in image.profiles.compilers):
+        folders.append(f"{image.site}/nvidia/cuda_nvcc")  # by itself, except for the releases that these rows name
+    folders.append("/usr/local/cuda")
     for name, (place, without) in _PARTS.items():
         if not any(resolve(image.tree, f"{folder}/{place}") for folder in folders):
             says = f"it is in none of the folders where XLA looks for it ({', '.join(folders)}); {without}"
             yield LoaderFinding(kind="note", library=name, says=says)
-
-
-def _folders(image: PlannedImage) -> Iterator[str]:
-    if flag := _FLAG.search(image.variables.get("XLA_FLAGS", "")):
-        yield flag[1]
-    if image.framework == "jax":
-        yield from (f"{image.site}/nvidia/{folder}" for folder in ("cuda_nvcc", "cu13"))
-    elif not any(within(it, image.framework, image.wheel.version) for it in image.profiles.compilers):
-        yield f"{image.site}/nvidia/cuda_nvcc"  # by itself, but for the releases that these rows name
-    yield "/usr/local/cuda"

@@ -16,14 +16,14 @@ _STEP = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing to look at."""
+    """One thing to check."""
 
     about: str
     find: Callable[[], Iterable[Finding]]
     seconds: float = 10.0
     """After which it is not waited for any longer."""
     severity: Severity = "error"
-    """How much it matters that it could not be looked at."""
+    """How much it matters that it could not be checked."""
     needs: tuple[str, ...] = ()
     """Modules that it imports itself, as they are slow to load."""
 
@@ -36,24 +36,17 @@ class _Run:
 
 
 def checked(checks: Sequence[Check]) -> tuple[Finding, ...]:
-    """Carry all checks out at once; what they found is in their order."""
-    _load(checks)
+    """Run all checks at once; the findings are in their order."""
+    # One import after the other: two threads that import parts of one package may each get half of it, as Python breaks
+    # the deadlock of a package that waits for its part, and a part that waits for its package (importlib._bootstrap).
+    for name in dict.fromkeys(name for check in checks for name in check.needs):
+        with suppress(Exception):  # the check itself meets the error again, and reports it
+            import_module(name)
     runs, began = [_Run(check) for check in checks], time.monotonic()
     for run in runs:
         # What hangs must not keep the process from ending.
-        threading.Thread(target=_carry_out, args=(run,), name=f"check {run.check.about}", daemon=True).start()
+        threading.Thread(target=_run, args=(run,), name=f"check {run.check.about}", daemon=True).start()
     return tuple(finding for run in runs for finding in _awaited(run, began + run.check.seconds))
-
-
-def _load(checks: Sequence[Check]) -> None:
-    """Import one after the other: two threads that import parts of one package may each get half of it.
-
-    Python breaks the deadlock of a package that waits for its part, and a part that waits for its package
-    (`_DeadlockError` of importlib._bootstrap).
-    """
-    for name in dict.fromkeys(name for check in checks for name in check.needs):
-        with suppress(Exception):  # which the check itself meets again, and tells
-            import_module(name)
 
 
 def ok(about: str, says: str, found: str = "") -> Finding:
@@ -72,14 +65,14 @@ def refused(about: str, error: EnvbuildError, severity: Severity) -> Finding:
     return wrong(about, f"{error.what}{where}", error.todo, severity=severity)
 
 
-def _carry_out(run: _Run) -> None:
+def _run(run: _Run) -> None:
     try:
         run.found = tuple(run.check.find())
     except EnvbuildError as error:
         run.found = (refused(run.check.about, error, run.check.severity),)
-    except Exception as error:  # noqa: BLE001 - whatever ends one check, the others are wanted all the same
-        says = f"it could not be looked at: {type(error).__name__}: {error}"
-        run.found = (wrong(run.check.about, says, "see what is unusual here", severity="warning"),)
+    except Exception as error:  # noqa: BLE001 - an error of one check must not end the others
+        says = f"it cannot be checked: {type(error).__name__}: {error}"
+        run.found = (wrong(run.check.about, says, "check what is unusual on this machine", severity="warning"),)
     finally:
         run.over.set()
 
@@ -88,5 +81,7 @@ def _awaited(run: _Run, until: float) -> tuple[Finding, ...]:
     while not run.over.wait(min(_STEP, max(until - time.monotonic(), 0.0))):
         if time.monotonic() >= until:
             says = f"no answer within {run.check.seconds:.0f} s"
-            return (wrong(run.check.about, says, "see whether it hangs, and the network", severity=run.check.severity),)
+            return (
+                wrong(run.check.about, says, "check the network, and whether it hangs", severity=run.check.severity),
+            )
     return run.found

@@ -41,12 +41,12 @@ _SPECS = ("etc/cdi", "var/run/cdi", "run/cdi")
 
 
 def google_credentials(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
-    """Which Application Default Credentials would be taken; nobody is asked whether they are still good."""
+    """Which Application Default Credentials would be taken; they are not tested."""
     path = _file(environ)
     if path is None and _is_google(environ, root):
         yield ok(_ABOUT, "those of this machine's service account")
     elif path is None:
-        says = "there are none: gs:// models and Artifact Registry need them"
+        says = "there are none; gs:// models and Artifact Registry need them"
         yield wrong(_ABOUT, says, f"{_LOGIN}, where those are wanted", severity="note")
     else:
         yield _described(path)
@@ -58,7 +58,7 @@ def has_google(environ: Mapping[str, str], root: Path) -> bool:
 
 
 def storage() -> Iterator[Finding]:
-    """Whether Cloud Storage answers; that it wants a login is an answer too."""
+    """Whether Cloud Storage answers; to require a login is an answer too."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/") or _STORAGE
     address = host if "://" in host else f"http://{host}"
     name = bare_url(address)
@@ -105,9 +105,9 @@ def indexes() -> Iterator[Finding]:
     settings = read_settings()
     for place in settings.find_links:
         if "://" not in place and not Path(place).is_dir():
-            yield wrong("index", f"{place} is no folder", "correct find-links in the settings of pip or uv")
+            yield wrong("index", f"{place} is not a folder", "correct find-links in the settings of pip or uv")
     if not settings.indexes:
-        yield ok("index", f"no index is asked, by the settings of pip or uv: {settings.places}")
+        yield ok("index", f"no index is used, by the settings of pip or uv: {settings.places}")
         return
     with make_client(settings) as client:
         for index in settings.indexes:
@@ -127,7 +127,7 @@ def _index(client: httpx.Client, index: str, settings: IndexSettings) -> Iterato
 
 
 def clock(headers: Mapping[str, str], now: datetime, name: str) -> Iterator[Finding]:
-    """Hold this machine's clock against the Date of an answer (RFC 9110, section 6.6.1), which caches may have aged."""
+    """Compare this machine's clock with the Date of an answer (RFC 9110, section 6.6.1), which caches may have aged."""
     age = headers.get("Age", "")
     try:
         there = parsedate_to_datetime(headers.get("Date", "")) + timedelta(seconds=int(age) if age.isdecimal() else 0)
@@ -143,12 +143,12 @@ def clock(headers: Mapping[str, str], now: datetime, name: str) -> Iterator[Find
 
 
 def answered(name: str, status: int) -> Finding:
-    """Say what an index's answer means: that it has no such project is an answer too."""
+    """Say what an index's answer means: to have no such project is an answer too."""
     if status in (401, 403, 407):
         todo = "put user and password into the index's address, netrc or keyring, as for pip"
-        return wrong("index", f"{name} wants other credentials ({status})", todo)
+        return wrong("index", f"{name} requires other credentials ({status})", todo)
     if status >= 500:
-        return wrong("index", f"{name} fails ({status})", "try again later, or name another index")
+        return wrong("index", f"{name} fails ({status})", "try again later, or use another index")
     return ok("index", f"{name} answers")
 
 
@@ -158,7 +158,7 @@ def registry_logins(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         config = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        says = f"there is no {path}: of Google's registries, the Google credentials are taken"
+        says = f"there is no {path}; for Google's registries the Google credentials are used"
         yield ok("registry logins", says)
         return
     except (OSError, ValueError, RecursionError) as error:
@@ -194,7 +194,7 @@ def login_for(reference: Reference) -> Iterator[Finding]:
 
 
 def machine_checks(*, offline: bool = False, root: Path = Path("/")) -> tuple[Check, ...]:
-    """All that can be said without a model or an image; `offline` asks nothing over a network."""
+    """All checks that need no model and no image; `offline` uses no network."""
     near = (
         Check(about="python", find=_python),
         Check(about="uv", find=_uv),
@@ -218,7 +218,7 @@ def _python() -> Iterator[Finding]:
     yield ok("python", f"Python {platform.python_version()}, {platform.machine()}, {libc or 'another libc than glibc'}")
     if sys.platform != "linux":
         todo = "build on Linux, or by --builder cloudbuild"
-        yield wrong("python", f"this is {sys.platform}, and envbuild is tried on Linux only", todo, severity="warning")
+        yield wrong("python", f"this is {sys.platform}, and envbuild is tested on Linux only", todo, severity="warning")
 
 
 def _uv() -> Iterator[Finding]:
@@ -238,8 +238,8 @@ def _pip_tools() -> Iterator[Finding]:
     if _has_pip_tools():
         yield ok("pip-tools", f"pip-tools {version('pip-tools')}")
     else:
-        todo = "python -m pip install pip-tools, where --resolver pip-tools is wanted"
-        yield wrong("pip-tools", "pip-tools is not installed, and uv serves without it", todo, severity="note")
+        todo = "for --resolver pip-tools: python -m pip install pip-tools"
+        yield wrong("pip-tools", "pip-tools is not installed; uv does not need it", todo, severity="note")
 
 
 def _has_pip_tools() -> bool:
@@ -274,7 +274,7 @@ def _disks() -> Iterator[Finding]:
 
 
 def room(place: str, free: int) -> Finding:
-    """Say whether so many bytes are enough."""
+    """Whether so many free bytes are enough."""
     says = f"{place} has {free / 1e9:.1f} GB free"
     if free >= _FEW:
         return ok("disk", says)
@@ -323,12 +323,12 @@ def _gpu(root: Path) -> Iterator[Finding]:
 
 
 def driver_finding(facts: Mapping[str, object]) -> Finding:
-    """Say what the driver says of itself and of its GPUs."""
+    """The driver and its GPUs."""
     gpus = facts.get("gpus")
     names = [str(it.get("name")) for it in gpus] if isinstance(gpus, list) else []
     if not names:
-        todo = "see nvidia-smi; after an update of the driver this machine has to start anew"
-        return wrong("gpu", "there is a driver of NVIDIA, and it shows no GPU", todo, severity="warning")
+        todo = "see nvidia-smi; after an update of the driver restart this machine"
+        return wrong("gpu", "the NVIDIA driver shows no GPU", todo, severity="warning")
     cuda = f", for CUDA up to {facts['cuda_maximum']}" if facts.get("cuda_maximum") else ""
     return ok("gpu", f"{', '.join(names)}, driver {facts.get('driver') or 'unknown'}{cuda}")
 
@@ -336,7 +336,7 @@ def driver_finding(facts: Mapping[str, object]) -> Finding:
 def _toolkit(root: Path) -> Finding:
     specs = [path for folder in _SPECS for path in (root / folder).glob("nvidia*")]
     if specs:
-        return ok("gpu toolkit", f"{specs[0]} tells engines of the GPUs")
+        return ok("gpu toolkit", f"{specs[0]} describes the GPUs to engines")
     if program := shutil.which("nvidia-ctk") or shutil.which("nvidia-container-runtime"):
         return ok("gpu toolkit", program)
     todo = "install nvidia-container-toolkit, then: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"

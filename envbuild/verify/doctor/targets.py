@@ -19,19 +19,19 @@ from envbuild.verify.doctor.machine import login_for
 from envbuild.verify.findings import Finding, Severity
 
 _PREFIX = "stamped-"
-_WHY = "whoever runs the model from its stamp then gets nothing, and what it was trained in is lost"
+_WHY = "then the model cannot be run from its stamp, and the environment that it was trained in is lost"
 _HOST = re.compile(r"(?:[^/]*[.:][^/]*|localhost)/")
 _SECONDS = 20.0
 _STAMP_SECONDS = 60.0
 """For the stamp and all its images, each of which has its own limit."""
 _GOOGLE, _HOSTS = "envbuild.google_api", (".pkg.dev", "gcr.io")
-_UNKNOWN = "what a cleanup policy removes is gone for good, and nobody here knows of any"
+_UNKNOWN = "an image that a cleanup policy removes cannot be restored"
 
 
 def lost(about: str, reference: Reference) -> Finding:
-    """Say that an image is not where it is said to be."""
-    todo = "push it again from where it still is, or build it again from manifest and lock, and stamp the model anew"
-    found = wrong(about, f"{reference} is not there", todo, why="whoever runs the model from its stamp gets nothing")
+    """An image that its registry does not have."""
+    todo = "push it again from where it still is, or build it again from manifest and lock, and stamp the model again"
+    found = wrong(about, f"{reference} is not there", todo, why="the model cannot be run from its stamp")
     return replace(found, rule="digest-gone", wanted=str(reference.digest or reference.target), found="nothing")
 
 
@@ -81,7 +81,7 @@ def target_of(text: str) -> Target:
         parse_model_uri(text)
         return Target(name=text, image=None)
     if text.startswith(("/", "./", "../")):
-        raise UsageError("nothing lies there", where=text, todo="give the path of a model's folder or file")
+        raise UsageError("there is no such file", where=text, todo="give the path of a model's folder or file")
     todo = "give a model (gs://..., a folder, a file), or an image with its registry, as in example.com/team/app:7"
     if not _HOST.match(text):
         raise UsageError("this is neither a model nor an image", where=text, todo=todo)
@@ -127,7 +127,7 @@ def _stamp_finding(uri: str, history: History, stamp: Stamp) -> Finding:
         return ok(uri, f"it is stamped, {stamp.created}; images: {len(stamp.images)}")
     says = f"the model was replaced after it was stamped, {stamp.created}: {stamp.anchor.name} has another generation"
     why = "what it names are the images of the model that was there before"
-    return wrong(uri, says, "stamp it anew, with what the model that is there now was trained in", why=why)
+    return wrong(uri, says, "stamp it again, with what the model that is there now was trained in", why=why)
 
 
 def _stamped(image: StampedImage) -> tuple[Check, ...]:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.report import Reporter
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.golden import program
-from envbuild.verify.golden.model import HeldModel, held
+from envbuild.verify.golden.model import LocalModel, open_model
 from envbuild.verify.golden.runners import Ran, Runner
 
 Number = int | float | complex
@@ -45,7 +45,7 @@ _NUMBERED = re.compile(r"output_(\d+)")
 """What Keras 3 calls the outputs of a list when it exports them."""
 _WHY = "the model does not predict here what it predicted where it was trained"
 _TODO = "see in what the environments differ (envbuild verify, envbuild diff), and that this is the model of the sample"
-_UNKNOWN = "nobody has seen that the model predicts here what it predicted where it was trained"
+_UNKNOWN = "it is not known whether the model predicts here what it predicted where it was trained"
 SECONDS = 900.0
 """For loading the model and one call of it."""
 _MOST_NAMED = 5
@@ -80,7 +80,7 @@ class Deviation:
     beyond: int
     """How many of them are further off than the tolerance allows."""
     largest: float
-    """The largest |a - b|, of those beyond where there are any; infinite where one is no number, or infinite."""
+    """The largest |a - b|, of those beyond where there are any; infinite where one is NaN or infinite."""
     place: tuple[int, ...]
     """Its index; empty too where there is no element at all."""
     wanted: str
@@ -94,7 +94,7 @@ def content(array: Array) -> bytes:
     try:
         data = base64.b64decode(array.data, validate=True)
     except binascii.Error as error:
-        raise DamagedError("its data is no base64") from error
+        raise DamagedError("its data is not base64") from error
     if array.sha256 and hashlib.sha256(data).hexdigest() != array.sha256:
         raise DamagedError("its data is not what its digest says")
     width = width_of(array.dtype)
@@ -130,9 +130,13 @@ def deviation(wanted: Array, found: Array, *, rtol: float, atol: float) -> Devia
 
     NaN is equal to NaN, and an infinity to itself only. DamagedError as `content`, and for types that have no width.
     """
+    for array in (wanted, found):
+        if width_of(array.dtype) is None:
+            raise DamagedError(f"numbers of type {array.dtype} cannot be read here")
+    pairs = zip(numbers(found.dtype, content(found)), numbers(wanted.dtype, content(wanted)), strict=True)
     worst: tuple[tuple[bool, float], int, Number, Number] = ((False, -1.0), 0, 0, 0)
     beyond, count = 0, 0
-    for index, (a, b) in enumerate(_pairs(wanted, found)):
+    for index, (a, b) in enumerate(pairs):
         count += 1
         distance = apart(a, b)
         far = distance > atol + rtol * abs(b) or distance == math.inf
@@ -140,35 +144,24 @@ def deviation(wanted: Array, found: Array, *, rtol: float, atol: float) -> Devia
         if (far, distance) > worst[0]:
             worst = ((far, distance), index, a, b)
     (_, largest), index, a, b = worst
-    place = _place(index, found.shape) if count else ()
-    return Deviation(count=count, beyond=beyond, largest=max(largest, 0.0), place=place, wanted=str(b), found=str(a))
+    place: list[int] = []
+    for length in reversed(found.shape if count else ()):  # the index of an element in C order
+        index, last = divmod(index, length)
+        place.insert(0, last)
+    return Deviation(
+        count=count, beyond=beyond, largest=max(largest, 0.0), place=tuple(place), wanted=str(b), found=str(a)
+    )
 
 
 def apart(a: Number, b: Number) -> float:
-    """|a - b|; 0 for two that are no numbers, infinite for one that is none, and for infinities that differ."""
+    """|a - b|; 0 for two NaN, infinite for one NaN, and for infinities that differ."""
     if a == b:
         return 0.0
-    nothing = [value != value for value in (a, b)]  # noqa: PLR0124 - so is NaN, of complex numbers too
-    if all(nothing):
+    nan = [value != value for value in (a, b)]  # noqa: PLR0124 - so is NaN, of complex numbers too
+    if all(nan):
         return 0.0
     distance = abs(a - b)
-    return math.inf if any(nothing) or distance != distance else float(distance)  # noqa: PLR0124
-
-
-def _pairs(wanted: Array, found: Array) -> Iterator[tuple[Number, Number]]:
-    for array in (wanted, found):
-        if width_of(array.dtype) is None:
-            raise DamagedError(f"numbers of type {array.dtype} cannot be read here")
-    return zip(numbers(found.dtype, content(found)), numbers(wanted.dtype, content(wanted)), strict=True)
-
-
-def _place(index: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The index of an element in C order."""
-    place: list[int] = []
-    for length in reversed(shape):
-        index, rest = divmod(index, length)
-        place.insert(0, rest)
-    return tuple(place)
+    return math.inf if any(nan) or distance != distance else float(distance)  # noqa: PLR0124
 
 
 def not_run(says: str, *, todo: str, wrong: bool = False) -> Finding:
@@ -186,44 +179,31 @@ def judged(golden: Golden, found: Sequence[Array]) -> Iterator[Finding]:
     except LookupError as error:
         yield Finding(about=RULE, agrees=False, says=str(error.args[0]), why=_WHY, todo=_TODO)
         return
-    held = [_held(wanted, came, golden) for wanted, came in pairs]
-    faults = [fault for _, those in held for fault in those]
+    results = [_compare(wanted, came, golden) for wanted, came in pairs]
+    faults = [fault for _, those in results for fault in those]
     yield from faults
     if not any(it.severity == "error" or it.id != RULE for it in faults):
         sample = counted(len(golden.outputs), "output")
-        numbers = counted(sum(math.prod(array.shape) for array in golden.outputs), "number")
-        near = _near([far for far, _ in held if far is not None], golden)
-        yield Finding(about=RULE, agrees=True, says=f"the model gives what was recorded: {sample}, {numbers}, {near}")
-
-
-def _near(found: Sequence[Deviation], golden: Golden) -> str:
-    """How near outputs are that agree."""
-    largest = max((it.largest for it in found), default=0.0)
-    if not largest:
-        return "exactly"
-    return f"within {_tolerance(golden)}; the largest difference is {largest:.2g}"
+        count = counted(sum(math.prod(array.shape) for array in golden.outputs), "number")
+        largest = max((far.largest for far, _ in results if far), default=0.0)
+        near = f"within {_tolerance(golden)}; the largest difference is {largest:.2g}" if largest else "exactly"
+        yield Finding(about=RULE, agrees=True, says=f"the model gives what was recorded: {sample}, {count}, {near}")
 
 
 def paired(wanted: Sequence[Array], found: Sequence[Array]) -> list[tuple[Array, Array]]:
-    """Put each recorded output beside the one that came for it; LookupError where that is not certain."""
+    """Pair each recorded output with the one that came for it; LookupError where that is not certain."""
     if len(wanted) == len(found) == 1:
         return [(wanted[0], found[0])]
     names = [array.name for array in wanted]
-    for known in (_named(found), _numbered(found)):
+    numbered = {number[1]: array for array in found if (number := _NUMBERED.fullmatch(array.name))}
+    for known in ({array.name: array for array in found}, numbered):
         if known.keys() >= set(names):
             return [(array, known[array.name]) for array in wanted]
-    raise LookupError(f"outputs {_list(names)} were recorded, and the model gives {_list([it.name for it in found])}")
+    recorded, came = (", ".join(it.name or "(without a name)" for it in those) for those in (wanted, found))
+    raise LookupError(f"outputs {recorded} were recorded, and the model gives {came}")
 
 
-def _named(arrays: Sequence[Array]) -> Mapping[str, Array]:
-    return {array.name: array for array in arrays}
-
-
-def _numbered(arrays: Sequence[Array]) -> Mapping[str, Array]:
-    return {number[1]: array for array in arrays if (number := _NUMBERED.fullmatch(array.name))}
-
-
-def _held(wanted: Array, found: Array, golden: Golden) -> tuple[Deviation | None, list[Finding]]:
+def _compare(wanted: Array, found: Array, golden: Golden) -> tuple[Deviation | None, list[Finding]]:
     """How far an output is from the recorded one, where its numbers can be compared, and what is wrong with it."""
     name = f"output {wanted.name or found.name}".strip()
     if wanted.shape != found.shape:
@@ -236,27 +216,21 @@ def _held(wanted: Array, found: Array, golden: Golden) -> tuple[Deviation | None
         faults = [_wrong(says, wanted.dtype, found.dtype, severe=other)]
         if other:
             return None, faults
-    far, wrong = _numbers(name, wanted, found, golden)
-    return far, faults + wrong
-
-
-def _numbers(name: str, wanted: Array, found: Array, golden: Golden) -> tuple[Deviation | None, list[Finding]]:
     try:
         far = deviation(wanted, found, rtol=golden.rtol, atol=golden.atol)
     except DamagedError as error:
-        if wanted.data == found.data:
-            return None, []
-        return None, [not_run(f"{name} cannot be compared: {error}", todo="record the sample anew, as float32")]
-    return far, [_wrong(_said(name, far, golden), far.wanted, far.found)] if far.beyond else []
-
-
-def _said(name: str, far: Deviation, golden: Golden) -> str:
-    where = f" at {list(far.place)}" if far.place else ""
-    are = "is" if far.beyond == 1 else "are"
-    return (
-        f"{far.beyond} of {counted(far.count, 'number')} of {name} {are} further off than {_tolerance(golden)}; the "
-        f"largest deviation is {far.largest:.6g}{where}: {far.found}, and {far.wanted} was recorded"
-    )
+        if wanted.data != found.data:
+            faults.append(not_run(f"{name} cannot be compared: {error}", todo="record the sample again, as float32"))
+        return None, faults
+    if far.beyond:
+        where = f" at {list(far.place)}" if far.place else ""
+        are = "is" if far.beyond == 1 else "are"
+        says = (
+            f"{far.beyond} of {counted(far.count, 'number')} of {name} {are} further off than {_tolerance(golden)}; "
+            f"the largest deviation is {far.largest:.6g}{where}: {far.found}, and {far.wanted} was recorded"
+        )
+        faults.append(_wrong(says, far.wanted, far.found))
+    return far, faults
 
 
 def _wrong(says: str, wanted: str, found: str, *, severe: bool = True) -> Finding:
@@ -276,19 +250,6 @@ def _kind(array: Array) -> str:
     return re.sub(r"\d.*", "", array.dtype).removeprefix("b") if array.dtype != "bool" else "bool"
 
 
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(name or "(without a name)" for name in names)
-
-
-def check_sample(golden: Golden) -> None:
-    """See that a sample is whole; DamagedError."""
-    for array in (*golden.inputs, *golden.outputs):
-        try:
-            content(array)
-        except DamagedError as error:
-            raise DamagedError(f"{array.name or 'an array'} is damaged: {error}") from error
-
-
 def check(
     manifest: TrainingManifest,
     model_uri: str,
@@ -301,48 +262,43 @@ def check(
     """Run a manifest's sample with a model in each environment; yield what differs, and one finding where nothing does.
 
     The model is fetched once, and only if there is something to run. `seconds` is the patience with one environment.
-    What goes wrong in there is a finding. StampError where the model cannot be had.
+    What goes wrong in there is a finding. StampError where the model cannot be read.
     """
     if (fault := unfit(manifest)) is not None:
         yield fault
         return
-    with held(model_uri, cache, report) as model:
+    with open_model(model_uri, cache, report) as model:
         for runner in runners:
             report.step(f"running the golden sample in {runner.name}")
             for finding in golden_check(manifest, model, runner, seconds=seconds):
-                yield finding.held(model.uri, runner.name)
+                yield finding.with_targets(model.uri, runner.name)
 
 
 def unfit(manifest: TrainingManifest) -> Finding | None:
     """Why a manifest has no sample that could be run; None where it has one."""
     if manifest.golden is None:
         return not_run("the manifest has no golden sample", todo=_RECORD)
-    try:
-        check_sample(manifest.golden)
-    except DamagedError as error:
-        return not_run(f"the manifest's golden sample cannot be used: {error}", todo=_RECORD)
+    for array in (*manifest.golden.inputs, *manifest.golden.outputs):
+        try:
+            content(array)
+        except DamagedError as error:
+            says = f"the manifest's golden sample cannot be used: {array.name or 'an array'} is damaged: {error}"
+            return not_run(says, todo=_RECORD)
     return None
 
 
 def golden_check(
-    manifest: TrainingManifest, model: HeldModel, runner: Runner, *, seconds: float = SECONDS
+    manifest: TrainingManifest, model: LocalModel, runner: Runner, *, seconds: float = SECONDS
 ) -> tuple[Finding, ...]:
     """Run the sample with a model that lies here in one environment."""
     if (fault := unfit(manifest)) is not None:
         return (fault,)
-    assert manifest.golden is not None
+    golden = manifest.golden
+    assert golden is not None
     if model.format not in program.FORMATS:
         known = ", ".join(program.FORMATS)
         says = f"a model of the format {model.format or 'unknown'} cannot be run by itself, as {known} can"
         return (not_run(says, todo=_SAVE),)
-    try:
-        ran = _run(manifest.golden, model, runner, seconds)
-    except UsageError as error:
-        return (not_run(f"the sample cannot be run: {error.what}", todo=error.todo, wrong=True),)
-    return tuple(_with_files(it, model, manifest) for it in _findings(manifest.golden, ran, seconds))
-
-
-def _run(golden: Golden, model: HeldModel, runner: Runner, seconds: float) -> Ran:
     order = {
         "format": model.format,
         "model": f"model/{model.start}".rstrip("/"),
@@ -354,13 +310,20 @@ def _run(golden: Golden, model: HeldModel, runner: Runner, seconds: float) -> Ra
         f"{program.CAPTURE}.py": script().encode(),
         **{f"model/{path}": file for path, file in model.files.items()},
     }
-    return runner.run(Path(program.__file__).read_text("utf-8"), beside, seconds=seconds)
+    try:
+        ran = runner.run(Path(program.__file__).read_text("utf-8"), beside, seconds=seconds)
+    except UsageError as error:
+        return (not_run(f"the sample cannot be run: {error.what}", todo=error.todo, wrong=True),)
+    return tuple(_with_files(it, model, manifest) for it in _findings(golden, ran, seconds))
 
 
 def _findings(golden: Golden, ran: Ran, seconds: float) -> Iterable[Finding]:
     answer = _answer(ran)
     if answer is None:
-        return (not_run(_ended(ran, seconds), todo=_SEE, wrong=True),)
+        how = _ENDS.get(ran.code, f"exit code {ran.code}")
+        says = f"the sample's run ended without an answer: {how}"
+        says = f"the model gave no answer within {seconds:g} s" if ran.late else says
+        return (not_run(_quoted(says, ran.lines), todo=_SEE, wrong=True),)
     if "unclear" in answer:
         todo = "record the sample with the model's own names of inputs: golden_sample({NAME: ...}, {NAME: ...})"
         return (not_run(f"the sample does not fit the model: {answer['unclear']}", todo=todo),)
@@ -368,10 +331,9 @@ def _findings(golden: Golden, ran: Ran, seconds: float) -> Iterable[Finding]:
         says = _STEPS.get(str(answer["failed"]), "the sample cannot be run")
         return (not_run(_quoted(says, [str(it) for it in answer.get("lines", ())]), todo=_SEE, wrong=True),)
     try:
-        found = tuple(_array(it) for it in answer["outputs"])
-        return tuple(judged(golden, found))
+        return tuple(judged(golden, [_array(it) for it in answer["outputs"]]))
     except (KeyError, TypeError, ValueError, DamagedError):
-        return (not_run(_quoted("what came back is no answer", ran.lines), todo=_SEE, wrong=True),)
+        return (not_run(_quoted("the answer cannot be read", ran.lines), todo=_SEE, wrong=True),)
 
 
 def _answer(ran: Ran) -> dict[str, Any] | None:
@@ -389,18 +351,11 @@ def _array(value: dict[str, Any]) -> Array:
     return Array(name=str(value["name"]), dtype=str(value["dtype"]), shape=shape, data=data)
 
 
-def _ended(ran: Ran, seconds: float) -> str:
-    if ran.late:
-        return _quoted(f"the model gave no answer within {seconds:g} s", ran.lines)
-    how = _ENDS.get(ran.code, f"exit code {ran.code}")
-    return _quoted(f"the sample's run ended without an answer: {how}", ran.lines)
-
-
 def _quoted(says: str, lines: Iterable[str]) -> str:
     return "".join([says, *(f"\n  | {line[:_LONGEST]}" for line in list(lines)[-_MOST_LINES:])])
 
 
-def _with_files(finding: Finding, model: HeldModel, manifest: TrainingManifest) -> Finding:
+def _with_files(finding: Finding, model: LocalModel, manifest: TrainingManifest) -> Finding:
     """Say with a finding that the model is another than the recorded one, where its files say so."""
     other = () if finding.agrees else model.differing(manifest.model)
     if not other:

@@ -21,7 +21,7 @@ _TODO = "give the URI of the model's file or folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldModel:
+class LocalModel:
     """A model whose files lie on a disk here."""
 
     uri: str
@@ -49,21 +49,21 @@ class HeldModel:
 
 
 @contextmanager
-def held(model_uri: str, cache: Path, report: Reporter) -> Iterator[HeldModel]:
+def open_model(model_uri: str, cache: Path, report: Reporter) -> Iterator[LocalModel]:
     """Yield a model; one in Cloud Storage lies on the cache's disk meanwhile.
 
-    StampError where it cannot be had, UsageError where that is no URI of a model.
+    StampError where it cannot be read, UsageError for an invalid URI.
     """
     uri = parse_model_uri(model_uri)
     if uri.bucket is None:
-        yield _held(str(uri), uri.path, {})
+        yield _read(str(uri), uri.path, {})
         return
     with workplace(cache) as folder:
         path, generations = _downloaded(uri, folder, report)
-        yield _held(str(uri), str(path), generations)
+        yield _read(str(uri), str(path), generations)
 
 
-def _held(uri: str, path: str, generations: Mapping[str, int]) -> HeldModel:
+def _read(uri: str, path: str, generations: Mapping[str, int]) -> LocalModel:
     try:
         place = place_of(path)
     except Unread as error:
@@ -72,7 +72,7 @@ def _held(uri: str, path: str, generations: Mapping[str, int]) -> HeldModel:
         raise StampError(f"the model cannot be read: {'; '.join(place.faults)}", where=uri, todo=_TODO)
     files = {str(file["path"]): file for file in place.files}
     found = facts_of_place(uri, place).get("format")
-    return HeldModel(
+    return LocalModel(
         uri=uri,
         format=str(found) if found else None,
         folder=Path(place.folder),
@@ -136,7 +136,7 @@ def _check(blobs: Mapping[str, Any], total: int, uri: ModelUri, folder: Path) ->
     for path in blobs:
         if path.startswith("/") or {"", ".", ".."} & set(path.split("/")):
             todo = "copy the model to a folder whose objects have plain names"
-            raise StampError(f"an object's name is no path of a file: {path!r}", where=str(uri), todo=todo)
+            raise StampError(f"an object's name is not the path of a file: {path!r}", where=str(uri), todo=todo)
     free = shutil.disk_usage(folder).free
     if total > free:
         todo = "free space there, or set ENVBUILD_CACHE to a folder on another disk"

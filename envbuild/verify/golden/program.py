@@ -95,18 +95,18 @@ def by_name(inputs: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
     raise Unclear(f"inputs {said} were recorded, and the model wants {', '.join(names)}")
 
 
+def module(name: str) -> Any:
+    """Make a function that imports a module."""
+    return lambda: importlib.import_module(name)
+
+
 def tensorflow() -> Any:
     """TensorFlow 2's names, also of TensorFlow 1.15."""
-    module = importlib.import_module("tensorflow")
-    if module.__version__.startswith("1."):
-        module.compat.v1.enable_v2_behavior()
-        return module.compat.v2
-    return module
-
-
-def load_saved_model(tf: Any, path: str) -> Any:
-    """Load it whole, as it owns the variables that its signatures read."""
-    return tf.saved_model.load(path)
+    tf = importlib.import_module("tensorflow")
+    if tf.__version__.startswith("1."):
+        tf.compat.v1.enable_v2_behavior()
+        return tf.compat.v2
+    return tf
 
 
 def call_saved_model(tf: Any, model: Any, inputs: list[dict[str, Any]]) -> Any:
@@ -131,32 +131,12 @@ def keras() -> Any:
         return importlib.import_module("tensorflow").keras
 
 
-def load_keras(module: Any, path: str) -> Any:
-    """Load it without its losses, which only training needs."""
-    return module.models.load_model(path, compile=False)
-
-
 def call_keras(_: Any, model: Any, inputs: list[dict[str, Any]]) -> Any:
     """Predict as keras_callback() does when it records."""
     if not in_order(inputs):
         return model.predict_on_batch({item["name"]: array_of(item) for item in inputs})
     arrays = [array_of(item) for item in by_place(inputs)]
     return model.predict_on_batch(arrays if len(arrays) > 1 else arrays[0])
-
-
-def torch() -> Any:
-    """PyTorch."""
-    return importlib.import_module("torch")
-
-
-def load_torchscript(module: Any, path: str) -> Any:
-    """Load it onto the CPU, wherever it was saved."""
-    return module.jit.load(path, map_location="cpu").eval()
-
-
-def load_torch_export(module: Any, path: str) -> Any:
-    """Load a program that torch.export wrote."""
-    return module.export.load(path).module()
 
 
 def call_torch(module: Any, model: Any, inputs: list[dict[str, Any]]) -> Any:
@@ -175,16 +155,6 @@ def tensor(module: Any, item: dict[str, Any], weight: Any) -> Any:
     return value.to(weight) if weight is not None and item["dtype"] == "float64" else value
 
 
-def onnxruntime() -> Any:
-    """ONNX Runtime."""
-    return importlib.import_module("onnxruntime")
-
-
-def load_onnx(module: Any, path: str) -> Any:
-    """Load it for the CPU."""
-    return module.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-
 def call_onnx(_: Any, session: Any, inputs: list[dict[str, Any]]) -> Any:
     """Call it by its own names."""
     types = {one.name: one.type[len("tensor(") : -1] for one in session.get_inputs()}
@@ -194,15 +164,21 @@ def call_onnx(_: Any, session: Any, inputs: list[dict[str, Any]]) -> Any:
     return dict(zip(names, session.run(names, feed)))  # noqa: B905 - Python 3.7 has no strict
 
 
+KERAS = (keras, lambda module, path: module.models.load_model(path, compile=False), call_keras)
+"""Without the losses, which only training needs."""
 FORMATS: dict[str, Any] = {
-    "saved_model": (tensorflow, load_saved_model, call_saved_model),
-    "keras": (keras, load_keras, call_keras),
-    "hdf5": (keras, load_keras, call_keras),
-    "torchscript": (torch, load_torchscript, call_torch),
-    "torch_export": (torch, load_torch_export, call_torch),
-    "onnx": (onnxruntime, load_onnx, call_onnx),
+    "saved_model": (tensorflow, lambda tf, path: tf.saved_model.load(path), call_saved_model),
+    "keras": KERAS,
+    "hdf5": KERAS,
+    "torchscript": (module("torch"), lambda torch, path: torch.jit.load(path, map_location="cpu").eval(), call_torch),
+    "torch_export": (module("torch"), lambda torch, path: torch.export.load(path).module(), call_torch),
+    "onnx": (
+        module("onnxruntime"),
+        lambda runtime, path: runtime.InferenceSession(path, providers=["CPUExecutionProvider"]),
+        call_onnx,
+    ),
 }
-"""How a model of each format is run; others hold weights, which no program comes with, or pickles."""
+"""How to import, load and call a model of each format; others hold weights without a program, or pickles."""
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,6 @@ from envbuild.oci.reference import exists
 from envbuild.report import Reporter
 
 INSTEAD = "leave out --run, or give host and --python PATH instead of images: an interpreter needs no engine"
-"""What people without an engine can do."""
 _LINES = 12
 _LONGEST = 500
 _ENGINE = "docker-daemon:"
@@ -71,11 +70,11 @@ class InImage:
 
     def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
         """Run in a new container: as the image's user, without a network, with copies of the files."""
-        heard = _Heard()
+        lines = _LastLines()
         done = run_file(
-            self.client, self.image, program, (), python=None, heard=heard.add, beside=beside, seconds=seconds
+            self.client, self.image, program, (), python=None, heard=lines.add, beside=beside, seconds=seconds
         )
-        return Ran(answer=done.result, code=done.code, lines=heard.lines, late=done.late)
+        return Ran(answer=done.result, code=done.code, lines=lines.lines, late=done.late)
 
 
 @contextmanager
@@ -89,16 +88,11 @@ def in_image(text: str, *, machine: str, cache: Path, report: Reporter) -> Itera
     with ExitStack() as stack:
         client = stack.enter_context(connected(INSTEAD))
         name = text.removeprefix(_ENGINE).removeprefix(_REGISTRY)
-        if _lies_here(text):
+        archive = text.startswith(_ARCHIVES) or exists(text.rpartition("@")[0] or text)
+        if archive and not text.startswith((_ENGINE, _REGISTRY)):
             image = stack.enter_context(open_image(text, machine=machine, cache=cache, report=report))
             name = stack.enter_context(loaded_base(client, image, report))
         yield InImage(name=text, client=client, image=find_image(client, name, report))
-
-
-def _lies_here(text: str) -> bool:
-    if text.startswith((_ENGINE, _REGISTRY)):
-        return False
-    return text.startswith(_ARCHIVES) or exists(text.rpartition("@")[0] or text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +110,7 @@ class InBubblewrap:
         """Run in new namespaces; nothing but folders in memory can be written. The program's FILE is its stdout."""
         with TemporaryDirectory(prefix="envbuild-bubblewrap-") as name:
             folder = Path(name)
-            _lay(folder, {"program.py": program.encode(), **beside})
+            _write_files(folder, {"program.py": program.encode(), **beside})
             folder.chmod(0o755)
             command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
             command += ["--clearenv"]
@@ -125,11 +119,11 @@ class InBubblewrap:
             command += [word for place in WRITABLE for word in ("--tmpfs", place)]
             command += ["--ro-bind", str(folder), "/run/envbuild", "--chdir", "/"]
             command += [self.python, "/run/envbuild/program.py", "--out", "-"]
-            heard, answer = _Heard(), bytearray()
+            lines, answer = _LastLines(), bytearray()
             with running(command, os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
                 assert process.stdout, process.stderr
                 readers = (
-                    threading.Thread(target=heard.read, args=(process.stderr,), daemon=True),
+                    threading.Thread(target=lines.read, args=(process.stderr,), daemon=True),
                     threading.Thread(target=_collect, args=(process.stdout, answer), daemon=True),
                 )
                 for reader in readers:
@@ -141,7 +135,7 @@ class InBubblewrap:
                 for reader in readers:
                     reader.join(1)
             late = code is None
-            return Ran(answer=bytes(answer), code=code if code is not None else 137, lines=heard.lines, late=late)
+            return Ran(answer=bytes(answer), code=code if code is not None else 137, lines=lines.lines, late=late)
 
 
 def _collect(stream: IO[bytes], into: bytearray) -> None:
@@ -161,20 +155,21 @@ class InInterpreter:
         """Run it; what it starts ends with it."""
         with TemporaryDirectory(prefix="envbuild-golden-") as name:
             folder = Path(name)
-            _lay(folder, {"envbuild_golden.py": program.encode(), **beside})
-            command = [_found(self.name), str(folder / "envbuild_golden.py"), "--out", str(folder / "answer")]
-            heard = _Heard()
-            code = _run(command, self.variables or os.environ, heard, seconds)
+            _write_files(folder, {"envbuild_golden.py": program.encode(), **beside})
+            python = str(Path(self.name).absolute()) if "/" in self.name else self.name  # else found on PATH
+            command = [python, str(folder / "envbuild_golden.py"), "--out", str(folder / "answer")]
+            lines = _LastLines()
+            code = _run(command, self.variables or os.environ, lines, seconds)
             return Ran(
                 answer=_answer(folder / "answer"),
                 code=code if code is not None and code >= 0 else 128 - (code or 0),
-                lines=heard.lines,
+                lines=lines.lines,
                 late=code is None,
             )
 
 
-def _lay(folder: Path, files: Mapping[str, bytes | Path]) -> None:
-    """Lay files down; large ones by a link, as nothing writes to them."""
+def _write_files(folder: Path, files: Mapping[str, bytes | Path]) -> None:
+    """Write files; large ones as links, as nothing writes to them."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -184,17 +179,12 @@ def _lay(folder: Path, files: Mapping[str, bytes | Path]) -> None:
             path.symlink_to(content.absolute())
 
 
-def _found(python: str) -> str:
-    """The program's path; a name without folders is looked for on PATH, as by a shell."""
-    return str(Path(python).absolute()) if "/" in python else python
-
-
-def _run(command: list[str], variables: Mapping[str, str], heard: "_Heard", seconds: float) -> int | None:
+def _run(command: list[str], variables: Mapping[str, str], lines: "_LastLines", seconds: float) -> int | None:
     """Run a program; its exit code, or None where its time was up."""
     environment = {name: value for name, value in variables.items() if name not in _OWN}
     try:
         with running(command, environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-            reader = threading.Thread(target=heard.read, args=(output(process),), daemon=True)
+            reader = threading.Thread(target=lines.read, args=(output(process),), daemon=True)
             reader.start()
             try:
                 code = process.wait(seconds)
@@ -216,7 +206,7 @@ def _answer(path: Path) -> bytes | None:
     return data if len(data) <= MAX_RESULT else None
 
 
-class _Heard:
+class _LastLines:
     """The last lines of a program that may print any amount."""
 
     def __init__(self) -> None:

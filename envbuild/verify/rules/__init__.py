@@ -1,4 +1,4 @@
-"""What has to agree between two sides: pure, one file for each subject."""
+"""What has to agree between two sources: pure, one module for each subject."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,10 +7,10 @@ from envbuild.verify.rules import contract, frameworks, hardware, model, package
 from envbuild.verify.sources import Side
 
 Check = Callable[[Side, Side], Iterator[Finding]]
-"""What the first side wants, held against the second one; findings on what both know, in a certain order."""
+"""Compares what the first source requires with the second one, where both know it; in a fixed order."""
 
 ARTIFACT: tuple[Check, ...] = (model.framework, model.tensorflow_1, model.keras, model.artifact_format)
-"""Those that hold a model against an environment, which one run can say both of."""
+"""Those that compare a model with an environment; one run has both."""
 RULES: tuple[Check, ...] = (
     platform.python,
     platform.implementation,
@@ -42,10 +42,10 @@ RULES: tuple[Check, ...] = (
 """In the order of the catalogue, one for each of its rules."""
 
 
-def hold(wanted: Side, found: Side, rules: tuple[Check, ...] = RULES) -> tuple[Finding, ...]:
+def apply_rules(wanted: Side, found: Side, rules: tuple[Check, ...] = RULES) -> tuple[Finding, ...]:
     """All findings of the rules; within a rule the gravest first, and what agrees last."""
     findings = (sorted(check(wanted, found), key=_gravity) for check in rules)
-    return tuple(it.held(wanted.name, found.name) for group in findings for it in group)
+    return tuple(it.with_targets(wanted.name, found.name) for group in findings for it in group)
 
 
 def _gravity(finding: Finding) -> int:

@@ -1,219 +1,100 @@
 """Every rule: its id, what it compares, why, and its severity; and findings in these words."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.sources import Kind, Side
 
 _LISTED = 8
 """Names that a sentence has room for."""
-_ANEW: dict[Kind, str] = {
-    "image": "build the image anew from the run's manifest: `envbuild from-manifest MANIFEST`",
-    "lock": "lock the run's versions anew: `envbuild lock MANIFEST`",
-    "context": "write the context anew from the run's manifest: `envbuild from-manifest MANIFEST`",
+_REMEDIES: dict[Kind, str] = {
+    "image": "build the image again from the run's manifest: `envbuild from-manifest MANIFEST`",
+    "lock": "lock the run's versions again: `envbuild lock MANIFEST`",
+    "context": "write the context again from the run's manifest: `envbuild from-manifest MANIFEST`",
     "host": "run it in the image that was made for it",
-    "manifest": "keep the two apart, or train anew in the first one's environment",
-    "model": "keep the two apart, or train anew in the first one's environment",
+    "manifest": "keep the two apart, or train again in the first one's environment",
+    "model": "keep the two apart, or train again in the first one's environment",
 }
 MADE: frozenset[Kind] = frozenset({"image", "lock", "context"})
 """What envbuild makes from a run, on purpose with less than the run had: Linux only, no values of one model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """What has to agree."""
+class Rule(NamedTuple):
+    """One comparison of two sources."""
 
     id: str
-    """Stable: policies and reports go by it."""
-    title: str
-    """What is asked, in a few words."""
-    why: str
-    """What comes of it if it does not agree, in one sentence."""
+    """Stable: policies and reports use it."""
     severity: Severity
-    """Unless who is on the two sides makes it another one."""
+    """Unless the kinds of the two sources make it another one."""
+    title: str
+    """What is required, in a few words."""
+    why: str
+    """What follows if it does not agree, in one sentence."""
 
 
-def _rule(name: str, severity: Severity, title: str, why: str) -> Rule:
-    return Rule(id=name, title=title, why=why, severity=severity)
-
-
-CATALOGUE: tuple[Rule, ...] = (
-    _rule(
-        "python",
-        "error",
-        "the same Python",
-        "Wheels, pickles and bytecode belong to one minor version of Python; a patch release only repairs.",
-    ),
-    _rule(
-        "python-implementation",
-        "error",
-        "the same implementation of Python",
-        "Compiled packages of CPython do not load in another implementation.",
-    ),
-    _rule(
-        "system",
-        "error",
-        "the same operating system",
-        "Each system has wheels of its own, built by other compilers with other libraries inside.",
-    ),
-    _rule(
-        "machine",
-        "error",
-        "the same machine architecture",
-        "Wheels of one architecture do not load on another, and its kernels round differently.",
-    ),
-    _rule(
-        "glibc",
-        "warning",
-        "a C library that is no older",
-        "What was compiled for a newer C library does not load with an older one.",
-    ),
-    _rule(
-        "framework",
-        "error",
-        "the same framework in the same version",
-        "Operations, their defaults and their kernels change from release to release, and so do predictions.",
-    ),
-    _rule(
-        "framework-build",
-        "warning",
-        "the same build of the framework",
-        "Another build has other kernels, which round differently, or runs on another device.",
-    ),
-    _rule(
-        "package",
-        "error",
-        "each package in the same version",
-        "An environment is shared only where no pin has moved: any package can change what the model is given.",
-    ),
-    _rule(
-        "package-missing",
-        "error",
-        "each package is there",
-        "What imports it fails, or silently does without.",
-    ),
-    _rule(
-        "package-extra",
-        "note",
-        "no other packages",
-        "A server is added to what was trained with; anything else there can be imported, too.",
-    ),
-    _rule(
-        "package-build",
-        "warning",
-        "the same files under the same version",
-        "One version can be built more than once: with another BLAS, for another CUDA, or from changed sources.",
-    ),
-    _rule(
-        "cuda",
-        "error",
-        "the same CUDA",
-        "A framework opens the libraries of one major version of CUDA; another minor version has other kernels.",
-    ),
-    _rule(
-        "cudnn",
-        "error",
-        "the same cuDNN",
-        "A framework opens one major version of cuDNN; another minor version chooses other algorithms.",
-    ),
-    _rule(
-        "driver",
-        "error",
-        "a driver that serves the CUDA",
-        "Where the driver is too old for CUDA no GPU is found, and the framework fails or goes on with the CPU.",
-    ),
-    _rule(
-        "gpu-absent",
-        "error",
-        "a GPU where the run had one",
-        "A build for the GPU fails there, or goes on many times slower with the kernels of the CPU.",
-    ),
-    _rule(
-        "compute-capability",
-        "error",
-        "a framework that was built for the GPU",
-        "Without machine code or PTX for the GPU no kernel starts.",
-    ),
-    _rule(
-        "gpu-memory",
-        "warning",
-        "as much GPU memory as the run had",
-        "What fitted into the run's GPU may not fit into this one.",
-    ),
-    _rule(
-        "cpu-flags",
-        "warning",
-        "the instruction sets that the run had",
-        "Libraries choose their kernels by them, and other kernels round differently.",
-    ),
-    _rule(
-        "variable-missing",
-        "error",
-        "each variable that the program needs",
-        "The program reads it, and fails or takes a default without it.",
-    ),
-    _rule(
-        "variable-value",
-        "warning",
-        "the same values of variables that change numbers",
-        "It switches kernels, precision, threads or random numbers.",
-    ),
-    _rule(
-        "numerics",
-        "warning",
-        "frameworks that were told the same of precision and determinism",
-        "The program itself switched it, and the same operations give other digits.",
-    ),
-    _rule(
-        "data-absent",
-        "error",
-        "the data that the program reads",
-        "The program reads it, and cannot from there.",
-    ),
-    _rule(
-        "data-changed",
-        "warning",
-        "the same content of the data",
-        "What was read by the run is not what lies there now.",
-    ),
-    _rule(
-        "preprocessing",
-        "error",
-        "the same code that prepares inputs",
-        "A model that gets its inputs prepared by other code sees other numbers than it was trained on.",
-    ),
-    _rule(
-        "artifact-framework",
-        "error",
-        "a framework no older than the one that wrote the model",
-        "Frameworks promise to load what older releases wrote, never what newer ones did.",
-    ),
-    _rule(
-        "artifact-tf1",
-        "error",
-        "no model of TensorFlow 1 under TensorFlow 2",
-        "TensorFlow 2 runs graphs and sessions of TensorFlow 1 only through tf.compat.v1.",
-    ),
-    _rule(
-        "artifact-keras",
-        "error",
-        "the Keras generation that wrote the model",
-        "Keras 3 does not load every model of Keras 2, and Keras 2 loads none of Keras 3.",
-    ),
-    _rule(
-        "artifact-format",
-        "error",
-        "the format that was recorded",
-        "A server chooses how to load a model by its format, and here lies another model than was recorded.",
-    ),
-    _rule(
-        "model-files",
-        "error",
-        "the model's files with the same content",
-        "A model with other weights predicts other numbers, whatever environment it runs in.",
-    ),
+# fmt: off
+CATALOGUE = (
+    Rule("python", "error", "the same Python",
+         "Wheels, pickles and bytecode belong to one minor version of Python; a patch release only repairs."),
+    Rule("python-implementation", "error", "the same implementation of Python",
+         "Compiled packages of CPython do not load in another implementation."),
+    Rule("system", "error", "the same operating system",
+         "Each system has wheels of its own, built by other compilers with other libraries inside."),
+    Rule("machine", "error", "the same machine architecture",
+         "Wheels of one architecture do not load on another, and its kernels round differently."),
+    Rule("glibc", "warning", "a C library of the same or a later version",
+         "What was compiled for a newer C library does not load with an older one."),
+    Rule("framework", "error", "the same framework in the same version",
+         "Operations, their defaults and their kernels change from release to release, and so do predictions."),
+    Rule("framework-build", "warning", "the same build of the framework",
+         "Another build has other kernels, which round differently, or runs on another device."),
+    Rule("package", "error", "each package in the same version",
+         "An environment is shared only where no pin has moved: any package can change what the model is given."),
+    Rule("package-missing", "error", "each package is there",
+         "What imports it fails, or silently does without."),
+    Rule("package-extra", "note", "no other packages",
+         "A server is added to what was trained with; anything else there can be imported, too."),
+    Rule("package-build", "warning", "the same files under the same version",
+         "One version can be built more than once: with another BLAS, for another CUDA, or from changed sources."),
+    Rule("cuda", "error", "the same CUDA",
+         "A framework opens the libraries of one major version of CUDA; another minor version has other kernels."),
+    Rule("cudnn", "error", "the same cuDNN",
+         "A framework opens one major version of cuDNN; another minor version chooses other algorithms."),
+    Rule("driver", "error", "a driver that serves the CUDA",
+         "Where the driver is too old for CUDA no GPU is found, and the framework fails or goes on with the CPU."),
+    Rule("gpu-absent", "error", "a GPU where the run had one",
+         "A build for the GPU fails there, or goes on many times slower with the kernels of the CPU."),
+    Rule("compute-capability", "error", "a framework that was built for the GPU",
+         "Without machine code or PTX for the GPU no kernel starts."),
+    Rule("gpu-memory", "warning", "as much GPU memory as the run had",
+         "What fitted into the run's GPU may not fit into this one."),
+    Rule("cpu-flags", "warning", "the instruction sets that the run had",
+         "Libraries choose their kernels by them, and other kernels round differently."),
+    Rule("variable-missing", "error", "each variable that the program needs",
+         "The program reads it, and fails or takes a default without it."),
+    Rule("variable-value", "warning", "the same values of variables that change numbers",
+         "It switches kernels, precision, threads or random numbers."),
+    Rule("numerics", "warning", "the same settings of precision and determinism",
+         "The program itself switched it, and the same operations give other digits."),
+    Rule("data-absent", "error", "the data that the program reads",
+         "The program reads it, and cannot from there."),
+    Rule("data-changed", "warning", "the same content of the data",
+         "What was read by the run is not what lies there now."),
+    Rule("preprocessing", "error", "the same code that prepares inputs",
+         "A model that gets its inputs prepared by other code sees other numbers than it was trained on."),
+    Rule("artifact-framework", "error", "a framework no older than the one that wrote the model",
+         "Frameworks promise to load what older releases wrote, never what newer ones did."),
+    Rule("artifact-tf1", "error", "no model of TensorFlow 1 under TensorFlow 2",
+         "TensorFlow 2 runs graphs and sessions of TensorFlow 1 only through tf.compat.v1."),
+    Rule("artifact-keras", "error", "the Keras generation that wrote the model",
+         "Keras 3 does not load every model of Keras 2, and Keras 2 loads none of Keras 3."),
+    Rule("artifact-format", "error", "the format that was recorded",
+         "A server chooses how to load a model by its format, and here lies another model than was recorded."),
+    Rule("model-files", "error", "the model's files with the same content",
+         "A model with other weights predicts other numbers, whatever environment it runs in."),
 )
+# fmt: on
 """In the order of the reports."""
 RULE_IDS: tuple[str, ...] = tuple(rule.id for rule in CATALOGUE)
 """The names of all rules."""
@@ -266,7 +147,7 @@ TITLES: Mapping[str, str] = {rule.id: rule.title for rule in CATALOGUE} | {
 """Policies may name these and no others; docs/rules.md says more of the catalogue's, docs/verify.md has the others."""
 
 
-def differs(
+def differs(  # noqa: PLR0913 - one for each field of a finding
     rule: str,
     about: str,
     says: str = "",
@@ -276,8 +157,9 @@ def differs(
     todo: str,
     severity: Severity | None = None,
     why: str = "",
+    packages: tuple[str, ...] = (),
 ) -> Finding:
-    """A disagreement by a rule, as grave as the catalogue says unless told otherwise."""
+    """A disagreement by a rule, with the severity and reason of the catalogue unless others are given."""
     known = rule_of(rule)
     return Finding(
         rule=rule,
@@ -289,12 +171,8 @@ def differs(
         found=found,
         why=why or known.why,
         todo=todo,
+        packages=packages,
     )
-
-
-def about_packages(finding: Finding, *packages: str) -> Finding:
-    """The same finding, with the distributions that it is about."""
-    return replace(finding, packages=packages)
 
 
 def agree(rule: str, about: str, says: str, *, wanted: str = "", found: str = "") -> Finding:
@@ -302,18 +180,18 @@ def agree(rule: str, about: str, says: str, *, wanted: str = "", found: str = ""
     return Finding(rule=rule, about=about, agrees=True, says=says, wanted=wanted, found=found)
 
 
-def anew(found: Side) -> str:
-    """How what was found comes to be what was wanted."""
-    return _ANEW[found.kind]
+def remedy(found: Side) -> str:
+    """What to do so that the second source agrees with the first."""
+    return _REMEDIES[found.kind]
 
 
 def with_pin(found: Side, pin: str) -> str:
     """The same for one package."""
-    return f"{anew(found)}, or install {pin} there" if found.kind == "host" else anew(found)
+    return f"{remedy(found)}, or install {pin} there" if found.kind == "host" else remedy(found)
 
 
-def passing(found: Side, option: str) -> str:
-    """How an option for running a container is given: at the start of an image, by hand on a host."""
+def option_remedy(found: Side, option: str) -> str:
+    """How to give an option for running a container: at the start of an image, by hand on a host."""
     return (
         f"set it there, or start the container with `{option}`" if found.kind == "host" else f"start it with `{option}`"
     )

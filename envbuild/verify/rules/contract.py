@@ -1,7 +1,7 @@
 """What the program needs: environment variables, numerics, data, and code that prepares inputs."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from shlex import quote
 
 from envbuild.capture.redact import REDACTED, hides_secret, scrub
@@ -9,7 +9,7 @@ from envbuild.capture.variables import VARIABLES
 from envbuild.errors import counted
 from envbuild.manifest.model import Data, Numerics
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.rules.catalogue import MADE, agree, differs, listing, passing
+from envbuild.verify.rules.catalogue import MADE, agree, differs, listing, option_remedy
 from envbuild.verify.sources import Side, module_name
 
 _PLACES = re.compile(
@@ -28,17 +28,15 @@ NUMERIC = frozenset(name for name in VARIABLES.split() if not _PLACES.fullmatch(
 _IN_XLA = re.compile(r"--xla_(?:gpu_cuda_data_dir|dump_\w+)=\S*")
 """Options that are paths, which images have of their own."""
 _VERTEX = re.compile(r"AIP_.*|CLOUD_ML_.*")
-_BY_PLATFORM = "Vertex AI sets it on its own machines; anywhere else it has to be set by hand."
+_BY_PLATFORM = "Vertex AI sets it on its own machines; anywhere else set it by hand."
 _UNSET, _EMPTY = "not set", "nothing"
 _AT_START = "An image holds nothing about one model, so this has to be given when it is started."
 _PRECISION = "Another precision rounds every number differently, weights and activations alike."
 _SEED = "Weights and drops begin elsewhere; of a trained model only what it draws at random changes."
-_TODO = "have both programs tell {0} the same, or hold their predictions against one another"
-Value = tuple[str, str, Severity | None, str]
-"""Name, what was told, how grave another value is, and why; the catalogue says the last two where they are empty."""
+_TODO = "use the same settings of {0} in both programs, or compare their predictions"
 _BYTES = " bytes"
 _CUT = 12
-_NOT_THERE = "It may lie elsewhere there; if serving prepares inputs by other code, predictions are others."
+_NOT_THERE = "It may lie elsewhere there; if serving prepares inputs by other code, predictions differ."
 
 
 def variable_missing(wanted: Side, found: Side) -> Iterator[Finding]:
@@ -48,61 +46,42 @@ def variable_missing(wanted: Side, found: Side) -> Iterator[Finding]:
         return
     for name in needed:
         if name not in found.names:
-            yield _missing(found, name)
+            why = _AT_START if found.kind in MADE else _BY_PLATFORM if _VERTEX.fullmatch(name) else ""
+            severity: Severity | None = "note" if why else None
+            says, todo = "the program needs it, and it is not set", option_remedy(found, f"-e {name}=...")
+            yield differs(
+                "variable-missing", name, says, wanted="set", found="not set", todo=todo, severity=severity, why=why
+            )
     there = [name for name in needed if name in found.names]
     if there:
         yield agree("variable-missing", "variables", f"set as the program needs them: {listing(there)}")
 
 
-def _missing(found: Side, name: str) -> Finding:
-    severity, why = _of_missing(found, name)
-    return differs(
-        "variable-missing",
-        name,
-        "the program needs it, and it is not set",
-        wanted="set",
-        found="not set",
-        todo=passing(found, f"-e {name}=..."),
-        severity=severity,
-        why=why,
-    )
-
-
-def _of_missing(found: Side, name: str) -> tuple[Severity | None, str]:
-    if found.kind in MADE:
-        return "note", _AT_START
-    return ("note", _BY_PLATFORM) if _VERTEX.fullmatch(name) else (None, "")
-
-
 def variable_value(wanted: Side, found: Side) -> Iterator[Finding]:
-    """Values of variables that change numbers; whether one is unset counts where all names are known."""
-    compared = [(name, *pair) for name in sorted(NUMERIC) if (pair := _pair(name, wanted, found))]
-    for name, one, other in compared:
-        if one != other:
-            yield _other_value(found, name, one, other)
-    same = [name for name, one, other in compared if one == other]
+    """Values of variables that change numbers; whether one is unset counts where all names are known.
+
+    Nothing is compared where a value is not known, both are unset, or a secret was cut out of one.
+    """
+    same = []
+    for name in sorted(NUMERIC):
+        one, other = _value(name, wanted), _value(name, found)
+        if one is None or other is None or one == other == _UNSET or REDACTED in one + other:
+            continue
+        if one == other:
+            same.append(name)
+            continue
+        option = f"-e {quote(f'{name}={one}')}" if one != _EMPTY else f"-e {name}="
+        todo = "leave it unset, as the run did" if one == _UNSET else option_remedy(found, option)
+        at_start = found.kind in MADE and other == _UNSET
+        severity: Severity | None = "note" if at_start else None
+        why = _AT_START if at_start else ""
+        yield differs("variable-value", name, wanted=one, found=other, todo=todo, severity=severity, why=why)
     if same:
         yield agree("variable-value", "values of variables", f"the same of {listing(same)}")
 
 
-def _other_value(found: Side, name: str, one: str, other: str) -> Finding:
-    option = f"-e {quote(f'{name}={one}')}" if one != _EMPTY else f"-e {name}="
-    todo = "leave it unset, as the run did" if one == _UNSET else passing(found, option)
-    at_start = found.kind in MADE and other == _UNSET
-    severity: Severity | None = "note" if at_start else None
-    why = _AT_START if at_start else ""
-    return differs("variable-value", name, wanted=one, found=other, todo=todo, severity=severity, why=why)
-
-
-def _pair(name: str, wanted: Side, found: Side) -> tuple[str, str] | None:
-    """Both values as they may be shown; None where one is not known, both are unset, or a secret was cut."""
-    one, other = _value(name, wanted), _value(name, found)
-    if one is None or other is None or one == other == _UNSET or REDACTED in one + other:
-        return None
-    return one, other
-
-
 def _value(name: str, side: Side) -> str | None:
+    """A value as it may be shown; None where it is not known."""
     value = (side.variables or {}).get(name)
     if value is None:
         unset = name not in side.names if side.names is not None else name in (side.unset or ())
@@ -116,34 +95,24 @@ def _value(name: str, side: Side) -> str | None:
 
 
 def numerics(wanted: Side, found: Side) -> Iterator[Finding]:
-    """Each framework that both asked, by what both got to know; devices are told by the rules of GPUs."""
+    """Precision, determinism, seed and switches of each framework, where both are known."""
     there = {it.framework: it for it in found.numerics or ()}
     for name, one in {it.framework: it for it in wanted.numerics or ()}.items():
-        if name in there:
-            yield from _framework(one, there[name])
+        known = {setting: value for setting, value, _, _ in _settings(there[name])} if name in there else {}
+        same = []
+        for setting, value, severity, why in _settings(one):
+            other, todo = known.get(setting), _TODO.format(name)
+            if other == value:
+                same.append(setting)
+            elif other is not None:
+                about = f"{name} {setting}"
+                yield differs("numerics", about, wanted=value, found=other, todo=todo, severity=severity, why=why)
+        if same:
+            yield agree("numerics", f"{name} numerics", f"the same of {listing(same)}")
 
 
-def _framework(one: Numerics, other: Numerics) -> Iterator[Finding]:
-    known = {name: value for name, value, _, _ in _values(other)}
-    same = []
-    for name, value, severity, why in _values(one):
-        if known.get(name, value) != value:
-            yield differs(
-                "numerics",
-                f"{one.framework} {name}",
-                wanted=value,
-                found=known[name],
-                todo=_TODO.format(one.framework),
-                severity=severity,
-                why=why,
-            )
-        elif name in known:
-            same.append(name)
-    if same:
-        yield agree("numerics", f"{one.framework} numerics", f"the same of {listing(same)}")
-
-
-def _values(it: Numerics) -> Iterator[Value]:
+def _settings(it: Numerics) -> Iterator[tuple[str, str, Severity | None, str]]:
+    """Name, value, and severity and reason of another value where the catalogue's do not apply."""
     if it.precision:
         yield "precision", it.precision, "error", _PRECISION
     if it.deterministic is not None:
@@ -155,59 +124,46 @@ def _values(it: Numerics) -> Iterator[Value]:
 
 
 def data_absent(wanted: Side, found: Side) -> Iterator[Finding]:
-    """Places that cannot be seen from the other side, where somebody looked."""
-    if found.absent_data is None or not wanted.contract.data:
-        return
+    """Places that cannot be seen from the other source, where somebody looked."""
     places = {it.uri: it for it in wanted.contract.data}
+    if found.absent_data is None or not places:
+        return
     for uri in sorted(places.keys() & found.absent_data):
-        yield _absent(places[uri])
+        variable = places[uri].variable
+        named = f", or name another place: `-e {variable}=...`" if variable else ""
+        if uri.startswith("gs://"):
+            todo = f"give this account the role roles/storage.objectViewer on it{named}"
+        elif not uri.startswith("/"):
+            todo = f"start in the folder where it lies{named}"
+        else:
+            todo = f"mount it: `-v {quote(f'{uri}:{uri}:ro')}`{named}"
+        yield differs("data-absent", uri, "it cannot be seen", wanted="there", found="not seen", todo=todo)
     if seen := len(places.keys() - found.absent_data):
         yield agree("data-absent", "data", f"{counted(seen, 'place')} can be seen")
 
 
-def _absent(data: Data) -> Finding:
-    named = f", or name another place: `-e {data.variable}=...`" if data.variable else ""
-    if data.uri.startswith("gs://"):
-        todo = f"give this account the role roles/storage.objectViewer on it{named}"
-    elif not data.uri.startswith("/"):
-        todo = f"start in the folder where it lies{named}"
-    else:
-        todo = f"mount it: `-v {quote(f'{data.uri}:{data.uri}:ro')}`{named}"
-    return differs("data-absent", data.uri, "it cannot be seen", wanted="there", found="not seen", todo=todo)
-
-
 def data_changed(wanted: Side, found: Side) -> Iterator[Finding]:
     """Checksums, sizes or else generations of the same place."""
-    there = _now(found)
-    pairs = [
-        (it.uri, pair)
-        for uri, it in sorted(_now(wanted).items())
-        if uri in there and (pair := _identities(it, there[uri]))
-    ]
-    for uri, (one, other) in pairs:
+    here, there = ({it.uri: it for it in side.contract.data} | dict(side.data or {}) for side in (wanted, found))
+    same = []
+    for uri in sorted(here.keys() & there.keys()):
+        one, other = _identities(here[uri], there[uri]) or ("", "")
         if one != other:
-            yield differs("data-changed", uri, wanted=one, found=other, todo=_todo(uri))
-    same = [one for _, (one, other) in pairs if one == other]
+            what = "read the generation that" if uri.startswith("gs://") else "put the data back that"
+            todo = f"{what} the run read, or train again with the data of today"
+            yield differs("data-changed", uri, wanted=one, found=other, todo=todo)
+        elif one:
+            same.append(one)
     if same:
         by_size = sum(it.endswith(_BYTES) for it in same)
         doubt = f"; of {by_size} only the size was compared" if by_size else ""
         yield agree("data-changed", "data", f"{counted(len(same), 'place')} with the same content{doubt}")
 
 
-def _now(side: Side) -> dict[str, Data]:
-    """What a contract says of places, and what lies at those of the other side's contract."""
-    return {it.uri: it for it in side.contract.data} | dict(side.data or {})
-
-
-def _todo(uri: str) -> str:
-    if uri.startswith("gs://"):
-        return "read the generation that the run read, or train anew with the data of today"
-    return "put the data back that the run read, or train anew with the data of today"
-
-
 def _identities(one: Data, other: Data) -> tuple[str, str] | None:
     """By content where both have a checksum of the same kind, as a copy onto itself has a new generation."""
-    if one.checksum and other.checksum and _kind(one.checksum) == _kind(other.checksum):
+    kinds = [it.checksum.partition(":")[0] for it in (one, other) if it.checksum]
+    if one.checksum and other.checksum and kinds[0] == kinds[1]:
         return one.checksum, other.checksum
     sizes = None if one.size is None or other.size is None else (f"{one.size}{_BYTES}", f"{other.size}{_BYTES}")
     if sizes and sizes[0] != sizes[1]:
@@ -219,53 +175,32 @@ def _identities(one: Data, other: Data) -> tuple[str, str] | None:
     return sizes
 
 
-def _kind(checksum: str) -> str:
-    return checksum.partition(":")[0]
-
-
 def preprocessing(wanted: Side, found: Side) -> Iterator[Finding]:
     """Each path that the contract names, by the digest that `git rev-parse COMMIT:PATH` gives.
 
-    Where it is not there, code that is imported there by the same name stands for it.
+    Where it is not there, code that is imported there by the same name is compared.
     """
     needed = {it.path: it.git_tree for it in wanted.contract.preprocessing if it.git_tree}
-    if found.trees is None:
-        return
-    same = 0
-    for path, tree in sorted(needed.items()):
-        places = [path] if path in found.trees else _namesakes(path, found.trees.keys() - needed.keys())
-        same += any(found.trees[it] == tree for it in places)
-        if not places:
-            yield _not_there(path, tree)
-        elif all(found.trees[it] != tree for it in places):
-            yield _other(path, tree, places[0], found.trees[places[0]])
+    there, same = found.trees, 0
+    for path, tree in sorted(needed.items()) if there is not None else ():
+        others = sorted(there.keys() - needed.keys()) if there else []
+        places = [path] if path in (there or {}) else [it for it in others if module_name(it) == module_name(path)]
+        trees = [(there or {})[it] for it in places]
+        wanted_tree = f"tree {tree[:_CUT]}"
+        if tree in trees:
+            same += 1
+        elif not places:
+            todo = f"copy {path} into it from the run's commit, or name the path where it lies"
+            yield differs(
+                "preprocessing", path, "it is not there", wanted=wanted_tree, found="", todo=todo,
+                severity="warning", why=_NOT_THERE,
+            )  # fmt: skip
+        else:
+            found_tree, says = f"tree {trees[0][:_CUT]}", ""
+            todo = f"check out the run's commit of {path}, or train again with the code of today"
+            if places[0] != path:
+                says = f"{places[0]} is imported in its place: wanted {wanted_tree}, found {found_tree}"
+                todo = f"copy the run's {path} to {places[0]}, or train again with the code of today"
+            yield differs("preprocessing", path, says, wanted=wanted_tree, found=found_tree, todo=todo)
     if same:
         yield agree("preprocessing", "preprocessing", f"{counted(same, 'path')} with the same content")
-
-
-def _namesakes(path: str, others: Collection[str]) -> list[str]:
-    """Code that is imported by the same name from another place."""
-    return sorted(it for it in others if module_name(it) == module_name(path))
-
-
-def _not_there(path: str, tree: str) -> Finding:
-    todo = f"copy {path} into it from the run's commit, or name the path where it lies"
-    return differs(
-        "preprocessing",
-        path,
-        "it is not there",
-        wanted=f"tree {tree[:_CUT]}",
-        found="",
-        todo=todo,
-        severity="warning",
-        why=_NOT_THERE,
-    )
-
-
-def _other(path: str, tree: str, place: str, there: str) -> Finding:
-    todo = f"check out the run's commit of {path}, or train anew with the code of today"
-    wanted, found, says = f"tree {tree[:_CUT]}", f"tree {there[:_CUT]}", ""
-    if place != path:
-        says = f"{place} is imported in its place: wanted {wanted}, found {found}"
-        todo = f"copy the run's {path} to {place}, or train anew with the code of today"
-    return differs("preprocessing", path, says, wanted=wanted, found=found, todo=todo)

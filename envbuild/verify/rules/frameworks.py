@@ -9,14 +9,14 @@ from packaging.utils import canonicalize_name
 from envbuild.capture.frameworks import TENSORFLOW
 from envbuild.manifest.model import Framework
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.rules.catalogue import about_packages, agree, brings_all, differs, with_pin
+from envbuild.verify.rules.catalogue import agree, brings_all, differs, with_pin
 from envbuild.verify.rules.versions import label, same_numbers, same_release
 from envbuild.verify.sources import Side
 
 _ALONE = ("torch", "jax", "keras")
 """Frameworks that have one distribution, of their own name."""
 _NO_LABEL = "no local label"
-"""Tools that write versions down drop labels, so this is no proof of another build."""
+"""Tools that write versions down drop labels, so this does not prove another build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,30 +44,21 @@ def builds(side: Side) -> dict[str, Build]:
     for it in side.frameworks:
         distribution: str = canonicalize_name(it.distribution)
         if family(distribution) == it.name:  # tf-keras may be listed as Keras, which it lies beside
-            found.setdefault(it.name, _installed(side, distribution, it.version, it))
-    for name, distribution, version in _among_packages(side):
-        found.setdefault(name, _installed(side, distribution, version, None))
-    return found
-
-
-def _among_packages(side: Side) -> Iterator[tuple[str, str, str]]:
-    """`tensorflow` before what it may consist of, such as tensorflow-intel, then by name."""
+            device = _device(side, distribution, it.version, it)
+            found.setdefault(it.name, Build(distribution=distribution, version=it.version, device=device, facts=it))
     packages = side.packages or {}
+    # `tensorflow` before what it may consist of, such as tensorflow-intel, then by name
     for name in sorted(packages, key=lambda it: (it != "tensorflow", it)):
-        if (framework := family(name)) and (version := packages[name].version):
-            yield framework, name, version
-
-
-def _installed(side: Side, distribution: str, version: str, facts: Framework | None) -> Build:
-    return Build(
-        distribution=distribution, version=version, device=_device(side, distribution, version, facts), facts=facts
-    )
+        if (framework := family(name)) and framework not in found and (version := packages[name].version):
+            device = _device(side, name, version, None)
+            found[framework] = Build(distribution=name, version=version, device=device, facts=None)
+    return found
 
 
 def _device(side: Side, distribution: str, version: str, facts: Framework | None) -> Literal["gpu", "cpu"] | None:
     """The strongest sign first: the name and label are the build's own, the variant is what it was chosen for.
 
-    A plain wheel of TensorFlow is built with CUDA, whether anybody has a GPU for it or not.
+    A plain wheel of TensorFlow is built with CUDA, whether there is a GPU for it or not.
     """
     if family(distribution) == "keras":
         return None  # it computes by another framework, and is the same file for any device
@@ -96,58 +87,49 @@ def _without_plugin(side: Side) -> bool:
 
 
 def framework(wanted: Side, found: Side) -> Iterator[Finding]:
-    """Each framework of the first side, under whichever distribution the other has it."""
-    if brings_all(wanted, found):
-        return
+    """Each framework of the first source, under whichever distribution the other has it."""
     there = builds(found)
-    for name, build in builds(wanted).items():
-        if name in there:
-            yield _version(found, name, build, there[name])
+    for name, build in builds(wanted).items() if not brings_all(wanted, found) else ():
+        one, todo = build.version, with_pin(found, f"{build.distribution}=={build.version}")
+        if other := there.get(name):
+            if same_release(one, other.version):
+                brought = f" by {other.distribution}" if other.distribution != build.distribution else ""
+                yield agree("framework", name, other.version + brought, wanted=one, found=other.version)
+            else:
+                names = (f"{other.distribution} {other.version}",)
+                yield differs("framework", name, wanted=one, found=other.version, todo=todo, packages=names)
         elif found.packages is not None and found.complete and build.distribution not in found.dropped:
-            yield _absent(found, name, build, there)
-
-
-def _version(found: Side, name: str, build: Build, other: Build) -> Finding:
-    one, two = build.version, other.version
-    if same_release(one, two):
-        brought = f" by {other.distribution}" if other.distribution != build.distribution else ""
-        return agree("framework", name, two + brought, wanted=one, found=two)
-    todo = with_pin(found, f"{build.distribution}=={one}")
-    finding = differs("framework", name, wanted=one, found=two, todo=todo)
-    return about_packages(finding, f"{other.distribution} {two}")
-
-
-def _absent(found: Side, name: str, build: Build, there: dict[str, Build]) -> Finding:
-    others = " and ".join(f"{it} {other.version}" for it, other in there.items())
-    says = f"wanted {build.version}, and it is not there" + (f"; {others} is" if others else "")
-    todo = with_pin(found, f"{build.distribution}=={build.version}")
-    return differs("framework", name, says, wanted=build.version, found=others, todo=todo)
+            others = " and ".join(f"{it} {other.version}" for it, other in there.items())
+            says = f"wanted {one}, and it is not there" + (f"; {others} is" if others else "")
+            yield differs("framework", name, says, wanted=one, found=others, todo=todo)
 
 
 def framework_build(wanted: Side, found: Side) -> Iterator[Finding]:
     """Device, CUDA, label and commit of frameworks that have the same version."""
-    if brings_all(wanted, found):
-        return
     there = builds(found)
-    for name, build in builds(wanted).items():
+    for name, build in builds(wanted).items() if not brings_all(wanted, found) else ():
         other = there.get(name)
         if other and same_release(build.version, other.version):
-            yield from _build(found, name, build, other)
+            yield from _compare_builds(found, name, build, other)
 
 
-def _build(found: Side, name: str, build: Build, other: Build) -> Iterator[Finding]:
+def _compare_builds(found: Side, name: str, build: Build, other: Build) -> Iterator[Finding]:
     pairs = list(_facts(build, other))
     wrong = next(((one, two) for one, two in pairs if not _same(one, two)), None)
     if wrong:
-        todo = _todo(found, build, other)
-        severity: Severity | None = "note" if _NO_LABEL in wrong or _is_chosen(found, build, other) else None
+        # for another device on purpose: by its variant, or as a build that can do more
+        chosen = build.device != other.device and other.device in (found.variant, "gpu")
+        severity: Severity | None = "note" if _NO_LABEL in wrong or chosen else None
+        todo = with_pin(found, f"{build.distribution}=={build.version}")
+        if build.device and other.device and build.device != other.device:
+            todo = f"nothing if that is meant; else choose `--variant {build.device}`, or compare predictions"
         yield differs("framework-build", name, wanted=wrong[0], found=wrong[1], todo=todo, severity=severity)
     elif pairs:
         yield agree("framework-build", name, ", ".join(two for _, two in pairs))
 
 
 def _facts(build: Build, other: Build) -> Iterator[tuple[str, str]]:
-    """What tells one build from another, as far as both say it: device, CUDA, commit, label."""
+    """What tells one build from another, where both have it: device, CUDA, commit, label."""
     if build.device and other.device:
         yield f"built for the {build.device.upper()}", f"built for the {other.device.upper()}"
     here, there = build.facts, other.facts
@@ -164,17 +146,4 @@ def _facts(build: Build, other: Build) -> Iterator[tuple[str, str]]:
 def _same(one: str, other: str) -> bool:
     """Of CUDA the first two numbers count."""
     before, _, version = one.rpartition(" ")
-    if before.endswith("CUDA"):
-        return same_numbers(version, other.rpartition(" ")[2], 2)
-    return one == other
-
-
-def _is_chosen(found: Side, build: Build, other: Build) -> bool:
-    """Whether it is for another device on purpose: by its variant, or as a build that can do more."""
-    return build.device != other.device and other.device in (found.variant, "gpu")
-
-
-def _todo(found: Side, build: Build, other: Build) -> str:
-    if build.device and other.device and build.device != other.device:
-        return f"nothing if that is meant; else choose `--variant {build.device}`, or compare predictions"
-    return with_pin(found, f"{build.distribution}=={build.version}")
+    return same_numbers(version, other.rpartition(" ")[2], 2) if before.endswith("CUDA") else one == other

@@ -8,15 +8,15 @@ from packaging.version import Version
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.match.driver import capability_of
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.rules.catalogue import agree, anew, brings_all, differs, listing
+from envbuild.verify.rules.catalogue import agree, brings_all, differs, listing, remedy
 from envbuild.verify.rules.frameworks import builds
 from envbuild.verify.rules.versions import (
     as_version,
     cuda_major,
     cudnn_floor,
-    known,
     minimum_driver,
     numbers,
+    profile_data,
     same_numbers,
 )
 from envbuild.verify.sources import Side
@@ -30,9 +30,10 @@ _NEARLY = 0.95
 """Of the same model; drivers keep a little back, each another amount."""
 _GIB = 1 << 30
 _PTX = "The framework compiles its kernels from PTX at the first start, which takes minutes and a driver of its CUDA."
-_X86 = re.compile(r"ssse3|sse4_[12]|f16c|fma|avx.*|amx_.*")
-_ARM = re.compile(r"asimd.*|sve.*|sme.*|bf16|i8mm")
-_FAMILIES = (("sse2", _X86), ("fp", _ARM))
+_FAMILIES = (
+    ("sse2", re.compile(r"ssse3|sse4_[12]|f16c|fma|avx.*|amx_.*")),
+    ("fp", re.compile(r"asimd.*|sve.*|sme.*|bf16|i8mm")),
+)
 """A flag that every CPU of an architecture has, and the flags there by which libraries choose their kernels."""
 _ILLEGAL = "TensorFlow's wheels for x86_64 are compiled for AVX: the process ends with an illegal instruction."
 
@@ -50,7 +51,7 @@ def cudnn(wanted: Side, found: Side) -> Iterator[Finding]:
 def _library(
     rule: str, about: str, wanted: Side, found: Side, versions: tuple[str | None, str | None]
 ) -> Iterator[Finding]:
-    """Held to the minor version: a patch keeps kernels and interfaces."""
+    """Compared to the minor version: a patch keeps kernels and interfaces."""
     one, other = versions
     if brings_all(wanted, found) or not (one and other):
         return
@@ -60,11 +61,11 @@ def _library(
     refused = rule == "cudnn" and _below_floor(found)
     severity: Severity = "warning" if same_numbers(one, other, 1) and not refused else "error"
     why = _REFUSED if refused else _MINOR if severity == "warning" else ""
-    yield differs(rule, about, wanted=one, found=other, todo=anew(found), severity=severity, why=why)
+    yield differs(rule, about, wanted=one, found=other, todo=remedy(found), severity=severity, why=why)
 
 
 def _below_floor(side: Side) -> bool:
-    """Whether a side's cuDNN is older than the one that its framework takes, of the same major version."""
+    """Whether a source's cuDNN is older than the one that its framework takes, of the same major version."""
     framework, there = side.framework, numbers(side.cudnn)
     if framework is None or as_version(framework.version) is None:
         return False
@@ -74,11 +75,11 @@ def _below_floor(side: Side) -> bool:
 
 def driver(wanted: Side, found: Side) -> Iterator[Finding]:
     """The driver's version against the lowest one of the CUDA's major version, and the newest CUDA that it serves."""
-    there, cuda = found.accelerator, cuda_of(wanted)
-    if found.kind != "host" or there is None or there.kind != "nvidia" or cuda is None or wanted.variant == "cpu":
+    there, version = found.accelerator, cuda_of(wanted)
+    if found.kind != "host" or there is None or there.kind != "nvidia" or version is None or wanted.variant == "cpu":
         return
     if there.driver or there.cuda_maximum:
-        yield _compared(cuda, there, None if needs_gpu(wanted) else "warning")
+        yield _compare_driver(version, there, None if needs_gpu(wanted) else "warning")
 
 
 def cuda_of(side: Side) -> str | None:
@@ -87,58 +88,39 @@ def cuda_of(side: Side) -> str | None:
     Else the major version that its wheels are named after.
     """
     built = side.framework.cuda if side.framework else None
-    told = max((it for it in (side.cuda, built) if it), key=lambda it: (numbers(it)[:2], it), default=None)
-    return told or cuda_major({it.name: it.version for it in (side.packages or {}).values()})
+    known = max((it for it in (side.cuda, built) if it), key=lambda it: (numbers(it)[:2], it), default=None)
+    return known or cuda_major({it.name: it.version for it in (side.packages or {}).values()})
 
 
-def _compared(cuda: str, there: Accelerator, severity: Severity | None) -> Finding:
-    row, version = minimum_driver(cuda), as_version(there.driver)
+def _compare_driver(cuda: str, there: Accelerator, severity: Severity | None) -> Finding:
+    row, version, serves = minimum_driver(cuda), as_version(there.driver), numbers(there.cuda_maximum)
     too_old = row is not None and version is not None and version < Version(row[0])
-    serves = numbers(there.cuda_maximum)
     below = bool(serves) and serves[:1] < numbers(cuda)[:1]
     least = f"driver {row[0]} or later" if row else f"a driver that serves CUDA {cuda}"
     by_version = there.driver and not (below and not too_old)
     has = f"driver {there.driver}" if by_version else f"a driver that serves CUDA {there.cuda_maximum}"
+    why = ""
     if too_old or below:
-        return _too_old(cuda, least, has, severity)
-    if (there.driver and not version) or not (serves or (row and version)):
-        return _unknown(cuda, least, has)
-    if serves and serves[:2] < numbers(cuda)[:2]:
-        return _compatible(cuda, f"{there.cuda_maximum}")
-    return agree("driver", "driver", f"{has} serves CUDA {cuda}", wanted=least, found=has)
-
-
-def _unknown(cuda: str, least: str, has: str) -> Finding:
-    says = f"CUDA {cuda} needs {least}, and it is not known whether {has} is that"
-    todo = "see what nvidia-smi says on the host"
-    return differs("driver", "driver", says, wanted=least, found=has, todo=todo, severity="warning")
-
-
-def _too_old(cuda: str, least: str, has: str, severity: Severity | None) -> Finding:
-    says = f"CUDA {cuda} needs {least}, and the host has {has}"
-    todo = "update the driver of the host, or take an image with an older CUDA or without one: `--variant cpu`"
-    return differs("driver", "driver", says, wanted=least, found=has, todo=todo, severity=severity)
-
-
-def _compatible(cuda: str, serves: str) -> Finding:
-    return differs(
-        "driver",
-        "driver",
-        f"CUDA {cuda} is to run, and the driver came with CUDA {serves}",
-        wanted=f"CUDA {cuda}",
-        found=f"CUDA {serves}",
-        todo="nothing, unless it says that PTX cannot be compiled; then update the driver",
-        severity="note",
-        why=_COMPATIBLE,
-    )
+        says = f"CUDA {cuda} needs {least}, and the host has {has}"
+        todo = "update the driver of the host, or take an image with an older CUDA or without one: `--variant cpu`"
+    elif (there.driver and not version) or not (serves or (row and version)):
+        says = f"CUDA {cuda} needs {least}, and it is not known whether {has} is that"
+        todo, severity = "see what nvidia-smi says on the host", "warning"
+    elif serves and serves[:2] < numbers(cuda)[:2]:
+        says = f"CUDA {cuda} is to run, and the driver came with CUDA {there.cuda_maximum}"
+        todo, severity = "nothing, unless it says that PTX cannot be compiled; then update the driver", "note"
+        least, has, why = f"CUDA {cuda}", f"CUDA {there.cuda_maximum}", _COMPATIBLE
+    else:
+        return agree("driver", "driver", f"{has} serves CUDA {cuda}", wanted=least, found=has)
+    return differs("driver", "driver", says, wanted=least, found=has, todo=todo, severity=severity, why=why)
 
 
 def needs_gpu(side: Side) -> bool:
-    """Whether what a side is about computes on a GPU: by its variant, or as a run with one and a build for it."""
+    """Whether what a source is about computes on a GPU: by its variant, or as a run with one and a build for it."""
     if side.variant:
         return side.variant == "gpu"
     build = next(iter(builds(side).values()), None)
-    return bool(side.accelerator and side.accelerator.gpus) and build is not None and build.device != "cpu"
+    return bool(_gpus(side)) and build is not None and build.device != "cpu"
 
 
 def absent(wanted: Side, found: Side) -> Iterator[Finding]:
@@ -149,13 +131,12 @@ def absent(wanted: Side, found: Side) -> Iterator[Finding]:
     if there.kind == "nvidia" and there.gpus:
         yield agree("gpu-absent", "GPU", _names(there.gpus))
     elif there.kind != "nvidia":
-        had = _names(wanted.accelerator.gpus) if wanted.accelerator and wanted.accelerator.gpus else "a GPU"
-        seen = "no GPU" if there.kind == "none" else "a TPU"
         todo = (
             "use a machine with a GPU, and start the container with `--gpus all`; for the CPU there is another image, "
             "by `envbuild from-manifest MANIFEST --variant cpu`"
         )
-        yield differs("gpu-absent", "GPU", wanted=had, found=seen, todo=todo)
+        seen = "no GPU" if there.kind == "none" else "a TPU"
+        yield differs("gpu-absent", "GPU", wanted=_names(_gpus(wanted)) or "a GPU", found=seen, todo=todo)
 
 
 def compute_capability(wanted: Side, found: Side) -> Iterator[Finding]:
@@ -164,8 +145,10 @@ def compute_capability(wanted: Side, found: Side) -> Iterator[Finding]:
     framework = side.framework
     if framework is None or side.variant == "cpu" or not framework.compute_capabilities:
         return
-    for name, capability in _capabilities(gpus).items():
-        yield _code(f"{framework.name} {framework.version}", framework.compute_capabilities, name, capability)
+    capabilities = {gpu.name: capability_of(gpu, profile_data()) for gpu in gpus}
+    for name, capability in capabilities.items():
+        if capability:
+            yield _code(f"{framework.name} {framework.version}", framework.compute_capabilities, name, capability)
 
 
 def memory(wanted: Side, found: Side) -> Iterator[Finding]:
@@ -189,9 +172,7 @@ def _gpus(side: Side) -> tuple[Gpu, ...]:
 
 def _names(gpus: tuple[Gpu, ...]) -> str:
     names = [gpu.name for gpu in gpus]
-    return ", ".join(
-        f"{names.count(name)} x {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)
-    )
+    return ", ".join(f"{count} x {it}" if (count := names.count(it)) > 1 else it for it in dict.fromkeys(names))
 
 
 def _memory(gpu: Gpu) -> int | None:
@@ -202,29 +183,22 @@ def _memory(gpu: Gpu) -> int | None:
     return max(sizes, default=None)
 
 
-def _capabilities(gpus: tuple[Gpu, ...]) -> dict[str, tuple[int, int]]:
-    found = {gpu.name: capability_of(gpu, known()) for gpu in gpus}
-    return {name: capability for name, capability in found.items() if capability}
-
-
 def _code(build: str, made_for: tuple[str, ...], gpu: str, capability: tuple[int, int]) -> Finding:
     """Machine code runs on an equal or higher minor version of its major one, PTX on all that came later.
 
     NVIDIA CUDA C++ Programming Guide, sections Binary Compatibility and PTX Compatibility; `8.0` may be either.
     """
     parsed = [it for text in made_for if (it := _architecture(text))]
-    listed, number = ", ".join(made_for), ".".join(map(str, capability))
+    rule, listed, number = "compute-capability", ", ".join(made_for), ".".join(map(str, capability))
     if any(kind != "ptx" and it[0] == capability[0] and it[1] <= capability[1] for kind, it in parsed):
-        return agree("compute-capability", gpu, f"{build} has machine code for {number}", wanted=number, found=listed)
+        return agree(rule, gpu, f"{build} has machine code for {number}", wanted=number, found=listed)
     if any(kind != "machine" and it <= capability for kind, it in parsed):
         says = f"{build} has no machine code for {number}, only PTX: {listed}"
         todo = "use a release that was built for it, or start it once and keep what it compiled: `CUDA_CACHE_PATH`"
-        return differs(
-            "compute-capability", gpu, says, wanted=number, found=listed, todo=todo, severity="warning", why=_PTX
-        )
+        return differs(rule, gpu, says, wanted=number, found=listed, todo=todo, severity="warning", why=_PTX)
     says = f"{build} was built for {listed}, and this GPU is {number}"
     todo = "use a GPU that the framework was built for, or train with a release that was built for this one"
-    return differs("compute-capability", gpu, says, wanted=number, found=listed, todo=todo)
+    return differs(rule, gpu, says, wanted=number, found=listed, todo=todo)
 
 
 def _architecture(text: str) -> tuple[str, tuple[int, int]] | None:
@@ -245,22 +219,18 @@ def cpu_flags(wanted: Side, found: Side) -> Iterator[Finding]:
     used = sorted(flag for flag in here if matters.fullmatch(flag))
     lacking = [flag for flag in used if flag not in there]
     if not lacking:
-        yield agree("cpu-flags", "CPU", _all(len(used)))
+        many = {0: "none of the", 1: "the one"}.get(len(used), f"all {len(used)}")
+        sets = "instruction set that changes numbers" if len(used) == 1 else "instruction sets that change numbers"
+        yield agree("cpu-flags", "CPU", f"{many} {sets}")
         return
     fatal = "avx" in lacking and "tensorflow" in builds(wanted)
-    severity: Severity | None = "error" if fatal else None
     yield differs(
         "cpu-flags",
         "CPU",
         f"it lacks {listing(lacking)}",
         wanted=listing(lacking),
         found=f"{found.cpu.model}" if found.cpu and found.cpu.model else "none of these",
-        todo="use a machine type with the CPU generation of the run, or hold its predictions against the run's",
-        severity=severity,
+        todo="use a machine type with the CPU generation of the run, or compare its predictions with the run's",
+        severity="error" if fatal else None,
         why=_ILLEGAL if fatal else "",
     )
-
-
-def _all(count: int) -> str:
-    every = {0: "none of the", 1: "the one"}.get(count, f"all {count}")
-    return f"{every} instruction set{'' if count == 1 else 's'} that change{'s' if count == 1 else ''} numbers"

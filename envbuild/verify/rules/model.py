@@ -43,95 +43,64 @@ def framework(wanted: Side, found: Side) -> Iterator[Finding]:
         one, other = numbers(writer.version), numbers(version)
         if one[0] != other[0] and (name == "keras" or (name == "tensorflow" and one[0] == 1)):
             continue  # rules of their own
+        rule, about, says = "artifact-framework", f"model of {name}", f"{writer.version} wrote it, {version} loads it"
         if one[:2] == other[:2]:
-            says = f"{writer.version} wrote it, {version} loads it"
-            yield agree("artifact-framework", f"model of {name}", says, wanted=writer.version, found=version)
-        else:
-            yield _newer(name, writer, version) if one[:2] > other[:2] else _older(name, writer, version)
-
-
-def _newer(name: str, writer: Writer, version: str) -> Finding:
-    says = f"{writer.version} wrote the model, and {version} is to load it"
-    todo = f"serve it with {name} {minor(writer.version)} or later, best with the very version that trained it"
-    return differs("artifact-framework", f"model of {name}", says, wanted=writer.version, found=version, todo=todo)
-
-
-def _older(name: str, writer: Writer, version: str) -> Finding:
-    """Within one major version that is promised, so it is only said."""
-    same_major = numbers(writer.version)[0] == numbers(version)[0]
-    severity: Severity = "note" if same_major else "warning"
-    why = (_TENSORFLOW if name == "tensorflow" else _OLDER) if same_major else _MAJOR
-    return differs(
-        "artifact-framework",
-        f"model of {name}",
-        f"{writer.version} wrote the model, and {version} is to load it",
-        wanted=writer.version,
-        found=version,
-        todo="compare predictions with the run's, or serve it with the version that wrote it",
-        severity=severity,
-        why=why,
-    )
+            yield agree(rule, about, says, wanted=writer.version, found=version)
+            continue
+        says = f"{writer.version} wrote the model, and {version} is to load it"
+        if one[:2] > other[:2]:
+            todo = f"serve it with {name} {minor(writer.version)} or later, best with the version that trained it"
+            yield differs(rule, about, says, wanted=writer.version, found=version, todo=todo)
+            continue
+        # within one major version it is promised that older models load
+        why = (_TENSORFLOW if name == "tensorflow" else _OLDER) if one[0] == other[0] else _MAJOR
+        todo = "compare predictions with the run's, or serve it with the version that wrote it"
+        severity: Severity = "note" if one[0] == other[0] else "warning"
+        yield differs(rule, about, says, wanted=writer.version, found=version, todo=todo, severity=severity, why=why)
 
 
 def tensorflow_1(wanted: Side, found: Side) -> Iterator[Finding]:
     """A model of TensorFlow 1 where TensorFlow 2 is to load it; as a SavedModel its signatures still run."""
     model, _ = _sides(wanted, found)
+    saved = model is not None and model.format == "saved_model"
     for name, writer, version in _written(wanted, found):
         if name == "tensorflow" and numbers(writer.version)[0] == 1 and numbers(version)[0] > 1:
-            saved = model is not None and model.format == "saved_model"
-            severity: Severity | None = "warning" if saved else None
-            says = f"TensorFlow {writer.version} wrote the model, and {version} is to load it"
-            why = _V1_SAVED if saved else ""
             yield differs(
                 "artifact-tf1",
                 "model of TensorFlow 1",
-                says,
+                f"TensorFlow {writer.version} wrote the model, and {version} is to load it",
                 wanted=writer.version,
                 found=version,
                 todo=_V1,
-                severity=severity,
-                why=why,
+                severity="warning" if saved else None,
+                why=_V1_SAVED if saved else "",
             )
 
 
 def keras(wanted: Side, found: Side) -> Iterator[Finding]:
-    """A model of one generation of Keras where the other one is to load it."""
+    """A model of one generation of Keras where the other one is to load it.
+
+    Where tf-keras is there and may take the place of Keras 3, it loads what Keras 2 wrote.
+    """
     model, environment = _sides(wanted, found)
+    packages, variables = environment.packages, environment.variables
+    legacy = (packages or {}).get("tf-keras")
     for name, writer, version in _written(wanted, found):
         older, newer = numbers(writer.version)[0] <= 2, numbers(version)[0] >= 3
-        if name == "keras" and older == newer:
-            yield from _newer_keras(model, environment, writer, version) if older else _older_keras(writer, version)
-
-
-def _older_keras(writer: Writer, version: str) -> Iterator[Finding]:
-    todo = f"serve it with Keras {minor(writer.version)} or later"
-    yield differs("artifact-keras", _KERAS, _loading(writer, version), wanted=writer.version, found=version, todo=todo)
-
-
-def _newer_keras(model: Model | None, environment: Side, writer: Writer, version: str) -> Iterator[Finding]:
-    """Where tf-keras is there and may take the place of Keras 3, it loads what Keras 2 wrote."""
-    if environment.packages is None:
-        return
-    legacy, variables = environment.packages.get("tf-keras"), environment.variables
-    if legacy and (variables is None or variables.get(_SWITCH) in ("1", "true", "True")):
-        says = f"Keras {writer.version} wrote it, tf-keras {legacy.version} loads it"
-        yield agree("artifact-keras", _KERAS, says, wanted=writer.version, found=f"{legacy.version}")
-        return
-    # A SavedModel can be loaded without Keras.
-    mild = legacy is not None or (model is not None and model.format == "saved_model")
-    yield differs(
-        "artifact-keras",
-        _KERAS,
-        _loading(writer, version),
-        wanted=writer.version,
-        found=version,
-        todo=_legacy(environment),
-        severity="warning" if mild else None,
-    )
-
-
-def _loading(writer: Writer, version: str) -> str:
-    return f"Keras {writer.version} wrote the model, and Keras {version} is to load it"
+        if name != "keras" or older != newer or (older and packages is None):
+            continue
+        if older and legacy and (variables is None or variables.get(_SWITCH) in ("1", "true", "True")):
+            says = f"Keras {writer.version} wrote it, tf-keras {legacy.version} loads it"
+            yield agree("artifact-keras", _KERAS, says, wanted=writer.version, found=f"{legacy.version}")
+            continue
+        # A SavedModel can be loaded without Keras.
+        mild = older and (legacy is not None or (model is not None and model.format == "saved_model"))
+        says = f"Keras {writer.version} wrote the model, and Keras {version} is to load it"
+        todo = _legacy(environment) if older else f"serve it with Keras {minor(writer.version)} or later"
+        severity: Severity | None = "warning" if mild else None
+        yield differs(
+            "artifact-keras", _KERAS, says, wanted=writer.version, found=version, todo=todo, severity=severity
+        )
 
 
 def _legacy(environment: Side) -> str:
@@ -190,10 +159,10 @@ class Changes:
         return sum(not digests(self.old[path], self.new[path]) for path in self.common)
 
 
-def compared(before: Model, now: Model, *, by_name: bool) -> Changes:
-    """Hold one list of files against another one; a single file may have another name.
+def compare_files(before: Model, now: Model, *, by_name: bool) -> Changes:
+    """Compare two lists of files; a single file may have another name.
 
-    Of files that are listed under one name, as their own is not shown, nobody can tell which is which: they differ.
+    Files that are listed under one name, as their own is hidden, count as different.
 
     `by_name`: each file of `before` was looked up, so that what `now` does not list is missing.
     """
@@ -211,34 +180,37 @@ def compared(before: Model, now: Model, *, by_name: bool) -> Changes:
         old=old,
         new=new,
         common=tuple(common),
-        changed=tuple(path for path in common if path in twice or not _same(old[path], new[path])),
+        changed=tuple(path for path in common if path in twice or not _is_same(old[path], new[path])),
         missing=tuple(sorted(old.keys() - new.keys())) if gone or not common else (),
         extra=tuple(sorted(new.keys() - old.keys())) if added or not common else (),
     )
 
 
 def model_files(wanted: Side, found: Side) -> Iterator[Finding]:
-    """The files of both models, as far as both list them; another format is said by a rule of its own."""
+    """The files of both models, as far as both list them; another format has a rule of its own."""
     one, other = wanted.model, found.model
     if one and other and "image" in (wanted.kind, found.kind) and not (one.files and other.files):
-        yield from _taken(wanted, found) if found.kind == "image" else _taken(found, wanted)
+        yield from _model_of_image(wanted, found) if found.kind == "image" else _model_of_image(found, wanted)
         return
-    if not (one and other and one.files and other.files) or (one.format or other.format) != (
-        other.format or one.format
+    if not (one and other and one.files and other.files) or (
+        one.format and other.format and one.format != other.format
     ):
         return
-    alike = _is_one_file(one) == _is_one_file(other)  # else nobody looked for the files beside the one that was given
+    alike = _is_one_file(one) == _is_one_file(other)  # else the files beside the one that was given are not known
     if wanted.kind == "model" and found.kind == "manifest":  # the files that are there now stand first
-        it = compared(other, one, by_name=alike)
+        it = compare_files(other, one, by_name=alike)
         it = replace(it, old=it.new, new=it.old, missing=it.extra, extra=it.missing)
     else:
-        it = compared(one, other, by_name=alike and found.kind == "model")
+        it = compare_files(one, other, by_name=alike and found.kind == "model")
     paths = (*it.changed, *it.missing, *it.extra)
     if paths:
-        said = ((it.changed, "not the same"), (it.missing, "not there"), (it.extra, "there besides"))
-        says = "; ".join(being(names, how) for names, how in said if names)
-        here, there = (listed([told(path, files.get(path)) for path in paths]) for files in (it.old, it.new))
-        severity, why = _gravity(wanted, found, only_more=not (it.changed or it.missing))
+        groups = ((it.changed, "not the same"), (it.missing, "not there"), (it.extra, "there besides"))
+        says = "; ".join(being(names, how) for names, how in groups if names)
+        here, there = (listed([describe_file(path, files.get(path)) for path in paths]) for files in (it.old, it.new))
+        severity: Severity | None = None if it.changed or it.missing else "note"
+        # different runs that saved to different places have different weights
+        two_runs = wanted.kind == found.kind and one.uri != other.uri
+        severity, why = ("warning", _TWO_RUNS) if two_runs else (severity, "")
         yield differs(
             "model-files", "model files", says, wanted=here, found=there, todo=_TODO, severity=severity, why=why
         )
@@ -246,29 +218,22 @@ def model_files(wanted: Side, found: Side) -> Iterator[Finding]:
         yield agree("model-files", "model files", f"{counted(len(it.common), 'file')} with the same content{doubt(it)}")
 
 
-def _taken(wanted: Side, image: Side) -> Iterator[Finding]:
+def _model_of_image(wanted: Side, image: Side) -> Iterator[Finding]:
     """Of an image that has no files of a model where its server looks: why, or where it takes the model from."""
     model, inside = wanted.model, image.model
     if wanted.kind not in ("model", "manifest") or not (model and inside) or inside.files:
         return
-    rule, about, taken = "model-files", "model files", f"the image takes its model from {inside.uri}"
+    rule, about, says = "model-files", "model files", f"the image takes its model from {inside.uri}"
     elsewhere = not inside.uri.startswith(f"{image.name}:/")
     severity: Severity | None = None if elsewhere and wanted.kind == "model" else "warning"
     if inside.unread:
         says = f"the image's model is not known: {inside.unread}"
         yield differs(rule, about, says, wanted=model.uri, found=inside.uri, todo=_PLAIN)
     elif inside.uri.rstrip("/") == model.uri.rstrip("/"):
-        yield agree(rule, about, taken)
+        yield agree(rule, about, says)
     else:
-        says = f"{taken}, {'another place' if elsewhere else 'where nothing lies'}"
+        says += ", another place" if elsewhere else ", where nothing lies"
         yield differs(rule, about, says, wanted=model.uri, found=inside.uri, todo=_LEAVE, severity=severity)
-
-
-def _gravity(wanted: Side, found: Side, *, only_more: bool) -> tuple[Severity | None, str]:
-    """Of two runs that saved to two places, other weights are no surprise."""
-    if wanted.kind == found.kind and wanted.model and found.model and wanted.model.uri != found.model.uri:
-        return "warning", _TWO_RUNS
-    return ("note" if only_more else None), ""
 
 
 def being(paths: tuple[str, ...], how: str) -> str:
@@ -282,7 +247,7 @@ def listed(texts: tuple[str, ...] | list[str]) -> str:
     return ", ".join(texts[:_SHOWN]) + more
 
 
-def told(path: str, file: ModelFile | None) -> str:
+def describe_file(path: str, file: ModelFile | None) -> str:
     """A file by its size and the digest that there is."""
     if file is None:
         return f"no {path}"
@@ -306,7 +271,7 @@ def has_digest(file: ModelFile) -> bool:
     return bool(file.sha256 or file.crc32c)
 
 
-def _same(before: ModelFile, now: ModelFile) -> bool:
+def _is_same(before: ModelFile, now: ModelFile) -> bool:
     return before.size == now.size and all(one == other for one, other in digests(before, now))
 
 

@@ -3,48 +3,45 @@
 from collections.abc import Iterator
 
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.rules.catalogue import MADE, agree, anew, brings_all, differs
+from envbuild.verify.rules.catalogue import MADE, agree, brings_all, differs, remedy
 from envbuild.verify.rules.versions import minor, numbers, same_numbers
 from envbuild.verify.sources import Side
 
 _PATCH = "A patch release repairs faults, which seldom changes a number; libraries that Python brings may be others."
 _NONE = "Nothing that the run had can be there without it: no package was compared."
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64", "armv8": "aarch64"}
-_OTHER_MACHINE = "build for this machine by `--platform`, and hold its predictions against the run's"
+_OTHER_MACHINE = "build for this machine by `--platform`, and compare its predictions with the run's"
 _CHOSEN = "The wheels were chosen for this C library, and some may not load with an older one."
 
 
 def python(wanted: Side, found: Side) -> Iterator[Finding]:
     """The minor version and, as far as both know it, the patch; an image may have no Python at all."""
-    if not brings_all(wanted, found) and bool(wanted.pythonless) != bool(found.pythonless):
-        yield from _without(wanted, found)
+    if brings_all(wanted, found):
+        return
+    if bool(wanted.pythonless) != bool(found.pythonless):
+        one, other = ("no Python" if side.pythonless else side.python or "" for side in (wanted, found))
+        if one and other:
+            todo = f"check that it is the right image, or {remedy(found)}"
+            yield differs("python", "python", wanted=one, found=other, todo=todo, why=_NONE)
     one, other = (side.python.rstrip("+") if side.python else "" for side in (wanted, found))
-    if brings_all(wanted, found) or not (minor(one) and minor(other)):
+    if not (minor(one) and minor(other)):
         return
     if not same_numbers(one, other, 2):
-        yield differs("python", "python", wanted=one, found=other, todo=anew(found))
+        yield differs("python", "python", wanted=one, found=other, todo=remedy(found))
     elif one != other and min(len(numbers(one)), len(numbers(other))) > 2:
-        yield differs("python", "python", wanted=one, found=other, todo=anew(found), severity="warning", why=_PATCH)
+        yield differs("python", "python", wanted=one, found=other, todo=remedy(found), severity="warning", why=_PATCH)
     else:
         yield agree("python", "python", min(one, other, key=len), wanted=one, found=other)
-
-
-def _without(wanted: Side, found: Side) -> Iterator[Finding]:
-    one, other = ("no Python" if side.pythonless else side.python for side in (wanted, found))
-    if one and other:
-        todo = f"see that it is the right image, or {anew(found)}"
-        yield differs("python", "python", wanted=one, found=other, todo=todo, why=_NONE)
 
 
 def implementation(wanted: Side, found: Side) -> Iterator[Finding]:
     """CPython or another one."""
     one, other = (side.implementation.lower() if side.implementation else "" for side in (wanted, found))
-    if brings_all(wanted, found) or not (one and other):
-        return
-    if one == other:
-        yield agree("python-implementation", "implementation", one, wanted=one, found=other)
-    else:
-        yield differs("python-implementation", "implementation", wanted=one, found=other, todo=anew(found))
+    rule, about = "python-implementation", "implementation"
+    if one and other and not brings_all(wanted, found):
+        same = one == other
+        yield (agree(rule, about, one, wanted=one, found=other) if same
+               else differs(rule, about, wanted=one, found=other, todo=remedy(found)))  # fmt: skip
 
 
 def system(wanted: Side, found: Side) -> Iterator[Finding]:
@@ -57,7 +54,7 @@ def system(wanted: Side, found: Side) -> Iterator[Finding]:
         return
     on_purpose = found.kind in MADE and other.lower() == "linux"
     severity: Severity = "warning" if on_purpose else "error"
-    todo = "hold the image's predictions against the run's" if on_purpose else anew(found)
+    todo = "compare the image's predictions with the run's" if on_purpose else remedy(found)
     yield differs("system", "system", wanted=one, found=other, todo=todo, severity=severity)
 
 
@@ -73,30 +70,25 @@ def machine(wanted: Side, found: Side) -> Iterator[Finding]:
 
 
 def glibc(wanted: Side, found: Side) -> Iterator[Finding]:
-    """The C library; a newer version runs all that an older one did."""
+    """The C library; a newer version runs all that an older one did.
+
+    Of a lock the version is the one its wheels were chosen for; of a run the one that happened to be there.
+    """
     if brings_all(wanted, found) or not (wanted.libc and found.libc):
         return
     if wanted.libc.lower() != found.libc.lower():
-        why = f"What was compiled for {wanted.libc} does not load with {found.libc}."
-        yield differs(
-            "glibc", "libc", wanted=wanted.libc, found=found.libc, todo=anew(found), severity="error", why=why
-        )
-    elif wanted.libc_version and found.libc_version:
-        yield _versions(wanted, found, wanted.libc_version, found.libc_version)
-
-
-def _versions(wanted: Side, found: Side, one: str, other: str) -> Finding:
-    """Of a lock the version is the one its wheels were chosen for; of a run the one that happened to be there."""
-    about = f"{wanted.libc}"
-    if same_numbers(one, other, 2):
-        return agree("glibc", about, other, wanted=one, found=other)
-    if numbers(other) > numbers(one):
-        return agree("glibc", about, f"{other} runs all that {one} does", wanted=one, found=other)
+        why, todo = f"What was compiled for {wanted.libc} does not load with {found.libc}.", remedy(found)
+        yield differs("glibc", "libc", wanted=wanted.libc, found=found.libc, todo=todo, severity="error", why=why)
+        return
+    about, one, other = wanted.libc, wanted.libc_version, found.libc_version
+    if not (one and other):
+        return
+    if same_numbers(one, other, 2) or numbers(other) > numbers(one):
+        says = other if same_numbers(one, other, 2) else f"{other} runs all that {one} does"
+        yield agree("glibc", about, says, wanted=one, found=other)
+        return
     severity: Severity | None = "error" if wanted.kind == "lock" else None
-    todo = (
-        "stand it on a newer base: `--base`"
-        if found.kind in MADE
-        else "run the image, which brings its own, or use a newer system"
-    )
+    todo = "run the image, which brings its own, or use a newer system"
+    todo = "use a newer base: `--base`" if found.kind in MADE else todo
     why = _CHOSEN if severity else ""
-    return differs("glibc", about, wanted=one, found=other, todo=todo, severity=severity, why=why)
+    yield differs("glibc", about, wanted=one, found=other, todo=todo, severity=severity, why=why)

@@ -1,4 +1,4 @@
-"""Versions as people compare them, and what the profiles say of drivers, GPUs and distributions."""
+"""Versions as people compare them, and the profiles' facts about drivers, GPUs and distributions."""
 
 import re
 from collections.abc import Mapping
@@ -61,19 +61,19 @@ def as_version(text: str | None) -> Version | None:
 
 
 @cache
-def known() -> Profiles:
+def profile_data() -> Profiles:
     """The facts that no wheel says, without the profiles of frameworks."""
     return load_profiles(data_folder("profiles"), ())
 
 
 def is_nvidia(name: str) -> bool:
     """Whether a distribution is NVIDIA's, or serves a GPU only."""
-    return any(fnmatchcase(name, pattern) for pattern in (*known().nvidia_wheels, *known().cuda_only))
+    return any(fnmatchcase(name, pattern) for pattern in (*profile_data().nvidia_wheels, *profile_data().cuda_only))
 
 
 def is_foreign(name: str) -> bool:
     """Whether no index has a distribution for Linux, so that no image can."""
-    return any(row.name == name for row in known().foreign)
+    return any(row.name == name for row in profile_data().foreign)
 
 
 def minimum_driver(cuda: str) -> tuple[str, str] | None:
@@ -83,7 +83,7 @@ def minimum_driver(cuda: str) -> tuple[str, str] | None:
     """
     parts = cuda.split(".")
     names = {parts[0], ".".join(parts[:2])}
-    return next(((row.minimum, row.cuda) for row in known().drivers if row.cuda in names), None)
+    return next(((row.minimum, row.cuda) for row in profile_data().drivers if row.cuda in names), None)
 
 
 def cuda_major(versions: Mapping[str, str | None]) -> str | None:
@@ -96,4 +96,4 @@ def cuda_major(versions: Mapping[str, str | None]) -> str | None:
 
 def cudnn_floor(framework: str, version: str) -> str:
     """The lowest cuDNN that a release takes at run time; empty where none is known. InvalidVersion for no version."""
-    return next((row.minimum for row in known().cudnn_floors if within(row, framework, version)), "")
+    return next((row.minimum for row in profile_data().cudnn_floors if within(row, framework, version)), "")

@@ -1,4 +1,4 @@
-"""Facts: what each source (image, model, manifest, lock, context, host) says of an environment, in the same words."""
+"""Facts about an environment, in the same words for each source: image, model, manifest, lock, context, host."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What a target says; None, or an empty value where None is no choice, where it says nothing of that."""
+    """The facts of one source; None, or an empty value, where a fact is not known."""
 
     name: str
     """As it was given: `churn:7`, `host`."""
@@ -86,7 +86,7 @@ class Side:
     unset: frozenset[str] | None = None
     """Names of variables that are known not to be set, where not all names are known."""
     numerics: tuple[Numerics, ...] | None = None
-    """What the running frameworks were told."""
+    """The settings of the running frameworks."""
     contract: Contract = field(default_factory=Contract)
     """What the program needs from wherever it runs."""
     model: Model | None = None
@@ -109,7 +109,7 @@ Versions = Mapping[str, str | None]
 
 
 class Built(NamedTuple):
-    """What the distributions say of frameworks and CUDA; None where they do not say."""
+    """Frameworks and CUDA by the distributions; None where these do not tell."""
 
     frameworks: tuple[Framework, ...]
     """The one that computes first, Keras last."""

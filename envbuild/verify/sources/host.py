@@ -29,14 +29,14 @@ T = TypeVar("T")
 LARGEST_READ = 1 << 30
 """Bytes; of larger data only the size is looked at."""
 Visible = Callable[[str], bool | None]
-"""Whether an object or folder in Cloud Storage can be seen from here; None where nobody knows."""
+"""Whether an object or folder in Cloud Storage can be seen from here; None where that is not known."""
 _MOST_SOURCES, _LONGEST = 2000, 1 << 20
 """Sources that are looked at, and bytes of each: the code of a server is much smaller."""
 _FOREIGN = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
 def nobody_knows(_uri: str) -> bool | None:
-    """Look nowhere."""
+    """No answer."""
     return None
 
 
@@ -48,39 +48,35 @@ def side_of_host(
     folder: Path = Path(),
     visible: Visible = nobody_knows,
 ) -> Side:
-    """What this machine has now, with an environment of it that was captured; without, nothing is said of packages.
+    """What this machine has now, with an environment of it that was captured; without, no package is known.
 
     Data and code of `wanted` are looked for from `folder`, and data in Cloud Storage by `visible`; local files and
-    folders of at most a GiB are digested where the run's size is theirs. Values that a capture would cut secrets out of
+    folders of at most a GiB are hashed where their size is the run's. Values that a capture would cut secrets out of
     are left out, and their names are not.
     """
-    side = side_of_manifest(environment, name) if environment else _machine(name)
-    variables = _variables()
+    if environment:
+        side = side_of_manifest(environment, name)
+    else:
+        it = _read(Platform, platform_facts()) or Platform()
+        system, machine, libc, version = it.system, it.machine, it.libc, it.libc_version
+        side = Side(name=name, kind="host", system=system, machine=machine, libc=libc, libc_version=version)
+    variables: dict[str, str] = present(dict(os.environ))  # spelled as a capture spells them
+    # without a secret, so that any message may show it
+    plain = {key: it for key, it in variables.items() if not hides_secret(key, it, sure=True) and scrub(it) == it}
+    there = (it for it in wanted.data if it.checksum or it.size is not None)
     return replace(
         side,
         kind="host",
         accelerator=_read(Accelerator, accelerator_facts()),
         cpu=_read(Cpu, cpu_facts()),
-        variables={key: value for key, value in variables.items() if _is_open(key, value)},
+        variables=plain,
         names=frozenset(variables),
         contract=Contract(),
         model=None,
         numerics=None,
         absent_data=_absent(wanted, folder, visible),
-        data=_data(wanted, folder),
+        data={it.uri: now for it in there if (now := _data_now(it, folder))},
         trees=_trees(wanted, folder),
-    )
-
-
-def _machine(name: str) -> Side:
-    platform = _read(Platform, platform_facts()) or Platform()
-    return Side(
-        name=name,
-        kind="host",
-        system=platform.system,
-        machine=platform.machine,
-        libc=platform.libc,
-        libc_version=platform.libc_version,
     )
 
 
@@ -89,25 +85,14 @@ def _read(kind: type[T], facts: dict[str, Any]) -> T | None:
     return read_or_none(present(facts), kind)
 
 
-def _variables() -> dict[str, str]:
-    """All variables of this process, spelled as a capture spells them."""
-    found: dict[str, str] = present(dict(os.environ))
-    return found
-
-
-def _is_open(name: str, value: str) -> bool:
-    """Whether a value holds no secret, so that any message may show it."""
-    return not hides_secret(name, value, sure=True) and scrub(value) == value
-
-
 def _absent(wanted: Contract, folder: Path, visible: Visible) -> frozenset[str] | None:
     """The places that cannot be seen; None where that is not known of any."""
-    seen = {it.uri: _seen(os.environ.get(it.variable or "") or it.uri, folder, visible) for it in wanted.data}
+    seen = {it.uri: _is_visible(os.environ.get(it.variable or "") or it.uri, folder, visible) for it in wanted.data}
     known = {uri for uri, there in seen.items() if there is not None}
     return frozenset(uri for uri in known if not seen[uri]) if known or not seen else None
 
 
-def _seen(place: str, folder: Path, visible: Visible) -> bool | None:
+def _is_visible(place: str, folder: Path, visible: Visible) -> bool | None:
     """Whether there is something at a place; where a variable names it, that is wherever the variable points here."""
     if REDACTED in place:
         return None
@@ -116,7 +101,7 @@ def _seen(place: str, folder: Path, visible: Visible) -> bool | None:
     path = _local(place, folder)
     try:
         return path.exists() if path else None
-    except (OSError, ValueError):  # a folder that may not be looked into, or what is no path
+    except (OSError, ValueError):  # a folder without permission, or an invalid path
         return False
 
 
@@ -125,12 +110,6 @@ def _local(place: str, folder: Path) -> Path | None:
     if "://" not in place:
         return folder / place
     return folder / unquote(urlsplit(place).path) if place.startswith("file://") else None
-
-
-def _data(wanted: Contract, folder: Path) -> dict[str, Data]:
-    """What lies now at the local places of a contract, as far as something can be held against it."""
-    asked = (it for it in wanted.data if it.checksum or it.size is not None)
-    return {it.uri: now for it in asked if (now := _data_now(it, folder))}
 
 
 def _data_now(data: Data, folder: Path) -> Data | None:
@@ -146,7 +125,7 @@ def _data_now(data: Data, folder: Path) -> Data | None:
         alike = data.size in (None, size) and (data.checksum or "").startswith("sha256:")
         checksum = local_facts(str(path), budget)["checksum"] if alike and size <= LARGEST_READ else None
         return Data(uri=data.uri, size=size, objects=None if files is None else len(files), checksum=checksum)
-    except (OSError, ValueError, Unread):  # what may not be read, what is no path, or more files than a capture reads
+    except (OSError, ValueError, Unread):  # without permission, an invalid path, or more files than a capture reads
         return None
 
 
@@ -207,9 +186,9 @@ def _imported(source: Path, name: str) -> set[str]:
 
 
 def visible(uri: str) -> bool | None:
-    """Whether the object, or anything in the folder, at a gs:// URI can be seen; None where nobody can be asked.
+    """Whether the object, or anything in the folder, at a gs:// URI can be seen; None where that is not known.
 
-    Without credentials, or where Cloud Storage cannot be reached, nothing is known.
+    That is without credentials, or where Cloud Storage cannot be reached.
     """
     from envbuild.stamp.gcs import GcsStore, connected  # noqa: PLC0415 - Google's client takes a second to load
 

@@ -1,4 +1,7 @@
-"""What an image says: Python, C library, distributions and model from its layers, and variables from its config."""
+"""What an image says: Python, C library, distributions and model from its layers, and variables from its config.
+
+Names, links and some files are read; nothing is unpacked.
+"""
 
 import json
 import posixpath
@@ -28,102 +31,48 @@ from envbuild.registry.pull import ARCHITECTURES
 from envbuild.verify.sources import Package, Side, frameworks_of
 from envbuild.verify.sources.model import sums_of
 
-_URI, _FOLDER, _DEFAULT = "AIP_STORAGE_URI", "ENVBUILD_MODEL_FOLDER", "/model"
-"""What tells a server where the model lies, which counts first, and where it lies if nothing does."""
-_STAMP = "envbuild/"
-"""What a stamp writes beside a model is no part of it."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_URI, _FOLDER, _DEFAULT = "AIP_STORAGE_URI", "ENVBUILD_MODEL_FOLDER", "/model"
+"""What tells a server where the model lies, the first before the second, and where it lies otherwise."""
+_STAMP = "envbuild/"
+"""Files of a stamp beside a model are not part of it."""
+_VARIANT, _CUDA = "dev.envbuild.variant", "dev.envbuild.cuda"
+_SYSTEMS = {"linux": "Linux", "windows": "Windows", "darwin": "Darwin", "freebsd": "FreeBSD"}
+"""GOOS, as the image specification has it, in the words of `platform.system()`."""
+_MACHINES = {architecture: machine for machine, architecture in ARCHITECTURES.items()}
+
 _MINOR = re.compile(r"python(3\.\d+)")
-_SAID = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+\.\d+)", re.MULTILINE)
+_PYVENV_VERSION = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+\.\d+)", re.MULTILINE)
 _SYSTEM_TOO = re.compile(r"^include-system-site-packages\s*=\s*true", re.MULTILINE | re.IGNORECASE)
 _PROGRAM = re.compile(r"python[\d.]*")
-_CHUNK = 1 << 20
-_OVERLAP = 256
-_LONGEST = 32 << 20
-_PYTHON = re.compile(r"(?:.*/)?(?:lib)?python3\.\d+(?:\.so[.\d]*)?")
-_PYTHON_SAYS = re.compile(rb"(?<![\w.])(3\.\d+\.\d+(?:(?:a|b|rc)\d+)?)\+?\0")
+_INTERPRETER = re.compile(r"(?:.*/)?(?:lib)?python[\d.]*(?:\.so[.\d]*)?")
+_METADATA = re.compile(r"(.*)/([^/]+)\.(?:dist-info/METADATA|egg-info/PKG-INFO|egg-info)")
+_MUSL = re.compile(r"(?:.*/)?ld-musl-[^/]+")
 _GLIBC = re.compile(r"(?:usr/)?lib(?:32|64)?/(?:[\w-]+/)?(?:libc\.so\.6|libc-2\.\d+\.so)")
-_GLIBC_SAYS = re.compile(rb"GNU C Library[^\n]{0,99} version (\d+\.\d+)")
-_STATUS = re.compile(r"var/lib/dpkg/status")
+_PYTHON_VERSION = re.compile(rb"(?<![\w.])(3\.\d+\.\d+(?:(?:a|b|rc)\d+)?)\+?\0")
+_GLIBC_VERSION = re.compile(rb"GNU C Library[^\n]{0,99} version (\d+\.\d+)")
 _CUDA_DEB = re.compile(
     r"^Package: (cuda-cudart-\d[\d-]*|libcudnn\d+(?:-cuda-\d+)?)\n(?:.+\n)*?Version: (\d[\d.]*)", re.MULTILINE
 )
-_HEAD = re.compile(
-    r"(?:.*/)?[^/]+\.(?:dist-info/METADATA|egg-info/PKG-INFO|egg-info)|(?:.*/)?pyvenv\.cfg"
-    r"|(?:.*/)?tensorflow(?:_core)?/python/platform/build_info\.py"
-)
-_RECORD = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
-_DIRECT = re.compile(r"(?:.*/)?[^/]+\.dist-info/direct_url\.json")
-_NAMED = re.compile(r"(?:.*/)?(?:python[\d.]*|ld-musl-[^/]+)")
+_BY_NAME = re.compile(r"(?:.*/)?(?:python[\d.]*|ld-musl-[^/]+)")
 """Files of which the name alone says something."""
-_METADATA = re.compile(r"(.*)/([^/]+)\.(?:dist-info/METADATA|egg-info/PKG-INFO|egg-info)")
-_MUSL = re.compile(r"(?:.*/)?ld-musl-[^/]+")
-_INTERPRETER = re.compile(r"(?:.*/)?(?:lib)?python[\d.]*(?:\.so[.\d]*)?")
-_SYSTEMS = {"linux": "Linux", "windows": "Windows", "darwin": "Darwin", "freebsd": "FreeBSD"}
-"""GOOS, as the image specification has it, in the words of `platform.system()`."""
-_VARIANT, _CUDA = "dev.envbuild.variant", "dev.envbuild.cuda"
-_MACHINES = {architecture: machine for machine, architecture in ARCHITECTURES.items()}
-_WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_CHUNK, _OVERLAP, _LONGEST = 1 << 20, 256, 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a server looks unless it is told otherwise when it is started."""
+class ModelPlace:
+    """Where a server looks for its model unless another place is given at its start."""
 
     path: str = ""
-    """In the image, without the leading slash; empty for what lies elsewhere."""
+    """In the image, without the leading slash; empty for a place outside."""
     uri: str = ""
-    """Of what lies elsewhere."""
-    said: bool = False
-    """Whether a variable of the image says so."""
+    """Of a place outside."""
+    named: bool = False
+    """Whether a variable of the image names it."""
 
     def has(self, path: str) -> bool:
         """Whether a file of the image is, or lies in, this place."""
         return bool(self.path) and (path == self.path or path.startswith(f"{self.path}/"))
-
-
-def model_place(variables: Mapping[str, str], folder: str) -> Place:
-    """Read an image's variables as the ready server does; `folder` is where programs start."""
-    said = variables.get(_URI) or variables.get(_FOLDER)
-    parts = urlsplit(said or _DEFAULT)
-    if parts.scheme not in ("", "file"):
-        return Place(uri=said or "", said=True)
-    path = unquote(parts.path) if parts.scheme else said or _DEFAULT
-    return Place(path=place_of(posixpath.join(folder or "/", path)), said=bool(said))
-
-
-def model_inside(tree: Tree, place: Place, name: str) -> Model | None:
-    """The model that lies there by size and digests; None where nothing does, and nobody says that it should.
-
-    Without files it says where else the model is taken from, or in `unread` why it is not known. Two images may have
-    two models in one place, so the image's name is a part of the URI.
-    """
-    if not place.path:
-        return Model(uri=scrub_line(place.uri) or f"{name}:/", unread=None if place.uri else "it is all of the image")
-    uri, link = f"{name}:/{place.path}", next(_links(tree, place), None)
-    if link is not None:
-        unread = f"/{link} is a link to {tree[link].target}, and links are not followed"
-        return Model(uri=uri, unread=scrub_line(unread))
-    files = tuple(_files(tree, place))
-    if not files:
-        return Model(uri=uri) if place.said else None
-    # The only file is the model by itself, whatever its name.
-    alone = len(files) == 1 and not uri.endswith(f"/{files[0].path}")
-    return Model(uri=f"{uri}/{files[0].path}" if alone else uri, files=files, file_count=len(files))
-
-
-def _links(tree: Tree, place: Place) -> Iterator[str]:
-    """Links on the way to it, and in it."""
-    parts = place.path.split("/")
-    above = ("/".join(parts[:count]) for count in range(1, len(parts)))
-    return (it for it in (*above, *filter(place.has, tree)) if it in tree and tree[it].kind == "link")
-
-
-def _files(tree: Tree, place: Place) -> Iterator[ModelFile]:
-    for path in sorted(tree):
-        inner = path[len(place.path) + 1 :] or posixpath.basename(path)
-        if place.has(path) and tree[path].text and not inner.startswith(_STAMP):
-            yield ModelFile(path=scrub_file_name(inner), **json.loads(tree[path].text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,177 +87,12 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What an image's config says of the program in it."""
+    """The program that an image's config starts, and its variables."""
 
     variables: Mapping[str, str]
     command: Sequence[str] = ()
     """Entry point, then its arguments."""
     user: str = ""
-
-
-def interpreter_of(tree: Tree, started: Started) -> Interpreter | None:
-    """Find the Python that the command names, or lies beside, else the first on PATH; None where there is none."""
-    for path in _candidates(started):
-        real = resolve(tree, path)
-        if real is None or tree[real[1:]].kind != "file":
-            continue
-        home = posixpath.dirname(posixpath.dirname(real))
-        prefix, settings = _environment(tree, path)
-        version = _version(tree, real, settings, started.variables)
-        if version:
-            minor = ".".join(version.split(".")[:2])
-            own = [f"{prefix}/lib/python{minor}/site-packages"] if prefix else []
-            rest = _system(home, minor, started) if not prefix or _SYSTEM_TOO.search(settings) else []
-            folders = [*_python_path(started.variables), *own, *rest]
-            found = dict.fromkeys(it for folder in folders if (it := resolve(tree, folder)))
-            return Interpreter(version=version, sites=tuple(folder[1:] for folder in found))
-    return None
-
-
-def _candidates(started: Started) -> Iterator[str]:
-    """Absolute paths that may be the interpreter."""
-    program = started.command[0] if started.command else ""
-    if program.startswith("/"):
-        folder, name = posixpath.split(program)
-        # /usr/bin/tini says nothing of Python, /opt/venv/bin/gunicorn does
-        beside = [] if folder in DEFAULT_PATH.split(":") else [f"{folder}/python", f"{folder}/python3"]
-        yield from [program] if _PROGRAM.fullmatch(name) else beside
-    for folder in (started.variables.get("PATH") or DEFAULT_PATH).split(":"):
-        if folder.startswith("/"):
-            yield from (f"{folder.rstrip('/')}/{name}" for name in ("python", "python3"))
-
-
-def _environment(tree: Tree, path: str) -> tuple[str, str]:
-    """Where the virtual environment of an interpreter lies, and its pyvenv.cfg (PEP 405); empty where it is in none."""
-    folder = resolve(tree, posixpath.dirname(path))
-    prefix = posixpath.dirname(folder or "/")
-    node = tree.get(f"{prefix[1:]}/pyvenv.cfg")
-    return (prefix, node.text.decode(errors="replace")) if folder and node else ("", "")
-
-
-def _version(tree: Tree, real: str, settings: str, variables: Mapping[str, str]) -> str:
-    """What the interpreter says, or the shared library of its installation, else what stands beside it."""
-    minor = _MINOR.fullmatch(posixpath.basename(real))
-    home = posixpath.dirname(posixpath.dirname(real))
-    names = re.escape(minor[0]) if minor else r"python3\.\d+"
-    library = re.compile(rf"{re.escape(home[1:])}/lib(?:64)?/(?:[\w-]+/)?lib{names}\.so[.\d]*")
-    said = [tree[real[1:]].text, *(tree[it].text for it in sorted(tree) if library.fullmatch(it))]
-    exact = [text.decode(errors="replace") for text in said if text]
-    exact += _SAID.findall(settings)
-    exact += [variables.get("PYTHON_VERSION", "")] if home == "/usr/local" else []
-    fitting = (it for it in exact if re.match(r"3\.\d+\.\d", it) and (not minor or it.startswith(f"{minor[1]}.")))
-    return next(fitting, minor[1] if minor else "")
-
-
-def _system(home: str, minor: str, started: Started) -> list[str]:
-    """Where an installation looks itself: the user's folder, then its own, then Debian's."""
-    home, root = home.rstrip("/"), started.user.partition(":")[0] in ("", "0", "root")
-    user = started.variables.get("HOME") or ("/root" if root else f"/home/{started.user.partition(':')[0]}")
-    return [
-        f"{user}/.local/lib/python{minor}/site-packages",
-        f"{home}/local/lib/python{minor}/dist-packages",
-        *(f"{home}/{lib}/python{minor}/site-packages" for lib in ("lib", "lib64")),
-        *(f"{home}/lib/python{it}/dist-packages" for it in ("3", minor)),
-    ]
-
-
-def _python_path(variables: Mapping[str, str]) -> list[str]:
-    return [it for it in variables.get("PYTHONPATH", "").split(":") if it.startswith("/")]
-
-
-def files_of(layers: Sequence[Layer], model: Place, name: str, report: Report) -> Tree:
-    """All folders and links of an image, and of its files those that say what Python, distributions and model it has.
-
-    A node's text is what was read of it: the version that an interpreter or C library says of itself, the digest of
-    what a RECORD lists, the head of METADATA, size and digests of a model's file. BuildError where a layer cannot be
-    read.
-    """
-    total, done, found = sum(it.descriptor.size for it in layers), 0, list[Overlay]()
-    put = partial(_put, model)
-    for layer in layers:
-        found.append(read_layer(layer, name, put))
-        done += layer.descriptor.size
-        report("reading layers", done, total)
-    return {"": IMPLIED} | reduce(over, found, Overlay()).nodes
-
-
-def _put(model: Place, found: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-    found.nodes.pop(path, None)
-    found.borrowed.pop(path, None)
-    if member.isdir():
-        found.nodes[path] = Node("directory")
-        return
-    # what is no folder hides what lay there, whether it is kept or not
-    found.hidden.add(path)
-    if member.issym():
-        found.nodes[path] = Node("link", target=member.linkname)
-    elif member.islnk():
-        target = place_of(member.linkname)
-        if target in found.nodes:
-            found.nodes[path] = found.nodes[target]
-        elif _reader(path, model) or _NAMED.fullmatch(path):
-            found.borrowed[path] = target
-    elif member.isreg() and (node := _file(path, model, member, archive)):
-        found.nodes[path] = node
-
-
-def _file(path: str, model: Place, member: tarfile.TarInfo, archive: tarfile.TarFile) -> Node | None:
-    """The file's node with what it says; None where it says nothing."""
-    reader = _reader(path, model)
-    content = archive.extractfile(member) if reader else None
-    if reader and content:
-        return Node("file", text=reader(content), mtime=int(member.mtime))
-    return Node("file", mtime=int(member.mtime)) if _NAMED.fullmatch(path) else None
-
-
-def _reader(path: str, model: Place) -> Callable[[IO[bytes]], bytes] | None:
-    """How to read what lies at a path; None where it need not be read."""
-    if model.has(path):
-        return _sums
-    return next((reader for pattern, reader in _READERS if pattern.fullmatch(path)), None)
-
-
-def _record(content: IO[bytes]) -> bytes:
-    return (record_content(decoded(content.read(_LONGEST))) or "").encode()
-
-
-def _sums(content: IO[bytes]) -> bytes:
-    found = sums_of(content)
-    return json.dumps({"size": found.size, "sha256": found.sha256.hex, "crc32c": found.crc32c}).encode()
-
-
-def _commit(content: IO[bytes]) -> bytes:
-    """The commit of a checkout (PEP 610); empty for what came from anywhere else."""
-    try:
-        found = json.loads(content.read(LONGEST_HEAD))["vcs_info"]["commit_id"]
-        return found.encode() if re.fullmatch(r"[0-9a-f]{7,64}", found) else b""
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return b""
-
-
-def _cuda_debs(content: IO[bytes]) -> bytes:
-    """Names and upstream versions of CUDA's runtime and cuDNN among Debian's packages, one a line."""
-    text = decoded(content.read(_LONGEST))
-    return "".join(f"{name} {version}\n" for name, version in _CUDA_DEB.findall(text)).encode()
-
-
-def _search(content: IO[bytes], says: re.Pattern[bytes]) -> bytes:
-    """What the first match says; empty where there is none."""
-    rest = b""
-    while chunk := content.read(_CHUNK):
-        if match := says.search(rest := rest[-_OVERLAP:] + chunk):
-            return match[1]
-    return b""
-
-
-_READERS: tuple[tuple[re.Pattern[str], Callable[[IO[bytes]], bytes]], ...] = (
-    (_RECORD, _record),
-    (_HEAD, lambda content: content.read(LONGEST_HEAD)),
-    (_DIRECT, _commit),
-    (_PYTHON, lambda content: _search(content, _PYTHON_SAYS)),
-    (_GLIBC, lambda content: _search(content, _GLIBC_SAYS)),
-    (_STATUS, _cuda_debs),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,8 +108,8 @@ class _Config:
 def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> Side:
     """Read every layer, in memory that grows with the number of files alone.
 
-    Variables are those of the config; whoever runs the image may add more, and other values. BuildError where config
-    or layers cannot be read; RegistryError where they cannot be had.
+    Variables are those of the config; a container may have more, and other values. BuildError where config
+    or layers cannot be read; RegistryError where they cannot be fetched.
     """
     config = _config(image, name)
     place = model_place(config.started.variables, config.folder)
@@ -335,13 +119,16 @@ def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> S
     built = frameworks_of({it.name: it.version for it in (packages or {}).values()})
     cuda, cudnn = _system_cuda(tree)
     libc, libc_version = _libc(tree)
-    system = _SYSTEMS.get(config.system.lower())
+    system, variant = _SYSTEMS.get(config.system.lower()), config.labels.get(_VARIANT)
+    by_label: Literal["gpu", "cpu"] | None = "gpu" if variant == "gpu" else "cpu" if variant == "cpu" else None
+    # something may be a Python that neither command nor PATH leads to
+    pythons = any(node.kind in ("file", "link") and _INTERPRETER.fullmatch(path) for path, node in tree.items())
     return Side(
         name=name,
         kind="image",
         python=python.version if python else None,
         implementation="cpython" if python else None,
-        pythonless=python is None and system == "Linux" and not any(_is_python(*it) for it in tree.items()),
+        pythonless=python is None and system == "Linux" and not pythons,
         system=system,
         machine=_MACHINES.get(config.architecture, machine),
         libc=libc,
@@ -351,16 +138,11 @@ def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> S
         frameworks=tuple(_as_built(it, tree, python, config.labels) for it in built.frameworks),
         cuda=built.cuda or cuda,
         cudnn=built.cudnn or cudnn,
-        variant=_variant(config.labels) or built.variant or ("gpu" if cuda and built.frameworks else None),
+        variant=by_label or built.variant or ("gpu" if cuda and built.frameworks else None),
         variables=config.started.variables,
         names=frozenset(config.started.variables),
         model=model_inside(tree, place, name),
     )
-
-
-def _is_python(path: str, node: Node) -> bool:
-    """Whether something may be a Python, even one that neither command nor PATH leads to."""
-    return node.kind in ("file", "link") and bool(_INTERPRETER.fullmatch(path))
 
 
 def _config(image: Image, name: str) -> _Config:
@@ -376,8 +158,8 @@ def _config(image: Image, name: str) -> _Config:
             started=Started(variables=variables, command=command, user=str(inner.get("User") or "")),
             folder=str(inner.get("WorkingDir") or "/"),
         )
-    except _WRONG as error:
-        raise BuildError("the image's config cannot be read", where=name, todo="make the image again") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BuildError("the image's config cannot be read", where=name, todo="build the image again") from error
 
 
 def _packages(tree: Tree, sites: Sequence[str]) -> dict[str, Package]:
@@ -395,22 +177,17 @@ def _packages(tree: Tree, sites: Sequence[str]) -> dict[str, Package]:
 
 
 def _package(tree: Tree, path: str) -> Package | None:
-    """The distribution whose metadata lies at a path; None where it tells no valid name or version."""
+    """The distribution whose metadata lies at a path; None where name or version are not valid."""
     head = decoded(tree[path].text).lstrip("\ufeff").split("\n\n", 1)[0]
     fields: dict[str, str] = {}
     for line in head.split("\n"):
         key, _, value = line.partition(":")
         fields.setdefault(key.lower(), value.strip())
-    name, version = fields.get("name", ""), fields.get("version", "")
+    name, version, folder = fields.get("name", ""), fields.get("version", ""), posixpath.dirname(path)
     if not (NAME.fullmatch(name) and VERSION.fullmatch(version)):
         return None
-    folder = posixpath.dirname(path)
-    return Package(
-        name=canonicalize_name(name),
-        version=version,
-        content=_text(tree, f"{folder}/RECORD") or None,
-        build=_text(tree, f"{folder}/direct_url.json"),
-    )
+    content, build = _text(tree, f"{folder}/RECORD") or None, _text(tree, f"{folder}/direct_url.json")
+    return Package(name=canonicalize_name(name), version=version, content=content, build=build)
 
 
 def _text(tree: Tree, path: str) -> str:
@@ -429,15 +206,10 @@ def _as_built(framework: Framework, tree: Tree, python: Interpreter | None, labe
     return replace(framework, cuda=found.get("cuda"), cudnn=found.get("cudnn"), compute_capabilities=capabilities)
 
 
-def _variant(labels: Mapping[str, str]) -> Literal["gpu", "cpu"] | None:
-    said = labels.get(_VARIANT)
-    return "gpu" if said == "gpu" else "cpu" if said == "cpu" else None
-
-
 def _libc(tree: Tree) -> tuple[str | None, str | None]:
-    for path in sorted(tree):
-        if _GLIBC.fullmatch(path) and tree[path].text:
-            return "glibc", _text(tree, path)
+    version = next((_text(tree, path) for path in sorted(tree) if _GLIBC.fullmatch(path) and tree[path].text), None)
+    if version:
+        return "glibc", version
     return ("musl", None) if any(map(_MUSL.fullmatch, tree)) else (None, None)
 
 
@@ -449,3 +221,191 @@ def _system_cuda(tree: Tree) -> tuple[str | None, str | None]:
         newest[name.startswith("cuda-cudart")] = version.rstrip(".")
     cudnn = newest.get(False)
     return newest.get(True), ".".join(cudnn.split(".")[:3]) if cudnn else None
+
+
+def interpreter_of(tree: Tree, started: Started) -> Interpreter | None:
+    """Find the Python that the command names, or lies beside, else the first on PATH; None where there is none."""
+    for path in _candidates(started):
+        real = resolve(tree, path)
+        if real is None or tree[real[1:]].kind != "file":
+            continue
+        folder = resolve(tree, posixpath.dirname(path))
+        prefix = posixpath.dirname(folder or "/")
+        marker = f"{prefix[1:]}/pyvenv.cfg"  # of a virtual environment (PEP 405)
+        inside = bool(folder) and marker in tree
+        settings = _text(tree, marker) if inside else ""
+        if version := _version(tree, real, settings, started.variables):
+            minor = ".".join(version.split(".")[:2])
+            paths = [it for it in started.variables.get("PYTHONPATH", "").split(":") if it.startswith("/")]
+            own = [f"{prefix}/lib/python{minor}/site-packages"] if inside else []
+            system = not inside or _SYSTEM_TOO.search(settings)
+            rest = _system_sites(posixpath.dirname(posixpath.dirname(real)), minor, started) if system else []
+            found = dict.fromkeys(it for folder in (*paths, *own, *rest) if (it := resolve(tree, folder)))
+            return Interpreter(version=version, sites=tuple(folder[1:] for folder in found))
+    return None
+
+
+def _candidates(started: Started) -> Iterator[str]:
+    """Absolute paths that may be the interpreter."""
+    program = started.command[0] if started.command else ""
+    if program.startswith("/"):
+        folder, name = posixpath.split(program)
+        # /usr/bin/tini says nothing of Python, /opt/venv/bin/gunicorn does
+        beside = [] if folder in DEFAULT_PATH.split(":") else [f"{folder}/python", f"{folder}/python3"]
+        yield from [program] if _PROGRAM.fullmatch(name) else beside
+    for folder in (started.variables.get("PATH") or DEFAULT_PATH).split(":"):
+        if folder.startswith("/"):
+            yield from (f"{folder.rstrip('/')}/{name}" for name in ("python", "python3"))
+
+
+def _version(tree: Tree, real: str, settings: str, variables: Mapping[str, str]) -> str:
+    """What the interpreter says, or the shared library of its installation, else what stands beside it."""
+    minor = _MINOR.fullmatch(posixpath.basename(real))
+    home = posixpath.dirname(posixpath.dirname(real))
+    names = re.escape(minor[0]) if minor else r"python3\.\d+"
+    library = re.compile(rf"{re.escape(home[1:])}/lib(?:64)?/(?:[\w-]+/)?lib{names}\.so[.\d]*")
+    texts = [tree[real[1:]].text, *(tree[it].text for it in sorted(tree) if library.fullmatch(it))]
+    exact = [text.decode(errors="replace") for text in texts if text]
+    exact += _PYVENV_VERSION.findall(settings)
+    exact += [variables.get("PYTHON_VERSION", "")] if home == "/usr/local" else []
+    fitting = (it for it in exact if re.match(r"3\.\d+\.\d", it) and (not minor or it.startswith(f"{minor[1]}.")))
+    return next(fitting, minor[1] if minor else "")
+
+
+def _system_sites(home: str, minor: str, started: Started) -> list[str]:
+    """Where an installation looks itself: the user's folder, then its own, then Debian's."""
+    home, user = home.rstrip("/"), started.user.partition(":")[0]
+    folder = started.variables.get("HOME") or ("/root" if user in ("", "0", "root") else f"/home/{user}")
+    return [
+        f"{folder}/.local/lib/python{minor}/site-packages",
+        f"{home}/local/lib/python{minor}/dist-packages",
+        *(f"{home}/{lib}/python{minor}/site-packages" for lib in ("lib", "lib64")),
+        *(f"{home}/lib/python{it}/dist-packages" for it in ("3", minor)),
+    ]
+
+
+def model_place(variables: Mapping[str, str], folder: str) -> ModelPlace:
+    """Read an image's variables as the ready server does; `folder` is where programs start."""
+    value = variables.get(_URI) or variables.get(_FOLDER)
+    parts = urlsplit(value or _DEFAULT)
+    if parts.scheme not in ("", "file"):
+        return ModelPlace(uri=value or "", named=True)
+    path = unquote(parts.path) if parts.scheme else value or _DEFAULT
+    return ModelPlace(path=place_of(posixpath.join(folder or "/", path)), named=bool(value))
+
+
+def model_inside(tree: Tree, place: ModelPlace, name: str) -> Model | None:
+    """The model that lies there by size and digests; None where nothing does, and no variable names the place.
+
+    Without files it says where else the model is taken from, or in `unread` why it is not known. Two images may have
+    two models in one place, so the image's name is a part of the URI.
+    """
+    if not place.path:
+        return Model(uri=scrub_line(place.uri) or f"{name}:/", unread=None if place.uri else "it is all of the image")
+    uri, parts = f"{name}:/{place.path}", place.path.split("/")
+    above = ("/".join(parts[:count]) for count in range(1, len(parts)))
+    links = (it for it in (*above, *filter(place.has, tree)) if it in tree and tree[it].kind == "link")
+    if (link := next(links, None)) is not None:
+        return Model(
+            uri=uri, unread=scrub_line(f"/{link} is a link to {tree[link].target}, and links are not followed")
+        )
+    files = []
+    for path in sorted(filter(place.has, tree)):
+        inner = path[len(place.path) + 1 :] or posixpath.basename(path)
+        if tree[path].text and not inner.startswith(_STAMP):
+            files.append(ModelFile(path=scrub_file_name(inner), **json.loads(tree[path].text)))
+    if not files:
+        return Model(uri=uri) if place.named else None
+    # The only file is the model by itself, whatever its name.
+    alone = len(files) == 1 and not uri.endswith(f"/{files[0].path}")
+    return Model(uri=f"{uri}/{files[0].path}" if alone else uri, files=tuple(files), file_count=len(files))
+
+
+def files_of(layers: Sequence[Layer], model: ModelPlace, name: str, report: Report) -> Tree:
+    """All folders and links of an image, and of its files those that say what Python, distributions and model it has.
+
+    A node's text is what was read of it: the version that an interpreter or C library says of itself, the digest of
+    what a RECORD lists, the head of METADATA, size and digests of a model's file. BuildError where a layer cannot be
+    read.
+    """
+    total, done, found = sum(it.descriptor.size for it in layers), 0, list[Overlay]()
+    for layer in layers:
+        found.append(read_layer(layer, name, partial(_add, model)))
+        done += layer.descriptor.size
+        report("reading layers", done, total)
+    return {"": IMPLIED} | reduce(over, found, Overlay()).nodes
+
+
+def _add(model: ModelPlace, found: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+    found.nodes.pop(path, None)
+    found.borrowed.pop(path, None)
+    if member.isdir():
+        found.nodes[path] = Node("directory")
+        return
+    # what is not a folder hides what lay there, whether it is kept or not
+    found.hidden.add(path)
+    reader = _sums if model.has(path) else next((it for pattern, it in _READERS if pattern.fullmatch(path)), None)
+    by_name, mtime = _BY_NAME.fullmatch(path), int(member.mtime)
+    if member.issym():
+        found.nodes[path] = Node("link", target=member.linkname)
+    elif member.islnk():
+        target = place_of(member.linkname)
+        if target in found.nodes:
+            found.nodes[path] = found.nodes[target]
+        elif reader or by_name:
+            found.borrowed[path] = target
+    elif member.isreg():
+        content = archive.extractfile(member) if reader else None
+        if reader and content:
+            found.nodes[path] = Node("file", text=reader(content), mtime=mtime)
+        elif by_name:
+            found.nodes[path] = Node("file", mtime=mtime)
+
+
+def _sums(content: IO[bytes]) -> bytes:
+    sums = sums_of(content)
+    return json.dumps({"size": sums.size, "sha256": sums.sha256.hex, "crc32c": sums.crc32c}).encode()
+
+
+def _commit(content: IO[bytes]) -> bytes:
+    """The commit of a checkout (PEP 610); empty for what came from anywhere else."""
+    try:
+        found = json.loads(content.read(LONGEST_HEAD))["vcs_info"]["commit_id"]
+        return found.encode() if re.fullmatch(r"[0-9a-f]{7,64}", found) else b""
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return b""
+
+
+def _cuda_debs(content: IO[bytes]) -> bytes:
+    """Names and upstream versions of CUDA's runtime and cuDNN among Debian's packages, one a line."""
+    text = decoded(content.read(_LONGEST))
+    return "".join(f"{name} {version}\n" for name, version in _CUDA_DEB.findall(text)).encode()
+
+
+def _search(pattern: re.Pattern[bytes], content: IO[bytes]) -> bytes:
+    """What the first match says; empty where there is none."""
+    text = b""
+    while chunk := content.read(_CHUNK):
+        if match := pattern.search(text := text[-_OVERLAP:] + chunk):
+            return match[1]
+    return b""
+
+
+_READERS: tuple[tuple[re.Pattern[str], Callable[[IO[bytes]], bytes]], ...] = (
+    (
+        re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD"),
+        lambda content: (record_content(decoded(content.read(_LONGEST))) or "").encode(),
+    ),
+    (
+        re.compile(
+            r"(?:.*/)?[^/]+\.(?:dist-info/METADATA|egg-info/PKG-INFO|egg-info)|(?:.*/)?pyvenv\.cfg"
+            r"|(?:.*/)?tensorflow(?:_core)?/python/platform/build_info\.py"
+        ),
+        lambda content: content.read(LONGEST_HEAD),
+    ),
+    (re.compile(r"(?:.*/)?[^/]+\.dist-info/direct_url\.json"), _commit),
+    (re.compile(r"(?:.*/)?(?:lib)?python3\.\d+(?:\.so[.\d]*)?"), partial(_search, _PYTHON_VERSION)),
+    (_GLIBC, partial(_search, _GLIBC_VERSION)),
+    (re.compile(r"var/lib/dpkg/status"), _cuda_debs),
+)
+"""How to read the files that say something."""

@@ -27,7 +27,7 @@ from envbuild.stamp.signature import Proof
 from envbuild.stamp.store import Store, parse_model_uri
 from envbuild.validation import read_or_none
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules.model import Changes, being, compared, digests, doubt, has_digest, listed, told
+from envbuild.verify.rules.model import Changes, being, compare_files, describe_file, digests, doubt, has_digest, listed
 from envbuild.verify.sources import Side
 from envbuild.verify.sources.manifest import side_of_manifest
 
@@ -36,7 +36,7 @@ Slot = tuple[str, str, str]
 _STAMP_AGAIN = "stamp the model again from its run: envbuild from-manifest MANIFEST --stamp MODEL"
 _SLOWEST_HASHING = 20_000_000
 """Bytes a second that even a slow disk gives."""
-_NOT_TOLD = "What is verified would be another run than the one that made this model."
+_OTHER_RUN = "What is verified would be another run than the one that made this model."
 _OTHERS = "The model that would be served is not, byte for byte, the one that the run was recorded with."
 _UNHASHED = "of the same size, and could not be hashed in time"
 _STAMP_CHECKSUMS = f"{_STAMP_AGAIN} --sign KEY, which records its checksums"
@@ -57,11 +57,11 @@ class StampedModel:
     """As it was given; of a stamped file the folder, where its run saved more than that file."""
     history: History
     manifest: TrainingManifest | None
-    """The run's, by the copy beside the record; None where there is none to be trusted."""
+    """The run's, by the copy beside the record; None without a valid copy."""
     locks: Mapping[Slot, Lock]
     """Of each stamped image, by the copy beside the record."""
     model: Model | None
-    """Its files now; None where nobody looked."""
+    """Its files now; None where they were not read."""
     recorded: Model | None = None
     """The files that it has to have, by its run and by its stamp; None where neither lists any."""
     faults: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ def files_now(uri: str, before: Model | None = None, *, patient: bool = False) -
 
 
 def side_of_model(it: StampedModel) -> Side:
-    """What its run had, with the model's files as they are now; only those where no manifest is to be had."""
+    """What its run had, with the model's files as they are now; only those where there is no manifest."""
     if it.manifest is None:
         return Side(name=it.uri, kind="model", model=it.model)
     side = side_of_manifest(it.manifest, it.uri)
@@ -143,7 +143,7 @@ def train_image(stamp: Stamp) -> StampedImage | None:
 
 @dataclass(slots=True)
 class _Copies:
-    """What lies beside a record, each held against the digest that the record has of it."""
+    """The copies of manifest and locks beside a record, each checked by the digest in the record."""
 
     manifest: TrainingManifest | None = None
     locks: dict[Slot, Lock] = field(default_factory=dict)
@@ -152,34 +152,19 @@ class _Copies:
     def read(self, store: Store, stamp: Stamp) -> None:
         own = train_image(stamp)
         for image in stamp.images:
-            data = self._copy(store, manifest_name(image), image.manifest_sha256)
-            if data is not None and image is own:
-                self._take_manifest(data, manifest_name(image))
-            data = self._copy(store, lock_name(image), image.lock_sha256)
-            if data is not None:
-                self._take_lock(data, image)
-
-    def _copy(self, store: Store, name: str, digest: Digest) -> bytes | None:
-        data = store.read(name, limit=MAX_MANIFEST)
-        if data is None:
-            self.faults[name] = "it is not there"
-        elif Digest.of(data) != digest:
-            self.faults[name] = "its content is not what the record says"
-            data = None
-        return data
-
-    def _take_manifest(self, data: bytes, name: str) -> None:
-        try:
-            self.manifest = read_manifest(data, name)
-        except ManifestError as error:
-            self.faults[name] = error.what
-
-    def _take_lock(self, data: bytes, image: StampedImage) -> None:
-        try:
-            # Wheels that lay beside the lock were not copied; where they would lie is of no matter here.
-            self.locks[image.slot] = read_pylock(data, lock_name(image), Path("/"))
-        except LockError as error:
-            self.faults[lock_name(image)] = error.what
+            for name, digest in ((manifest_name(image), image.manifest_sha256), (lock_name(image), image.lock_sha256)):
+                data = store.read(name, limit=MAX_MANIFEST)
+                if data is None or Digest.of(data) != digest:
+                    self.faults[name] = "missing" if data is None else "its content does not match the record"
+                    continue
+                try:
+                    if name == lock_name(image):
+                        # wheels beside the lock are not copied, so their folder does not matter here
+                        self.locks[image.slot] = read_pylock(data, name, Path("/"))
+                    elif image is own:
+                        self.manifest = read_manifest(data, name)
+                except (ManifestError, LockError) as error:
+                    self.faults[name] = error.what
 
 
 def _stamp_finding(it: StampedModel) -> Finding:
@@ -188,29 +173,23 @@ def _stamp_finding(it: StampedModel) -> Finding:
         left = it.history.left
         wanted = f"{left.anchor.name} at generation {left.anchor.generation}" if left else ""
         says = it.history.unstamped + ("" if left else ", so that nothing says which run it comes from")
-        return _fault("stamp", says, wanted=wanted, found="no stamp", why=_NOT_TOLD, todo=_STAMP_AGAIN)
+        return _fault("stamp", says, wanted=wanted, found="no stamp", why=_OTHER_RUN, todo=_STAMP_AGAIN)
     wanted = f"{stamp.anchor.name} at generation {stamp.anchor.generation}"
     if not it.history.current:
         says = f"the model was replaced after it was stamped: {stamp.anchor.name} has another generation"
-        return _fault("stamp", says, wanted=wanted, found="another generation", why=_NOT_TOLD, todo=_STAMP_AGAIN)
+        return _fault("stamp", says, wanted=wanted, found="another generation", why=_OTHER_RUN, todo=_STAMP_AGAIN)
     proven = f" in record {stamp.counter}, which is signed by the key" if it.history.proven else ""
-    says = f"{stamp.anchor.name} still is the file that was stamped at {stamp.created}{proven}{_not_looked_at(it)}"
+    says = f"{stamp.anchor.name} still is the file that was stamped at {stamp.created}{proven}"
+    # the stamp names one file; of the others only the run's record has the content
+    if not it.recorded and not (it.model and [file.path for file in it.model.files] == [stamp.anchor.name]):
+        says += "; the model's other files are not recorded, and were not compared"
     return Finding(about="stamp", rule="artifact-stamp", agrees=True, says=says, wanted=wanted, found=wanted)
-
-
-def _not_looked_at(it: StampedModel) -> str:
-    """The stamp hangs on one file; of the others only the run's record tells what they were."""
-    if it.recorded:
-        return ""
-    if it.model and it.stamp and [file.path for file in it.model.files] == [it.stamp.anchor.name]:
-        return ""
-    return "; nobody recorded the model's other files, which were not compared"
 
 
 def _copy_findings(it: StampedModel) -> Iterator[Finding]:
     for name, fault in sorted(it.faults.items()):
         why = "The record names it by digest; without it nothing says what the run had."
-        todo = f"copy the model's whole folder, envbuild/ with it, from where it was stamped; or {_STAMP_AGAIN}"
+        todo = f"copy the model's whole folder, with envbuild/, from where it was stamped; or {_STAMP_AGAIN}"
         yield replace(_fault("copies", f"{name}: {fault}", found=fault, why=why, todo=todo), about=name)
     if it.stamp and not it.faults:
         says = "manifest and lock of every stamped image lie beside the record, unchanged"
@@ -218,7 +197,7 @@ def _copy_findings(it: StampedModel) -> Iterator[Finding]:
 
 
 def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
-    """Hold the files now against those that the run saved; what cannot be read any more is as bad as gone."""
+    """Compare the files now with those that the run saved; a file that cannot be read counts as missing."""
     now = it.model
     if now is None or not now.files:
         reason = now.unread if now and now.unread else "no reason is known"
@@ -227,14 +206,17 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
         return
     by_run = bool(it.manifest and it.manifest.model and it.manifest.model.files)
     saved, since = ("the run saved", "the run") if by_run else ("was stamped", "it was stamped")
-    seen = compared(before, now, by_name=True)
+    seen = compare_files(before, now, by_name=True)
     same = [path for path in seen.common if path not in seen.changed]
-    closed = tuple(path for path in same if _is_closed(it.uri, seen.new[path]))
+    local = not it.uri.startswith("gs://")
+    # without a digest as it may not be opened; to hash a large file may just take too long
+    unhashed = (path for path in same if local and not seen.new[path].sha256)
+    closed = tuple(path for path in unhashed if not os.access(_path_of(it.uri, seen.new[path])[1], os.R_OK))
     gone = f"missing, or cannot be seen: {now.unread}" if now.unread not in (None, before.unread) else "missing"
     faults = [
         *_differing(seen.changed, f"not what {saved}", seen),
         *_differing(seen.missing, gone, seen),
-        *_differing(closed, "not to be read", seen),
+        *_differing(closed, "not readable", seen),
     ]
     if it.history.proven:
         faults += _proof_faults(it, [path for path in same if path not in closed], seen)
@@ -248,16 +230,17 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
 
 
 def _proof_faults(it: StampedModel, same: list[str], seen: Changes) -> Iterator[Finding]:
-    """What is no agreement under a key: the content of each file that the run saved has to be compared."""
+    """What does not count as equal under a key, where the content of each saved file has to be compared."""
     rewritten = tuple(path for path in same if is_rewritten(seen.old[path], seen.new[path]))
-    yield from _differing(rewritten, "written anew since it was stamped", seen)
-    outside = tuple(path for path in same if _is_outside(it.uri, seen.new[path]))
+    yield from _differing(rewritten, "written again since it was stamped", seen)
+    local = () if it.uri.startswith("gs://") else same
+    outside = tuple(path for path in local if target_outside(*_path_of(it.uri, seen.new[path])))
     yield from _differing(outside, "reached by a link out of the model's folder", seen, todo=_COPY_LINKS)
     by_size = [path for path in same if not digests(seen.old[path], seen.new[path])]
     unhashed = tuple(path for path in by_size if has_digest(seen.old[path]) and not has_digest(seen.new[path]))
     yield from _differing(unhashed, _UNHASHED, seen, todo=_HASH)
     unknown = tuple(path for path in by_size if path not in unhashed)
-    yield from _differing(unknown, "compared by size only", seen, todo=_STAMP_CHECKSUMS)
+    yield from _differing(unknown, "compare_files by size only", seen, todo=_STAMP_CHECKSUMS)
     lists = [one for one in (it.manifest and it.manifest.model, it.stamp and it.stamp.content) if one and one.files]
     if all(one.file_count != len(one.files) for one in lists):
         count = max((one.file_count or 0 for one in lists), default=0)
@@ -269,26 +252,17 @@ def _proof_faults(it: StampedModel, same: list[str], seen: Changes) -> Iterator[
 
 def _differing(paths: tuple[str, ...], how: str, seen: Changes, todo: str = _COPY) -> Iterator[Finding]:
     if paths:
-        wanted, now = (listed([told(path, files.get(path)) for path in paths]) for files in (seen.old, seen.new))
+        wanted, now = (
+            listed([describe_file(path, files.get(path)) for path in paths]) for files in (seen.old, seen.new)
+        )
         yield _fault("files", being(paths, how), wanted=wanted, found=now, why=_OTHERS, todo=todo)
 
 
-def _is_closed(uri: str, file: ModelFile) -> bool:
-    """Whether a local file has no digest because it may not be opened; reading a large one may just take too long."""
-    if file.sha256 or uri.startswith("gs://"):
-        return False
-    return not os.access(_folder_on_disk(uri) / file.path, os.R_OK)
-
-
-def _is_outside(uri: str, file: ModelFile) -> bool:
-    """Whether a link takes a local file out of the model's folder."""
-    folder = None if uri.startswith("gs://") else _folder_on_disk(uri)
-    return folder is not None and bool(target_outside(folder, folder / file.path))
-
-
-def _folder_on_disk(uri: str) -> Path:
+def _path_of(uri: str, file: ModelFile) -> tuple[Path, Path]:
+    """The folder of a local model, and one of its files."""
     place = Path(parse_model_uri(uri).path)
-    return place if place.is_dir() else place.parent
+    folder = place if place.is_dir() else place.parent
+    return folder, folder / file.path
 
 
 def _fault(about: str, says: str, **values: str) -> Finding:
@@ -327,10 +301,14 @@ def recorded(saved: Model | None, content: Content | None, uri: str) -> Model | 
         saved = replace(saved, files=tuple(replace(it, generation=None) for it in saved.files))
     if content is None or not content.files:
         return saved if saved and saved.files else None
-    then = _model(content, uri)
+    stamped = tuple(
+        ModelFile(path=it.path, size=it.size, sha256=it.sha256, crc32c=it.crc32c, generation=it.generation)
+        for it in content.files
+    )
+    then = Model(uri=uri, files=stamped, file_count=content.file_count)
     if saved is None or not saved.files:
         return then
-    both = compared(saved, then, by_name=True)
+    both = compare_files(saved, then, by_name=True)
     files = {path: _joined(file, both.new.get(path)) for path, file in both.old.items()}
     files = {path: file for path, file in both.new.items() if path not in files} | files
     count = len(files) if then.file_count == len(then.files) else None
@@ -346,23 +324,11 @@ def as_stamped(saved: Model | None, content: Content | None, uri: str) -> Model 
     return replace(both, files=tuple(it for it in both.files if it.path in own), file_count=saved.file_count)
 
 
-def _model(content: Content, uri: str) -> Model:
-    files = tuple(
-        ModelFile(path=it.path, size=it.size, sha256=it.sha256, crc32c=it.crc32c, generation=it.generation)
-        for it in content.files
-    )
-    return Model(uri=uri, files=files, file_count=content.file_count)
-
-
 def _joined(saved: ModelFile, then: ModelFile | None) -> ModelFile:
     if then is None:
         return saved
-    return replace(
-        saved,
-        sha256=saved.sha256 or then.sha256,
-        crc32c=saved.crc32c or then.crc32c,
-        generation=then.generation,
-    )
+    sha256, crc32c = saved.sha256 or then.sha256, saved.crc32c or then.crc32c
+    return replace(saved, sha256=sha256, crc32c=crc32c, generation=then.generation)
 
 
 def content_of(now: Model) -> Content:
@@ -390,28 +356,25 @@ def mismatch(
     if before is None:
         return ""
     if now is None or not now.files:
-        return f"its files cannot be read: {now.unread if now else 'the answer makes no sense'}"
-    seen = compared(before, now, by_name=True)
-    own = {path for path, file in seen.new.items() if _holds(file, manifest)}
+        return f"its files cannot be read: {now.unread if now and now.unread else 'no reason is known'}"
+    seen = compare_files(before, now, by_name=True)
+    sums = sums_of(io.BytesIO(manifest))
+    own = {
+        path
+        for path, file in seen.new.items()
+        if file.size == sums.size and (file.sha256 == sums.sha256.hex if file.sha256 else file.crc32c == sums.crc32c)
+    }
     changed = tuple(path for path in seen.changed if path not in own)
     extra = tuple(path for path in seen.extra if path not in own)
-    anew = [path for path in seen.common if exact and is_rewritten(seen.old[path], seen.new[path])]
-    rewritten = tuple(path for path in anew if path not in {*own, *changed})
-    saved = ("not what the run saved", "not in the manifest")
-    changed_is, extra_is = saved if by_run else ("not what was stamped", "not in the stamp")
-    said = ((changed, changed_is), (rewritten, "written anew"), (seen.missing, "missing"), (extra, extra_is))
+    again = [path for path in seen.common if exact and is_rewritten(seen.old[path], seen.new[path])]
+    rewritten = tuple(path for path in again if path not in {*own, *changed})
+    changed_is = "not what the run saved" if by_run else "not what was stamped"
+    extra_is = "not in the manifest" if by_run else "not in the stamp"
+    groups = ((changed, changed_is), (rewritten, "written again"), (seen.missing, "missing"), (extra, extra_is))
     if not (paths := (*changed, *rewritten, *seen.missing, *extra)):
         return ""
-    wanted, found = (listed([told(path, files.get(path)) for path in paths]) for files in (seen.old, seen.new))
-    return f"{'; '.join(being(names, how) for names, how in said if names)} (recorded {wanted}; found {found})"
-
-
-def _holds(file: ModelFile, data: bytes) -> bool:
-    """Whether a file has this content, as far as its checksum says."""
-    if file.size != len(data):
-        return False
-    sums = sums_of(io.BytesIO(data))
-    return file.sha256 == sums.sha256.hex if file.sha256 else file.crc32c == sums.crc32c
+    wanted, found = (listed([describe_file(path, files.get(path)) for path in paths]) for files in (seen.old, seen.new))
+    return f"{'; '.join(being(names, how) for names, how in groups if names)} (recorded {wanted}; found {found})"
 
 
 @dataclass(frozen=True, slots=True)
