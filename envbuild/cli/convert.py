@@ -19,7 +19,7 @@ def run(
     ],
     *,
     options: RecordOptions,
-    model: Annotated[str | None, what_option(help="Where the trained model lies.", metavar="URI")] = None,
+    model: Annotated[str | None, what_option(help="Where the trained model is.", metavar="URI")] = None,
     out: Annotated[
         str | None, where_option(help="Write the manifest here, also gs://..., not to stdout.", metavar="FILE")
     ] = None,

@@ -22,8 +22,6 @@ from envbuild.cli.local_plan import (
 from envbuild.errors import MissingComponentError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import docker
 
     from envbuild.local.acquire import Here
@@ -44,9 +42,11 @@ def run_in_container(target: str, command: tuple[str, ...], options: LocalOption
     from envbuild.local.adc import adc_findings
     from envbuild.local.data import workspace_mount
     from envbuild.local.machine import look
+    from envbuild.local.ports import check_ports
     from envbuild.local.preflight import preflight
 
-    ports = _ports(options.port or ())
+    ports = tuple(map(_port, options.port or ()))
+    check_ports(ports)
     with ExitStack() as stack:
         client, absence = _engine(stack)
         with Progress() as progress:
@@ -235,14 +235,6 @@ def _shm_bytes(text: str) -> int:
         todo = "give one such as 512MB or 8GB"
         raise UsageError("this size is too small or too large", where=f"--shm-size {text}", todo=todo)
     return size
-
-
-def _ports(texts: "Sequence[str]") -> "tuple[Port, ...]":
-    from envbuild.local.ports import check_ports
-
-    ports = tuple(map(_port, texts))
-    check_ports(ports)
-    return ports
 
 
 def _port(text: str) -> "Port":
