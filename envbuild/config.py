@@ -88,6 +88,8 @@ class Configuration:
     """None where there is none."""
     tables: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
     """By command, or `from-manifest.serve`, and by the option's key."""
+    error: UsageError | None = None
+    """Why the file cannot be used."""
 
     def setting(self, tables: Sequence[str], key: str) -> Setting | None:
         """Return what counts for an option in these tables: the last one that has it."""

@@ -24,7 +24,7 @@ what_option, where_option, how_option, advanced_option = (partial(typer.Option, 
 """`typer.Option` for each panel."""
 WORDS: Final = "envbuild.words"
 """Where the words after `--` are, in a context's meta."""
-_CONFIGURATION, _BROKEN, _TABLES = "envbuild.configuration", "envbuild.broken", "envbuild.tables"
+_CONFIGURATION, _TABLES = "envbuild.configuration", "envbuild.tables"
 _HAVE_TABLES: Final = ("role", "builder")
 """Options whose values name tables below their command's."""
 _PLACES: "Final[dict[str, Place]]" = {
@@ -48,8 +48,7 @@ class Command(TyperCommand):
                     check_path(option, value)
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            if _BROKEN in ctx.meta and command_name(ctx) != "config":  # which may be why a value is missing
-                raise ctx.meta[_BROKEN] from error
+            _check_configuration(ctx)  # which may be why a value is missing
             error.message = reason_of(error)
             if isinstance(error.param, TyperOption) and (source := _source_text(ctx, error.param)):
                 error.message = f"{error.message} ({source})"
@@ -60,8 +59,7 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an error that names an option gets the source of its value."""
-        if _BROKEN in ctx.meta and command_name(ctx) != "config":
-            raise ctx.meta[_BROKEN]
+        _check_configuration(ctx)
         try:
             for option, parameter in options_of(command_name(ctx), self):
                 unset = ctx.params.get(parameter.name) is None
@@ -247,7 +245,7 @@ def _set_defaults(ctx: Any, options: "list[tuple[Option, TyperOption]]") -> None
 
 def load_configuration(ctx: typer.Context, named: str | None) -> None:
     """Read the configuration for the command that is about to run; what is wrong with it is left to that command."""
-    from envbuild.config import find_file, read_settings
+    from envbuild.config import Configuration, find_file, read_settings
 
     try:
         here = Path.cwd()
@@ -258,7 +256,7 @@ def load_configuration(ctx: typer.Context, named: str | None) -> None:
             options = [it for name, command in commands_of(ctx.command) for it, _ in options_of(name, command)]
             ctx.meta[_CONFIGURATION] = read_settings(file, options, _check_text)
     except UsageError as error:
-        ctx.meta[_BROKEN] = error
+        ctx.meta[_CONFIGURATION] = Configuration(error=error)
 
 
 def _check_text(option: "Option", text: str, where: str) -> None:
@@ -305,17 +303,17 @@ def _refuse_configuration_of_model(ctx: typer.Context) -> None:
 
 
 def configuration_of(ctx: typer.Context) -> "Configuration":
-    """Return the configuration; an empty one where it is broken."""
+    """Return the configuration; one without settings where it is broken."""
     from envbuild.config import Configuration
 
     found: Configuration | None = ctx.meta.get(_CONFIGURATION)
     return found or Configuration()
 
 
-def broken_configuration(ctx: typer.Context) -> UsageError | None:
-    """Return what is wrong with the configuration."""
-    error: UsageError | None = ctx.meta.get(_BROKEN)
-    return error
+def _check_configuration(ctx: typer.Context) -> None:
+    error = configuration_of(ctx).error
+    if error and command_name(ctx) != "config":
+        raise error
 
 
 def source_of(ctx: Any, option: "Option", parameter: TyperOption) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import typer
 from envbuild.cli.command import advanced_option, grouped
 from envbuild.cli.console import Progress, check_stdout
 from envbuild.cli.github import report_result
-from envbuild.cli.options import ImageOptions, LockOptions, Manifest, RecordOptions
+from envbuild.cli.options import FactOptions, ImageOptions, LockOptions, Manifest
 from envbuild.cli.order import BuilderOptions, CloudOptions, OrderOptions
 from envbuild.cli.records import report_changes
 from envbuild.cli.serve import ServeOptions, make_serving_image
@@ -37,7 +37,7 @@ def run(
     *,
     role: Annotated[RoleName, advanced_option(help="serve: the same as envbuild serve.", hidden=True)] = "train",
     serving: ServeOptions,
-    record: RecordOptions,
+    record: FactOptions,
     image: ImageOptions,
     builder: BuilderOptions,
     cloud: CloudOptions,

@@ -11,7 +11,7 @@ import typer
 from envbuild.cli import records
 from envbuild.cli.command import advanced_option, grouped, what_option, where_option
 from envbuild.cli.console import Progress, check_stdout
-from envbuild.cli.options import AsJson, LockOptions, Manifest, RecordOptions, RunPlatform
+from envbuild.cli.options import AsJson, FactOptions, LockOptions, Manifest, RunPlatform
 from envbuild.errors import UsageError, counted
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(
         list[str] | None,
         what_option(help="Add this and what it needs, and change no version; repeatable.", metavar="REQUIREMENT"),
     ] = None,
-    record: RecordOptions,
+    record: FactOptions,
     as_json: AsJson = False,
 ) -> None:
     """Lock the exact wheels of a run's environment.

@@ -94,7 +94,7 @@ MinimumRecord = Annotated[
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class RecordOptions:
+class FactOptions:
     """The facts of a run that its record lacks."""
 
     kind: Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from envbuild.cli import records
 from envbuild.cli.command import how_option
 from envbuild.cli.console import Progress, is_stdout
-from envbuild.cli.options import ImageOptions, LockOptions, RecordOptions
+from envbuild.cli.options import FactOptions, ImageOptions, LockOptions
 from envbuild.cli.references import repository
 from envbuild.errors import UsageError
 
@@ -77,7 +77,7 @@ class OrderOptions:
 
     image: ImageOptions
     locks: LockOptions
-    record: RecordOptions
+    record: FactOptions
     builder: BuilderOptions = field(default_factory=BuilderOptions)
     cloud: CloudOptions = field(default_factory=CloudOptions)
 

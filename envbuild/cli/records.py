@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.cli.console import Progress
-from envbuild.cli.options import FormatName, RecordOptions
+from envbuild.cli.options import FactOptions, FormatName
 from envbuild.errors import ManifestError, UsageError, counted
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _OPTIONS = {
 """The option that gives a fact."""
 
 
-def given_facts(options: RecordOptions, model: str | None = None) -> "Given":
+def given_facts(options: FactOptions, model: str | None = None) -> "Given":
     """Return the facts that options give."""
     from envbuild.manifest.formats import Given
 

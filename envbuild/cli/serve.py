@@ -13,7 +13,7 @@ import typer
 from envbuild.cli.command import grouped, how_option, what_option, where_option
 from envbuild.cli.console import Progress, check_stdout, one_line
 from envbuild.cli.github import report_result, serving_rows
-from envbuild.cli.options import ImageOptions, LockOptions, RecordOptions
+from envbuild.cli.options import FactOptions, ImageOptions, LockOptions
 from envbuild.cli.order import OrderOptions, check_not_empty
 from envbuild.cli.summary import plan_lines, serving_plan, serving_reference, serving_result, serving_summary
 from envbuild.cli.targets import IMAGES, check_key, kind_of, marks_of
@@ -70,7 +70,7 @@ class ServeOptions:
 
 
 @grouped()
-def run(model: Model, *, serving: ServeOptions, image: ImageOptions, locks: LockOptions, record: RecordOptions) -> None:
+def run(model: Model, *, serving: ServeOptions, image: ImageOptions, locks: LockOptions, record: FactOptions) -> None:
     """Make the image that serves a model.
 
     Takes the training image that the model is stamped with, by digest, adds what serves on top, tests it, pushes it
