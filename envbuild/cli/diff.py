@@ -241,8 +241,9 @@ def _compare_images(a: str, b: str, rules: "Rules", machine: str, progress: Prog
         check_name(text)
     progress.step(f"comparing {a} and {b}")
     with ExitStack() as stack:
+        cache = cache_folder()
         before, after = (
-            stack.enter_context(opened(text, machine=machine, cache=cache_folder(), teller=progress)) for text in (a, b)
+            stack.enter_context(opened(it, machine=machine, cache=cache, teller=progress)) for it in (a, b)
         )
         difference = compare(before, after, rules, names=(a, b), report=progress.progress)
     digests = (str(before.found_as or before.digest), str(after.found_as or after.digest))

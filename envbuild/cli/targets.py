@@ -165,7 +165,8 @@ class TargetReader:
         from envbuild.verify.against import Target
         from envbuild.verify.sides.image import side_of_image
 
-        image = self.stack.enter_context(opened(name, machine=self.machine, cache=cache_folder(), teller=self.progress))
+        cache = cache_folder()
+        image = self.stack.enter_context(opened(name, machine=self.machine, cache=cache, teller=self.progress))
         side = side_of_image(image, name, machine=self.machine, report=self.progress.progress)
         return Target(side=side, image=image, reference=_reference(name))
 
