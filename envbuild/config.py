@@ -88,6 +88,8 @@ class Configuration:
     """None where there is none."""
     tables: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
     """By command, or `from-manifest.serve`, and by the option's key."""
+    error: UsageError | None = None
+    """Why the file cannot be used."""
 
     def setting(self, tables: Sequence[str], key: str) -> Setting | None:
         """Return what counts for an option in these tables: the last one that has it."""
@@ -103,7 +105,7 @@ class ConfigFile:
     table: Mapping[str, Any] = field(default_factory=dict)
     """The whole file, or [tool.envbuild] of a pyproject.toml."""
     prefix: str = ""
-    """What stands before keys in messages: `tool.envbuild.` or nothing."""
+    """The prefix of keys in messages: `tool.envbuild.` or nothing."""
 
     def where(self, key: str) -> str:
         """Return the file, the line and the key: `/work/envbuild.toml, line 3: from-manifest.extra`."""
@@ -177,7 +179,7 @@ def _read(path: Path, *, owned: bool = False) -> ConfigFile | None:
 
 
 def _line_of(text: str, key: str) -> int | None:
-    """Find the line that a key, or else the table around it, begins on; TOML's reader does not tell it."""
+    """Find the line that a key, or else the table around it, begins on; tomllib does not report it."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):

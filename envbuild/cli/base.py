@@ -23,9 +23,6 @@ app = App(help="List, show, build, mirror and push base images.")
 app.command("build", epilog=base_build.EXAMPLES)(base_build.run)
 
 Ref = Annotated[str, typer.Argument(help="An image reference, an OCI layout folder, or debian:SUITE.", metavar="REF")]
-Name = Annotated[
-    str, typer.Argument(help="The engine's name of it, an OCI layout folder, or debian:SUITE.", metavar="NAME|REF")
-]
 Target = Annotated[
     str, typer.Argument(help="The repository to push to; by default the tag stays.", metavar="TARGET_REPO[:TAG]")
 ]
@@ -111,7 +108,9 @@ def _facts(base: "KnownBase") -> str:
     "push", epilog=examples("envbuild base push envbuild-base:latest europe-docker.pkg.dev/acme/ml/python:3.11")
 )
 def push(
-    name: Name,
+    name: Annotated[
+        str, typer.Argument(help="The engine's name of it, an OCI layout folder, or debian:SUITE.", metavar="NAME|REF")
+    ],
     target: Target,
     *,
     create_repository: CreateRepository = False,

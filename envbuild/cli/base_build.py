@@ -1,17 +1,17 @@
-"""`envbuild base build`: build a base by Dockerfile.base, for a run or as the options say."""
+"""`envbuild base build`: build a base by Dockerfile.base, for a run, or by options."""
 
 import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from envbuild.cli import records
-from envbuild.cli.command import advanced_option, examples, how_option, what_option, where_option
+from envbuild.cli.command import advanced_option, examples, grouped, how_option, what_option, where_option
 from envbuild.cli.console import Progress, check_stdout
-from envbuild.cli.options import AsJson, CreateRepository, CudaSource, CudaSourceName, Platform, Set, VariantName
+from envbuild.cli.options import AsJson, CreateRepository, CudaSource, Platform, Set, VariantName
 from envbuild.cli.references import check_place, machine_of, repository
 from envbuild.errors import UsageError
 
@@ -20,104 +20,106 @@ if TYPE_CHECKING:
     from envbuild.match.stack import Stack
     from envbuild.oci.reference import Reference
 
-For = Annotated[
-    str | None,
-    what_option("--for", help="A run's manifest: build what it needs, on its parent.", metavar="MANIFEST"),
-]
-Variant = Annotated[VariantName, what_option(help="With --for: auto is gpu if the run used GPUs.")]
-From = Annotated[
-    str | None,
-    what_option("--parent", help="The parent: an image reference, a layout, or debian:SUITE.", metavar="REF"),
-]
 Python = Annotated[str | None, what_option(help="The Python to install: 3.11 or 3.11.2.", metavar="VERSION")]
-PythonImage = Annotated[
-    str | None,
-    how_option(help="An image with that Python in /usr/local, if the parent's suite lacks it.", metavar="REF"),
-]
-Package = Annotated[
-    list[str] | None,
-    what_option("--package", help="Install this Debian package; repeatable.", metavar="NAME=VERSION"),
-]
-Sources = Annotated[Path | None, how_option(help="Replace the parent's one-line sources of apt.", metavar="FILE")]
-Snapshot = Annotated[
-    str | None, how_option(help="Use the distribution's archive of this time: 20240101T000000Z.", metavar="TIME")
-]
-SnapshotHost = Annotated[
-    str | None, advanced_option(help="The host of such archives: https://HOST/archive.", metavar="URL")
-]
-Tag = Annotated[str, where_option(help="Its name in the engine.", metavar="NAME")]
 Push = Annotated[str | None, where_option(help="Push it there, too.", metavar="REPO[:TAG]")]
-DryRun = Annotated[bool, how_option("--dry-run", help="Print the docker command, and stop.")]
 EXAMPLES = examples(
     "envbuild base build --for manifest.json",
     "envbuild base build --parent debian:bookworm --python 3.11 --push europe-docker.pkg.dev/acme/ml/python:3.11",
 )
 
 
-def run(
-    *,
-    manifest: For = None,
-    variant: Variant = "auto",
-    cuda_source: CudaSource = "auto",
-    set_: Set = None,
-    parent: From = None,
-    python: Python = None,
-    python_image: PythonImage = None,
-    package: Package = None,
-    sources: Sources = None,
-    snapshot: Snapshot = None,
-    snapshot_host: SnapshotHost = None,
-    platform: Platform = None,
-    tag: Tag = "envbuild-base:latest",
-    push: Push = None,
-    create_repository: CreateRepository = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(kw_only=True, repr=False, eq=False)
+class BaseOptions:
+    """The options of `envbuild base build`."""
+
+    manifest: Annotated[
+        str | None,
+        what_option("--for", help="A run's manifest: build what it needs, on its parent.", metavar="MANIFEST"),
+    ] = None
+    variant: Annotated[VariantName, what_option(help="With --for: auto is gpu if the run used GPUs.")] = "auto"
+    cuda_source: CudaSource = "auto"
+    set_: Set = None
+    parent: Annotated[
+        str | None,
+        what_option("--parent", help="The parent: an image reference, a layout, or debian:SUITE.", metavar="REF"),
+    ] = None
+    python: Python = None
+    python_image: Annotated[
+        str | None,
+        how_option(help="An image with that Python in /usr/local, if the parent's suite lacks it.", metavar="REF"),
+    ] = None
+    package: Annotated[
+        list[str] | None,
+        what_option("--package", help="Install this Debian package; repeatable.", metavar="NAME=VERSION"),
+    ] = None
+    sources: Annotated[
+        Path | None, how_option(help="Replace the parent's one-line sources of apt.", metavar="FILE")
+    ] = None
+    snapshot: Annotated[
+        str | None, how_option(help="Use the distribution's archive of this time: 20240101T000000Z.", metavar="TIME")
+    ] = None
+    snapshot_host: Annotated[
+        str | None, advanced_option(help="The host of such archives: https://HOST/archive.", metavar="URL")
+    ] = None
+    platform: Platform = None
+    tag: Annotated[str, where_option(help="Its name in the engine.", metavar="NAME")] = "envbuild-base:latest"
+    push: Push = None
+    create_repository: CreateRepository = False
+    dry_run: Annotated[bool, how_option("--dry-run", help="Print the docker command, and stop.")] = False
+    as_json: AsJson = False
+
+
+@grouped()
+def run(*, options: BaseOptions) -> None:
     """Build a base by the container engine: certificates, exactly one Python, and packages, on any Debian or Ubuntu.
 
     Prints its reference by digest where it is pushed, else the engine's id.
     """
-    from envbuild.base.build import BaseOrder
-    from envbuild.oci.reference import refuse_login
-
     check_stdout()
-    for option, value in {"--parent": parent, "--python-image": python_image, "--tag": tag}.items():
-        refuse_login(value or "", option)  # before they are shown, sent as build arguments, or noted
-    target = repository(push, "--push") if push is not None else None
-    name = _name(tag)
+    target = repository(options.push, "--push") if options.push is not None else None
+    name = _name(options.tag)
     with Progress() as progress:
-        stack = _matched(manifest, variant, cuda_source, set_, platform, progress) if manifest is not None else None
-        machine = stack.machine if stack else machine_of(platform)
-        order = BaseOrder(
-            parent=parent or (stack.base if stack else ""),
-            python=python or (stack.python if stack else ""),
-            python_image=python_image or "",
-            packages=tuple(package or ()),
-            sources=_text(sources) if sources else "",
-            snapshot=snapshot or "",
-            snapshot_host=snapshot_host or "",
-            epoch=os.environ.get("SOURCE_DATE_EPOCH", ""),
-        )
-        if not order.parent:
-            todo = "give --for MANIFEST, or --parent REF, such as --parent debian:bookworm"
-            raise UsageError("the base has no parent", where="--parent", todo=todo)
-        order = _with_python(order, progress)
-        if dry_run:
+        order, machine = _order(options, progress)
+        if options.dry_run:
             from envbuild.files import base_dockerfile
             from envbuild.oci.layout import ARCHITECTURES
 
-            typer.echo(order.command(base_dockerfile(), tag, f"linux/{ARCHITECTURES[machine]}"))
+            typer.echo(order.command(base_dockerfile(), options.tag, f"linux/{ARCHITECTURES[machine]}"))
             return
         if target:  # fails before the long work
             from envbuild.registry.push import check_push
 
-            check_place(target, progress, create=create_repository)
+            check_place(target, progress, create=options.create_repository)
             check_push(target)
-        result = _built(order, name, tag, machine, progress)
+        result = _built(order, name, options.tag, machine, progress)
         if target:
             result |= push_from_engine(result["id"], target, progress, machine=machine, parent=result["parent"])
-    typer.echo(json.dumps(result, indent=2) if as_json else result["image"])
+    typer.echo(json.dumps(result, indent=2) if options.as_json else result["image"])
+
+
+def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
+    """Return what to build, and for which machine."""
+    from envbuild.base.build import BaseOrder
+    from envbuild.oci.reference import refuse_login
+
+    names = {"--parent": options.parent, "--python-image": options.python_image, "--tag": options.tag}
+    for option, value in names.items():
+        refuse_login(value or "", option)  # before they are shown, sent as build arguments, or noted
+    stack = _stack(options.manifest, options, progress) if options.manifest is not None else None
+    order = BaseOrder(
+        parent=options.parent or (stack.base if stack else ""),
+        python=options.python or (stack.python if stack else ""),
+        python_image=options.python_image or "",
+        packages=tuple(options.package or ()),
+        sources=_text(options.sources) if options.sources else "",
+        snapshot=options.snapshot or "",
+        snapshot_host=options.snapshot_host or "",
+        epoch=os.environ.get("SOURCE_DATE_EPOCH", ""),
+    )
+    if not order.parent:
+        todo = "give --for MANIFEST, or --parent REF, such as --parent debian:bookworm"
+        raise UsageError("the base has no parent", where="--parent", todo=todo)
+    return _with_python(order, progress), stack.machine if stack else machine_of(options.platform)
 
 
 def _name(tag: str) -> "Reference":
@@ -128,7 +130,7 @@ def _name(tag: str) -> "Reference":
     except ValueError as error:
         raise UsageError(str(error), where=f"--tag {tag}", todo="give a name such as base:3.11") from error
     if name.digest:
-        raise UsageError("a name holds no digest", where=f"--tag {tag}", todo="leave out what follows @")
+        raise UsageError("a tag cannot have a digest", where=f"--tag {tag}", todo="leave out what follows @")
     return name
 
 
@@ -140,14 +142,8 @@ def _text(sources: Path) -> str:
         raise UsageError("the sources cannot be read", where=f"--sources {sources}", todo=todo) from error
 
 
-def _matched(
-    name: str,
-    variant: VariantName,
-    cuda_source: CudaSourceName,
-    set_: list[str] | None,
-    platform: str | None,
-    progress: Progress,
-) -> "Stack":
+def _stack(manifest: str, options: BaseOptions, progress: Progress) -> "Stack":
+    """Match the run, and report the decisions."""
     from envbuild.files import data_folder
     from envbuild.lock.system import wanted_packages
     from envbuild.manifest import read_manifest
@@ -156,15 +152,15 @@ def _matched(
     from envbuild.match.profiles import load_profiles
     from envbuild.match.stack import pairs_of
 
-    where, data = records.read_record(name, None, Given(), progress)
+    where, data = records.read_record(manifest, None, Given(), progress)
     found = read_manifest(data, where)
     stack = match(
         found,
         load_profiles(data_folder("profiles")),
-        variant,
-        cuda_source=cuda_source,
-        overrides=pairs_of(set_ or ()),
-        machine=platform,
+        options.variant,
+        cuda_source=options.cuda_source,
+        overrides=pairs_of(options.set_ or ()),
+        machine=options.platform,
     )
     progress.step(f"{stack.title} on Python {stack.python}, {stack.variant}")
     for it in stack.decisions:

@@ -12,10 +12,6 @@ from envbuild.cli.order import check_not_empty
 from envbuild.errors import BuildError
 
 app = App(help="Show the size of the cache, and make it smaller.")
-Keep = Annotated[
-    str | None,
-    what_option(help="The size to keep, such as 20GB; by default ENVBUILD_CACHE_LIMIT, else 0.", metavar="SIZE"),
-]
 
 
 @app.command("info", epilog=examples("envbuild cache info"))
@@ -42,7 +38,10 @@ def info(*, as_json: AsJson = False) -> None:
 
 @app.command("prune", epilog=examples("envbuild cache prune --keep 20GB"))
 def prune(
-    keep: Keep = None,
+    keep: Annotated[
+        str | None,
+        what_option(help="The size to keep, such as 20GB; by default ENVBUILD_CACHE_LIMIT, else 0.", metavar="SIZE"),
+    ] = None,
     *,
     dry_run: Annotated[bool, how_option("--dry-run", help="Print what would be removed, and stop.")] = False,
     as_json: AsJson = False,

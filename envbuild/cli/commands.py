@@ -240,7 +240,7 @@ def _machine_error(error: OSError) -> BuildError:
 
 
 def _in_cache(where: str) -> bool:
-    """Whether it lies in the cache, or is a folder that the cache would lie in if it could be made."""
+    """Whether a path is in the cache, or is a missing folder above it."""
     from envbuild.files import cache_folder
 
     try:

@@ -12,7 +12,6 @@ import typer
 from envbuild.cli.command import (
     HOW,
     WHAT,
-    broken_configuration,
     check_path,
     commands_of,
     configuration_of,
@@ -163,7 +162,7 @@ def _without_secrets(name: str, value: Any) -> Any:
 
 
 def _print(ctx: typer.Context, values: list[OptionValue], unknown: list[str], *, as_json: bool) -> None:
-    file, broken = configuration_of(ctx).file, broken_configuration(ctx)
+    file, broken = configuration_of(ctx).file, configuration_of(ctx).error
     own = {name: _without_secrets(name, os.environ[name]) for name in sorted(OWN_VARIABLES & os.environ.keys())}
     if as_json:
         shown = {
@@ -189,7 +188,7 @@ def _check(ctx: typer.Context, values: list[OptionValue]) -> None:
     """UsageError where the file is broken, or an option or the cache's limit does not take its value."""
     from envbuild.cache import size_limit
 
-    if broken := broken_configuration(ctx):
+    if broken := configuration_of(ctx).error:
         raise broken
     if wrong := [it for it in values if it.fault]:
         more = "".join(f"\n  - {it.option} does not take this: {it.fault} ({it.where})" for it in wrong[1:])

@@ -8,7 +8,7 @@ import typer
 from envbuild.cli import records
 from envbuild.cli.command import grouped, what_option, where_option
 from envbuild.cli.console import Progress, check_stdout
-from envbuild.cli.options import RecordOptions
+from envbuild.cli.options import FactOptions
 from envbuild.errors import UsageError
 
 
@@ -18,8 +18,8 @@ def run(
         str, typer.Argument(help="A file or folder, - for stdin, or gs://bucket/object.", metavar="RECORD")
     ],
     *,
-    options: RecordOptions,
-    model: Annotated[str | None, what_option(help="Where the trained model lies.", metavar="URI")] = None,
+    options: FactOptions,
+    model: Annotated[str | None, what_option(help="Where the trained model is.", metavar="URI")] = None,
     out: Annotated[
         str | None, where_option(help="Write the manifest here, also gs://..., not to stdout.", metavar="FILE")
     ] = None,

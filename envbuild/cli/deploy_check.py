@@ -24,23 +24,19 @@ if TYPE_CHECKING:
     from envbuild.verify.policy import Policy
     from envbuild.verify.reports import Verdict
 
-Model = Annotated[
-    str, typer.Argument(help="The stamped model: gs://, a file or folder.", metavar="MODEL", show_default=False)
-]
-Image = Annotated[
-    str,
-    typer.Argument(help="The image to deploy: NAME:TAG or NAME@DIGEST.", metavar="IMAGE", show_default=False),
-]
-PolicyFile = Annotated[
-    Path | None, how_option("--policy", help="Severities and accepted findings, as for verify.", metavar="FILE")
-]
-
 
 def run(
-    model: Model,
-    image: Image,
+    model: Annotated[
+        str, typer.Argument(help="The stamped model: gs://, a file or folder.", metavar="MODEL", show_default=False)
+    ],
+    image: Annotated[
+        str,
+        typer.Argument(help="The image to deploy: NAME:TAG or NAME@DIGEST.", metavar="IMAGE", show_default=False),
+    ],
     *,
-    policy: PolicyFile = None,
+    policy: Annotated[
+        Path | None, how_option("--policy", help="Severities and accepted findings, as for verify.", metavar="FILE")
+    ] = None,
     signed: Signed = None,
     minimum_record: MinimumRecord = None,
     platform: Platform = None,
@@ -100,7 +96,7 @@ def _reference(model: str, image: str) -> "Reference":
         raise UsageError(what, where=f"MODEL {one_line(model)}", todo=todo)
     refuse_login(image, "IMAGE")
     if marks_of(Path(image)) or os.path.isfile(image):  # noqa: PTH113 - raises nothing
-        what = "this image lies on this machine, and only one in a registry can be deployed"
+        what = "this image is on this machine, and only one in a registry can be deployed"
         todo = "push it, and give HOST/NAME:TAG or HOST/NAME@sha256:...; `envbuild verify` compares it here"
         raise UsageError(what, where=f"IMAGE {one_line(image)}", todo=todo)
     try:

@@ -25,19 +25,11 @@ _FORMS = "An image (a reference, an OCI layout, an archive, docker-daemon:NAME),
 _MAX_PATH = 4096
 """linux/limits.h."""
 _KINDS = {"image": "images", "manifest": "manifests", "lock": "locks", "model": "models", "host": "hosts"}
-Before = Annotated[str, typer.Argument(help=f"{_FORMS}.", metavar="A")]
-After = Annotated[str, typer.Argument(help="Its later state; likewise.", metavar="B")]
-Files = Annotated[bool, where_option("--files", help="List every file that differs, and how.")]
 Ignore = Annotated[
     list[str] | None,
     how_option(help="Leave out matching paths and what is in them; * matches slashes too. Repeatable.", metavar="GLOB"),
 ]
-AsInstalled = Annotated[
-    bool,
-    how_option("--as-installed", help="Ignore what installers may differ in: bytecode, INSTALLER, and their RECORD."),
-]
 Python = Annotated[str | None, what_option(help="For host: this interpreter, not envbuild's own.", metavar="PATH")]
-Times = Annotated[bool, how_option("--mtimes", help="Compare the times of files too.")]
 
 
 class Difference(Protocol):
@@ -45,8 +37,6 @@ class Difference(Protocol):
 
     @property
     def equal(self) -> bool: ...
-    @property
-    def summary(self) -> str: ...
     def lines(self, *, files: bool) -> Iterator[str]: ...
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -83,13 +73,18 @@ class Facts:
 
 
 def run(
-    a: Before,
-    b: After,
+    a: Annotated[str, typer.Argument(help=f"{_FORMS}.", metavar="A")],
+    b: Annotated[str, typer.Argument(help="Its later state; likewise.", metavar="B")],
     *,
-    files: Files = False,
+    files: Annotated[bool, where_option("--files", help="List every file that differs, and how.")] = False,
     ignore: Ignore = None,
-    as_installed: AsInstalled = False,
-    mtimes: Times = False,
+    as_installed: Annotated[
+        bool,
+        how_option(
+            "--as-installed", help="Ignore what installers may differ in: bytecode, INSTALLER, and their RECORD."
+        ),
+    ] = False,
+    mtimes: Annotated[bool, how_option("--mtimes", help="Compare the times of files too.")] = False,
     platform: Platform = None,
     python: Python = None,
     as_json: AsJson = False,
@@ -125,7 +120,7 @@ def _argument(text: str) -> Argument:
 
 
 def _is_model(name: str) -> bool:
-    """Whether a folder holds a model's file, at most one folder deep, or a stamp."""
+    """Whether a folder has a model's file, at most one folder deep, or a stamp."""
     from envbuild.capture.model import READABLE
     from envbuild.stamp.directory import POINTER
 
@@ -248,9 +243,9 @@ def _compare_images(a: str, b: str, rules: "Rules", machine: str, progress: Prog
         check_name(text)
     progress.step(f"comparing {a} and {b}")
     with ExitStack() as stack:
+        cache = cache_folder()
         before, after = (
-            stack.enter_context(open_image(text, machine=machine, cache=cache_folder(), report=progress))
-            for text in (a, b)
+            stack.enter_context(open_image(it, machine=machine, cache=cache, report=progress)) for it in (a, b)
         )
         difference = compare(before, after, rules, names=(a, b), report=progress.progress)
     digests = (str(before.found_as or before.digest), str(after.found_as or after.digest))

@@ -28,7 +28,8 @@ def run(
     check_stdout()
     check_stageable(Path(folder), "DIR")
     place, templates = Path(folder), built_in()
-    changed = [name for name, data in templates.items() if _differs(place / name, data)]
+    existing = {name: (place / name).read_bytes() for name in templates if (place / name).exists()}
+    changed = [name for name, data in existing.items() if data != templates[name]]
     if changed and not force:
         todo = "give another folder, or --force to lose the changes"
         raise UsageError(f"these were changed: {', '.join(changed)}", where=folder, todo=todo)
@@ -37,7 +38,3 @@ def run(
     with Progress() as progress:
         progress.note(f"wrote {', '.join(templates)}")
     typer.echo(place)
-
-
-def _differs(path: Path, data: bytes) -> bool:
-    return path.exists() and path.read_bytes() != data

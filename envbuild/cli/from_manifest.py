@@ -12,8 +12,9 @@ import typer
 from envbuild.cli.command import advanced_option, grouped
 from envbuild.cli.console import Progress, check_stdout
 from envbuild.cli.github import report_result
-from envbuild.cli.options import ImageOptions, LockOptions, Manifest, RecordOptions
+from envbuild.cli.options import FactOptions, ImageOptions, LockOptions, Manifest
 from envbuild.cli.order import BuilderOptions, CloudOptions, OrderOptions
+from envbuild.cli.records import report_changes
 from envbuild.cli.serve import ServeOptions, make_serving_image
 from envbuild.cli.summary import reference, result, summary
 from envbuild.cli.targets import check_key
@@ -28,16 +29,15 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{12})[0-9a-f]{52}")
 """Shortened for people; --json has it whole."""
 
 RoleName = Literal["train", "serve"]
-Role = Annotated[RoleName, advanced_option(help="serve: the same as envbuild serve.", hidden=True)]
 
 
 @grouped("serving")
 def run(
     manifest: Manifest,
     *,
-    role: Role = "train",
+    role: Annotated[RoleName, advanced_option(help="serve: the same as envbuild serve.", hidden=True)] = "train",
     serving: ServeOptions,
-    record: RecordOptions,
+    record: FactOptions,
     image: ImageOptions,
     builder: BuilderOptions,
     cloud: CloudOptions,
@@ -120,8 +120,7 @@ def _report_plan(plan: "Plan", progress: Progress) -> None:
         report(f"{decision.what}: {decision.value} - {decision.reason} [{source}]")
     for line in plan.unserved:
         progress.warn(f"{line}; it has to be built (--build) or given (--find-links DIR)")
-    for change in stack.changes:
-        progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
+    report_changes(stack, progress)
 
 
 def _print_plans(plans: "Sequence[Plan]", *, as_json: bool) -> None:

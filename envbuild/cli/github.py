@@ -4,7 +4,6 @@ Formats: docs.github.com, "Workflow commands for GitHub Actions".
 """
 
 import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -75,9 +74,11 @@ def serving_rows(served: "Served") -> Iterator[Row]:
 
 
 def _outputs(result: Mapping[str, object]) -> Iterator[str]:
+    import secrets  # imports OpenSSL
+
     for name, key in _OUTPUTS.items():
         if (value := result.get(key)) is not None:
-            end = f"end-{secrets.token_hex(16)}"  # which no value can hold by intent
+            end = f"end-{secrets.token_hex(16)}"  # no value contains it
             yield f"{name}<<{end}\n{value}\n{end}\n"
 
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from envbuild.stamp.history import History, RecordFile
     from envbuild.stamp.record import Stamp, StampedImage
 
-Model = Annotated[str, typer.Argument(help="A stamped model: gs://..., a folder, or a file.", metavar="MODEL")]
-Whole = Annotated[bool, what_option("--history", help="Show all records, the newest first, and their changes.")]
 
 _SIGNED = {True: "signed by the key", False: "not signed", None: "signed; --signed KEY checks by whom"}
 
 
 def run(
-    model: Model,
+    model: Annotated[str, typer.Argument(help="A stamped model: gs://..., a folder, or a file.", metavar="MODEL")],
     *,
-    history: Whole = False,
+    history: Annotated[
+        bool, what_option("--history", help="Show all records, the newest first, and their changes.")
+    ] = False,
     signed: Signed = None,
     minimum_record: MinimumRecord = None,
     as_json: AsJson = False,

@@ -72,7 +72,7 @@ def other_environment(python: str, script: str, arguments: Sequence[str]) -> dic
         what = "this is Python {}.{}, and capture needs 3.7 or later".format(*version)
         raise UsageError(what, where=f"--python {python}", todo=_TODO)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
-        # Its folder becomes the first of sys.path, so it holds nothing else.
+        # Its folder becomes the first of sys.path, so it has nothing else.
         path, out = Path(folder, "envbuild_capture.py"), Path(folder, "out", "manifest.json")
         path.write_text(script, encoding="utf-8")
         code = _run(python, str(path), "--out", str(out), *arguments)

@@ -22,8 +22,6 @@ from envbuild.cli.local_plan import (
 from envbuild.errors import MissingComponentError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import docker
 
     from envbuild.local.image import Here
@@ -41,13 +39,14 @@ _WRITTEN_BY_US = b"Written by envbuild"
 
 def run_in_container(target: str, command: tuple[str, ...], options: LocalOptions) -> int:
     """Plan, bring the image here, and start it; the exit code is the command's."""
-    from envbuild.local.container import client_command
+    from envbuild.local.container import check_ports, client_command
     from envbuild.local.contract import adc_findings
     from envbuild.local.data import workspace_mount
     from envbuild.local.machine import look
     from envbuild.local.preflight import preflight
 
-    ports = _ports(options.port or ())
+    ports = tuple(map(_port, options.port or ()))
+    check_ports(ports)
     with ExitStack() as stack:
         client, absence = _engine(stack)
         with Progress() as progress:
@@ -236,14 +235,6 @@ def _shm_bytes(text: str) -> int:
         todo = "give one such as 512MB or 8GB"
         raise UsageError("this size is too small or too large", where=f"--shm-size {text}", todo=todo)
     return size
-
-
-def _ports(texts: "Sequence[str]") -> "tuple[Port, ...]":
-    from envbuild.local.container import check_ports
-
-    ports = tuple(map(_port, texts))
-    check_ports(ports)
-    return ports
 
 
 def _port(text: str) -> "Port":

@@ -24,79 +24,69 @@ if TYPE_CHECKING:
     from envbuild.verify.findings import Finding
 
 CheckName = Literal["strict", "warn", "off"]
-Variant = Annotated[VariantName, what_option(help="auto: what this machine can run, the stamped one if it can.")]
-Base = Annotated[
-    str | None,
-    advanced_option(help="The base of an image that has to be built; by default the recorded one.", metavar="REF"),
-]
-Venv = Annotated[
-    Path | None, where_option(help="Make a virtual environment there instead; needs no engine.", metavar="DIR")
-]
-Jupyter = Annotated[bool, what_option("--jupyter", help="Start a notebook server, apart from the environment.")]
-Golden = Annotated[
-    bool, what_option("--golden", help="Run the golden sample, and print the largest difference of predictions.")
-]
-Devcontainer = Annotated[
-    bool, where_option("--devcontainer", help="Write .devcontainer/devcontainer.json, and start nothing.")
-]
-Compose = Annotated[bool, where_option("--compose", help="Write compose.yaml, and start nothing.")]
-DryRun = Annotated[bool, how_option("--dry-run", help="Print the plan, and stop before any download.")]
-AsJson = Annotated[bool, where_option("--json", help="With --dry-run or --golden, print one JSON object.")]
-Env = Annotated[
-    list[str] | None,
-    how_option("--env", "-e", help="A variable; without =VALUE, this shell's; repeatable.", metavar="NAME[=VALUE]"),
-]
-EnvFile = Annotated[
-    list[Path] | None,
-    how_option(help="Variables from this file, such as .env; none is read by default. Repeatable.", metavar="FILE"),
-]
-Data = Annotated[
-    list[str] | None,
-    how_option(
-        help="Where data lies here: gs://bucket/path=./folder is seen at /gcs/bucket/path; :rw after the path lets it "
-        "be written, ,unsafe allows home and system folders. Repeatable.",
-        metavar="URI=PATH",
-    ),
-]
-YesData = Annotated[
-    bool, how_option("--yes-data", help="Mount the run's data that lies below this folder, at the same path.")
-]
-WithAdc = Annotated[bool, how_option("--with-adc", help="Let the container read your Application Default Credentials.")]
-Check = Annotated[CheckName, how_option(help="What a broken contract does, before the start and inside.")]
-Publish = Annotated[
-    list[str] | None,
-    how_option("--port", "-p", help="A port: HOST:CONTAINER, or one number for both; repeatable.", metavar="PORT"),
-]
-ShmSize = Annotated[str | None, advanced_option(help="Size of /dev/shm, such as 2GB.", metavar="SIZE")]
-Gpus = Annotated[str | None, how_option(help="all, none, or the GPUs by index or UUID with commas.", metavar="GPUS")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, repr=False, eq=False)
 class LocalOptions:
     """The options of `envbuild local`."""
 
-    variant: Variant = "auto"
-    base: Base = None
+    variant: Annotated[VariantName, what_option(help="auto: what this machine can run, the stamped one if it can.")] = (
+        "auto"
+    )
+    base: Annotated[
+        str | None,
+        advanced_option(help="The base of an image that has to be built; by default the recorded one.", metavar="REF"),
+    ] = None
     find_links: FindLinks = None
     offline: Offline = False
     signed: Signed = None
     minimum_record: MinimumRecord = None
-    venv: Venv = None
-    jupyter: Jupyter = False
-    golden: Golden = False
-    devcontainer: Devcontainer = False
-    compose: Compose = False
-    dry_run: DryRun = False
-    as_json: AsJson = False
-    env: Env = None
-    env_file: EnvFile = None
-    data: Data = None
-    yes_data: YesData = False
-    with_adc: WithAdc = False
-    check: Check = "strict"
-    port: Publish = None
-    shm_size: ShmSize = None
-    gpus: Gpus = None
+    venv: Annotated[
+        Path | None, where_option(help="Make a virtual environment there instead; needs no engine.", metavar="DIR")
+    ] = None
+    jupyter: Annotated[bool, what_option("--jupyter", help="Start a notebook server, apart from the environment.")] = (
+        False
+    )
+    golden: Annotated[
+        bool, what_option("--golden", help="Run the golden sample, and print the largest difference of predictions.")
+    ] = False
+    devcontainer: Annotated[
+        bool, where_option("--devcontainer", help="Write .devcontainer/devcontainer.json, and start nothing.")
+    ] = False
+    compose: Annotated[bool, where_option("--compose", help="Write compose.yaml, and start nothing.")] = False
+    dry_run: Annotated[bool, how_option("--dry-run", help="Print the plan, and stop before any download.")] = False
+    as_json: Annotated[bool, where_option("--json", help="With --dry-run or --golden, print one JSON object.")] = False
+    env: Annotated[
+        list[str] | None,
+        how_option("--env", "-e", help="A variable; without =VALUE, this shell's; repeatable.", metavar="NAME[=VALUE]"),
+    ] = None
+    env_file: Annotated[
+        list[Path] | None,
+        how_option(help="Variables from this file, such as .env; none is read by default. Repeatable.", metavar="FILE"),
+    ] = None
+    data: Annotated[
+        list[str] | None,
+        how_option(
+            help="Where data is here: gs://bucket/path=./folder is seen at /gcs/bucket/path; :rw after the path lets "
+            "it be written, ,unsafe allows home and system folders. Repeatable.",
+            metavar="URI=PATH",
+        ),
+    ] = None
+    yes_data: Annotated[
+        bool, how_option("--yes-data", help="Mount the run's data below this folder, at the same path.")
+    ] = False
+    with_adc: Annotated[
+        bool, how_option("--with-adc", help="Let the container read your Application Default Credentials.")
+    ] = False
+    check: Annotated[CheckName, how_option(help="What a broken contract does, before the start and inside.")] = "strict"
+    port: Annotated[
+        list[str] | None,
+        how_option("--port", "-p", help="A port: HOST:CONTAINER, or one number for both; repeatable.", metavar="PORT"),
+    ] = None
+    shm_size: Annotated[str | None, advanced_option(help="Size of /dev/shm, such as 2GB.", metavar="SIZE")] = None
+    gpus: Annotated[
+        str | None, how_option(help="all, none, or the GPUs by index or UUID with commas.", metavar="GPUS")
+    ] = None
 
     def building(self) -> "Building":
         """Return how an image that is missing is built."""

@@ -11,7 +11,7 @@ import typer
 from envbuild.cli import records
 from envbuild.cli.command import advanced_option, grouped, what_option, where_option
 from envbuild.cli.console import Progress, check_stdout
-from envbuild.cli.options import AsJson, LockOptions, Manifest, RecordOptions, RunPlatform
+from envbuild.cli.options import AsJson, FactOptions, LockOptions, Manifest, RunPlatform
 from envbuild.errors import UsageError, counted
 
 if TYPE_CHECKING:
@@ -20,38 +20,35 @@ if TYPE_CHECKING:
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match.stack import Stack
 
-Download = Annotated[
-    Path | None,
-    where_option(help="Put all wheels into this folder, for --find-links.", metavar="DIR", file_okay=False),
-]
-UpgradePackage = Annotated[
-    list[str] | None,
-    what_option(help="Take a newer release, and move what has to follow; repeatable.", metavar="NAME[==V]"),
-]
-Extra = Annotated[
-    list[str] | None,
-    what_option(help="Add this and what it needs, and change no version; repeatable.", metavar="REQUIREMENT"),
-]
-Glibc = Annotated[str | None, advanced_option(help="Lock for this glibc; by default the base's.", metavar="2.N")]
-Out = Annotated[Path, where_option(help="Write requirements.txt and pylock.toml here.", metavar="DIR", file_okay=False)]
-Base = Annotated[
-    str | None, what_option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
-]
-
 
 @grouped()
 def run(
     manifest: Manifest,
     *,
-    out: Out = Path("envbuild-lock"),
+    out: Annotated[
+        Path, where_option(help="Write requirements.txt and pylock.toml here.", metavar="DIR", file_okay=False)
+    ] = Path("envbuild-lock"),
     platform: RunPlatform = None,
-    base: Base = None,
-    glibc: Glibc = None,
+    base: Annotated[
+        str | None, what_option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
+    ] = None,
+    glibc: Annotated[
+        str | None, advanced_option(help="Lock for this glibc; by default the base's.", metavar="2.N")
+    ] = None,
     locks: LockOptions,
-    download: Download = None,
-    upgrade_package: UpgradePackage = None,
-    extra: Extra = None,
-    record: RecordOptions,
+    download: Annotated[
+        Path | None,
+        where_option(help="Put all wheels into this folder, for --find-links.", metavar="DIR", file_okay=False),
+    ] = None,
+    upgrade_package: Annotated[
+        list[str] | None,
+        what_option(help="Take a newer release, and move what has to follow; repeatable.", metavar="NAME[==V]"),
+    ] = None,
+    extra: Annotated[
+        list[str] | None,
+        what_option(help="Add this and what it needs, and change no version; repeatable.", metavar="REQUIREMENT"),
+    ] = None,
+    record: FactOptions,
     as_json: AsJson = False,
 ) -> None:
     """Lock the exact wheels of a run's environment.
@@ -81,8 +78,7 @@ def run(
         )
         for decision in (it for it in stack.decisions if it.warning):
             progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
-        for change in stack.changes:
-            progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
+        records.report_changes(stack, progress)
         target = _target(stack, base, base_glibc, glibc, options.cache, progress)
         locked = _lock(had, stack, target, options, out, download, progress, identical=locks.require_identical)
         if options.raise_glibc:

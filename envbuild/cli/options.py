@@ -33,7 +33,6 @@ FormatName = Literal[
 
 
 AsJson = Annotated[bool, where_option("--json", help="Print one JSON object.")]
-DryRun = Annotated[bool, how_option("--dry-run", help="Print the plan, and stop.")]
 Platform = Annotated[
     str | None, what_option(help="linux/amd64 or linux/arm64; by default this machine's.", metavar="PLATFORM")
 ]
@@ -48,24 +47,10 @@ Manifest = Annotated[
         metavar="MANIFEST",
     ),
 ]
-From = Annotated[
-    FormatName | None,
-    advanced_option("--from", help="The record's format, such as pip-freeze; by default detected.", metavar="FORMAT"),
-]
 Python = Annotated[
     str | None, what_option(help="The run's Python, as in 3.10.12, if the record lacks it.", metavar="VERSION")
 ]
-Gpu = Annotated[
-    str | None, what_option(help='The run\'s GPU, such as "Tesla T4", if the record lacks it.', metavar="NAME|none")
-]
-Framework = Annotated[
-    FrameworkName | None, what_option(help="The framework that the run used, if the record has several.")
-]
-RanOn = Annotated[
-    str | None, what_option(help="The run's platform, if the record lacks it: linux/amd64.", metavar="OS/MACHINE")
-]
 
-Variant = Annotated[VariantName, what_option(help="auto: gpu if the run used GPUs.")]
 CudaSource = Annotated[
     CudaSourceName, advanced_option(help="Where CUDA comes from; auto: from wheels where there are any.")
 ]
@@ -76,72 +61,15 @@ Set = Annotated[
 RunPlatform = Annotated[
     str | None, what_option("--platform", help="linux/amd64 or linux/arm64; by default the run's.", metavar="PLATFORM")
 ]
-RunPlatforms = Annotated[
-    str | None,
-    what_option(
-        "--platform", help="linux/amd64, linux/arm64, or both with a comma; by default the run's.", metavar="PLATFORMS"
-    ),
-]
-Base = Annotated[
-    str | None, what_option(help="The base: an image reference, an OCI layout, or debian:SUITE.", metavar="REF")
-]
-Drop = Annotated[
-    list[str] | None, what_option(help="Leave this distribution of the run out; repeatable.", metavar="NAME")
-]
 
-Resolver = Annotated[ResolverName, advanced_option(help="The program that resolves.")]
-RequireIdentical = Annotated[
-    bool, how_option("--require-identical", help="Fail unless every wheel is proven to be the run's.")
-]
 Build = Annotated[bool, how_option("--build", help="Build distributions without a wheel; runs their code.")]
 FindLinks = Annotated[
     list[Path] | None, how_option(help="Take wheels from this folder too; repeatable.", metavar="DIR")
 ]
-ExcludeNewer = Annotated[
-    str | None,
-    advanced_option(
-        help="Complete an incomplete record as of this date; by default the record's own.", metavar="DATE|none"
-    ),
-]
 Offline = Annotated[bool, how_option("--offline", help="Take wheels from folders only, and ask no index.")]
 
-Out = Annotated[str, where_option(help="Write the build context and the OCI layout here.", metavar="DIR")]
 Push = Annotated[str | None, where_option(help="Push to this repository instead of writing a layout.", metavar="REPO")]
-Archive = Annotated[
-    Path | None, where_option(help="Write the image to this file, for docker load or podman load.", metavar="FILE")
-]
 Load = Annotated[str | None, where_option(help="Load the image into the local engine under this name.", metavar="NAME")]
-StampOn = Annotated[
-    str | None, where_option(help="Stamp the digest on this model: gs://..., or a folder.", metavar="MODEL_URI")
-]
-StampAnyway = Annotated[
-    bool,
-    advanced_option("--stamp-anyway", help="Stamp although the model's files are not the manifest's; recorded."),
-]
-Bytecode = Annotated[
-    bool | None,
-    how_option(
-        "--bytecode/--no-bytecode",
-        help="Compile modules: larger, and starts faster; by default to serve.",
-        show_default=False,
-    ),
-]
-SystemPackages = Annotated[
-    bool,
-    how_option(
-        "--system-packages/--no-system-packages",
-        help="Add the Debian packages whose libraries the run loaded and the base lacks.",
-    ),
-]
-ImportCheck = Annotated[
-    ImportCheckName, how_option(help="Import the run's modules in the image before it is pushed; auto: if in doubt.")
-]
-CaBundle = Annotated[
-    Path | None, advanced_option(help="Trust these certificate authorities (PEM) for indexes.", metavar="FILE")
-]
-NoRemoteCache = Annotated[
-    bool, advanced_option("--no-remote-cache", help="Build even if the registry has this environment.")
-]
 
 Sign = Annotated[
     str | None,
@@ -149,7 +77,6 @@ Sign = Annotated[
         help="Sign with this private key: a PEM file, env://VARIABLE, gcpkms://..., or keyless.", metavar="KEY"
     ),
 ]
-NoAttest = Annotated[bool, advanced_option("--no-attest", help="Attach no bill of materials and no provenance.")]
 Signed = Annotated[
     str | None,
     how_option(
@@ -166,54 +93,114 @@ MinimumRecord = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordOptions:
+@dataclass(kw_only=True, repr=False, eq=False)
+class FactOptions:
     """The facts of a run that its record lacks."""
 
-    kind: From = None
+    kind: Annotated[
+        FormatName | None,
+        advanced_option(
+            "--from", help="The record's format, such as pip-freeze; by default detected.", metavar="FORMAT"
+        ),
+    ] = None
     python: Python = None
-    gpu: Gpu = None
-    ran_on: RanOn = None
-    framework: Framework = None
+    gpu: Annotated[
+        str | None, what_option(help='The run\'s GPU, such as "Tesla T4", if the record lacks it.', metavar="NAME|none")
+    ] = None
+    ran_on: Annotated[
+        str | None, what_option(help="The run's platform, if the record lacks it: linux/amd64.", metavar="OS/MACHINE")
+    ] = None
+    framework: Annotated[
+        FrameworkName | None, what_option(help="The framework that the run used, if the record has several.")
+    ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, repr=False, eq=False)
 class LockOptions:
     """How wheels are chosen and found."""
 
-    variant: Variant = "auto"
+    variant: Annotated[VariantName, what_option(help="auto: gpu if the run used GPUs.")] = "auto"
     cuda_source: CudaSource = "auto"
     set_: Set = None
-    drop: Drop = None
-    resolver: Resolver = "uv"
-    exclude_newer: ExcludeNewer = None
-    require_identical: RequireIdentical = False
+    drop: Annotated[
+        list[str] | None, what_option(help="Leave this distribution of the run out; repeatable.", metavar="NAME")
+    ] = None
+    resolver: Annotated[ResolverName, advanced_option(help="The program that resolves.")] = "uv"
+    exclude_newer: Annotated[
+        str | None,
+        advanced_option(
+            help="Complete an incomplete record as of this date; by default the record's own.", metavar="DATE|none"
+        ),
+    ] = None
+    require_identical: Annotated[
+        bool, how_option("--require-identical", help="Fail unless every wheel is proven to be the run's.")
+    ] = False
     build: Build = False
     find_links: FindLinks = None
     offline: Offline = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, repr=False, eq=False)
 class ImageOptions:
     """The image, and where it goes."""
 
-    base: Base = None
-    platform: RunPlatforms = None
-    out: Out = "envbuild-out"
+    base: Annotated[
+        str | None, what_option(help="The base: an image reference, an OCI layout, or debian:SUITE.", metavar="REF")
+    ] = None
+    platform: Annotated[
+        str | None,
+        what_option(
+            "--platform",
+            help="linux/amd64, linux/arm64, or both with a comma; by default the run's.",
+            metavar="PLATFORMS",
+        ),
+    ] = None
+    out: Annotated[str, where_option(help="Write the build context and the OCI layout here.", metavar="DIR")] = (
+        "envbuild-out"
+    )
     push: Push = None
     create_repository: CreateRepository = False
-    archive: Archive = None
+    archive: Annotated[
+        Path | None, where_option(help="Write the image to this file, for docker load or podman load.", metavar="FILE")
+    ] = None
     load: Load = None
-    stamp: StampOn = None
-    stamp_anyway: StampAnyway = False
+    stamp: Annotated[
+        str | None, where_option(help="Stamp the digest on this model: gs://..., or a folder.", metavar="MODEL_URI")
+    ] = None
+    stamp_anyway: Annotated[
+        bool,
+        advanced_option("--stamp-anyway", help="Stamp although the model's files are not the manifest's; recorded."),
+    ] = False
     sign: Sign = None
-    no_attest: NoAttest = False
+    no_attest: Annotated[
+        bool, advanced_option("--no-attest", help="Attach no bill of materials and no provenance.")
+    ] = False
     signed: Signed = None
     minimum_record: MinimumRecord = None
-    bytecode: Bytecode = None
-    system_packages: SystemPackages = True
-    import_check: ImportCheck = "auto"
-    no_remote_cache: NoRemoteCache = False
-    ca_bundle: CaBundle = None
-    dry_run: DryRun = False
+    bytecode: Annotated[
+        bool | None,
+        how_option(
+            "--bytecode/--no-bytecode",
+            help="Compile modules: larger, and starts faster; by default to serve.",
+            show_default=False,
+        ),
+    ] = None
+    system_packages: Annotated[
+        bool,
+        how_option(
+            "--system-packages/--no-system-packages",
+            help="Add the Debian packages whose libraries the run loaded and the base lacks.",
+        ),
+    ] = True
+    import_check: Annotated[
+        ImportCheckName,
+        how_option(help="Import the run's modules in the image before it is pushed; auto: if in doubt."),
+    ] = "auto"
+    no_remote_cache: Annotated[
+        bool, advanced_option("--no-remote-cache", help="Build even if the registry has this environment.")
+    ] = False
+    ca_bundle: Annotated[
+        Path | None, advanced_option(help="Trust these certificate authorities (PEM) for indexes.", metavar="FILE")
+    ] = None
+    dry_run: Annotated[bool, how_option("--dry-run", help="Print the plan, and stop.")] = False
     as_json: AsJson = False

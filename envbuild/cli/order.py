@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from envbuild.cli import records
 from envbuild.cli.command import how_option
 from envbuild.cli.console import Progress, is_stdout
-from envbuild.cli.options import ImageOptions, LockOptions, RecordOptions
+from envbuild.cli.options import FactOptions, ImageOptions, LockOptions
 from envbuild.cli.references import repository
 from envbuild.errors import UsageError
 
@@ -29,40 +29,38 @@ _CLOUD_KEYS = {
 """The keys of --cloudbuild, and the options of before."""
 
 BuilderName = Literal["assemble", "docker", "cloudbuild"]
-Builder = Annotated[BuilderName, how_option(help="assemble: envbuild itself; the others build from the build context.")]
-BuilderNamed = Annotated[
-    str | None, how_option(help="With --builder docker: the builder of docker buildx.", metavar="NAME")
-]
-Template = Annotated[
-    str | None, how_option(help="Take the build context's templates from here; see envbuild eject.", metavar="DIR")
-]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, repr=False, eq=False)
 class BuilderOptions:
     """What builds the image."""
 
-    builder: Builder = "assemble"
-    builder_name: BuilderNamed = None
-    template: Template = None
+    builder: Annotated[
+        BuilderName, how_option(help="assemble: envbuild itself; the others build from the build context.")
+    ] = "assemble"
+    builder_name: Annotated[
+        str | None, how_option(help="With --builder docker: the builder of docker buildx.", metavar="NAME")
+    ] = None
+    template: Annotated[
+        str | None, how_option(help="Take the build context's templates from here; see envbuild eject.", metavar="DIR")
+    ] = None
 
 
-CloudSettings = Annotated[
-    list[str] | None,
-    how_option(
-        help="With --builder cloudbuild; repeatable. Keys: project, region, bucket (gs://...), timeout (seconds), "
-        "machine, account, pool, secret (pip, netrc or ca=projects/P/secrets/S).",
-        metavar="KEY=VALUE",
-    ),
-]
 _Hidden = Annotated[str | None, how_option(hidden=True)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class CloudOptions:
     """How Cloud Build builds; all but the first are options of before."""
 
-    cloudbuild: CloudSettings = None
+    cloudbuild: Annotated[
+        list[str] | None,
+        how_option(
+            help="With --builder cloudbuild; repeatable. Keys: project, region, bucket (gs://...), timeout (seconds), "
+            "machine, account, pool, secret (pip, netrc or ca=projects/P/secrets/S).",
+            metavar="KEY=VALUE",
+        ),
+    ] = None
     project: _Hidden = None
     region: _Hidden = None
     cloudbuild_bucket: _Hidden = None
@@ -79,7 +77,7 @@ class OrderOptions:
 
     image: ImageOptions
     locks: LockOptions
-    record: RecordOptions
+    record: FactOptions
     builder: BuilderOptions = field(default_factory=BuilderOptions)
     cloud: CloudOptions = field(default_factory=CloudOptions)
 

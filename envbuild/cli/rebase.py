@@ -17,24 +17,22 @@ if TYPE_CHECKING:
     from envbuild.image.rebase import Rebased
     from envbuild.oci.reference import Reference
 
-ImageRef = Annotated[str, typer.Argument(help="An image that envbuild pushed.", metavar="IMAGE")]
-NewBase = Annotated[str, what_option("--base", help="The new base, as in from-manifest.", metavar="REF")]
-OldBase = Annotated[str | None, what_option(help="The image's base, if its annotations do not name it.", metavar="REF")]
-LockFile = Annotated[
-    Path | None,
-    what_option("--lock", help="The image's pylock.toml: then the result has its environment id.", metavar="FILE"),
-]
 Push = Annotated[
     str | None, where_option(help="Push it there; by default to its own repository.", metavar="REPO[:TAG]")
 ]
 
 
 def run(
-    image: ImageRef,
+    image: Annotated[str, typer.Argument(help="An image that envbuild pushed.", metavar="IMAGE")],
     *,
-    base: NewBase,
-    old_base: OldBase = None,
-    lock: LockFile = None,
+    base: Annotated[str, what_option("--base", help="The new base, as in from-manifest.", metavar="REF")],
+    old_base: Annotated[
+        str | None, what_option(help="The image's base, if its annotations do not name it.", metavar="REF")
+    ] = None,
+    lock: Annotated[
+        Path | None,
+        what_option("--lock", help="The image's pylock.toml: then the result has its environment id.", metavar="FILE"),
+    ] = None,
     push: Push = None,
     create_repository: CreateRepository = False,
     platform: Platform = None,
@@ -92,7 +90,7 @@ def _pushed(rebased: "Rebased", source: "Reference", target: "Reference", progre
     done = push(
         rebased.image,
         target,
-        # Of layers that another repository had, nobody here knows what their wheels give.
+        # The environment tag is for layers of this repository only.
         tags=(environment_tag(environment),) if environment and target.name == source.name else (),
         report=progress,
     )

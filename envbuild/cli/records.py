@@ -1,4 +1,4 @@
-"""Records of runs: where they lie, and what they lack."""
+"""Records of runs: where they are, and which facts they lack."""
 
 import re
 import sys
@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.cli.console import Progress
-from envbuild.cli.options import FormatName, RecordOptions
+from envbuild.cli.options import FactOptions, FormatName
 from envbuild.errors import ManifestError, UsageError, counted
 
 if TYPE_CHECKING:
     from envbuild.manifest.formats import Given, Record
     from envbuild.manifest.model import TrainingManifest
+    from envbuild.match.stack import Stack
 
 _OPTIONS = {
     "accelerator": "--gpu",
@@ -24,7 +25,7 @@ _OPTIONS = {
 """The option that gives a fact."""
 
 
-def given_facts(options: RecordOptions, model: str | None = None) -> "Given":
+def given_facts(options: FactOptions, model: str | None = None) -> "Given":
     """Return the facts that options give."""
     from envbuild.manifest.formats import Given
 
@@ -75,6 +76,7 @@ def read_run(
 def open_record(name: str) -> "Record":
     """Open a record: a path, a folder with one, - for stdin, or gs://; at most as large as a manifest may be."""
     from envbuild.capture.redact import scrub_line
+    from envbuild.manifest import MAX_MANIFEST
     from envbuild.manifest.formats import Record
 
     scheme = re.match("[A-Za-z][A-Za-z0-9+.-]*(?=://)", name)
@@ -82,18 +84,12 @@ def open_record(name: str) -> "Record":
         where = scrub_line(name) or "an empty name"
         raise UsageError("a record cannot be read from here", where=where, todo="give a path, - for stdin, or gs://")
     if name == "-":
-        return Record(name="stdin", data=_stdin())
+        if sys.stdin is None:
+            raise ManifestError("standard input is closed", where="-", todo="give the record's path, or pipe it in")
+        return Record(name="stdin", data=sys.stdin.buffer.read(MAX_MANIFEST + 1))
     if name.startswith("gs://"):
         return _in_bucket(name)
     return _on_disk(Path(name))
-
-
-def _stdin() -> bytes:
-    from envbuild.manifest import MAX_MANIFEST
-
-    if sys.stdin is None:
-        raise ManifestError("standard input is closed", where="-", todo="give the record's path, or pipe it in")
-    return sys.stdin.buffer.read(MAX_MANIFEST + 1)
 
 
 def _on_disk(path: Path) -> "Record":
@@ -155,6 +151,12 @@ def _object(uri: str) -> bytes | None:
     place = parse_model_uri(uri)
     with connected(ManifestError) as client:
         return read_object(client, place.bucket or "", place.path, limit=MAX_MANIFEST, error=ManifestError)
+
+
+def report_changes(stack: "Stack", progress: Progress) -> None:
+    """Report how the requirements differ from the run's distributions."""
+    for change in stack.changes:
+        progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
 
 
 def _report_gaps(manifest: "TrainingManifest", progress: Progress) -> None:

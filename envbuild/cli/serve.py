@@ -13,7 +13,7 @@ import typer
 from envbuild.cli.command import grouped, how_option, what_option, where_option
 from envbuild.cli.console import Progress, check_stdout, one_line
 from envbuild.cli.github import report_result, serving_rows
-from envbuild.cli.options import ImageOptions, LockOptions, RecordOptions
+from envbuild.cli.options import FactOptions, ImageOptions, LockOptions
 from envbuild.cli.order import OrderOptions, check_not_empty
 from envbuild.cli.summary import plan_lines, serving_plan, serving_reference, serving_result, serving_summary
 from envbuild.cli.targets import IMAGES, check_key, kind_of, marks_of
@@ -31,49 +31,46 @@ Model = Annotated[
         metavar="MODEL",
     ),
 ]
-Server = Annotated[
-    ServerName | None,
-    what_option(help="fastapi is installed; the others bring their own runtime, which is checked."),
-]
-ServerVersion = Annotated[str | None, what_option(help="The release of tf-serving or triton.", metavar="VERSION")]
-ServerImage = Annotated[
-    str | None, what_option(help="The image of tf-serving or triton; stamped by digest.", metavar="REF")
-]
-Extra = Annotated[
-    list[str] | None,
-    what_option(help="Add this and what it needs, and change no version; repeatable.", metavar="REQUIREMENT"),
-]
-App = Annotated[Path | None, what_option(help="Put the files of this folder into /app.", metavar="DIR")]
-Cmd = Annotated[str | None, what_option(help="The command that the image starts, as for a shell.", metavar="COMMAND")]
-EmbedModel = Annotated[bool, what_option("--embed-model", help="Put the model into /model, each file checked.")]
-Slim = Annotated[bool, how_option("--slim", help="Leave out what only training needs.")]
-Gate = Annotated[GateName, how_option(help="Test the image before it is pushed; auto: if there is an engine.")]
-ParentKey = Annotated[
-    str | None,
-    how_option(help="The public key that signed the training image; by default --sign's own.", metavar="KEY"),
-]
-NoStamp = Annotated[bool, where_option("--no-stamp", help="Do not stamp the model.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, repr=False, eq=False)
 class ServeOptions:
     """What is put on top of the training image, and how it is tested."""
 
-    server: Server = None
-    server_version: ServerVersion = None
-    server_image: ServerImage = None
-    extra: Extra = None
-    app: App = None
-    cmd: Cmd = None
-    embed_model: EmbedModel = False
-    slim: Slim = False
-    gate: Gate = "auto"
-    no_stamp: NoStamp = False
-    parent_key: ParentKey = None
+    server: Annotated[
+        ServerName | None,
+        what_option(help="fastapi is installed; the others bring their own runtime, which is checked."),
+    ] = None
+    server_version: Annotated[
+        str | None, what_option(help="The release of tf-serving or triton.", metavar="VERSION")
+    ] = None
+    server_image: Annotated[
+        str | None, what_option(help="The image of tf-serving or triton; stamped by digest.", metavar="REF")
+    ] = None
+    extra: Annotated[
+        list[str] | None,
+        what_option(help="Add this and what it needs, and change no version; repeatable.", metavar="REQUIREMENT"),
+    ] = None
+    app: Annotated[Path | None, what_option(help="Put the files of this folder into /app.", metavar="DIR")] = None
+    cmd: Annotated[
+        str | None, what_option(help="The command that the image starts, as for a shell.", metavar="COMMAND")
+    ] = None
+    embed_model: Annotated[bool, what_option("--embed-model", help="Put the model into /model, each file checked.")] = (
+        False
+    )
+    slim: Annotated[bool, how_option("--slim", help="Leave out what only training needs.")] = False
+    gate: Annotated[GateName, how_option(help="Test the image before it is pushed; auto: if there is an engine.")] = (
+        "auto"
+    )
+    no_stamp: Annotated[bool, where_option("--no-stamp", help="Do not stamp the model.")] = False
+    parent_key: Annotated[
+        str | None,
+        how_option(help="The public key that signed the training image; by default --sign's own.", metavar="KEY"),
+    ] = None
 
 
 @grouped()
-def run(model: Model, *, serving: ServeOptions, image: ImageOptions, locks: LockOptions, record: RecordOptions) -> None:
+def run(model: Model, *, serving: ServeOptions, image: ImageOptions, locks: LockOptions, record: FactOptions) -> None:
     """Make the image that serves a model.
 
     Takes the training image that the model is stamped with, by digest, adds what serves on top, tests it, pushes it

@@ -1,6 +1,6 @@
 """The result of a build: lines on its layers, bytes and time for people, and JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
@@ -34,15 +34,12 @@ def _part_lines(part: "Part", *, several: bool) -> Iterator[str]:
         yield _line(layer, part.pushed)
     platform = f"{part.platform}: " if several else ""
     size = decimal(sum(layer.descriptor.size for layer in layers))
-    yield f"{platform}{counted(len(layers), 'layer')}, {size}: {_origins(layers, ours)}"
-
-
-def _origins(layers: "Sequence[Layer]", ours: "Sequence[Layer]") -> str:
-    if not ours and all(layer.found == "registry" for layer in layers):
-        return "all found in the registry"
     made = sum(not layer.found for layer in ours or layers)
     base = sum(_layer_source(layer) == "base" for layer in layers)
-    return f"{made} made, {len(layers) - base - made} found, {base} of the base"
+    origins = f"{made} made, {len(layers) - base - made} found, {base} of the base"
+    if not ours and all(layer.found == "registry" for layer in layers):
+        origins = "all found in the registry"
+    yield f"{platform}{counted(len(layers), 'layer')}, {size}: {origins}"
 
 
 def _layer_source(layer: "Layer") -> str:

@@ -37,7 +37,7 @@ _RECORDS: Final = (".json", ".txt", ".yml", ".yaml", ".in")
 
 
 def kind_of(text: str) -> "tuple[Kind, str]":
-    """Return a target's kind and its name without `KIND:` before it; UsageError for a path where nothing lies.
+    """Return a target's kind and its name without `KIND:` before it; UsageError for a path that does not exist.
 
     `model:`, `image:`, `manifest:`, `lock:` and `context:` name the kind; else `host` is this machine, gs:// and
     file:// are models, and a file or folder has its kind by name and content. All else is an image in a registry.
@@ -165,9 +165,8 @@ class TargetReader:
         from envbuild.verify.sources.image import side_of_image
         from envbuild.verify.targets import Target
 
-        image = self.stack.enter_context(
-            open_image(name, machine=self.machine, cache=cache_folder(), report=self.progress)
-        )
+        cache = cache_folder()
+        image = self.stack.enter_context(open_image(name, machine=self.machine, cache=cache, report=self.progress))
         side = side_of_image(image, name, machine=self.machine, report=self.progress.progress)
         return Target(side=side, image=image, reference=_reference(name))
 
@@ -191,7 +190,7 @@ def _visible(uri: str) -> bool | None:
 
 
 def _reference(name: str) -> "Reference | None":
-    """Return an image's name in a registry; None for one that lies here or in an engine."""
+    """Return an image's name in a registry; None for one on this machine."""
     from envbuild.oci.reference import Reference, exists
 
     plain = name.removeprefix("docker://")
@@ -235,7 +234,7 @@ def proof_of(keys: Sequence[str], minimum: int | None) -> "Proof | None":
 
 
 def check_key(key: str | None) -> None:
-    """Refuse anything but a public key, before any work; Cloud KMS is asked once, when its key is needed."""
+    """Refuse anything but a public key, before any work; a key of Cloud KMS is read when it is needed."""
     from envbuild.verify.registries import check_public_key
 
     if key is not None:
@@ -263,7 +262,7 @@ def signature_findings(
 
 
 def references_of(targets: Sequence[str]) -> "dict[str, Reference]":
-    """Return the images among the targets that lie in registries."""
+    """Return the images among the targets that are in registries."""
     from envbuild.oci.reference import Reference, exists
 
     found: dict[str, Reference] = {}

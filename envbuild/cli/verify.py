@@ -3,15 +3,16 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from envbuild.cli.command import how_option, what_option, where_option
+from envbuild.cli.command import grouped, how_option, what_option, where_option
 from envbuild.cli.console import Progress, check_stdout, one_line
-from envbuild.cli.options import AsJson, CudaSource, CudaSourceName, MinimumRecord, Platform, Set, Signed
+from envbuild.cli.options import AsJson, CudaSource, MinimumRecord, Platform, Set, Signed
 from envbuild.cli.references import base_named_by, base_of, machine_of, read_lock
 from envbuild.cli.targets import (
     FORMS,
@@ -37,46 +38,6 @@ if TYPE_CHECKING:
     from envbuild.verify.targets import Target
 
 FormName = Literal["text", "json", "sarif", "junit"]
-Targets = Annotated[
-    list[str],
-    typer.Argument(help=f"{FORMS}. Each is compared with the first.", metavar="TARGET...", show_default=False),
-]
-LockFile = Annotated[
-    Path | None,
-    what_option("--lock", help="Compare one image with the pylock.toml that it was built from.", metavar="FILE"),
-]
-Manifest = Annotated[
-    str | None,
-    what_option(help="With --lock, the run's manifest: check its stack and its CUDA libraries too.", metavar="FILE"),
-]
-Base = Annotated[
-    str | None,
-    what_option(help="With --lock, the image's base, if its annotations do not name it.", metavar="REF"),
-]
-Deep = Annotated[
-    bool,
-    how_option("--deep", help="With --lock: fetch every wheel, and make every layer and the image manifest again."),
-]
-Golden = Annotated[bool, what_option("--golden", help="Check that the run recorded a golden sample.")]
-RunIt = Annotated[
-    bool,
-    how_option(
-        "--run",
-        help="With --golden, run the model on the sample: in the given images and by --python; else in the stamped "
-        "images.",
-    ),
-]
-Python = Annotated[
-    str | None,
-    what_option(help="For host: the environment of this interpreter, besides the machine.", metavar="PATH"),
-]
-PolicyFile = Annotated[
-    Path | None, how_option("--policy", help="Severities by rule, and accepted findings.", metavar="FILE")
-]
-Format = Annotated[
-    FormName | None,
-    where_option("--format", help="The output, by default text; sarif and junit are for CI.", show_default=False),
-]
 
 _INCOMPARABLE_ALONE = ("image", "lock", "host")
 _NAMES = {
@@ -89,24 +50,64 @@ _NAMES = {
 _NO_IMAGE = ("docker-daemon:", "docker-archive:", "oci-archive:")
 
 
+@dataclass(kw_only=True, repr=False, eq=False)
+class VerifyOptions:
+    """The options of `envbuild verify`."""
+
+    lock: Annotated[
+        Path | None,
+        what_option("--lock", help="Compare one image with the pylock.toml that it was built from.", metavar="FILE"),
+    ] = None
+    manifest: Annotated[
+        str | None,
+        what_option(
+            help="With --lock, the run's manifest: check its stack and its CUDA libraries too.", metavar="FILE"
+        ),
+    ] = None
+    base: Annotated[
+        str | None,
+        what_option(help="With --lock, the image's base, if its annotations do not name it.", metavar="REF"),
+    ] = None
+    cuda_source: CudaSource = "auto"
+    set_: Set = None
+    deep: Annotated[
+        bool,
+        how_option("--deep", help="With --lock: fetch every wheel, and make every layer and the image manifest again."),
+    ] = False
+    golden: Annotated[bool, what_option("--golden", help="Check that the run recorded a golden sample.")] = False
+    run_: Annotated[
+        bool,
+        how_option(
+            "--run",
+            help="With --golden, run the model on the sample: in the given images and by --python; else in the stamped "
+            "images.",
+        ),
+    ] = False
+    python: Annotated[
+        str | None,
+        what_option(help="For host: the environment of this interpreter, besides the machine.", metavar="PATH"),
+    ] = None
+    platform: Platform = None
+    signed: Signed = None
+    minimum_record: MinimumRecord = None
+    policy: Annotated[
+        Path | None, how_option("--policy", help="Severities by rule, and accepted findings.", metavar="FILE")
+    ] = None
+    form: Annotated[
+        FormName | None,
+        where_option("--format", help="The output, by default text; sarif and junit are for CI.", show_default=False),
+    ] = None
+    as_json: AsJson = False
+
+
+@grouped()
 def run(
-    targets: Targets,
+    targets: Annotated[
+        list[str],
+        typer.Argument(help=f"{FORMS}. Each is compared with the first.", metavar="TARGET...", show_default=False),
+    ],
     *,
-    lock: LockFile = None,
-    manifest: Manifest = None,
-    base: Base = None,
-    cuda_source: CudaSource = "auto",
-    set_: Set = None,
-    deep: Deep = False,
-    golden: Golden = False,
-    run_: RunIt = False,
-    python: Python = None,
-    platform: Platform = None,
-    signed: Signed = None,
-    minimum_record: MinimumRecord = None,
-    policy: PolicyFile = None,
-    form: Format = None,
-    as_json: AsJson = False,
+    options: VerifyOptions,
 ) -> None:
     """Compare environments with each other.
 
@@ -116,44 +117,31 @@ def run(
     and --manifest.
     """
     check_stdout()
-    judge = _policy(policy)
-    keys = required_keys(signed, judge.keys)
-    of_lock = {
-        "--manifest": manifest,
-        "--base": base,
-        "--set": set_,
-        "--deep": deep,
-        "--cuda-source": cuda_source != "auto",
-    }
-    _check(targets, lock, of_lock, golden=golden, signed=bool(keys))
-    if run_ and not golden:
-        raise UsageError("--run goes with --golden", where="--run", todo="give --golden too")
-    if signed is not None:
+    judge = _policy(options.policy)
+    keys = required_keys(options.signed, judge.keys)
+    _check(targets, options, signed=bool(keys))
+    if options.signed is not None:
         check_signable(targets)
     for key in keys:
         check_key(key)
-    proof = proof_of(keys, minimum_record)
-    _check_python(targets, python)
-    if as_json and form not in (None, "json"):
-        raise UsageError("--json is another format", where=f"--format {form}, --json", todo="leave one of them out")
+    proof = proof_of(keys, options.minimum_record)
     more: dict[str, Any] = {}
     failure: EnvbuildError | None = None
     found: tuple[Finding, ...] = ()
     with Progress() as progress:
-        if lock is not None:
-            record = _run(manifest, cuda_source, set_ or [], progress)
-            image, found = _lock_findings(targets[0], lock, base, record, progress, deep=deep)
+        if options.lock is not None:
+            image, found = _lock_findings(targets[0], options.lock, options, progress)
             more = {"image": targets[0], "digest": str(image.found_as or image.digest)}
-        elif golden or not (keys and [kind_of(it)[0] for it in targets] == ["image"]):
+        elif options.golden or not (keys and [kind_of(it)[0] for it in targets] == ["image"]):
             with ExitStack() as stack:
-                machine = machine_of(platform)
+                machine, python = machine_of(options.platform), options.python
                 reader = TargetReader(machine=machine, python=python, stack=stack, progress=progress, proof=proof)
-                found, failure = _findings(targets, reader, golden=golden, run_=run_)
+                found, failure = _findings(targets, reader, options)
         references = references_of(targets)
         placed = [one for it in references.values() for one in judge.registry_findings(it)]
         found = (*found, *signature_findings(references, keys, progress), *placed)
     verdict = _verdict(targets, found, judge, failure)
-    _print(verdict, "json" if as_json else form or "text", more)
+    _print(verdict, "json" if options.as_json else options.form or "text", more)
     if failure:
         raise failure
     if verdict.wrong:
@@ -163,35 +151,47 @@ def run(
         raise VerifyError(what, where=one_line(" ".join(verdict.targets)), todo=todo)
 
 
-def _check(targets: list[str], lock: Path | None, of_lock: dict[str, Any], *, golden: bool, signed: bool) -> None:
+def _check(targets: list[str], options: VerifyOptions, *, signed: bool) -> None:
     """Refuse what does not go together, before anything is read."""
-    kinds = [kind_of(it)[0] for it in targets]
+    kinds, lock = [kind_of(it)[0] for it in targets], options.lock
     if lock is not None and len(targets) == 1 and kinds[0] != "image":
         todo = "give the image that was built from it; or give the lock as a target of its own, without --lock"
         where = f"TARGET {one_line(targets[0])}"
         raise UsageError(f"--lock is for an image, and this is {_NAMES[kinds[0]]}", where=where, todo=todo)
-    if lock is not None and (len(targets) > 1 or golden):
+    if lock is not None and (len(targets) > 1 or options.golden):
         todo = "give one image with --lock; or give the lock as a target of its own"
         raise UsageError("--lock is for one image", where=f"--lock {lock}", todo=todo)
-    useless = [name for name, value in of_lock.items() if value and lock is None]
-    if useless:
+    matched = options.set_ or options.cuda_source != "auto"
+    useless = {
+        "--manifest": options.manifest,
+        "--base": options.base,
+        "--set": options.set_,
+        "--deep": options.deep,
+        "--cuda-source": options.cuda_source != "auto",
+    }
+    if lock is None and any(useless.values()):
         todo = "give --lock too, or leave them out; a manifest can be a target of its own"
-        raise UsageError("these go with --lock", where=", ".join(useless), todo=todo)
+        where = ", ".join(name for name, value in useless.items() if value)
+        raise UsageError("these go with --lock", where=where, todo=todo)
+    if lock is not None and not options.manifest and matched:
+        todo = "give the run's --manifest too, or leave them out"
+        raise UsageError("these need the run's manifest", where="--set, --cuda-source", todo=todo)
     if lock is None and not signed and len(targets) == 1 and kinds[0] in _INCOMPARABLE_ALONE:
         todo = "give what it has to agree with before it: a model, a manifest, a lock or an image; or --lock"
         raise UsageError("one target alone cannot be compared", where=f"TARGET {targets[0]}", todo=todo)
-    if lock is not None and not of_lock["--manifest"] and (of_lock["--set"] or of_lock["--cuda-source"]):
-        todo = "give the run's --manifest too, or leave them out"
-        raise UsageError("these need the run's manifest", where="--set, --cuda-source", todo=todo)
+    if options.run_ and not options.golden:
+        raise UsageError("--run goes with --golden", where="--run", todo="give --golden too")
+    if options.as_json and options.form not in (None, "json"):
+        where = f"--format {options.form}, --json"
+        raise UsageError("--json is another format", where=where, todo="leave one of them out")
+    _check_python(kinds, options.python)
 
 
-def _check_python(targets: list[str], python: str | None) -> None:
-    if python is None:
-        return
-    if not python.strip():
+def _check_python(kinds: Sequence[str], python: str | None) -> None:
+    if python is not None and not python.strip():
         todo = "give the path of an interpreter, such as ./venv/bin/python"
         raise UsageError("this names no interpreter", where=f"--python {python!r}", todo=todo)
-    if not any(kind_of(it)[0] == "host" for it in targets):
+    if python is not None and "host" not in kinds:
         todo = "give host as a target too, or leave --python out"
         raise UsageError("--python goes with host, and no target is host", where=f"--python {python}", todo=todo)
 
@@ -204,7 +204,7 @@ def _policy(path: Path | None) -> "Policy":
 
 
 def _findings(
-    targets: list[str], reader: TargetReader, *, golden: bool, run_: bool
+    targets: list[str], reader: TargetReader, options: VerifyOptions
 ) -> "tuple[tuple[Finding, ...], EnvbuildError | None]":
     """Compare the targets; return what was found, and the error that ended the golden part."""
     from envbuild.manifest.model import Contract
@@ -213,7 +213,7 @@ def _findings(
     progress = reader.progress
     first = reader.read(targets[0], Contract())
     opened = [first, *(reader.read(text, first.side.contract) for text in targets[1:])]
-    golden_part = _golden_findings(opened, reader, run_=run_) if golden else iter(())
+    golden_part = _golden_findings(opened, reader, run_=options.run_) if options.golden else iter(())
     progress.step("comparing them")
     findings = list(verify_targets(opened, progress.progress))
     try:
@@ -223,21 +223,21 @@ def _findings(
     return tuple(findings), None
 
 
-def _run(name: str | None, cuda_source: CudaSourceName, overrides: list[str], progress: Progress) -> "Run | None":
+def _run(options: VerifyOptions, progress: Progress) -> "Run | None":
     """Read the run's record for --lock."""
-    if name is None:
+    if options.manifest is None:
         return None
     from envbuild.cli.records import read_record
     from envbuild.manifest.formats import Given
     from envbuild.match.stack import pairs_of
     from envbuild.verify.image import Run
 
-    called, data = read_record(name, None, Given(), progress)
-    return Run(manifest=data, name=called, cuda_source=cuda_source, overrides=pairs_of(overrides))
+    name, data = read_record(options.manifest, None, Given(), progress)
+    return Run(manifest=data, name=name, cuda_source=options.cuda_source, overrides=pairs_of(options.set_ or ()))
 
 
 def _lock_findings(
-    image: str, lock: Path, base: str | None, record: "Run | None", progress: Progress, *, deep: bool
+    image: str, lock: Path, options: VerifyOptions, progress: Progress
 ) -> "tuple[Image, tuple[Finding, ...]]":
     """Compare an image with its lock and base, and with the run where its manifest is given."""
     from envbuild.files import cache_folder
@@ -245,16 +245,17 @@ def _lock_findings(
     from envbuild.verify.image import Inquiry, verify_image
 
     locked, settings = read_lock(lock), read_settings()
+    record = _run(options, progress)
     name = kind_of(image)[1]
     progress.step(f"verifying {one_line(name)}")
     found = _image(name, locked.target.machine)
-    named = base or base_named_by(found, image, "--base")
+    named = options.base or base_named_by(found, image, "--base")
     inquiry = Inquiry(
         image=found,
         base=base_of(named, locked.target.machine, progress),
         lock=locked,
         run=record,
-        deep=deep,
+        deep=options.deep,
         cache=cache_folder(),
         settings=settings,
     )
@@ -327,7 +328,7 @@ def _sample(first: "Target") -> "tuple[TrainingManifest, str]":
     manifest = first.manifest or (first.model.manifest if first.model else None)
     model = first.model.uri if first.model else manifest.model_uri if manifest else None
     if manifest is None or model is None:
-        todo = "give a stamped model first, or the manifest of a run that records where its model lies"
+        todo = "give a stamped model first, or the manifest of a run that records where its model is"
         raise UsageError("the first target has no golden sample and model", where="--golden", todo=todo)
     return manifest, model
 

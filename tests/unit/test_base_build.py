@@ -183,7 +183,7 @@ def test_the_time_is_that_of_the_environment(base, monkeypatch):
     [
         ((), "where: --parent"),
         (("--parent", "a", "--tag", "A:1"), "--tag A:1"),
-        (("--parent", "a", "--tag", f"a@{DIGEST}"), "a name holds no digest"),
+        (("--parent", "a", "--tag", f"a@{DIGEST}"), "where: --tag a@"),
         (("--parent", "a", "--push", "mine"), "where: --push mine"),
         (("--parent", "a", "--sources", "none.list"), "the sources cannot be read"),
         (("--parent", "NO base"), "this is no base"),

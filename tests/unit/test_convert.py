@@ -56,7 +56,7 @@ def test_stdout_is_the_manifest_and_stderr_says_what_is_not_in_it(desk):
     manifest = read_manifest(done.stdout.encode(), "stdout")
     assert [it.name for it in manifest.distributions] == ["idna", "six"]
     assert "freeze.txt is read as pip-freeze" in done.stderr
-    assert "accelerator (--gpu says it)" in done.stderr
+    assert "accelerator (give --gpu)" in done.stderr
     assert "warning: pip freeze leaves out pip" in done.stderr
     assert "platform.machine" not in done.stderr
 
