@@ -63,11 +63,11 @@ class ByLock:
                 )
             return None
         from envbuild.cli.records import read_record
-        from envbuild.manifest.formats import Given
+        from envbuild.manifest.importers.environment import RecordOptions
         from envbuild.match.stack import pairs_of
         from envbuild.verify import Run
 
-        name, data = read_record(self.manifest, None, Given(), progress)
+        name, data = read_record(self.manifest, None, RecordOptions(), progress)
         return Run(
             manifest=data, name=name, cuda_source=self.cuda_source.value, overrides=pairs_of(list(self.overrides))
         )

@@ -33,10 +33,10 @@ def run(
     unless an option says it.
     """
     from envbuild.capture.output import write_out
-    from envbuild.manifest.formats import Given
+    from envbuild.manifest.importers.environment import RecordOptions
 
     _check(out)
-    given = Given(python=python, gpu=gpu, platform=ran_on, model=model, framework=framework and framework.value)
+    given = RecordOptions(python=python, gpu=gpu, platform=ran_on, model=model, framework=framework and framework.value)
     with Progress() as progress:
         name, data = records.read_record(record, kind, given, progress)
     if out is None:

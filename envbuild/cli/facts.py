@@ -29,10 +29,10 @@ Others = Sequence["TrainingManifest"]
 def _manifest(name: str, _python: str | None, _others: Others, progress: Progress) -> Said:
     from envbuild.cli.records import read_run
     from envbuild.diff import told_by_manifest
-    from envbuild.manifest.formats import Given
+    from envbuild.manifest.importers.environment import RecordOptions
     from envbuild.oci.digest import Digest
 
-    _, data, manifest = read_run(name, None, Given(), progress)
+    _, data, manifest = read_run(name, None, RecordOptions(), progress)
     return Said(told=told_by_manifest(manifest), digest=str(Digest.of(data)), manifest=manifest)
 
 

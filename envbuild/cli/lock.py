@@ -73,11 +73,11 @@ def run(
     """
     from envbuild.files import cache_folder
     from envbuild.lock import Options, read_settings
-    from envbuild.manifest.formats import Given
+    from envbuild.manifest.importers.environment import RecordOptions
 
     started = time.monotonic()
     _check(out, download, {"--extra": extra, "--upgrade-package": upgrade_package})
-    given = Given(python=python, gpu=gpu, platform=ran_on, framework=framework.value if framework else None)
+    given = RecordOptions(python=python, gpu=gpu, platform=ran_on, framework=framework.value if framework else None)
     with Progress() as progress:
         record = records.read_record(manifest, kind, given, progress)
         had, stack, base_glibc = _decide(record, variant, cuda_source, set_, platform, exclude_newer, drop)

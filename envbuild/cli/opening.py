@@ -66,11 +66,11 @@ class Opening:
 
     def _manifest(self, name: str) -> "Target":
         from envbuild.cli.records import read_run
-        from envbuild.manifest.formats import Given
+        from envbuild.manifest.importers.environment import RecordOptions
         from envbuild.verify.against import Target
         from envbuild.verify.sides.manifest import side_of_manifest
 
-        _, _, manifest = read_run(name, None, Given(), self.progress)
+        _, _, manifest = read_run(name, None, RecordOptions(), self.progress)
         return Target(side=side_of_manifest(manifest, name), manifest=manifest)
 
     def _lock(self, name: str) -> "Target":

@@ -189,10 +189,10 @@ def ordered(manifest: str, asked: Asked, progress: Progress) -> "Order":
 
 def read(manifest: str, known: Known, progress: Progress) -> tuple[str, bytes]:
     """What a record is called, and the bytes of the manifest that it makes; ManifestError."""
-    from envbuild.manifest.formats import Given
+    from envbuild.manifest.importers.environment import RecordOptions
 
     framework = known.framework.value if known.framework else None
-    facts = Given(python=known.python, gpu=known.gpu, platform=known.ran_on, framework=framework)
+    facts = RecordOptions(python=known.python, gpu=known.gpu, platform=known.ran_on, framework=framework)
     return records.read_record(manifest, known.kind, facts, progress)
 
 

@@ -14,7 +14,8 @@ from envbuild.cli.console import Progress
 from envbuild.errors import ManifestError, UsageError, counted
 
 if TYPE_CHECKING:
-    from envbuild.manifest.formats import Given, Record
+    from envbuild.manifest.importers.environment import RecordOptions
+    from envbuild.manifest.importers.record import Record
     from envbuild.manifest.model import TrainingManifest
 
 _OPTIONS = {
@@ -27,7 +28,7 @@ _OPTIONS = {
 
 
 class FormatName(StrEnum):
-    """What --from takes: the formats of `envbuild.manifest.formats`, named here so that --help needs not load them."""
+    """What --from takes: the formats of `envbuild.manifest.importers`, so that --help need not load them."""
 
     PIP_FREEZE = "pip-freeze"
     PIP_LIST = "pip-list"
@@ -82,14 +83,14 @@ RanOn = Annotated[
 ]
 
 
-def read_record(name: str, kind: FormatName | None, given: "Given", progress: Progress) -> tuple[str, bytes]:
+def read_record(name: str, kind: FormatName | None, given: "RecordOptions", progress: Progress) -> tuple[str, bytes]:
     """Return what a record is called and the bytes of the manifest it makes, as `read_run`."""
     called, data, _ = read_run(name, kind, given, progress)
     return called, data
 
 
 def read_run(
-    name: str, kind: FormatName | None, given: "Given", progress: Progress
+    name: str, kind: FormatName | None, given: "RecordOptions", progress: Progress
 ) -> "tuple[str, bytes, TrainingManifest]":
     """Return what a record is called and the manifest it makes, and tell what the record does not say.
 
@@ -97,14 +98,15 @@ def read_run(
     megabytes, and is parsed once.
     """
     from envbuild.manifest import read_manifest
-    from envbuild.manifest.formats import FORMATS, Given, convert, detect, manifest_bytes
+    from envbuild.manifest.importers.detect import FORMATS, convert, detect
+    from envbuild.manifest.importers.environment import RecordOptions, manifest_bytes
 
     record = open_record(name)
     found = kind.value if kind else detect(record)
     manifest = convert(record, found, given, datetime.now(UTC))
     if found == "capture":
         _tell_gaps(manifest, progress)
-        same = given == Given() or manifest == read_manifest(record.data, record.name)
+        same = given == RecordOptions() or manifest == read_manifest(record.data, record.name)
         return record.name, record.data if same else manifest_bytes(manifest), manifest
     sure = "" if kind else "; if it is something else, say so by --from"
     progress.step(f"{record.name} is read as {found}: {FORMATS[found]}{sure}")
@@ -116,7 +118,7 @@ def read_run(
 def open_record(name: str) -> "Record":
     """Open a record: a path, a folder that holds one, - for stdin, or gs://; never more than a manifest may have."""
     from envbuild.capture.redact import scrub_line
-    from envbuild.manifest.formats import Record
+    from envbuild.manifest.importers.record import Record
 
     scheme = re.match("[A-Za-z][A-Za-z0-9+.-]*(?=://)", name)
     if not name or (scheme and scheme.group() != "gs"):
@@ -138,7 +140,8 @@ def _stdin() -> bytes:
 
 
 def _on_disk(path: Path) -> "Record":
-    from envbuild.manifest.formats import Record, main_file
+    from envbuild.manifest.importers.detect import main_file
+    from envbuild.manifest.importers.record import Record
 
     if path.is_dir():
         path /= main_file(lambda name: (path / name).is_file(), str(path))
@@ -177,7 +180,8 @@ def _read(path: Path) -> bytes | None:
 
 
 def _in_bucket(uri: str) -> "Record":
-    from envbuild.manifest.formats import Record, main_file
+    from envbuild.manifest.importers.detect import main_file
+    from envbuild.manifest.importers.record import Record
 
     if uri.endswith("/"):
         uri += main_file(lambda name: _object(uri + name) is not None, uri)

@@ -1,22 +1,108 @@
-"""Weights & Biases: `wandb-metadata.json` with `requirements.txt` beside it; who ran it and where is never read."""
+"""MLflow model folders, and W&B's `wandb-metadata.json` with `requirements.txt` beside it."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from envbuild.capture.redact import scrub_command
 from envbuild.errors import ManifestError
-from envbuild.manifest.formats.found import Found
-from envbuild.manifest.formats.given import Given, exact_python, known_platform
-from envbuild.manifest.formats.names import WANDB_METADATA, WANDB_REQUIREMENTS
-from envbuild.manifest.formats.pins import Pins
-from envbuild.manifest.formats.record import Faults, Record, clean, json_of, moment, text_at, text_of, texts
-from envbuild.manifest.formats.requirement_files import RequirementsFile
-from envbuild.manifest.formats.requirements import take_lines
-from envbuild.manifest.formats.surroundings import Surroundings
 from envbuild.manifest.hardware import Accelerator, Container, Cpu, Gpu, Host
+from envbuild.manifest.importers.conda import pip_lines, python_of, yaml_of
+from envbuild.manifest.importers.environment import Environment, RecordOptions
+from envbuild.manifest.importers.pins import Pins
+from envbuild.manifest.importers.record import (
+    MLMODEL,
+    WANDB_METADATA,
+    WANDB_REQUIREMENTS,
+    Faults,
+    Record,
+    clean,
+    json_of,
+    moment,
+    text_at,
+    text_of,
+    texts,
+)
+from envbuild.manifest.importers.requirements import RequirementsFile, take_lines
 from envbuild.manifest.model import Code, Entry, Platform
+
+_FILES = (MLMODEL, "python_env.yaml", "conda.yaml", "requirements.txt")
+_INFERRED = "MLflow lists what it saw imported, not everything that was installed, and cuts local labels such as +cu121"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folder:
+    """The files of a model folder that say something of the environment; absent ones are None."""
+
+    model: Any
+    python_env: Any
+    conda: Any
+    requirements: Record | None
+
+
+def read_mlflow(record: Record, options: RecordOptions) -> Environment:
+    """Read a model folder by any of its files; ManifestError."""
+    folder, faults = _folder(record), Faults(record.name)
+    pythons = _pythons(folder)
+    pins = Pins.begin(record, options, next(iter(pythons.values()), None), faults=faults)
+    file = _requirements(folder, record, faults)
+    take_lines(file, pins)
+    for text in texts(folder.python_env.get("build_dependencies")):
+        if "==" in text:  # MLflow names setuptools and wheel without a version where they were not installed
+            pins.require(text, "build_dependencies of python_env.yaml")
+    version = text_at(folder.model, "mlflow_version")
+    listed = ", ".join(f"{name} says {it}" for name, it in pythons.items())
+    differing = [f"the files differ in Python: {listed}"] if len(set(pythons.values())) > 1 else []
+    return pins.environment(
+        complete=False,
+        notes=(_INFERRED, *differing, *file.notes),
+        tool=f"mlflow {clean(version)}" if version else "mlflow",
+        created=moment(text_at(folder.model, "utc_time_created")),
+    )
+
+
+def _folder(record: Record) -> _Folder:
+    files = {name: record if record.file == name else record.other(name) for name in _FILES}
+    if record.file not in _FILES:
+        files[MLMODEL] = record
+    read = {name: yaml_of(file) if file else {} for name, file in files.items() if name != "requirements.txt"}
+    values: dict[str, Any] = {name: it if isinstance(it, dict) else {} for name, it in read.items()}
+    return _Folder(
+        model=values[MLMODEL],
+        python_env=values["python_env.yaml"],
+        conda=values["conda.yaml"],
+        requirements=files["requirements.txt"],
+    )
+
+
+def _pythons(folder: _Folder) -> dict[str, str]:
+    """What each file says, the one that MLflow restores first."""
+    versions = {
+        "python_env.yaml": text_at(folder.python_env, "python"),
+        "conda.yaml": python_of(folder.conda.get("dependencies")),
+        MLMODEL: text_at(folder.model, "flavors", "python_function", "python_version"),
+    }
+    return {name: version for name, version in versions.items() if version}
+
+
+def _requirements(folder: _Folder, record: Record, faults: Faults) -> RequirementsFile:
+    """Read requirements.txt, else what conda.yaml has below `pip:`."""
+    file = RequirementsFile(faults)
+    lines = list(pip_lines(folder.conda.get("dependencies")))
+    if folder.requirements:
+        file.read(folder.requirements)
+    elif lines:
+        for text, place in lines:
+            file.take(text, place, record)
+    else:
+        what = "there is neither requirements.txt nor conda.yaml beside it, so no distribution is known"
+        raise ManifestError(
+            what, where=record.name, todo="give the model folder as MLflow wrote it, or its MLmodel file"
+        )
+    return file
+
 
 _PYTHON = re.compile(r"(?:(?P<name>[A-Za-z]+)\s+)?(?P<version>\S+)")
 _LINUX = re.compile(r"Linux-(?P<kernel>.+?)-(?P<machine>[a-z0-9_]+)-with-(?P<libc>glibc|musl)(?P<version>[0-9.]*)")
@@ -24,25 +110,20 @@ _LINUX = re.compile(r"Linux-(?P<kernel>.+?)-(?P<machine>[a-z0-9_]+)-with-(?P<lib
 _OTHERS = {"macOS": "Darwin", "Darwin": "Darwin", "Windows": "Windows", "Linux": "Linux"}
 
 
-def read_wandb(record: Record, given: Given) -> Found:
+def read_wandb(record: Record, options: RecordOptions) -> Environment:
     """Read the two files by either of them; ManifestError."""
     metadata, listed = _files(record)
     facts = json_of(metadata, text_of(metadata))
     said = _PYTHON.fullmatch(text_at(facts, "python") or "")
-    python = exact_python(said["version"] if said else None, given, metadata.name)
-    platform = known_platform(_platform(clean(text_at(facts, "os") or "")), given)
-    faults = Faults(listed.name)
-    pins = Pins(Surroundings(python=python, system=platform.system, machine=platform.machine), faults)
-    file = RequirementsFile(faults)
+    platform = _platform(clean(text_at(facts, "os") or ""))
+    python = said["version"] if said else None
+    pins = Pins.begin(metadata, options, python, platform, Faults(listed.name))
+    file = RequirementsFile(pins.faults)
     file.read(listed)
     take_lines(file, pins)
-    faults.check()
     docker = text_at(facts, "docker")
-    return Found(
-        python=python,
+    return pins.environment(
         implementation=clean(said["name"].lower()) if said and said["name"] else "cpython",
-        platform=platform,
-        distributions=pins.distributions,
         complete=True,
         notes=tuple(file.notes),
         tool="wandb",
