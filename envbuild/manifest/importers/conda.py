@@ -23,6 +23,7 @@ from envbuild.manifest.importers.record import (
     Record,
     check_size,
     clean,
+    fact,
     quoted,
     short,
     text_at,
@@ -85,7 +86,7 @@ _BY_NAME = "the record does not have conda's builds: their names show which pack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """What conda says of an environment."""
+    """An environment as conda describes it."""
 
     packages: tuple[CondaPackage, ...]
     python: str | None
@@ -208,7 +209,7 @@ def read_environment(record: Record, options: RecordOptions) -> Environment:
         packages=tuple(packages),
         python=python_of(entries),
         pip=tuple(pip_lines(entries)),
-        name=clean(text_at(values, "name") or "") or None,
+        name=fact(values, "name"),
         channels=tuple(filter(None, map(channel, texts(values.get("channels"))))),
         notes=(f"the environment variables {names} are left out, as their values may be private",) if names else (),
     )

@@ -1,7 +1,7 @@
 """`conda list`, `pixi.lock` and `conda-lock.yml`: packages of conda and wheels of an index, as listed or locked."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -25,6 +25,7 @@ from envbuild.manifest.importers.record import (
     Record,
     clean,
     dicts,
+    fact,
     json_of,
     lines_of,
     quoted,
@@ -55,10 +56,17 @@ def read_list(record: Record, options: RecordOptions) -> Environment:
         packages = list(_of_json(json_of(record, text), faults))
     else:
         read_line = address_of if explicit else _of_row if TABLE.search(text) else _of_export
-        packages = list(_of_lines(lines_of(record, text), read_line, faults))
+        packages = []
+        for number, line in enumerate(map(str.strip, lines_of(record, text)), 1):
+            if not line or HEAD.match(line):
+                continue
+            if package := read_line(line):
+                packages.append(package)
+            else:
+                faults.add(f"line {number}: this is not a package of conda: {quoted(line)}", "correct or remove it")
         # An address has the platform too; an exported list has it in this comment alone, and Python is for one.
-        said = _SUBDIR.search(text)
-        subdir = clean(said[1]) if said else None
+        comment = _SUBDIR.search(text)
+        subdir = clean(comment[1]) if comment else None
         packages = [replace(it, subdir=it.subdir or subdir) if it.name == "python" else it for it in packages]
     faults.check()
     by_pip = [
@@ -86,25 +94,12 @@ def _of_json(items: Any, faults: Faults) -> Iterator[CondaPackage]:
         yield CondaPackage(
             name=clean(name),
             version=clean(version),
-            build=clean(text_at(item, "build_string") or "") or None,
+            build=fact(item, "build_string"),
             channel=channel(text_at(item, "channel")),
-            subdir=clean(text_at(item, "platform") or "") or None,
+            subdir=fact(item, "platform"),
             sha256=sha256_of(text_at(item, "sha256")),
-            url=clean(text_at(item, "url") or "", 4000) or None,
+            url=fact(item, "url", longest=4000),
         )
-
-
-def _of_lines(
-    lines: list[str], read_line: Callable[[str], CondaPackage | None], faults: Faults
-) -> Iterator[CondaPackage]:
-    """Read lines, without comments and the head of a table."""
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if line and not HEAD.match(line):
-            package = read_line(line)
-            if package:
-                yield package
-            else:
-                faults.add(f"line {number}: this is not a package of conda: {quoted(line)}", "correct or remove it")
 
 
 def _of_row(line: str) -> CondaPackage | None:
@@ -192,7 +187,7 @@ def read_conda_lock(record: Record, options: RecordOptions) -> Environment:
 def _environment(
     chosen: list[tuple[str, str, dict[str, Any]]], record: Record, options: RecordOptions, faults: Faults, note: str
 ) -> Environment:
-    """Make the environment of entries, each with an address of conda's or of a wheel and what the lock says of it."""
+    """Make the environment of entries: the address of a package of conda or of a wheel, and the lock's facts."""
     packages: list[CondaPackage] = []
     wheels: list[tuple[Distribution, str]] = []
     projects: dict[str, str | None] = {}

@@ -1,4 +1,4 @@
-"""Which tool wrote a record, by what it holds and what it is called; and the manifest made of it."""
+"""Which tool wrote a record, by its content and file name; and the manifest made of it."""
 
 import json
 import re

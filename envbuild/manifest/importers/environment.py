@@ -1,4 +1,4 @@
-"""What a record says of an environment, what options add to it, and the manifest made of both."""
+"""The environment in a record, what options add to it, and the manifest made of both."""
 
 import hashlib
 import json
@@ -165,7 +165,7 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What a record says."""
+    """The environment that a record describes."""
 
     python: str
     """Exact."""

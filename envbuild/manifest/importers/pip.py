@@ -15,6 +15,7 @@ from envbuild.manifest.importers.record import (
     Faults,
     Record,
     clean,
+    fact,
     json_of,
     lines_of,
     quoted,
@@ -89,14 +90,14 @@ def read_inspect(record: Record, options: RecordOptions) -> Environment:
         items = []
     implementation = text_at(environment, "implementation_name") or "cpython"
     platform = Platform(
-        system=_fact(environment, "platform_system"),
-        machine=_fact(environment, "platform_machine"),
-        kernel=_fact(environment, "platform_release"),
+        system=fact(environment, "platform_system"),
+        machine=fact(environment, "platform_machine"),
+        kernel=fact(environment, "platform_release"),
     )
     pins = Pins.begin(record, options, text_at(environment, "python_full_version"), platform, faults)
     for index, item in enumerate(items):
         _take_installed(item, f"installed[{index}]", pins)
-    pip = _fact(report, "pip_version")
+    pip = fact(report, "pip_version")
     return pins.environment(complete=True, implementation=clean(implementation), tool=f"pip {pip}" if pip else "pip")
 
 
@@ -109,7 +110,7 @@ def _take_installed(item: Any, place: str, pins: Pins) -> None:
         name=name,
         version=version,
         origin=_origin_of_report(item.get("direct_url"), installer),
-        installer=clean(installer) if installer else None,
+        installer=fact(item, "installer"),
         requested=item.get("requested") is True,
     )
     return pins.add(found, place)
@@ -136,16 +137,11 @@ def _origin_of_report(direct_url: Any, installer: str | None) -> Origin:
     return origin if origin.kind == "conda" else replace(origin, kind="editable", sha256=None)
 
 
-def _fact(values: Any, key: str) -> str | None:
-    text = text_at(values, key)
-    return clean(text) or None if text else None
-
-
 def read_pylock(record: Record, options: RecordOptions) -> Environment:
     """Read what such a file has an installer install, without extras and with its default groups; ManifestError."""
     pylock, faults = _pylock(record), Faults(record.name)
     ours = (pylock.tool or {}).get("envbuild")
-    machine, glibc = (clean(text_at(ours, key) or "") or None for key in ("machine", "glibc"))
+    machine, glibc = fact(ours, "machine"), fact(ours, "glibc")
     platform = Platform(
         system="Linux" if machine else None,
         machine=machine,

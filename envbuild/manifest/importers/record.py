@@ -18,8 +18,6 @@ from envbuild.validation import quote
 MLMODEL: Final = "MLmodel"
 WANDB_METADATA: Final = "wandb-metadata.json"
 WANDB_REQUIREMENTS: Final = "requirements.txt"
-
-
 MAX_LINES = 100_000
 """Lines; a requirements file with 1000 distributions and all their hashes has about 50 000."""
 MAX_TOML = 16 * 2**20
@@ -62,7 +60,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is wrong with a record: collected, and told all at once."""
+    """What is wrong with a record: collected, for one message."""
 
     where: str
     found: list[tuple[str, str]] = field(default_factory=list)
@@ -135,9 +133,9 @@ def check_size(record: Record, size: int, limit: int) -> None:
 
 
 def short(error: Exception, otherwise: str) -> str:
-    """What an error says, in one line; `otherwise` where it says nothing."""
-    said = " ".join(str(error).split())
-    return otherwise if isinstance(error, RecursionError) or not said else quote(said)[1:-1]
+    """Return an error's text in one line; `otherwise` where it has none."""
+    text = " ".join(str(error).split())
+    return otherwise if isinstance(error, RecursionError) or not text else quote(text)[1:-1]
 
 
 def quoted(text: str) -> str:
@@ -166,6 +164,11 @@ def text_at(value: Any, *keys: str) -> str | None:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, str) and value else None
+
+
+def fact(value: Any, *keys: str, longest: int = 300) -> str | None:
+    """Return the text at a path of keys as a manifest may have it; None where there is none."""
+    return clean(text_at(value, *keys) or "", longest) or None
 
 
 def moment(text: str | None) -> datetime | None:

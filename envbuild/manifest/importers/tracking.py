@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -19,6 +18,7 @@ from envbuild.manifest.importers.record import (
     Faults,
     Record,
     clean,
+    fact,
     json_of,
     moment,
     text_at,
@@ -32,76 +32,42 @@ _FILES = (MLMODEL, "python_env.yaml", "conda.yaml", "requirements.txt")
 _INFERRED = "MLflow lists what it saw imported, not everything that was installed, and cuts local labels such as +cu121"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Folder:
-    """The files of a model folder that say something of the environment; absent ones are None."""
-
-    model: Any
-    python_env: Any
-    conda: Any
-    requirements: Record | None
-
-
 def read_mlflow(record: Record, options: RecordOptions) -> Environment:
     """Read a model folder by any of its files; ManifestError."""
-    folder, faults = _folder(record), Faults(record.name)
-    pythons = _pythons(folder)
+    faults, files = Faults(record.name), {name: record.other(name) for name in _FILES}
+    files[record.file if record.file in _FILES else MLMODEL] = record
+    read = {name: yaml_of(file) if file else {} for name, file in files.items() if name != "requirements.txt"}
+    model, python_env, conda = (it if isinstance(it, dict) else {} for it in read.values())
+    versions = {  # the one that MLflow restores first
+        "python_env.yaml": text_at(python_env, "python"),
+        "conda.yaml": python_of(conda.get("dependencies")),
+        MLMODEL: text_at(model, "flavors", "python_function", "python_version"),
+    }
+    pythons = {name: version for name, version in versions.items() if version}
     pins = Pins.begin(record, options, next(iter(pythons.values()), None), faults=faults)
-    file = _requirements(folder, record, faults)
+    file = RequirementsFile(faults)
+    if files["requirements.txt"]:
+        file.read(files["requirements.txt"])
+    elif lines := list(pip_lines(conda.get("dependencies"))):
+        for text, place in lines:
+            file.take(text, place, record)
+    else:
+        what = "there is neither requirements.txt nor conda.yaml beside it, so no distribution is known"
+        todo = "give the model folder as MLflow wrote it, or its MLmodel file"
+        raise ManifestError(what, where=record.name, todo=todo)
     take_lines(file, pins)
-    for text in texts(folder.python_env.get("build_dependencies")):
+    for text in texts(python_env.get("build_dependencies")):
         if "==" in text:  # MLflow names setuptools and wheel without a version where they were not installed
             pins.require(text, "build_dependencies of python_env.yaml")
-    version = text_at(folder.model, "mlflow_version")
+    version = fact(model, "mlflow_version")
     listed = ", ".join(f"{name} says {it}" for name, it in pythons.items())
     differing = [f"the files differ in Python: {listed}"] if len(set(pythons.values())) > 1 else []
     return pins.environment(
         complete=False,
         notes=(_INFERRED, *differing, *file.notes),
-        tool=f"mlflow {clean(version)}" if version else "mlflow",
-        created=moment(text_at(folder.model, "utc_time_created")),
+        tool=f"mlflow {version}" if version else "mlflow",
+        created=moment(text_at(model, "utc_time_created")),
     )
-
-
-def _folder(record: Record) -> _Folder:
-    files = {name: record if record.file == name else record.other(name) for name in _FILES}
-    if record.file not in _FILES:
-        files[MLMODEL] = record
-    read = {name: yaml_of(file) if file else {} for name, file in files.items() if name != "requirements.txt"}
-    values: dict[str, Any] = {name: it if isinstance(it, dict) else {} for name, it in read.items()}
-    return _Folder(
-        model=values[MLMODEL],
-        python_env=values["python_env.yaml"],
-        conda=values["conda.yaml"],
-        requirements=files["requirements.txt"],
-    )
-
-
-def _pythons(folder: _Folder) -> dict[str, str]:
-    """What each file says, the one that MLflow restores first."""
-    versions = {
-        "python_env.yaml": text_at(folder.python_env, "python"),
-        "conda.yaml": python_of(folder.conda.get("dependencies")),
-        MLMODEL: text_at(folder.model, "flavors", "python_function", "python_version"),
-    }
-    return {name: version for name, version in versions.items() if version}
-
-
-def _requirements(folder: _Folder, record: Record, faults: Faults) -> RequirementsFile:
-    """Read requirements.txt, else what conda.yaml has below `pip:`."""
-    file = RequirementsFile(faults)
-    lines = list(pip_lines(folder.conda.get("dependencies")))
-    if folder.requirements:
-        file.read(folder.requirements)
-    elif lines:
-        for text, place in lines:
-            file.take(text, place, record)
-    else:
-        what = "there is neither requirements.txt nor conda.yaml beside it, so no distribution is known"
-        raise ManifestError(
-            what, where=record.name, todo="give the model folder as MLflow wrote it, or its MLmodel file"
-        )
-    return file
 
 
 _PYTHON = re.compile(r"(?:(?P<name>[A-Za-z]+)\s+)?(?P<version>\S+)")
@@ -114,25 +80,25 @@ def read_wandb(record: Record, options: RecordOptions) -> Environment:
     """Read the two files by either of them; ManifestError."""
     metadata, listed = _files(record)
     facts = json_of(metadata, text_of(metadata))
-    said = _PYTHON.fullmatch(text_at(facts, "python") or "")
-    platform = _platform(clean(text_at(facts, "os") or ""))
-    python = said["version"] if said else None
+    match = _PYTHON.fullmatch(text_at(facts, "python") or "")
+    platform = _platform(fact(facts, "os") or "")
+    python = match["version"] if match else None
     pins = Pins.begin(metadata, options, python, platform, Faults(listed.name))
     file = RequirementsFile(pins.faults)
     file.read(listed)
     take_lines(file, pins)
-    docker = text_at(facts, "docker")
+    docker = fact(facts, "docker")
     return pins.environment(
-        implementation=clean(said["name"].lower()) if said and said["name"] else "cpython",
+        implementation=clean(match["name"].lower()) if match and match["name"] else "cpython",
         complete=True,
         notes=tuple(file.notes),
         tool="wandb",
         created=moment(text_at(facts, "startedAt")),
         accelerator=_accelerator(facts),
-        cpu=Cpu(model=_fact(facts, "cpu", "model"), count=_number(facts, "cpu_count_logical")),
+        cpu=Cpu(model=fact(facts, "cpu", "model"), count=_number(facts, "cpu_count_logical")),
         code=_code(facts),
         entry=_entry(facts),
-        host=Host(container=Container(image=clean(docker), source="WANDB_DOCKER")) if docker else None,
+        host=Host(container=Container(image=docker, source="WANDB_DOCKER")) if docker else None,
     )
 
 
@@ -165,7 +131,7 @@ def _platform(text: str) -> Platform:
 
 def _accelerator(facts: Any) -> Accelerator | None:
     """The GPUs that W&B saw; None where it names none, as then it may not have looked."""
-    cuda = _fact(facts, "cudaVersion") or _fact(facts, "cuda_version")
+    cuda = fact(facts, "cudaVersion") or fact(facts, "cuda_version")
     gpus = tuple(_gpus(facts))
     if not gpus:
         looked = _number(facts, "gpu_count") == 0
@@ -179,15 +145,15 @@ def _gpus(facts: Any) -> Iterator[Gpu]:
     listed = [facts.get(key) for key in ("gpu_nvidia", "gpu_devices")] if isinstance(facts, dict) else []
     devices = next((it for it in listed if isinstance(it, list) and it), [])
     for device in devices[:64]:
-        if name := _fact(device, "name"):
+        if name := fact(device, "name"):
             yield Gpu(name=name, memory=_number(device, "memoryTotal") or _number(device, "memory_total"))
-    if not devices and (name := _fact(facts, "gpu")):
+    if not devices and (name := fact(facts, "gpu")):
         yield from [Gpu(name=name)] * min(_number(facts, "gpu_count") or 1, 64)
 
 
 def _code(facts: Any) -> Code | None:
-    commit, remote = _fact(facts, "git", "commit"), text_at(facts, "git", "remote")
-    return Code(commit=commit, remote=clean(remote, 4000) or None if remote else None) if commit else None
+    commit, remote = fact(facts, "git", "commit"), fact(facts, "git", "remote", longest=4000)
+    return Code(commit=commit, remote=remote) if commit else None
 
 
 def _entry(facts: Any) -> Entry | None:
@@ -206,11 +172,6 @@ def _without(word: str, private: list[str]) -> str:
     for it in private:
         word = re.sub(rf"(?<!\w){re.escape(it)}(?!\w)", "[redacted]", word)
     return word
-
-
-def _fact(values: Any, *keys: str) -> str | None:
-    text = text_at(values, *keys)
-    return clean(text) or None if text else None
 
 
 def _number(values: Any, key: str) -> int | None:
