@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import (
     InvalidSdistFilename,
     InvalidWheelFilename,
@@ -61,6 +62,13 @@ class Surroundings:
     def version(self) -> Version:
         """The interpreter's version."""
         return Version(self.python.rstrip("+"))
+
+    def has_python(self, versions: str | None) -> bool:
+        """Whether the interpreter is among versions; True for what PEP 440 does not allow, as Poetry's own `||`."""
+        try:
+            return SpecifierSet(versions or "").contains(self.version, prereleases=True)
+        except InvalidSpecifier:
+            return True
 
     def _environments(self) -> list[Markers]:
         """Everything that the interpreter could be."""
@@ -154,10 +162,7 @@ class Pins:
 
     def require(self, text: str, place: str, hashes: tuple[str, ...] = ()) -> None:
         """Take a requirement (PEP 508) whose marker holds and that names exactly one version."""
-        try:
-            requirement = Requirement(text) if len(text) <= _LONGEST else None
-        except (InvalidRequirement, RecursionError):
-            requirement = None
+        requirement = parse_requirement(text)
         if requirement is None:
             return self.faults.add(f"{place}: this is not a requirement: {quoted(text)}", "correct or remove the line")
         holds = self.surroundings.holds(requirement.marker)
@@ -175,6 +180,14 @@ class Pins:
             return self.faults.add(f"{place}: {name}{requirement.specifier} is not an exact version", INSTALLED)
         origin = Origin(kind="index", hashes=hashes)
         return self.add(Distribution(name=name, version=version, origin=origin), place)
+
+
+def parse_requirement(text: str) -> Requirement | None:
+    """Parse a requirement (PEP 508) from outside; None for what is none."""
+    try:
+        return Requirement(text) if len(text) <= _LONGEST else None
+    except (InvalidRequirement, RecursionError):
+        return None
 
 
 def of_address(address: str, *, name: str, version: str | None = None, hashes: tuple[str, ...] = ()) -> Distribution:

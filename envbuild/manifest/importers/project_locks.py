@@ -7,8 +7,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from packaging.markers import InvalidMarker, Marker
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import ManifestError
@@ -20,6 +18,7 @@ from envbuild.manifest.importers.pins import (
     index_origin,
     of_address,
     origin_of,
+    parse_requirement,
     sha256_of,
 )
 from envbuild.manifest.importers.record import (
@@ -125,7 +124,7 @@ def _needed(packages: list[_Package], run: Surroundings, faults: Faults) -> list
 
     Before version 2.1, poetry.lock has no markers of packages: one that others require, but never here, is left out.
     """
-    kept = [it for it in packages if _is_for(it, run) and _holds(it.marker, it.name, run, faults)]
+    kept = [it for it in packages if run.has_python(it.python) and _holds(it.marker, it.name, run, faults)]
     while True:
         required: dict[str, bool] = {}
         here = {it.name for it in kept}
@@ -137,13 +136,6 @@ def _needed(packages: list[_Package], run: Surroundings, faults: Faults) -> list
         if len(needed) == len(kept):
             return kept
         kept = needed
-
-
-def _is_for(package: _Package, run: Surroundings) -> bool:
-    try:
-        return SpecifierSet(package.python or "").contains(run.version, prereleases=True)
-    except InvalidSpecifier:  # Poetry's own, with || in it
-        return True
 
 
 def _holds(text: str | None, name: str, run: Surroundings, faults: Faults) -> bool:
@@ -191,7 +183,7 @@ def _poetry_requires(requires: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _of_pdm(item: dict[str, Any]) -> _Package:
     commit = text_at(item, "revision") or text_at(item, "ref") or ""
     git = _address(text_at(item, "git"), commit, text_at(item, "subdirectory"))
-    requires = (_requirement(it) for it in texts(item.get("dependencies")))
+    requires = (parse_requirement(it) for it in texts(item.get("dependencies")))
     return _Package(
         name=str(canonicalize_name(text_at(item, "name") or "")),
         version=text_at(item, "version"),
@@ -214,13 +206,6 @@ def _of_pipfile(name: str, item: dict[str, Any]) -> _Package:
         python=None,
         marker=text_at(item, "markers") or "",
     )
-
-
-def _requirement(text: str) -> Requirement | None:
-    try:
-        return Requirement(text) if len(text) < 4000 else None
-    except (InvalidRequirement, RecursionError):
-        return None
 
 
 def _address(git: str | None, commit: str, subdirectory: str | None) -> str | None:
@@ -246,8 +231,14 @@ Values = Mapping[str, Any]
 def read_uv_lock(record: Record, options: RecordOptions) -> Environment:
     """Read what `uv sync` installs: the project's dependencies and its group dev; ManifestError."""
     values, pins = toml_of(record, text_of(record)), Pins.begin(record, options)
-    _check_python(values, pins.surroundings, pins.faults)
-    walk = _Walk(_packages(values, record), pins)
+    packages, pythons = values.get("package"), text_at(values, "requires-python")
+    if values.get("version") != 1 or not isinstance(packages, list):
+        what = f"this is not a uv.lock of version 1: it says version {clean(str(values.get('version')))}"
+        raise ManifestError(what, where=record.name, todo="write it with a uv that writes version 1")
+    if not pins.surroundings.has_python(pythons):
+        what = f"requires-python: the lock is for Python {pythons}, the run's is {pins.surroundings.python}"
+        pins.faults.add(what, "give the Python that the run had")
+    walk = _Walk([it for it in dicts(packages) if text_at(it, "name")], pins)
     roots = walk.roots()
     for root in roots:
         walk.follow(root)
@@ -297,19 +288,17 @@ class _Walk:
         name = text_at(dependency, "name") or ""
         if not self._holds(dependency.get("marker"), f"whether {name} was installed"):
             return None
-        found = [it for it in self.packages if it.get("name") == name and _fits(it, dependency)]
-        if len(found) > 1:
-            found = [it for it in found if self._forked(it, name)]
+        pins = [key for key in ("version", "source") if key in dependency]
+        found = [it for it in self.packages if it.get("name") == name]
+        found = [it for it in found if all(it.get(key) == dependency[key] for key in pins)]
+        if len(found) > 1:  # forks of the resolution
+            markers = [(it, it.get("resolution-markers")) for it in found]
+            question = f"which {name} was installed"
+            found = [it for it, texts_ in markers if not texts_ or any(self._holds(one, question) for one in texts_)]
         if len(found) != 1:
             what = f"package: {name or 'a dependency'} is there {len(found)} times for this environment"
             self.pins.faults.add(what, _AGAIN if len(found) == 0 else PLATFORM)
         return found[0] if len(found) == 1 else None
-
-    def _forked(self, package: Values, name: str) -> bool:
-        """Whether a fork of the resolution is the run's."""
-        markers = package.get("resolution-markers")
-        question = f"which {name} was installed"
-        return not markers or any(self._holds(it, question) for it in markers)
 
     def _holds(self, text: Any, question: str) -> bool:
         try:
@@ -329,31 +318,8 @@ class _Walk:
             self.pins.add(Distribution(name=name, version=version, origin=origin), f"package {clean(name)}")
 
 
-def _packages(values: Values, record: Record) -> list[Values]:
-    packages = values.get("package")
-    if values.get("version") != 1 or not isinstance(packages, list):
-        what = f"this is not a uv.lock of version 1: it says version {clean(str(values.get('version')))}"
-        raise ManifestError(what, where=record.name, todo="write it with a uv that writes version 1")
-    return [it for it in packages if isinstance(it, dict) and text_at(it, "name")]
-
-
-def _check_python(values: Values, run: Surroundings, faults: Faults) -> None:
-    wanted = text_at(values, "requires-python")
-    try:
-        fits = not wanted or SpecifierSet(wanted).contains(run.version, prereleases=True)
-    except InvalidSpecifier:
-        fits = True
-    if not fits:
-        what = f"requires-python: the lock is for Python {wanted}, the run's is {run.python}"
-        faults.add(what, "give the Python that the run had")
-
-
 def _dependencies(holder: Any, key: str) -> list[Values]:
     return [*dicts(holder.get(key))] if isinstance(holder, dict) else []
-
-
-def _fits(package: Values, dependency: Values) -> bool:
-    return all(key not in dependency or package.get(key) == dependency[key] for key in ("version", "source"))
 
 
 def _folder(package: Values) -> str | None:
@@ -375,7 +341,7 @@ def _uv_origin(package: Values) -> Origin | None:
         return Origin(kind="archive", url=origin_of(url or path or "").url, sha256=digest)
     if folder:
         return Origin(kind="editable", url=origin_of(folder).url)
-    return index_origin(text_at(source, "registry"), tuple(sorted(_uv_hashes(package))))
+    return index_origin(text_at(source, "registry"), _uv_hashes(package))
 
 
 def _git(address: str) -> Origin:
@@ -396,9 +362,8 @@ def _git(address: str) -> Origin:
     )
 
 
-def _uv_hashes(package: Values) -> set[str]:
-    files = [*_dependencies(package, "wheels"), package.get("sdist")]
-    return {digest for it in files if (digest := sha256_of(text_at(it, "hash")))}
+def _uv_hashes(package: Values) -> tuple[str, ...]:
+    return _hashes(text_at(it, "hash") for it in (*_dependencies(package, "wheels"), package.get("sdist")))
 
 
 def _left_out(roots: list[Values]) -> Iterator[str]:

@@ -7,11 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.manifest.importers.environment import Environment, RecordOptions
-from envbuild.manifest.importers.pins import Pins, file_name, index_origin, of_address, sha256_of
+from envbuild.manifest.importers.pins import Pins, file_name, index_origin, of_address, parse_requirement, sha256_of
 from envbuild.manifest.importers.record import Faults, Record, clean, lines_of, quoted, text_of
 from envbuild.manifest.packages import exact_version
 
@@ -96,9 +95,8 @@ class RequirementsFile:
         hashes = tuple(dict.fromkeys(it for it in digests if it))
         if kind == "-r":
             return self.lines.append(Line(text=asked, place=place, hashes=hashes))
-        try:
-            limit = Requirement(asked)
-        except (InvalidRequirement, RecursionError):
+        limit = parse_requirement(asked)
+        if limit is None:
             what = f"{place}: this is not a constraint: {quoted(asked)}"
             return self.faults.add(what, "correct or remove the line")
         version = exact_version(limit)
