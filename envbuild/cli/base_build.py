@@ -147,12 +147,12 @@ def _stack(manifest: str, options: BaseOptions, progress: Progress) -> "Stack":
     from envbuild.files import data_folder
     from envbuild.lock.system import wanted_packages
     from envbuild.manifest import read_manifest
-    from envbuild.manifest.formats import Given
+    from envbuild.manifest.importers.environment import RecordOptions
     from envbuild.match.match import match
     from envbuild.match.profiles import load_profiles
     from envbuild.match.stack import pairs_of
 
-    where, data = records.read_record(manifest, None, Given(), progress)
+    where, data = records.read_record(manifest, None, RecordOptions(), progress)
     found = read_manifest(data, where)
     stack = match(
         found,

@@ -177,10 +177,10 @@ def _compare_facts(a: Argument, b: Argument, python: str | None, progress: Progr
 def _manifest_facts(name: str, progress: Progress) -> Facts:
     from envbuild.cli.records import read_run
     from envbuild.diff.facts import describe_manifest
-    from envbuild.manifest.formats import Given
+    from envbuild.manifest.importers.environment import RecordOptions
     from envbuild.oci.digest import Digest
 
-    _, data, manifest = read_run(name, None, Given(), progress)
+    _, data, manifest = read_run(name, None, RecordOptions(), progress)
     return Facts(described=describe_manifest(manifest), digest=str(Digest.of(data)), manifest=manifest)
 
 

@@ -164,9 +164,9 @@ def _subject(
             return subject_of_model(read_model(name, proof), name)
         case "manifest":
             from envbuild.cli.records import read_run
-            from envbuild.manifest.formats import Given
+            from envbuild.manifest.importers.environment import RecordOptions
 
-            called, data, manifest = read_run(name, None, Given(), progress)
+            called, data, manifest = read_run(name, None, RecordOptions(), progress)
             return subject_of_manifest(called, data, manifest)
         case "image":
             from envbuild.local.subject import side_of_named

@@ -12,7 +12,8 @@ from envbuild.cli.options import FactOptions, FormatName
 from envbuild.errors import ManifestError, UsageError, counted
 
 if TYPE_CHECKING:
-    from envbuild.manifest.formats import Given, Record
+    from envbuild.manifest.importers.environment import RecordOptions
+    from envbuild.manifest.importers.record import Record
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match.stack import Stack
 
@@ -25,11 +26,11 @@ _OPTIONS = {
 """The option that gives a fact."""
 
 
-def given_facts(options: FactOptions, model: str | None = None) -> "Given":
+def given_facts(options: FactOptions, model: str | None = None) -> "RecordOptions":
     """Return the facts that options give."""
-    from envbuild.manifest.formats import Given
+    from envbuild.manifest.importers.environment import RecordOptions
 
-    return Given(
+    return RecordOptions(
         python=options.python,
         gpu=options.gpu,
         platform=options.ran_on,
@@ -38,27 +39,28 @@ def given_facts(options: FactOptions, model: str | None = None) -> "Given":
     )
 
 
-def read_record(name: str, kind: FormatName | None, given: "Given", progress: Progress) -> tuple[str, bytes]:
+def read_record(name: str, kind: FormatName | None, given: "RecordOptions", progress: Progress) -> tuple[str, bytes]:
     """Return the name of a record and the bytes of the manifest it makes, as `read_run`."""
     return read_run(name, kind, given, progress)[:2]
 
 
 def read_run(
-    name: str, kind: FormatName | None, given: "Given", progress: Progress
+    name: str, kind: FormatName | None, given: "RecordOptions", progress: Progress
 ) -> "tuple[str, bytes, TrainingManifest]":
     """Return the name of a record and the manifest it makes, and report what the record lacks.
 
     A manifest that nothing is added to keeps its bytes, as its digest may be recorded already.
     """
     from envbuild.manifest import read_manifest
-    from envbuild.manifest.formats import FORMATS, Given, convert, detect, manifest_bytes
+    from envbuild.manifest.importers.detect import FORMATS, convert, detect
+    from envbuild.manifest.importers.environment import RecordOptions, manifest_bytes
 
     record = open_record(name)
     found = kind or detect(record)
     manifest = convert(record, found, given, datetime.now(UTC))
     if found == "capture":
         _report_gaps(manifest, progress)
-        same = given == Given() or manifest == read_manifest(record.data, record.name)
+        same = given == RecordOptions() or manifest == read_manifest(record.data, record.name)
         return record.name, record.data if same else manifest_bytes(manifest), manifest
     detected = "" if kind else "; --from names another format"
     progress.step(f"{record.name} is read as {found}: {FORMATS[found]}{detected}")
@@ -77,7 +79,7 @@ def open_record(name: str) -> "Record":
     """Open a record: a path, a folder with one, - for stdin, or gs://; at most as large as a manifest may be."""
     from envbuild.capture.redact import scrub_line
     from envbuild.manifest import MAX_MANIFEST
-    from envbuild.manifest.formats import Record
+    from envbuild.manifest.importers.record import Record
 
     scheme = re.match("[A-Za-z][A-Za-z0-9+.-]*(?=://)", name)
     if not name or (scheme and scheme.group() != "gs"):
@@ -93,7 +95,8 @@ def open_record(name: str) -> "Record":
 
 
 def _on_disk(path: Path) -> "Record":
-    from envbuild.manifest.formats import Record, main_file
+    from envbuild.manifest.importers.detect import main_file
+    from envbuild.manifest.importers.record import Record
 
     if path.is_dir():
         path /= main_file(lambda name: (path / name).is_file(), str(path))
@@ -132,7 +135,8 @@ def _read(path: Path) -> bytes | None:
 
 
 def _in_bucket(uri: str) -> "Record":
-    from envbuild.manifest.formats import Record, main_file
+    from envbuild.manifest.importers.detect import main_file
+    from envbuild.manifest.importers.record import Record
 
     if uri.endswith("/"):
         uri += main_file(lambda name: _object(uri + name) is not None, uri)

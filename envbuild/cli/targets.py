@@ -140,10 +140,10 @@ class TargetReader:
                 return self._image(name)
             case "manifest":
                 from envbuild.cli.records import read_run
-                from envbuild.manifest.formats import Given
+                from envbuild.manifest.importers.environment import RecordOptions
                 from envbuild.verify.sources.manifest import side_of_manifest
 
-                _, _, manifest = read_run(name, None, Given(), self.progress)
+                _, _, manifest = read_run(name, None, RecordOptions(), self.progress)
                 return Target(side=side_of_manifest(manifest, name), manifest=manifest)
             case "lock":
                 from envbuild.cli.references import read_lock

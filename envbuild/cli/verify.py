@@ -228,11 +228,11 @@ def _run(options: VerifyOptions, progress: Progress) -> "Run | None":
     if options.manifest is None:
         return None
     from envbuild.cli.records import read_record
-    from envbuild.manifest.formats import Given
+    from envbuild.manifest.importers.environment import RecordOptions
     from envbuild.match.stack import pairs_of
     from envbuild.verify.image import Run
 
-    name, data = read_record(options.manifest, None, Given(), progress)
+    name, data = read_record(options.manifest, None, RecordOptions(), progress)
     return Run(manifest=data, name=name, cuda_source=options.cuda_source, overrides=pairs_of(options.set_ or ()))
 
 

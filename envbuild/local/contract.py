@@ -68,7 +68,7 @@ _SERVED = "AIP_STORAGE_URI"
 """Where Vertex AI says that the model lies ("Custom container requirements for inference")."""
 _FORMAT = "AIP_DATA_FORMAT"
 
-Given = dict[str, tuple[str, str]]
+RecordOptions = dict[str, tuple[str, str]]
 """Values with where they come from, by name."""
 _ARCHITECTURE = re.compile(r"(?:(?:sm|compute)_)?(\d+?)\.?(\d)[af]?")
 
@@ -219,12 +219,12 @@ def settle(
     )
 
 
-def _missing(subject: Subject, given: Given) -> tuple[str, ...]:
+def _missing(subject: Subject, given: RecordOptions) -> tuple[str, ...]:
     needed = {it.name for it in subject.contract.variables if it.present}
     return tuple(sorted(needed - given.keys() - _OF_CONTAINERS))
 
 
-def _of_run(subject: Subject, maps: Sequence[DataMap]) -> Given:
+def _of_run(subject: Subject, maps: Sequence[DataMap]) -> RecordOptions:
     """What the run recorded, and the places of its data, as far as that is of use on another machine."""
     recorded = dict(subject.manifest.variables) if subject.manifest else {}
     places = {it.variable: it.uri for it in subject.contract.data if it.variable}
@@ -247,7 +247,7 @@ def _is_portable(name: str, value: str, places: Mapping[str, str], maps: Sequenc
     return name.startswith("AIP_") and rewritten(value, maps) != value
 
 
-def _of_files(paths: Sequence[Path], environment: Mapping[str, str]) -> Given:
+def _of_files(paths: Sequence[Path], environment: Mapping[str, str]) -> RecordOptions:
     """What `.env` files say; credentials that they name are of this machine, and only come by --with-adc."""
     found: dict[str, str] = {}
     for path in paths:
@@ -258,7 +258,7 @@ def _of_files(paths: Sequence[Path], environment: Mapping[str, str]) -> Given:
     return {name: (value, ".env") for name, value in found.items()}
 
 
-def _of_options(options: Sequence[str], environment: Mapping[str, str]) -> Given:
+def _of_options(options: Sequence[str], environment: Mapping[str, str]) -> RecordOptions:
     """What `-e` says; a value that is written out goes before the caller's own."""
     parts = [_option(number, text, environment) for number, text in enumerate(options, 1)]
     return dict(sorted(parts, key=lambda it: it[1][1] == "option"))
@@ -318,7 +318,7 @@ def _mapped(value: str, source: str, maps: Sequence[DataMap]) -> tuple[str, str]
     return (here, "data") if here != value and source != "run" else (here, source)
 
 
-def _model(subject: Subject, maps: Sequence[DataMap], mounts: Sequence[Mount]) -> tuple[Given, list[Mount]]:
+def _model(subject: Subject, maps: Sequence[DataMap], mounts: Sequence[Mount]) -> tuple[RecordOptions, list[Mount]]:
     """The variables that name the model, and its own mount; nothing where it is not to be found from here."""
     recorded = recorded_model(subject)
     text = subject.named or subject.model
@@ -349,7 +349,7 @@ def _place_of_model(
     return target, Mount(source=source, target=target, read_only=True)
 
 
-def _with_adc(given: Given, environment: Mapping[str, str]) -> Given:
+def _with_adc(given: RecordOptions, environment: Mapping[str, str]) -> RecordOptions:
     """The caller's project gives way to one that was named; the file does not."""
     named = {name: (value, "adc") for name, value in adc_variables(environment).items()}
     return named | given | {ADC: named[ADC]}

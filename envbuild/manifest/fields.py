@@ -49,8 +49,8 @@ Sha1 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z", title="SHA-1 digest")]
 Base64 = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9+/]*={0,2}\Z", title="base64 text")]
 SchemaVersion = Annotated[str, Meta(pattern=r"\A1\.[0-9]{1,9}\Z", title="schema version")]
 Count = Annotated[int, Meta(ge=0)]
-Size = Annotated[float, Meta(ge=0, le=1.7976931348623157e308)]
-"""A finite number that is not negative."""
+Size = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, le=1.7976931348623157e308)]
+"""A finite number that is not negative, kept as it is written: 0 or 0.0."""
 
 if TYPE_CHECKING:
     Pairs = tuple[tuple[str, str], ...]

@@ -127,7 +127,7 @@ class Framework:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """What one framework was told that changes numbers, asked of the running process."""
+    """Settings of one framework that change numbers, as the running process has them."""
 
     framework: Line
     """`tensorflow`, `torch`, `jax`, `keras`, `numpy`."""
@@ -277,7 +277,7 @@ class TrainingManifest:
     native: Native | None = None
     """Shared libraries that the process had loaded."""
     numerics: tuple[Numerics, ...] = ()
-    """What the running frameworks were told; only from within the process."""
+    """Settings of the running frameworks; only from within the process."""
     variables: Pairs = ()
     """Environment variables on the allow-list, and those asked for by name; secrets are cut out."""
     code: Code | None = None

@@ -114,7 +114,7 @@ class Installation:
     """What lies beside and between the distributions."""
 
     method: Literal["size and time", "sha256"] | None = None
-    """How files were held against RECORD, or conda-meta.
+    """How files were compared with RECORD, or conda-meta.
 
     `size and time` hashes only files that changed after their RECORD was written, or an hour away from the rest of
     their distribution. `sha256` hashes all.
@@ -122,9 +122,9 @@ class Installation:
     files: Count | None = None
     """How many files the distributions list with a digest."""
     unchecked: Count = 0
-    """How many of those files are not held against it, as they cannot be read or it would have taken too long."""
+    """How many of those files were not compared, as they are unreadable or it would have taken too long."""
     unreadable: tuple[Line, ...] = ()
-    """Metadata folders that tell no valid name and version, at most 50; what they installed is not recorded."""
+    """Metadata folders without a valid name and version, at most 50; what they installed is not recorded."""
     pth: tuple[Pth, ...] = ()
     """The .pth files of the site folders."""
     unowned: tuple[Line, ...] = ()

@@ -33,6 +33,8 @@ def schema() -> dict[str, Any]:
     for kind in _dataclasses(TrainingManifest):
         part, texts = parts[kind.__name__], _field_texts(kind)
         part.pop("title")
+        if not part.get("required"):
+            part.pop("required", None)
         part["description"] = inspect.getdoc(kind)
         for name, value in part["properties"].items():
             value.pop("default", None)
@@ -47,7 +49,7 @@ def schema() -> dict[str, Any]:
         "title": "Training manifest",
         **root,
         "description": f"{root['description']} {_PROMISE}",
-        "$defs": {name: _portable(part) for name, part in sorted(parts.items())},
+        "$defs": {name.lower(): _portable(part) for name, part in sorted(parts.items())},
         "examples": json.loads(FILE.with_name("examples.json").read_text("utf-8")),
     }
 
@@ -61,8 +63,13 @@ def _portable(part: Any) -> Any:
     """Patterns as ECMAScript has them, without the titles of kinds."""
     if isinstance(part, dict):
         kept = {key: _portable(it) for key, it in part.items() if key != "title" or not isinstance(it, str)}
+        if isinstance(reference := kept.get("$ref"), str):
+            kept["$ref"] = reference.lower()
+        if len(numbers := [it for it in kept.get("anyOf", ()) if it.get("type") in {"integer", "number"}]) == 2:
+            kept |= {"type": "number", "minimum": numbers[1]["minimum"]}
+            del kept["anyOf"]
         if isinstance(pattern := kept.get("pattern"), str):
-            plain = pattern.replace(r"\A", "^").replace(r"\Z", "$")
+            plain = pattern.replace(r"\A", "^").replace(r"\Z", "$").replace(r"\ud800-\udfff", "")
             kept["pattern"] = _VERSION if plain.startswith("(?aix)") else plain
         return kept
     return [_portable(it) for it in part] if isinstance(part, list) else part
@@ -112,7 +119,7 @@ def _table(part: dict[str, Any]) -> str:
 def _kind(part: dict[str, Any]) -> str:
     option = next(it for it in part.get("anyOf", [part]) if it.get("type") != "null")
     if reference := option.get("$ref", "").rpartition("/")[2]:
-        return f"[{reference}](#{reference.lower()})"
+        return f"[{reference}](#{reference})"
     if option.get("type") == "array":
         return f"list of {_kind(option['items'])}"
     return str({"string": "text"}.get(option.get("type", "string"), option.get("type", "text")))

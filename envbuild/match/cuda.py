@@ -152,13 +152,13 @@ def decide_cuda(it: Selection, plan: CudaPlan) -> tuple[Decision, ...]:
         Decision(
             what="cuda",
             value=f"{plan.version}",
-            reason=built + _compared(run.cuda, plan.version),
+            reason=built + _compare(run.cuda, plan.version),
             source=wheel.source,
         ),
         Decision(
             what="cudnn",
             value=plan.cudnn or "as its build brings it",
-            reason=newest + least + other + _compared(run.cudnn, plan.cudnn),
+            reason=newest + least + other + _compare(run.cudnn, plan.cudnn),
             source=floor.source if floor else wheel.source,
             warning=differs,
         ),
@@ -166,7 +166,7 @@ def decide_cuda(it: Selection, plan: CudaPlan) -> tuple[Decision, ...]:
     )
 
 
-def _compared(part: CudaPart | None, version: str | None) -> str:
+def _compare(part: CudaPart | None, version: str | None) -> str:
     if part is None or version is None:
         return ""
     shorter = min(part.version.count("."), version.count("."), 1) + 1

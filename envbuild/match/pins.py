@@ -165,7 +165,7 @@ def _added(requirement: str, reason: str) -> PinChange:
 
 
 def without_dropped(manifest: TrainingManifest, names: Collection[str]) -> TrainingManifest:
-    """Return the manifest without them; UsageError for what the run did not have, and for its framework."""
+    """Return the manifest without them; UsageError for unknown distributions, and for the run's framework."""
     dropped = {canonicalize_name(it) for it in names}
     if unknown := sorted(dropped - {canonicalize_name(it.name) for it in manifest.distributions}):
         todo = "give the name of a distribution of the run; what another one requires goes only with that one"

@@ -229,7 +229,7 @@ class Limit:
         return release is not None and Version(self.first) <= release <= Version(self.last)
 
     def allows(self, version: str) -> bool:
-        """Whether the requirement accepts a version of what it is about; True for what is no version."""
+        """Whether the requirement accepts a version; True for what PEP 440 does not allow."""
         return not _release(version) or Requirement(self.requirement).specifier.contains(version, prereleases=True)
 
 
@@ -280,7 +280,7 @@ class WheelSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
-    """Releases whose XLA has to be told where the wheel with ptxas and libdevice lies."""
+    """Releases whose XLA needs a flag to find the wheel with ptxas and libdevice."""
 
     framework: Text
     first: Text
@@ -309,7 +309,7 @@ class Generation:
     lowest: Text
     """The lowest compute capability of them: `10.0`."""
     highest: Text
-    """The highest one, as far as it is told: `9.0`."""
+    """The highest one that the source lists: `9.0`."""
     source: Text
     first_cuda: Text | None = None
     """`12.8`; None where every CUDA of the profiles had them."""
@@ -373,7 +373,7 @@ class Profiles:
 
 
 def _release(text: str) -> Version | None:
-    """The version without a local label; None for what is no version of a release."""
+    """The version without a local label; None for what PEP 440 does not allow."""
     try:
         version = Version(Version(text).public)
     except InvalidVersion:

@@ -48,7 +48,7 @@ class PinChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gaps:
-    """What the run's record leaves out, and how it is to be filled: by what the requirements require in turn."""
+    """What the run's record leaves out, and how the lock adds it: by the requirements of the requirements."""
 
     without: tuple[str, ...] = ()
     """Normalised names that are never added, as the variant excludes them."""

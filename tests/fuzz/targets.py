@@ -20,7 +20,9 @@ from envbuild.capture.owners import debian_packages
 from envbuild.capture.redact import scrub
 from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest import manifest_dict, read_manifest
-from envbuild.manifest.formats import Given, Record, convert, detect, manifest_bytes
+from envbuild.manifest.importers.detect import convert, detect
+from envbuild.manifest.importers.environment import RecordOptions, manifest_bytes
+from envbuild.manifest.importers.record import Record
 from envbuild.manifest.model import Format
 from tests.fuzz.deflate import continue_a_stream
 from tests.fuzz.wheels import read_a_wheel, read_changed_parts
@@ -71,7 +73,7 @@ def read_a_record(kind: Format, data: bytes) -> None:
     """A record of another tool becomes a manifest that can be read again, or an error; files beside it are itself."""
     record = Record(name=kind, data=data, beside=lambda _name: data)
     try:
-        manifest = convert(record, kind, Given(python="3.11.7", gpu="none", platform="linux/amd64"), NOW)
+        manifest = convert(record, kind, RecordOptions(python="3.11.7", gpu="none", platform="linux/amd64"), NOW)
     except (ManifestError, UsageError):
         return
     assert read_manifest(manifest_bytes(manifest), "fuzz") == manifest

@@ -206,7 +206,7 @@ def _check(value: Mapping[str, Any], known: frozenset[str], where: str) -> None:
 
 
 def _inputs(declared: Mapping[str, Any], given: Mapping[str, str], *, contexts: Mapping[str, Any]) -> dict[str, str]:
-    """Given values, else the defaults; GitHub lets a required input be absent, and this does not."""
+    """RecordOptions values, else the defaults; GitHub lets a required input be absent, and this does not."""
     if unknown := given.keys() - declared.keys():
         raise UnknownError(f"inputs that are not declared: {', '.join(sorted(unknown))}")
     missing = [name for name, it in declared.items() if it.get("required") and not given.get(name)]

@@ -7,7 +7,9 @@ import pytest
 
 from envbuild.errors import ManifestError
 from envbuild.manifest import manifest_dict, read_manifest
-from envbuild.manifest.formats import Given, Record, convert, detect, manifest_bytes
+from envbuild.manifest.importers.detect import convert, detect
+from envbuild.manifest.importers.environment import RecordOptions, manifest_bytes
+from envbuild.manifest.importers.record import Record
 from envbuild.manifest.model import Format, TrainingManifest
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -29,7 +31,7 @@ def read(
 ) -> TrainingManifest:
     """Convert, and hold the result to what every conversion promises: its own JSON gives it again."""
     record = record_of(name, content, beside)
-    manifest = convert(record, kind or detect(record), Given(**given), NOW)
+    manifest = convert(record, kind or detect(record), RecordOptions(**given), NOW)
     assert read_manifest(manifest_bytes(manifest), "again") == manifest
     return manifest
 

@@ -90,8 +90,8 @@ def test_one_equals_sign_is_a_prefix_except_in_what_was_exported():
         "dependencies:\n  - python=3.10.12\n  - pip\n  - numpy=1.24\n  - scipy>=1.10\n  - six==1.16.0\n  - zlib 1.3.1\n"
     )
     said = refusal("environment.yml", text)
-    assert "dependencies[2]: 'numpy=1.24' is no exact version" in said
-    assert "dependencies[3]: 'scipy>=1.10' is no exact version" in said
+    assert "dependencies[2]: 'numpy=1.24' is not an exact version" in said
+    assert "dependencies[3]: 'scipy>=1.10' is not an exact version" in said
     assert "six" not in said
     assert "zlib" not in said
     assert "conda env export" in said
@@ -122,7 +122,7 @@ def test_a_python_of_another_minor_version_is_refused():
 
 def test_versions_in_pip_s_part_have_to_be_exact_as_well():
     said = refusal("environment.yml", "dependencies:\n  - python=3.10.12\n  - pip:\n    - idna==3.20\n    - scipy>=1\n")
-    assert "dependencies[1].pip[1]: scipy>=1 is no exact version" in said
+    assert "dependencies[1].pip[1]: scipy>=1 is not an exact version" in said
 
 
 LIST = [
@@ -206,12 +206,12 @@ def test_an_interpreter_that_is_not_cpython_is_said():
         ("environment.yml", "dependencies: []\ndependencies: []\n", "has a key twice"),
         ("environment.yml", "dependencies:\n- six==1\n" + "#" * (1 << 20), "larger than 512 KiB"),
         ("environment.yml", "dependencies: text\n", "there is no list"),
-        ("environment.yml", "dependencies:\n- '[=x]'\n", "no package of conda"),
+        ("environment.yml", "dependencies:\n- '[=x]'\n", "not a package of conda"),
         ("environment.yml", "dependencies:\n- python=3.10.12\n- ? [a]\n  : b\n", "not YAML"),
         ("list.json", '[{"version": "1", "channel": "x"}]', "[0]: there is no name and version"),
         ("list.json", '[{"name": "x", "version": "1", "channel": "x"}, 5]', "[1]: there is no name and version"),
         ("list.json", '["channel",' + "[" * 100_000, "nested too deeply"),
-        ("explicit.txt", "@EXPLICIT\nhttps://[bad/x\n", "line 2: this is no package of conda"),
+        ("explicit.txt", "@EXPLICIT\nhttps://[bad/x\n", "line 2: this is not a package of conda"),
         ("explicit.txt", "@EXPLICIT\nhttps://example.com/x-1-0.conda\n", "not say which Python"),
     ],
 )

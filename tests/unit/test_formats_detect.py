@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from envbuild.cli.options import FormatName
 from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest import manifest_dict
-from envbuild.manifest.formats import FORMATS, Given, convert, detect, main_file, supplement
 from envbuild.manifest.hardware import Accelerator, Gpu
+from envbuild.manifest.importers.detect import FORMATS, convert, detect, main_file
+from envbuild.manifest.importers.environment import RecordOptions, supplement
 from envbuild.manifest.model import Format, Platform, TrainingManifest
 from envbuild.manifest.reader import known_accelerator
 from tests.fuzz.seeds import SEEDS
@@ -132,7 +133,7 @@ def test_broken_records_are_read_or_refused(kind, data):
     broken = content[:at] + data.draw(st.binary(max_size=12)) + content[at + length :]
     record = record_of("stdin", broken, {"requirements.txt": LISTED})
     try:
-        manifest = convert(record, kind, Given(**ALL), NOW)
+        manifest = convert(record, kind, RecordOptions(**ALL), NOW)
     except (ManifestError, UsageError):
         return
     assert isinstance(manifest, TrainingManifest)
@@ -173,7 +174,7 @@ def test_the_gpus_of_a_manifest_are_compared_by_name():
 
 def test_what_a_converted_manifest_does_not_know_can_be_given_later():
     first = read("freeze.txt", "idna==3.20\n", python="3.11.7")
-    later = supplement(first, Given(gpu="Tesla T4", platform="linux/arm64"), "x")
+    later = supplement(first, RecordOptions(gpu="Tesla T4", platform="linux/arm64"), "x")
     assert later.accelerator == Accelerator(gpus=(Gpu(name="Tesla T4"),), source="--gpu")
     assert (later.platform.system, later.platform.machine) == ("Linux", "aarch64")
     assert set(first.source.unknown) - set(later.source.unknown) == {

@@ -8,7 +8,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from envbuild.capture.conda import PROJECTS
-from envbuild.manifest.formats import detect
+from envbuild.manifest.importers.detect import detect
 from envbuild.manifest.model import Format, TrainingManifest
 from tests.unit.converting import origins, pins, read, record_of, refusal
 
@@ -108,7 +108,7 @@ def test_an_exported_list_says_the_platform():
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("Package Version\n------- -------\nidna\n", "line 3: this is no row"),
+        ("Package Version\n------- -------\nidna\n", "line 3: this is not a row"),
         ("Package Version\n------- -------\n", "names no distribution"),
         ('[{"name": "idna", "version": ""}]', "[0]: there is no name and version"),
     ],
@@ -310,4 +310,4 @@ def test_a_version_that_no_index_has_is_named_as_unknown():
 @pytest.mark.parametrize("line", ["numpy", "numpy 1.26.4", "numpy 1 2 3 4", "-x y z"])
 def test_a_line_that_conda_does_not_print_is_refused(line):
     said = refusal("list.txt", f"# Name  Version  Build  Channel\npython 3.9.1 h1_0\n{line}\n")
-    assert "line 3: this is no package of conda" in said
+    assert "line 3: this is not a package of conda" in said

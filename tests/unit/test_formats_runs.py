@@ -85,7 +85,7 @@ def test_a_version_that_looks_like_a_number_stays_a_text():
     ("files", "says"),
     [
         ({}, "neither requirements.txt nor conda.yaml"),
-        ({"requirements.txt": "tensorflow<3\nidna==3.20"}, "line 1: tensorflow<3 is no exact version"),
+        ({"requirements.txt": "tensorflow<3\nidna==3.20"}, "line 1: tensorflow<3 is not an exact version"),
         ({"requirements.txt": "idna==3.20", "python_env.yaml": "python: [\n"}, "not YAML"),
     ],
 )
@@ -278,7 +278,7 @@ def test_reports_of_pip_that_are_broken_are_refused(report, says):
         ({"python": "3.10.1"}, "the record says Python 3.11.7"),
         ({"platform": "linux/amd64"}, "the record says Linux aarch64"),
         ({"platform": "darwin/arm64"}, "the record says Linux aarch64"),
-        ({"python": "3.10"}, "no exact Python version"),
+        ({"python": "3.10"}, "not an exact Python version"),
         ({"platform": "amiga"}, "linux/amd64"),
         ({"gpu": " "}, "names no GPU"),
         ({"model": ""}, "names no model"),

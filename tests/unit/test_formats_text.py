@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from envbuild.errors import ManifestError, UsageError
-from envbuild.manifest.formats import Given, Record, convert
+from envbuild.manifest.importers.detect import convert
+from envbuild.manifest.importers.environment import RecordOptions
+from envbuild.manifest.importers.record import Record
 from tests.unit.converting import NOW, origins, pins, read, refusal
 
 PYTHON: dict[str, Any] = {"python": "3.11.7"}
@@ -131,14 +133,14 @@ def test_everything_that_is_not_exact_is_told_at_once_with_its_line():
     said = refusal("requirements.txt", "tensorflow>=2.10\nnumpy==1.24.*\nidna==3.20\nscipy\n", **PYTHON)
     assert "3 faults" in said
     for place in ("line 1: tensorflow>=2.10", "line 2: numpy==1.24.*", "line 4: scipy"):
-        assert f"{place} is no exact version" in said
+        assert f"{place} is not an exact version" in said
     assert "pip freeze --all" in said
     assert "idna" not in said
 
 
 def test_many_faults_are_told_in_part():
     said = refusal("requirements.txt", "\n".join(f"p{n}>1" for n in range(50)), **PYTHON)
-    assert said.count("is no exact version") == 20
+    assert said.count("is not an exact version") == 20
     assert "and 30 more" in said
 
 
@@ -148,19 +150,19 @@ def test_many_faults_are_told_in_part():
         ("idna==3.20\nidna==3.19\n", "line 2: idna is 3.19, and 3.20 at line 1"),
         ("Zope.Interface==1\nzope_interface==2\n", "line 2: zope-interface is 2, and 1 at line 1"),
         ("idna==3.20\nidna @ https://example.com/idna-3.20.tar.gz\n", "line 2"),
-        ("idna=3\n", "line 1: this is no requirement"),
-        ("idna==3\n--frobnicate\n", "line 2: this is no option"),
+        ("idna=3\n", "line 1: this is not a requirement"),
+        ("idna==3\n--frobnicate\n", "line 2: this is not an option"),
         ("idna==${VERSION}\n", "line 1"),
         ("-r missing.txt\n", "line 1: there is no missing.txt"),
         ("-r ../../etc/passwd\n", "is not in the folder of the record"),
         ("-r /etc/passwd\n", "is not in the folder of the record"),
         ("-r https://example.com/requirements.txt\n", "is not in the folder of the record"),
         ("-r base.txt\n", "line 1 of base.txt: nope>1"),
-        ("-c base.txt\nnope\n", "line 2: nope is no exact version"),
-        ("a==1; " + "(" * 3000, "line 1: this is no requirement"),
+        ("-c base.txt\nnope\n", "line 2: nope is not an exact version"),
+        ("a==1; " + "(" * 3000, "line 1: this is not a requirement"),
         ("a==1; platform_machine == 'x86_64'\n", "--ran-on linux/amd64"),
         ("# nothing\n", "names no distribution"),
-        ("a==" + "1" * 5000, "line 1: this is no requirement"),
+        ("a==" + "1" * 5000, "line 1: this is not a requirement"),
     ],
 )
 def test_lines_that_cannot_be_kept_are_refused_by_their_number(text, says):
@@ -225,7 +227,7 @@ def test_includes_that_never_end_are_cut():
         name="requirements.txt", data=b"-r d/requirements.txt\n", beside=lambda _path: b"-r d/requirements.txt\n"
     )
     with pytest.raises(ManifestError, match="more than 50 files are included"):
-        convert(record, "requirements", Given(python="3.11.7"), NOW)
+        convert(record, "requirements", RecordOptions(python="3.11.7"), NOW)
 
 
 def test_secrets_in_lines_that_are_refused_are_not_told():

@@ -14,8 +14,8 @@ from packaging.version import Version
 from envbuild.errors import MatchError, UsageError
 from envbuild.files import data_folder
 from envbuild.manifest.artifact import Model
-from envbuild.manifest.formats import Given, supplement
 from envbuild.manifest.hardware import Accelerator, Gpu, Library, Native, Owner
+from envbuild.manifest.importers.environment import RecordOptions, supplement
 from envbuild.manifest.model import Framework, Numerics, Platform, Python, Source, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.manifest.reader import known_framework
@@ -342,9 +342,9 @@ def test_of_two_frameworks_the_used_one_decides_and_the_other_keeps_its_build(us
             match(unknown, PROFILES)
         assert f"--framework {used}" in caught.value.todo
         assert f"--framework {other}" in caught.value.todo
-        said = match(supplement(unknown, Given(framework=used), "run"), PROFILES)
+        said = match(supplement(unknown, RecordOptions(framework=used), "run"), PROFILES)
         assert (said.framework, said.variant, pins - set(said.requirements)) == (used, kind, set())
-        none = match(supplement(unknown, Given(framework="none"), "run"), PROFILES)
+        none = match(supplement(unknown, RecordOptions(framework="none"), "run"), PROFILES)
         assert (none.framework, none.cuda, set(none.requirements), none.changes) == ("none", None, pins, ())
 
 
@@ -438,7 +438,7 @@ def test_an_image_for_the_cpu_that_was_asked_for_has_no_cuda_wheels(framework):
     found = tuple(Framework(name=it, distribution=name, version=version)
                   for it, (name, version) in (("tensorflow", pins[0]), ("torch", BUILDS["torch"]["gpu"][0])))  # fmt: skip
     run = replace(ran("torch", *pins[0], *pins[1:]), framework=None, frameworks=found)
-    run = supplement(run, Given(framework=framework), "run")
+    run = supplement(run, RecordOptions(framework=framework), "run")
     kept = match(run, PROFILES)
     assert kept.variant == "cpu"
     assert decided(kept, "unused cuda").startswith("nvidia-cublas-cu12, ")

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.manifest import read_manifest
-from envbuild.manifest.formats import Given, Record, convert
 from envbuild.manifest.hardware import Accelerator, Component, Cpu, Native
+from envbuild.manifest.importers.detect import convert
+from envbuild.manifest.importers.environment import RecordOptions
+from envbuild.manifest.importers.record import Record
 from envbuild.manifest.model import Contract, Framework, Numerics, Platform, Python, Source, TrainingManifest, Tree
 from envbuild.manifest.packages import Conda, CondaPackage, Distribution, Origin
 from envbuild.manifest.reader import manifest_dict
@@ -92,7 +94,7 @@ def str_bytes(value: dict) -> bytes:
 
 def test_a_converted_record_says_only_what_it_has():
     record = Record(name="requirements.txt", data=b"numpy==1.26.4\ntorch==2.3.1+cu121\n")
-    manifest = convert(record, "requirements", Given(python="3.11.7"), datetime.now(UTC))
+    manifest = convert(record, "requirements", RecordOptions(python="3.11.7"), datetime.now(UTC))
     side = told(manifest, "r")
     assert not side.complete
     assert (side.system, side.machine, side.libc, side.libc_version) == (None, None, None, None)

@@ -13,11 +13,9 @@ from envbuild.errors import BuildError, ManifestError, UsageError
 from envbuild.image.context import DEBS, build_context, context_check
 from envbuild.lock.formats import WHEELS, is_local, read_pylock
 from envbuild.lock.model import Lock
-from envbuild.manifest.formats.pins import Pins
-from envbuild.manifest.formats.record import Faults, Record
-from envbuild.manifest.formats.requirement_files import RequirementsFile
-from envbuild.manifest.formats.requirements import take_lines
-from envbuild.manifest.formats.surroundings import Surroundings
+from envbuild.manifest.importers.pins import Pins, Surroundings
+from envbuild.manifest.importers.record import Faults, Record
+from envbuild.manifest.importers.requirements import RequirementsFile, take_lines
 from envbuild.match.stack import Variant
 from envbuild.oci.digest import Digest
 from envbuild.recipe import PREFIX, PYTHON_LABEL, Recipe

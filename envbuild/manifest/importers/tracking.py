@@ -1,4 +1,4 @@
-"""Weights & Biases: `wandb-metadata.json` with `requirements.txt` beside it; who ran it and where is never read."""
+"""MLflow model folders, and W&B's `wandb-metadata.json` with `requirements.txt` beside it."""
 
 import re
 from collections.abc import Iterator
@@ -7,16 +7,68 @@ from typing import Any
 
 from envbuild.capture.redact import scrub_command
 from envbuild.errors import ManifestError
-from envbuild.manifest.formats.found import Found
-from envbuild.manifest.formats.given import Given, exact_python, known_platform
-from envbuild.manifest.formats.names import WANDB_METADATA, WANDB_REQUIREMENTS
-from envbuild.manifest.formats.pins import Pins
-from envbuild.manifest.formats.record import Faults, Record, clean, json_of, moment, text_at, text_of, texts
-from envbuild.manifest.formats.requirement_files import RequirementsFile
-from envbuild.manifest.formats.requirements import take_lines
-from envbuild.manifest.formats.surroundings import Surroundings
 from envbuild.manifest.hardware import Accelerator, Container, Cpu, Gpu, Host
+from envbuild.manifest.importers.conda import pip_lines, python_of, yaml_of
+from envbuild.manifest.importers.environment import Environment, RecordOptions
+from envbuild.manifest.importers.pins import Pins
+from envbuild.manifest.importers.record import (
+    MLMODEL,
+    WANDB_METADATA,
+    WANDB_REQUIREMENTS,
+    Faults,
+    Record,
+    clean,
+    fact,
+    json_of,
+    moment,
+    text_at,
+    text_of,
+    texts,
+)
+from envbuild.manifest.importers.requirements import RequirementsFile, take_lines
 from envbuild.manifest.model import Code, Entry, Platform
+
+_FILES = (MLMODEL, "python_env.yaml", "conda.yaml", "requirements.txt")
+_INFERRED = "MLflow lists what it saw imported, not everything that was installed, and cuts local labels such as +cu121"
+
+
+def read_mlflow(record: Record, options: RecordOptions) -> Environment:
+    """Read a model folder by any of its files; ManifestError."""
+    faults, files = Faults(record.name), {name: record.other(name) for name in _FILES}
+    files[record.file if record.file in _FILES else MLMODEL] = record
+    read = {name: yaml_of(file) if file else {} for name, file in files.items() if name != "requirements.txt"}
+    model, python_env, conda = (it if isinstance(it, dict) else {} for it in read.values())
+    versions = {  # the one that MLflow restores first
+        "python_env.yaml": text_at(python_env, "python"),
+        "conda.yaml": python_of(conda.get("dependencies")),
+        MLMODEL: text_at(model, "flavors", "python_function", "python_version"),
+    }
+    pythons = {name: version for name, version in versions.items() if version}
+    pins = Pins.begin(record, options, next(iter(pythons.values()), None), faults=faults)
+    file = RequirementsFile(faults)
+    if files["requirements.txt"]:
+        file.read(files["requirements.txt"])
+    elif lines := list(pip_lines(conda.get("dependencies"))):
+        for text, place in lines:
+            file.take(text, place, record)
+    else:
+        what = "there is neither requirements.txt nor conda.yaml beside it, so no distribution is known"
+        todo = "give the model folder as MLflow wrote it, or its MLmodel file"
+        raise ManifestError(what, where=record.name, todo=todo)
+    take_lines(file, pins)
+    for text in texts(python_env.get("build_dependencies")):
+        if "==" in text:  # MLflow names setuptools and wheel without a version where they were not installed
+            pins.require(text, "build_dependencies of python_env.yaml")
+    version = fact(model, "mlflow_version")
+    listed = ", ".join(f"{name} says {it}" for name, it in pythons.items())
+    differing = [f"the files differ in Python: {listed}"] if len(set(pythons.values())) > 1 else []
+    return pins.environment(
+        complete=False,
+        notes=(_INFERRED, *differing, *file.notes),
+        tool=f"mlflow {version}" if version else "mlflow",
+        created=moment(text_at(model, "utc_time_created")),
+    )
+
 
 _PYTHON = re.compile(r"(?:(?P<name>[A-Za-z]+)\s+)?(?P<version>\S+)")
 _LINUX = re.compile(r"Linux-(?P<kernel>.+?)-(?P<machine>[a-z0-9_]+)-with-(?P<libc>glibc|musl)(?P<version>[0-9.]*)")
@@ -24,34 +76,29 @@ _LINUX = re.compile(r"Linux-(?P<kernel>.+?)-(?P<machine>[a-z0-9_]+)-with-(?P<lib
 _OTHERS = {"macOS": "Darwin", "Darwin": "Darwin", "Windows": "Windows", "Linux": "Linux"}
 
 
-def read_wandb(record: Record, given: Given) -> Found:
+def read_wandb(record: Record, options: RecordOptions) -> Environment:
     """Read the two files by either of them; ManifestError."""
     metadata, listed = _files(record)
     facts = json_of(metadata, text_of(metadata))
-    said = _PYTHON.fullmatch(text_at(facts, "python") or "")
-    python = exact_python(said["version"] if said else None, given, metadata.name)
-    platform = known_platform(_platform(clean(text_at(facts, "os") or "")), given)
-    faults = Faults(listed.name)
-    pins = Pins(Surroundings(python=python, system=platform.system, machine=platform.machine), faults)
-    file = RequirementsFile(faults)
+    match = _PYTHON.fullmatch(text_at(facts, "python") or "")
+    platform = _platform(fact(facts, "os") or "")
+    python = match["version"] if match else None
+    pins = Pins.begin(metadata, options, python, platform, Faults(listed.name))
+    file = RequirementsFile(pins.faults)
     file.read(listed)
     take_lines(file, pins)
-    faults.check()
-    docker = text_at(facts, "docker")
-    return Found(
-        python=python,
-        implementation=clean(said["name"].lower()) if said and said["name"] else "cpython",
-        platform=platform,
-        distributions=pins.distributions,
+    docker = fact(facts, "docker")
+    return pins.environment(
+        implementation=clean(match["name"].lower()) if match and match["name"] else "cpython",
         complete=True,
         notes=tuple(file.notes),
         tool="wandb",
         created=moment(text_at(facts, "startedAt")),
         accelerator=_accelerator(facts),
-        cpu=Cpu(model=_fact(facts, "cpu", "model"), count=_number(facts, "cpu_count_logical")),
+        cpu=Cpu(model=fact(facts, "cpu", "model"), count=_number(facts, "cpu_count_logical")),
         code=_code(facts),
         entry=_entry(facts),
-        host=Host(container=Container(image=clean(docker), source="WANDB_DOCKER")) if docker else None,
+        host=Host(container=Container(image=docker, source="WANDB_DOCKER")) if docker else None,
     )
 
 
@@ -84,7 +131,7 @@ def _platform(text: str) -> Platform:
 
 def _accelerator(facts: Any) -> Accelerator | None:
     """The GPUs that W&B saw; None where it names none, as then it may not have looked."""
-    cuda = _fact(facts, "cudaVersion") or _fact(facts, "cuda_version")
+    cuda = fact(facts, "cudaVersion") or fact(facts, "cuda_version")
     gpus = tuple(_gpus(facts))
     if not gpus:
         looked = _number(facts, "gpu_count") == 0
@@ -98,15 +145,15 @@ def _gpus(facts: Any) -> Iterator[Gpu]:
     listed = [facts.get(key) for key in ("gpu_nvidia", "gpu_devices")] if isinstance(facts, dict) else []
     devices = next((it for it in listed if isinstance(it, list) and it), [])
     for device in devices[:64]:
-        if name := _fact(device, "name"):
+        if name := fact(device, "name"):
             yield Gpu(name=name, memory=_number(device, "memoryTotal") or _number(device, "memory_total"))
-    if not devices and (name := _fact(facts, "gpu")):
+    if not devices and (name := fact(facts, "gpu")):
         yield from [Gpu(name=name)] * min(_number(facts, "gpu_count") or 1, 64)
 
 
 def _code(facts: Any) -> Code | None:
-    commit, remote = _fact(facts, "git", "commit"), text_at(facts, "git", "remote")
-    return Code(commit=commit, remote=clean(remote, 4000) or None if remote else None) if commit else None
+    commit, remote = fact(facts, "git", "commit"), fact(facts, "git", "remote", longest=4000)
+    return Code(commit=commit, remote=remote) if commit else None
 
 
 def _entry(facts: Any) -> Entry | None:
@@ -125,11 +172,6 @@ def _without(word: str, private: list[str]) -> str:
     for it in private:
         word = re.sub(rf"(?<!\w){re.escape(it)}(?!\w)", "[redacted]", word)
     return word
-
-
-def _fact(values: Any, *keys: str) -> str | None:
-    text = text_at(values, *keys)
-    return clean(text) or None if text else None
 
 
 def _number(values: Any, key: str) -> int | None:

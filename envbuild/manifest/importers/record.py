@@ -8,13 +8,16 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from envbuild.capture.redact import scrub
 from envbuild.errors import ManifestError
 from envbuild.manifest.reader import MAX_MANIFEST
 from envbuild.validation import quote
 
+MLMODEL: Final = "MLmodel"
+WANDB_METADATA: Final = "wandb-metadata.json"
+WANDB_REQUIREMENTS: Final = "requirements.txt"
 MAX_LINES = 100_000
 """Lines; a requirements file with 1000 distributions and all their hashes has about 50 000."""
 MAX_TOML = 16 * 2**20
@@ -24,7 +27,7 @@ MAX_YAML = 2**19
 MAX_LOCK = 4 * 2**20
 """Bytes of a lock in YAML; those for three platforms have 1 to 2 MB, and are read in as many seconds."""
 MAX_FAULTS = 20
-"""As many faults are told at once."""
+"""How many faults a message names."""
 _NO_RECORD = "give the record that the tool wrote, not a model or an archive"
 _ENDLESS_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++\s*+\.\s*+){100}""")
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
@@ -57,7 +60,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is wrong with a record: collected, and told all at once."""
+    """What is wrong with a record: collected, for one message."""
 
     where: str
     found: list[tuple[str, str]] = field(default_factory=list)
@@ -86,7 +89,7 @@ def text_of(record: Record) -> str:
     try:
         text = record.data.decode(encoding)
     except UnicodeDecodeError as error:
-        what = f"the record is no text: no {encoding.upper()} at byte {error.start}"
+        what = f"the record is not text: no {encoding.upper()} at byte {error.start}"
         raise ManifestError(what, where=record.name, todo="write it again as UTF-8") from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
@@ -130,9 +133,9 @@ def check_size(record: Record, size: int, limit: int) -> None:
 
 
 def short(error: Exception, otherwise: str) -> str:
-    """What an error says, in one line; `otherwise` where it says nothing."""
-    said = " ".join(str(error).split())
-    return otherwise if isinstance(error, RecursionError) or not said else quote(said)[1:-1]
+    """Return an error's text in one line; `otherwise` where it has none."""
+    text = " ".join(str(error).split())
+    return otherwise if isinstance(error, RecursionError) or not text else quote(text)[1:-1]
 
 
 def quoted(text: str) -> str:
@@ -151,11 +154,21 @@ def texts(value: Any) -> Iterator[str]:
     yield from (it for it in (value if isinstance(value, list) else ()) if isinstance(it, str))
 
 
+def dicts(value: Any) -> list[dict[str, Any]]:
+    """Return the objects of what should be a list of objects."""
+    return [it for it in value if isinstance(it, dict)] if isinstance(value, list) else []
+
+
 def text_at(value: Any, *keys: str) -> str | None:
     """Return the text at a path of keys; None where there is none, or something else."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, str) and value else None
+
+
+def fact(value: Any, *keys: str, longest: int = 300) -> str | None:
+    """Return the text at a path of keys as a manifest may have it; None where there is none."""
+    return clean(text_at(value, *keys) or "", longest) or None
 
 
 def moment(text: str | None) -> datetime | None:

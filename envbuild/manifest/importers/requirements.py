@@ -1,16 +1,17 @@
-"""pip's requirements files: their lines, options and includes (pip's documentation, Requirements File Format)."""
+"""`pip freeze` and requirements files with their options and includes: what was installed, or was asked for."""
 
 import posixpath
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.manifest.formats.pins import file_name, sha256_of
-from envbuild.manifest.formats.record import Faults, Record, clean, lines_of, quoted, text_of
+from envbuild.manifest.importers.environment import Environment, RecordOptions
+from envbuild.manifest.importers.pins import Pins, file_name, index_origin, of_address, parse_requirement, sha256_of
+from envbuild.manifest.importers.record import Faults, Record, clean, lines_of, quoted, text_of
 from envbuild.manifest.packages import exact_version
 
 _MAX_FILES = 50
@@ -19,13 +20,7 @@ _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPTION = re.compile(r"(-[recif])\s*(\S.*)|(--[a-z][a-z-]*)(?:(?:\s+|\s*=\s*)(.*))?")
 _INCLUDES = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
 _DEFAULTS = {"-i", "--index-url", "--pypi-url"}
-_INDEXES = _DEFAULTS | {
-    "--extra-index-url",
-    "-f",
-    "--find-links",
-    "--no-index",
-    "--trusted-host",
-}
+_INDEXES = _DEFAULTS | {"--extra-index-url", "-f", "--find-links", "--no-index", "--trusted-host"}
 _WITHOUT_FACTS = {
     "--pre", "--prefer-binary", "--require-hashes", "--no-binary", "--only-binary", "--use-feature", "--all-releases",
     "--only-final",
@@ -99,18 +94,14 @@ class RequirementsFile:
         digests = (sha256_of(it) for it in _HASH.findall(options[0] if options else ""))
         hashes = tuple(dict.fromkeys(it for it in digests if it))
         if kind == "-r":
-            self.lines.append(Line(text=asked, place=place, hashes=hashes))
-        else:
-            self._limit(asked, place)
-
-    def _limit(self, text: str, place: str) -> None:
-        try:
-            requirement = Requirement(text)
-        except (InvalidRequirement, RecursionError):
-            return self.faults.add(f"{place}: this is no constraint: {quoted(text)}", "correct or remove the line")
-        version = exact_version(requirement)
-        if version and requirement.marker is None:
-            self.limits[canonicalize_name(requirement.name)] = version
+            return self.lines.append(Line(text=asked, place=place, hashes=hashes))
+        limit = parse_requirement(asked)
+        if limit is None:
+            what = f"{place}: this is not a constraint: {quoted(asked)}"
+            return self.faults.add(what, "correct or remove the line")
+        version = exact_version(limit)
+        if version and limit.marker is None:
+            self.limits[canonicalize_name(limit.name)] = version
         return None
 
     def _option(self, record: Record, text: str, place: str, path: str, comment: str) -> None:
@@ -122,9 +113,9 @@ class RequirementsFile:
         elif name in {"-e", "--editable"}:
             self.lines.append(Line(text=value, place=place, editable=True, comment=comment))
         elif name in _INDEXES:
-            self._tell_index(name, value, place)
+            self._note_index(name, value, place)
         elif name not in _WITHOUT_FACTS:
-            self.faults.add(f"{place}: this is no option of a requirements file: {quoted(text)}", "remove the line")
+            self.faults.add(f"{place}: this is not an option of a requirements file: {quoted(text)}", "remove the line")
 
     def _include(self, record: Record, kind: str, target: str, place: str, path: str) -> None:
         where = posixpath.normpath(posixpath.join(posixpath.dirname(path), target.removeprefix("file://")))
@@ -138,22 +129,17 @@ class RequirementsFile:
             return self.faults.add(f"{place}: there is no {clean(where)} beside the record", "put the file there")
         return self.read(other, kind, where)
 
-    def _tell_index(self, name: str, value: str, place: str) -> None:
-        """Say that an index is named, by its host alone: what else its address has may be a secret."""
-        host = _host(value)
-        if host:
+    def _note_index(self, name: str, value: str, place: str) -> None:
+        """Note that an index is named, by its host alone: what else its address has may be a secret."""
+        with suppress(ValueError):
+            host = clean(urlsplit(value).hostname or "")
+            if not host:
+                return
             self.indexes.append(value if name in _DEFAULTS else "")
             self.notes.append(
                 f"{place} names the index or folder at {host} ({name}); give it to pip's or uv's settings, else all is "
                 "taken from the index that they name"
             )
-
-
-def _host(address: str) -> str:
-    try:
-        return clean(urlsplit(address).hostname or "")
-    except ValueError:
-        return ""
 
 
 def _logical_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
@@ -169,3 +155,72 @@ def _logical_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
             parts = []
     if parts:
         yield begun, " ".join(parts)
+
+
+ONLY_ASKED = "the record lists what was asked for, not everything that was installed"
+HIDDEN = "pip freeze leaves out pip, setuptools and wheel unless --all is given"
+_EGG = re.compile(r"[#&]egg=([A-Za-z0-9][A-Za-z0-9._-]*)")
+_EDITABLE_COMMENT = re.compile(r"# Editable .*\(([A-Za-z0-9._-]+)==([^()\s]+)\)")
+"""What `pip freeze` writes above an editable install that it has no repository of."""
+
+
+def read_freeze(record: Record, options: RecordOptions) -> Environment:
+    """Read what `pip freeze` or `uv pip freeze` printed; ManifestError."""
+    file, pins = _read(record, options)
+    everything = "pip" in pins.found and not file.lacking
+    return _environment(file, pins, complete=everything, notes=() if "pip" in pins.found else (HIDDEN,))
+
+
+def read_requirements(record: Record, options: RecordOptions) -> Environment:
+    """Read a requirements file; with hashes it is whole, as pip demands them for all or for none; ManifestError."""
+    file, pins = _read(record, options)
+    hashed = bool(file.lines) and all(line.hashes for line in file.lines) and not file.lacking
+    return _environment(file, pins, complete=hashed, notes=() if hashed else (ONLY_ASKED,))
+
+
+def take_lines(file: RequirementsFile, pins: Pins) -> None:
+    """Take every line of requirements files as a distribution."""
+    pins.limits.update(file.limits)
+    for line in file.lines:
+        if line.is_address:
+            _take_address(line, file, pins)
+        else:
+            pins.require(line.text, line.place, line.hashes)
+
+
+def _read(record: Record, options: RecordOptions) -> tuple[RequirementsFile, Pins]:
+    pins = Pins.begin(record, options)
+    file = RequirementsFile(pins.faults)
+    file.read(record)
+    take_lines(file, pins)
+    if not pins.found and not pins.faults.found:
+        pins.faults.add("the record names no distribution", "give the record that the tool wrote")
+    pins.faults.check()
+    return file, pins
+
+
+def _environment(file: RequirementsFile, pins: Pins, *, complete: bool, notes: tuple[str, ...]) -> Environment:
+    environment = pins.environment(complete=complete, notes=(*notes, *file.notes))
+    if len(file.indexes) != 1 or not file.indexes[0]:
+        return environment
+    # The file names just one index, which replaces the default one.
+    origins = (index_origin(file.indexes[0], it.origin.hashes) for it in pins.distributions)
+    made = (
+        replace(it, origin=origin) if it.origin.kind == "index" else it
+        for it, origin in zip(pins.distributions, origins, strict=True)
+    )
+    return replace(environment, distributions=tuple(made))
+
+
+def _take_address(line: Line, file: RequirementsFile, pins: Pins) -> None:
+    """Take what is named by an address: its name is in the fragment, in a comment, or in the file's name."""
+    said = _EDITABLE_COMMENT.match(line.comment) if line.editable else None
+    egg, filename = _EGG.search(line.text), file_name(line.text)
+    if said:
+        pins.add(of_address(line.text, name=said[1], version=said[2]), line.place)
+    elif egg or filename:
+        name = egg[1] if egg else filename[0] if filename else ""
+        pins.add(of_address(line.text, name=name, hashes=line.hashes), line.place)
+    else:
+        place, file.lacking = clean(line.text), True
+        file.notes.append(f"{line.place} names no distribution, and is left out: {'-e ' * line.editable}{place}")
