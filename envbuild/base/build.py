@@ -133,7 +133,15 @@ def decide_python(parent: str, python: str, profiles: Profiles) -> Decision | No
     Python's own images of the newest suite whose glibc is not newer than the parent's. `parent` is a base of
     `profiles/cuda.toml`, with or without a digest; of others nothing is known.
     """
-    row = next((it for it in profiles.bases if parent.partition("@")[0] in _names(it.image)), None)
+    row = next(
+        (
+            it
+            for it in profiles.bases
+            if parent.partition("@")[0]
+            in (it.image, it.image.removeprefix("docker.io/"), it.image.removeprefix("docker.io/library/"))
+        ),
+        None,
+    )
     exact = python.count(".") > 1
     if row is None or not python or (row.python == python and not exact):
         return None
@@ -146,10 +154,6 @@ def decide_python(parent: str, python: str, profiles: Profiles) -> Decision | No
     lack = f"another patch release of {minor}" if row.python == minor else f"Python {row.python}"
     reason = f"the parent's distribution has {lack}; glibc {suite.glibc} of this image is not newer than {row.glibc}"
     return Decision(what="python image", value=image, reason=reason, source=suite.source)
-
-
-def _names(image: str) -> tuple[str, ...]:
-    return image, image.removeprefix("docker.io/"), image.removeprefix("docker.io/library/")
 
 
 INSTEAD = "run by hand, where there is one, what --dry-run prints"
@@ -232,13 +236,14 @@ def make_base(
         order = replace(order, parent=local or parent.name)
         context = Path(stack.enter_context(TemporaryDirectory(prefix="envbuild-")))
         shutil.copy(dockerfile, context / "Dockerfile")
+        names = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
         request = Request(
             context=context,
             dockerfile="Dockerfile",
             platform=f"linux/{ARCHITECTURES[machine]}",
             wheels=(),
             network=True,
-            arguments=order.arguments | _proxies(),
+            arguments=order.arguments | {name: value for name, value in os.environ.items() if name.lower() in names},
         )
         with _told(parent):
             return _built(client, request, order, name, report)
@@ -264,12 +269,6 @@ def _told(parent: Parent) -> Iterator[None]:
     except BuildError as error:
         way = next((way for said, way in _WAYS.items() if said in error.what), "see what the step printed")
         raise BaseError(error.what, where=f"Dockerfile.base on {parent.name}", todo=way) from error
-
-
-def _proxies() -> dict[str, str]:
-    """The way to the network; builders write these into no image (Dockerfile reference, "Predefined ARGs")."""
-    names = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
-    return {name: value for name, value in os.environ.items() if name.lower() in names}
 
 
 def _logins(order: BaseOrder) -> Mapping[str, Mapping[str, str]]:

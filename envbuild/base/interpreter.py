@@ -166,20 +166,16 @@ def _libraries(tree: Tree, base: Base) -> dict[str, str]:
     """Libraries by name, from where the loader would take them."""
     candidates = sorted(path for path in tree if _LINKED.fullmatch(path.rpartition("/")[2]))
     found: dict[str, str] = {}
-    for folder in _library_folders(tree, base):
+    tops, places = dict.fromkeys((_home(base), "", "usr/")), (f"{base.target.machine}-linux-gnu", "")
+    folders = [f"/{top}{lib}/{place}".rstrip("/") for top in tops for lib in ("lib64", "lib") for place in places]
+    # The interpreter's own installation comes first, and 64 bits before what may have 32.
+    for folder in dict.fromkeys(place for folder in folders if (place := resolve(tree, folder))):
         for path in candidates:
             above, _, name = path.rpartition("/")
             target = resolve(tree, f"/{path}") if f"/{above}" == folder else None
             if target and tree[target[1:]].kind == "file":
                 found.setdefault(name, target[1:])
     return found
-
-
-def _library_folders(tree: Tree, base: Base) -> list[str]:
-    """Where the loader looks, the interpreter's own installation first; 64 bits before what may have 32."""
-    tops, places = dict.fromkeys((_home(base), "", "usr/")), (f"{base.target.machine}-linux-gnu", "")
-    folders = [f"/{top}{lib}/{place}".rstrip("/") for top in tops for lib in ("lib64", "lib") for place in places]
-    return list(dict.fromkeys(found for folder in folders if (found := resolve(tree, folder))))
 
 
 @dataclass(slots=True)

@@ -18,7 +18,6 @@ from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BaseError, MatchError, RegistryError, UsageError
 from envbuild.match import Profiles, Variant
 from envbuild.match.base import had_image
-from envbuild.match.facts import CudaBase
 from envbuild.match.match import Asked
 from envbuild.match.profiles import FrameworkProfile, Release
 from envbuild.match.release import show_release
@@ -133,7 +132,8 @@ def _bootstrapped(cache: Path, facts: KnownFacts) -> Iterator[KnownBase]:
 def _remembered(cache: Path, facts: KnownFacts) -> Iterator[KnownBase]:
     for path in sorted((cache / "bases" / _FOLDER).glob("*.json")):
         if base := read_entry(path.parent, path.name, _decode):
-            yield _completed(base, facts)
+            read = None if base.python else facts.facts(Digest.parse(base.read_as or base.digest))
+            yield (with_facts(base, read) if read else base)
 
 
 def _decode(value: Any) -> KnownBase:
@@ -142,12 +142,6 @@ def _decode(value: Any) -> KnownBase:
         raise ValueError("no record of a base")
     Digest.parse(value["read_as"] or value["digest"])
     return KnownBase(**value)
-
-
-def _completed(base: KnownBase, facts: KnownFacts) -> KnownBase:
-    """With what was read of it meanwhile: a mirror is copied without looking into it."""
-    read = None if base.python else facts.facts(Digest.parse(base.read_as or base.digest))
-    return with_facts(base, read) if read else base
 
 
 _TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
@@ -233,18 +227,14 @@ def missing(known: Sequence[KnownBase], profiles: Profiles, machine: str) -> tup
     here = [it for it in known if it.machine == machine]
     plain = {it.python_minor for it in here if not it.cuda}
     cuda = {(".".join(it.cuda.split(".")[:2]), it.python_minor) for it in here if it.cuda}
-    pythons = _pythons(profiles, machine)
+    wheels = (it for framework in profiles.frameworks for release in framework.releases for it in release.wheels)
+    pythons = sorted({python for it in wheels if it.machine == machine for python in it.pythons}, key=Version)
     found = [_plain(python, machine, profiles) for python in pythons if python not in plain]
     if machine == "x86_64":  # the only one that NVIDIA's images of these versions were made for
         versions = dict.fromkeys(it.cuda for it in profiles.bases)
         rows = ((it, python) for it in versions for python in pythons if (it, python) not in cuda)
         found += [_with_cuda(version, python, profiles) for version, python in rows]
     return tuple(it for it in found if it is not None and it.serves)
-
-
-def _pythons(profiles: Profiles, machine: str) -> list[str]:
-    wheels = (it for framework in profiles.frameworks for release in framework.releases for it in release.wheels)
-    return sorted({python for it in wheels if it.machine == machine for python in it.pythons}, key=Version)
 
 
 def _plain(python: str, machine: str, profiles: Profiles) -> Wanted | None:
@@ -267,10 +257,6 @@ def _with_cuda(cuda: str, python: str, profiles: Profiles) -> Wanted | None:
     if row is None:
         return None
     command = f"envbuild base build --parent {row.image} --python {python} --push REPOSITORY:TAG"
-    served = serves(_on(row, python), profiles, ("gpu",))
-    return Wanted(what=f"CUDA {cuda}, Python {python}", serves=served, command=command)
-
-
-def _on(row: CudaBase, python: str) -> KnownBase:
     name = KnownBase(name=row.image, how="", digest="", python=python, glibc=row.glibc, machine="x86_64")
-    return replace(name, cuda=cuda_of(row.image))
+    served = serves(replace(name, cuda=cuda_of(row.image)), profiles, ("gpu",))
+    return Wanted(what=f"CUDA {cuda}, Python {python}", serves=served, command=command)

@@ -38,7 +38,11 @@ def running(
     finally:
         _end(process)
         for stream in (process.stdin, process.stdout, process.stderr):
-            _close(stream)
+            try:
+                if stream:
+                    stream.close()
+            except BrokenPipeError:
+                pass
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -50,14 +54,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_GRACE)
         except subprocess.TimeoutExpired:
             continue
-
-
-def _close(stream: IO[bytes] | None) -> None:
-    try:
-        if stream:
-            stream.close()
-    except BrokenPipeError:
-        pass
 
 
 def output(process: subprocess.Popen[bytes]) -> BinaryIO:

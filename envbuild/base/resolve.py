@@ -125,17 +125,19 @@ def _check_machine(image: Image, name: str, machine: str) -> None:
 def _inspect(image: Image, name: str) -> Facts:
     tree = read_tree(image, name)
     _check_room(tree, name)
-    variables = _variables(_config(image, name).get("Env"))
+    entries = _config(image, name).get("Env")
+    variables = dict(str(entry).partition("=")[::2] for entry in entries) if isinstance(entries, list) else {}
     path = _interpreter(tree, variables, name)
     python = _python_version(tree, path, variables)
     if python is None:
         raise _unfit(name, f"the exact version of {path} cannot be read from it")
+    contents = [tree[place].sha256.hex() for place in (path[1:], *_libraries(tree, path))]
     return Facts(
         python=python,
         glibc=_glibc(tree, name),
         python_path=path,
         distribution=_distribution(tree),
-        interpreter=_identity(tree, path),
+        interpreter=sha256("\n".join(contents).encode()).hexdigest(),
     )
 
 
@@ -148,10 +150,6 @@ def _check_room(tree: Tree, name: str) -> None:
         raise _unfit(name, f"{why}, and the environment's layers would make it a directory of mode 0755 and owner 0:0")
     if PREFIX[1:] in tree:
         raise _unfit(name, f"it has an {PREFIX} already, whose files would become part of the environment")
-
-
-def _variables(entries: object) -> dict[str, str]:
-    return dict(str(entry).partition("=")[::2] for entry in entries) if isinstance(entries, list) else {}
 
 
 def _interpreter(tree: Tree, variables: Mapping[str, str], name: str) -> str:
@@ -189,12 +187,6 @@ def _libraries(tree: Tree, path: str) -> list[str]:
     root = posixpath.dirname(posixpath.dirname(path))
     library = re.compile(rf"{re.escape(root[1:])}/lib(?:64)?/(?:[\w-]+/)?libpython{re.escape(minor)}\.so[.\d]*")
     return sorted(place for place in tree if library.fullmatch(place))
-
-
-def _identity(tree: Tree, path: str) -> str:
-    """Builds differ in their bytes, as an interpreter has the day of its build in it."""
-    contents = [tree[place].sha256 for place in (path[1:], *_libraries(tree, path))]
-    return sha256("\n".join(contents).encode()).hexdigest()
 
 
 def _distribution(tree: Tree) -> str:
@@ -294,7 +286,12 @@ def _pulled(reference: Reference, machine: str, pull: Pull, wanted_python: str |
     try:
         image = pull(reference, machine)
     except RegistryError as error:
-        raise _with_way_out(error, wanted_python) from error
+        suite = suite_for(_minor(wanted_python or ""))
+        way_out = f"use --base debian:{suite or 'SUITE'}, which needs no registry" if suite or not wanted_python else ""
+        todo = "; or ".join(part for part in (error.todo, way_out) if part)
+        raise RegistryError(
+            f"the base cannot be had: {error.what}", where=error.where, todo=todo, status=error.status
+        ) from error
     asked = replace(reference, tag=reference.tag if reference.digest else reference.target, digest=None)
     # for an index that is the digest of this platform's image
     return _Found(str(reference.at(image.found_as or image.digest)), image, str(asked))
@@ -318,14 +315,6 @@ def layout_image(text: str, machine: str) -> Image:
     if colon and _is_layout(folder) and not _is_layout(text):
         return read_layout(Path(folder), machine=machine, reference=reference)
     return read_layout(Path(text), machine=machine)
-
-
-def _with_way_out(error: RegistryError, wanted_python: str | None) -> RegistryError:
-    """Name the base that needs no registry; for a Python that no suite has there is none."""
-    suite = suite_for(_minor(wanted_python or ""))
-    way_out = f"use --base debian:{suite or 'SUITE'}, which needs no registry" if suite or not wanted_python else ""
-    todo = "; or ".join(part for part in (error.todo, way_out) if part)
-    return RegistryError(f"the base cannot be had: {error.what}", where=error.where, todo=todo, status=error.status)
 
 
 def refuse_base(text: str, machine: str, cache: Path, wanted_python: str, glibc_minimum: str) -> None:

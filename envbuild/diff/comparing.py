@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from envbuild.diff.difference import Change, Difference, Group
-from envbuild.diff.layers import Tree
 from envbuild.diff.packages import Package, Packages
 from envbuild.diff.pair import Report, read_pair
 from envbuild.diff.rules import Rules
 from envbuild.diff.settings import settings
 from envbuild.oci.image import Image
+from envbuild.oci.rootfs import Tree
 
 _AS_IS = Rules()
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envbuild.diff.layers import Node
 from envbuild.diff.packages import Package
 from envbuild.diff.settings import Setting
+from envbuild.oci.rootfs import Node
 
 _WORDS = {"sha256": "content", "extended": "extended attributes", "mtime": "time", "target": "target"}
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}

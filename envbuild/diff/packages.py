@@ -13,9 +13,8 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from envbuild.check import LIST, PROGRAM
-from envbuild.diff.layers import Tree
 from envbuild.diff.record import RECORD, rows
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import Tree, resolve
 from envbuild.recipe import PREFIX
 
 _DIST_INFO = re.compile(r"((?:.*/)?([^/-]+)-([^/]+)\.dist-info)(?:/.*)?")

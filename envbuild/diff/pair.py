@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import takewhile
 
-from envbuild.diff.layers import IMPLIED, Overlay, Tree, over, read_layer
+from envbuild.diff.layers import read_layer
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer
+from envbuild.oci.rootfs import IMPLIED, Overlay, Tree, over
 
 Report = Callable[[str, int, int | None], None]
 """Told, under a label, how many bytes of how many are done."""

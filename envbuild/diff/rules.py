@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from envbuild.diff.layers import Node
 from envbuild.diff.record import BYTECODE, BYTECODE_FOLDER, MARK, RECORD, same_files
+from envbuild.oci.rootfs import Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,15 +124,11 @@ def read_blob(opener: Opener, known: Descriptor, *, where: str) -> Iterator[byte
             held = chunk
         found = Digest(hasher.hexdigest())
         if (found, size) != (known.digest, known.size):
-            raise _mismatch(known, found, size, where)
+            todo = "build again; if that does not help, clear the cache (ENVBUILD_CACHE)"
+            what = f"a layer has the digest {found} and {size} bytes, not {known.digest} and {known.size}"
+            raise BuildError(what, where=where, todo=todo)
     if held:
         yield held
-
-
-def _mismatch(known: Descriptor, digest: Digest, size: int, where: str) -> BuildError:
-    todo = "build again; if that does not help, clear the cache (ENVBUILD_CACHE)"
-    what = f"a layer has the digest {digest} and {size} bytes, not {known.digest} and {known.size}"
-    return BuildError(what, where=where, todo=todo)
 
 
 _GROWTH = 1 << 18

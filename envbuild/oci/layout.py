@@ -149,7 +149,9 @@ def _named(index: Mapping[str, Any], reference: str | None) -> Mapping[str, Any]
 def _manifest(folder: Path, index: Mapping[str, Any], architecture: str) -> tuple[dict[str, Any], bytes]:
     """Return the one manifest for the architecture, parsed and as it is; indexes may hold indexes."""
     found = {str(Digest.of(data)): (value, data) for value, data in _manifests(folder, index, architecture, _DEPTH)}
-    if not found and (others := _others(folder, index)):
+    if not found and (
+        others := [f"linux/{it}" for it in ARCHITECTURES.values() if any(_manifests(folder, index, it, _DEPTH))]
+    ):
         what = f"the OCI layout has no images for linux/{architecture}, only for {', '.join(others)}"
         todo = f"give an image for that platform, or choose what is there: --platform {others[0]}"
         raise BaseError(what, where=str(folder), todo=todo)
@@ -157,11 +159,6 @@ def _manifest(folder: Path, index: Mapping[str, Any], architecture: str) -> tupl
         which = "; say which: oci:FOLDER:NAME" if found else ""
         raise ValueError(f"it has {len(found) or 'no'} images for linux/{architecture}{which}")
     return next(iter(found.values()))
-
-
-def _others(folder: Path, index: Mapping[str, Any]) -> list[str]:
-    """The platforms that there are images for."""
-    return [f"linux/{it}" for it in ARCHITECTURES.values() if any(_manifests(folder, index, it, _DEPTH))]
 
 
 def _manifests(
@@ -178,12 +175,11 @@ def _manifests(
         value = parse_manifest(data, described.media_type)
         if "manifests" in value:
             yield from _manifests(folder, value, architecture, depth - 1)
-        elif platform or _architecture(folder, value) == architecture:
+        elif (
+            platform
+            or str(json.loads(_read(folder, Descriptor.from_dict(value["config"])))["architecture"]) == architecture
+        ):
             yield value, data
-
-
-def _architecture(folder: Path, manifest: Mapping[str, Any]) -> str:
-    return str(json.loads(_read(folder, Descriptor.from_dict(manifest["config"])))["architecture"])
 
 
 def _image(folder: Path, value: Mapping[str, Any], data: bytes) -> Image:
@@ -330,7 +326,9 @@ class Archive:
         """What readers look at first, so that those who get a stream need not wait for it."""
         files = {
             "oci-layout": VERSION,
-            "index.json": top_index(self.content, [_annotations(name) for name in _tagged(self.names)]),
+            "index.json": top_index(
+                self.content, [{REF_NAME: str(name), _CONTAINERD_NAME: str(name)} for name in _tagged(self.names)]
+            ),
             "manifest.json": _docker_manifest(self.content, _tagged(self.names)),
         }
         for path, data in files.items():
@@ -366,10 +364,6 @@ def _target(path: Path) -> Path:
 
 def _tagged(names: Sequence[Reference]) -> list[Reference]:
     return list(dict.fromkeys(name if name.tag else replace(name, tag="latest") for name in names))
-
-
-def _annotations(name: Reference) -> dict[str, str]:
-    return {REF_NAME: str(name), _CONTAINERD_NAME: str(name)}
 
 
 def _docker_manifest(content: Content, names: Sequence[Reference]) -> bytes:

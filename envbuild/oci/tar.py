@@ -6,6 +6,7 @@ accept.
 """
 
 import tarfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import IO, Any, Literal
@@ -58,6 +59,16 @@ def header(entry: Entry) -> bytes:
     size = 0 if entry.size >= _USTAR_SIZE_LIMIT else entry.size
     block = _block(prefix, short, entry.mode, size, _TYPEFLAG[entry.kind], _ascii(target)[:100], entry.owner)
     return _pax_header(b"".join(records)) + block if records else block
+
+
+def pieces(entries: Iterable[tuple[Entry, Iterable[bytes | memoryview]]]) -> Iterator[tuple[bool, bytes | memoryview]]:
+    """Yield an archive: True with the padding of the entry before and a header, or the end; False with content."""
+    size = 0
+    for entry, content in entries:
+        yield True, bytes(padding(size)) + header(entry)
+        yield from ((False, piece) for piece in content)
+        size = entry.size
+    yield True, bytes(padding(size)) + END
 
 
 def _ascii(text: bytes) -> bytes:

@@ -5,8 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from envbuild.diff.layers import Node, Tree
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import Node, Tree, resolve
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.holdings import Holdings
 

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 
 from envbuild.diff.bytecode import is_of, is_unchecked
-from envbuild.diff.layers import Node
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import Node, resolve
 from envbuild.verify.choices import Pair, node_at, same
 
 _FOLDER = "__pycache__"

@@ -8,8 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from envbuild.diff.layers import Tree
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import Tree, resolve
 from envbuild.verify.choices import WHOLE, Configured, Pair, fault, same
 from envbuild.verify.compiled import foreign_bytecode
 from envbuild.verify.findings import Finding, Severity

@@ -13,11 +13,10 @@ from packaging.utils import canonicalize_name
 from envbuild.capture.reading import decoded
 from envbuild.capture.record_digest import record_content
 from envbuild.diff import Rules
-from envbuild.diff.layers import IMPLIED, Node, Overlay, Tree
 from envbuild.diff.packages import Package, Packages
 from envbuild.diff.record import RECORD, rows
 from envbuild.match.variant import CUDA_WHEEL, JAX_PLUGIN
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Tree, resolve
 from envbuild.verify.sides.frameworks import frameworks_of
 
 _INFO = re.compile(r"((?:.*/)?(?:site|dist)-packages/([^/-]+)-([^/]+)\.dist-info)/.*")

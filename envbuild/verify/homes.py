@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator
 
 from envbuild.capture.reading import decoded
-from envbuild.diff.layers import Tree
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import Tree, resolve
 from envbuild.verify.choices import Pair, fault, node_at
 from envbuild.verify.findings import Finding
 

@@ -5,8 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 
-from envbuild.diff.layers import Tree
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import Tree, resolve
 from envbuild.verify.choices import Pair, equal, fault, node_at
 from envbuild.verify.findings import Finding
 from envbuild.verify.holdings import LIBRARY, names_of

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from envbuild.diff.layers import Overlay
+from envbuild.oci.rootfs import Overlay
 
 _PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?")
 _STARTERS = frozenset({"uvicorn", "gunicorn", "hypercorn", "flask", "waitress-serve"})

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import takewhile
 
-from envbuild.diff.layers import Overlay, over, read_layer
+from envbuild.diff.layers import read_layer
 from envbuild.diff.pair import Report
 from envbuild.image.config import OURS
 from envbuild.image.rebase import BYTECODE_LINE
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, history_lines
-from envbuild.oci.rootfs import members
+from envbuild.oci.rootfs import Overlay, members, over
 from envbuild.verify.cache import read_cache
 from envbuild.verify.choices import Configured, same_choices
 from envbuild.verify.choices import Pair as Both

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 
-from envbuild.diff.layers import Tree
 from envbuild.files import data_folder
 from envbuild.lock.conflicts import marker_environment
 from envbuild.lock.facts import requirements_of
@@ -15,6 +14,7 @@ from envbuild.lock.model import Target
 from envbuild.lock.needs import Declared, needed
 from envbuild.match.table import read_table
 from envbuild.oci.image import Image
+from envbuild.oci.rootfs import Tree
 from envbuild.recipe import SLIM_LABEL
 from envbuild.verify.findings import Finding
 from envbuild.verify.holdings import Held, Holdings, Moved

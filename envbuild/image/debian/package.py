@@ -88,7 +88,13 @@ def open_deb(path: Path, sha256: Digest, stack: ExitStack) -> Deb:
             members = dict(_members(file))
             control = _unpacked(path, file, members, "control", stack)
             data = _unpacked(path, file, members, "data", stack)
-            texts = _texts(control)
+            found = {}
+            for member in control:
+                name = member.name.removeprefix("./")
+                content = control.extractfile(member) if member.isfile() and "/" not in name else None
+                if content and _WORD.fullmatch(name):
+                    found[name] = content.read()
+            texts = found
             stanza = _stanza(texts.pop("control"), path.name)
             return Deb(control=stanza, scripts=texts, items=tuple(_items(data, path.name)))
         except _DAMAGED as error:
@@ -196,16 +202,6 @@ def _unpack_zstd(path: Path, part: str, target: IO[bytes]) -> None:
         raise ValueError("dpkg-deb cannot unpack it")
 
 
-def _texts(archive: tarfile.TarFile) -> dict[str, bytes]:
-    found = {}
-    for member in archive:
-        name = member.name.removeprefix("./")
-        content = archive.extractfile(member) if member.isfile() and "/" not in name else None
-        if content and _WORD.fullmatch(name):
-            found[name] = content.read()
-    return found
-
-
 def _items(archive: tarfile.TarFile, where: str) -> Iterator[Item]:
     """Yield what the package has but for the root itself; BuildError for what could lead out of the image."""
     file = cast("BinaryIO", archive.fileobj)
@@ -217,7 +213,12 @@ def _items(archive: tarfile.TarFile, where: str) -> Iterator[Item]:
         _check(path, member, where)
         kind: Kind = "directory" if member.isdir() else "symlink" if member.issym() else "file"
         if member.islnk():
-            item = _same(member, path, seen, where)
+            other = seen.get(member.linkname.removeprefix("./"))
+            if other is None or other.kind != "file":
+                raise _refused(where, f"the hard link {path[:120]} leads to no file of the package")
+            item = Item(
+                path=path, kind="file", mode=other.mode, owner=other.owner, size=other.size, source=other.source
+            )
         else:
             size = member.size if kind == "file" else 0
             item = Item(
@@ -254,11 +255,3 @@ def _climbs(path: str, target: str) -> bool:
         if depth < 0:
             return True
     return False
-
-
-def _same(member: tarfile.TarInfo, path: str, seen: Mapping[str, Item], where: str) -> Item:
-    """A hard link, as a file with the same content: layers are sorted, so the other may come later."""
-    other = seen.get(member.linkname.removeprefix("./"))
-    if other is None or other.kind != "file":
-        raise _refused(where, f"the hard link {path[:120]} leads to no file of the package")
-    return Item(path=path, kind="file", mode=other.mode, owner=other.owner, size=other.size, source=other.source)

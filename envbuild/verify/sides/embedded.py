@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from envbuild.capture.redact import scrub_file_name, scrub_line
-from envbuild.diff.layers import Tree, place_of
 from envbuild.manifest.artifact import Model, ModelFile
+from envbuild.oci.rootfs import Tree, place_of
 
 _URI, _FOLDER, _DEFAULT = "AIP_STORAGE_URI", "ENVBUILD_MODEL_FOLDER", "/model"
 """What tells a server where the model lies, which counts first, and where it lies if nothing does."""

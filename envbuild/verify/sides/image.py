@@ -13,11 +13,11 @@ from packaging.utils import canonicalize_name
 from envbuild.capture.distributions import NAME, VERSION
 from envbuild.capture.frameworks import BUILD_INFO, build_info
 from envbuild.capture.reading import decoded
-from envbuild.diff.layers import Node, Tree
 from envbuild.diff.pair import Report
 from envbuild.errors import BuildError
 from envbuild.manifest.model import Framework
 from envbuild.oci.image import Image
+from envbuild.oci.rootfs import Node, Tree
 from envbuild.recipe import SLIM_LABEL
 from envbuild.registry.pull import ARCHITECTURES
 from envbuild.verify.sides.embedded import model_inside, model_place

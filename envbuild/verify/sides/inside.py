@@ -10,9 +10,10 @@ from typing import IO
 from envbuild.capture.distributions import LONGEST_HEAD
 from envbuild.capture.reading import decoded
 from envbuild.capture.record_digest import record_content
-from envbuild.diff.layers import IMPLIED, Node, Overlay, Tree, over, place_of, read_layer
+from envbuild.diff.layers import read_layer
 from envbuild.diff.pair import Report
 from envbuild.oci.image import Layer
+from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Tree, over, place_of
 from envbuild.verify.sides.embedded import Place
 from envbuild.verify.sums import sums_of
 

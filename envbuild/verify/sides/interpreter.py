@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from envbuild.diff.layers import Tree
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import Tree, resolve
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MINOR = re.compile(r"python(3\.\d+)")
