@@ -11,7 +11,7 @@ from envbuild.cli.references import AsJson, Platform, machine_of, repository
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuild.base.known import KnownBase, Wanted
+    from envbuild.base.known import KnownBase, MissingBase
     from envbuild.match import Profiles
 
 InRegistry = Annotated[
@@ -58,7 +58,7 @@ def _tagged(registry: str, machine: str) -> "Sequence[KnownBase]":
     return tagged_bases(repository(registry, "--registry"), machine, cache_folder())
 
 
-def _print_json(known: "Sequence[KnownBase]", wanted: "Sequence[Wanted]", profiles: "Profiles") -> None:
+def _print_json(known: "Sequence[KnownBase]", wanted: "Sequence[MissingBase]", profiles: "Profiles") -> None:
     from dataclasses import asdict
 
     from envbuild.base.known import serves
@@ -67,7 +67,7 @@ def _print_json(known: "Sequence[KnownBase]", wanted: "Sequence[Wanted]", profil
     typer.echo(json.dumps({"bases": bases, "missing": [asdict(it) for it in wanted]}, indent=2))
 
 
-def _print(known: "Sequence[KnownBase]", wanted: "Sequence[Wanted]", profiles: "Profiles") -> None:
+def _print(known: "Sequence[KnownBase]", wanted: "Sequence[MissingBase]", profiles: "Profiles") -> None:
     from envbuild.base.known import serves
 
     for base in known:

@@ -1,4 +1,4 @@
-"""Where each file of a wheel goes, as pip installs it (binary distribution format, "Installing a wheel")."""
+"""The install plan of a wheel: the place of each file, as pip installs it (binary distribution format)."""
 
 import configparser
 import posixpath
@@ -24,11 +24,40 @@ _WRAPPER_SUFFIX = re.compile(r"(\.exe|-script\.py|\.pya)\Z", re.IGNORECASE)
 _OWN = re.compile(
     r"bin|lib|share|lib64(/.*)?|(pyvenv\.cfg|bin/python(3(\.\d+)?)?|bin/envbuild-check|share/envbuild)(/.*)?"
 )
-"""What the environment itself is made of, and what would lie below its files and links."""
+"""Paths of the environment's own files and links, and paths below them."""
 _SHA256 = re.compile(r"sha256=[A-Za-z0-9_-]{43}")
 INSTALLER = b"envbuild\n"
 _LARGEST_SCRIPT = 1 << 20
-"""Larger files in a scripts folder are programs such as uv or ruff, which have no interpreter line."""
+"""Bytes: larger files in a scripts folder are programs such as uv or ruff, without an interpreter line."""
+
+
+_REFERENCE = re.compile(r"(?P<module>\w+(?:\.\w+)*)\s*:\s*(?P<attribute>\w+(?:\.\w+)*)\s*(?:\[[^\]]*\])?\s*\Z")
+_TEMPLATE = """\
+#!{interpreter}
+import sys
+from {module} import {name}
+if __name__ == '__main__':
+    sys.argv[0] = sys.argv[0].removesuffix('.exe')
+    sys.exit({attribute}())
+"""
+_OLD_TEMPLATE = """\
+#!{interpreter}
+# -*- coding: utf-8 -*-
+import re
+import sys
+from {module} import {name}
+if __name__ == '__main__':
+    sys.argv[0] = re.sub(r'(-script\\.pyw|\\.exe)?$', '', sys.argv[0])
+    sys.exit({attribute}())
+"""
+_NAME = re.compile(r"[^\s/\\\[=][^/\\=]*\Z")
+_ROW = struct.Struct(">8s4s")
+_FOLDER = b"\0dir"
+
+_Wheel = TypeVar("_Wheel")
+
+Fingerprint = Mapping[bytes, bytes]
+"""A hash of the content by a hash of the path, for folders too: it shows which wheels cannot overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +68,13 @@ class InstalledFile:
     """Below the prefix: `lib/python3.11/site-packages/six.py`."""
     executable: bool
     source: Member | bytes
-    """The wheel's own compressed bytes, or content that installing made."""
+    """The wheel's own compressed bytes, or generated content."""
     recorded: str = ""
-    """What the wheel's RECORD says of its bytes, `sha256=...`; empty where it says nothing or they are not used."""
+    """The hash in the wheel's RECORD, `sha256=...`; empty if there is none or the content is generated."""
 
     @property
     def mode(self) -> int:
-        """0755 or 0644: never what the archive or the machine's umask says."""
+        """0755 or 0644, whatever the archive or the machine's umask has."""
         return 0o755 if self.executable else 0o644
 
 
@@ -64,11 +93,11 @@ class Scheme:
 
     @property
     def interpreter(self) -> str:
-        """What scripts name in their first line."""
+        """The interpreter in the first line of scripts."""
         return f"{self.prefix}/bin/python"
 
     def folder(self, key: str, distribution: str) -> str | None:
-        """Return where a `.data/<key>` folder goes, below the prefix; None for an unknown key."""
+        """Return the place of a `.data/<key>` folder, below the prefix; None for an unknown key."""
         headers = f"include/site/python{self.python_minor}/{distribution}"
         site = self.site_packages
         return {"purelib": site, "platlib": site, "scripts": "bin", "headers": headers, "data": ""}.get(key)
@@ -217,30 +246,8 @@ def _relative(path: str, site_packages: str) -> str:
     return posixpath.relpath(f"/{path}", f"/{site_packages}")
 
 
-_REFERENCE = re.compile(r"(?P<module>\w+(?:\.\w+)*)\s*:\s*(?P<attribute>\w+(?:\.\w+)*)\s*(?:\[[^\]]*\])?\s*\Z")
-_TEMPLATE = """\
-#!{interpreter}
-import sys
-from {module} import {name}
-if __name__ == '__main__':
-    sys.argv[0] = sys.argv[0].removesuffix('.exe')
-    sys.exit({attribute}())
-"""
-_OLD_TEMPLATE = """\
-#!{interpreter}
-# -*- coding: utf-8 -*-
-import re
-import sys
-from {module} import {name}
-if __name__ == '__main__':
-    sys.argv[0] = re.sub(r'(-script\\.pyw|\\.exe)?$', '', sys.argv[0])
-    sys.exit({attribute}())
-"""
-_NAME = re.compile(r"[^\s/\\\[=][^/\\=]*\Z")
-
-
 def read_entry_points(text: str) -> dict[str, str]:
-    """Return names and references of console and GUI scripts; ValueError when the file is not what it must be."""
+    """Return names and references of console and GUI scripts; ValueError if the file is malformed."""
     parser = configparser.ConfigParser(delimiters=("=",), strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names are case-sensitive
     try:
@@ -255,7 +262,7 @@ def read_entry_points(text: str) -> dict[str, str]:
 
 
 def script_names(entry_points: dict[str, str], python_minor: str) -> dict[str, str]:
-    """Apply pip's own rule for pip and easy_install: the versioned names are those of the Python that they run on."""
+    """Apply pip's own rule: scripts of pip and easy_install are named after the Python that they run on."""
     result = dict(entry_points)
     versioned = {"pip": ("pip3", f"pip{python_minor}"), "easy_install": (f"easy_install-{python_minor}",)}
     for tool, names in versioned.items():
@@ -267,7 +274,7 @@ def script_names(entry_points: dict[str, str], python_minor: str) -> dict[str, s
 
 
 def script(name: str, reference: str, interpreter: str, python_minor: str) -> bytes:
-    """Return the text of one script; ValueError when the reference names no callable."""
+    """Return the text of one script, as pip writes it; ValueError if the reference is not a callable."""
     match = _REFERENCE.match(reference)
     if match is None or not _NAME.match(name) or name in (".", ".."):
         raise ValueError(f"entry point {name} = {reference} does not name a callable")
@@ -282,17 +289,7 @@ def with_interpreter(content: bytes, interpreter: str) -> bytes:
     """Point a script that starts with `#!python` at the environment's interpreter (binary distribution format)."""
     if not content.startswith(b"#!python"):
         return content
-    _, newline, rest = content.partition(b"\n")
-    return f"#!{interpreter}\n".encode() + (rest if newline else b"")
-
-
-_ROW = struct.Struct(">8s4s")
-_FOLDER = b"\0dir"
-
-_Wheel = TypeVar("_Wheel")
-
-Fingerprint = Mapping[bytes, bytes]
-"""By a hash of each path, of folders too, a hash of what is there."""
+    return f"#!{interpreter}\n".encode() + content.partition(b"\n")[2]
 
 
 def fingerprint(files: Iterable[InstalledFile]) -> Fingerprint:
@@ -308,7 +305,7 @@ def fingerprint(files: Iterable[InstalledFile]) -> Fingerprint:
 
 
 def content_of(file: InstalledFile) -> tuple[int, int]:
-    """CRC and size of what is installed, by which equal files of different wheels are known."""
+    """Return CRC and size of an installed file, which identify equal files of different wheels."""
     source = file.source
     return (crc32(source), len(source)) if isinstance(source, bytes) else (source.crc32, source.size)
 
@@ -318,7 +315,7 @@ def _short_hash(text: str, size: int) -> bytes:
 
 
 def suspects(prints: Mapping[_Wheel, Fingerprint]) -> list[_Wheel]:
-    """The wheels that may have different things at one path; those that are not among them have not."""
+    """Return the wheels that may have different content at one path; the others have not."""
     contents: dict[bytes, bytes] = {}
     clashing: set[bytes] = set()
     for rows in prints.values():
