@@ -11,7 +11,7 @@ from envbuild.cli.references import AsJson, Platform, machine_of, repository
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuild.base.known import KnownBase, MissingBase
+    from envbuild.base.catalogue import KnownBase, MissingBase
     from envbuild.match import Profiles
 
 InRegistry = Annotated[
@@ -25,7 +25,7 @@ def run(*, registry: InRegistry = None, platform: Platform = None, as_json: AsJs
     For each: Python, glibc, CUDA and the releases that it would serve. Then the bases of the matrix that do not exist
     here, and the command that makes each.
     """
-    from envbuild.base.known import known_bases, missing
+    from envbuild.base.catalogue import known_bases, missing
     from envbuild.files import cache_folder, data_folder
     from envbuild.match import load_profiles
 
@@ -52,7 +52,7 @@ def _existing(known: "Sequence[KnownBase]", tagged: "Sequence[KnownBase]") -> "S
 
 def _tagged(registry: str, machine: str) -> "Sequence[KnownBase]":
     """What a repository has; a base that nobody looked into yet has no facts."""
-    from envbuild.base.known import tagged_bases
+    from envbuild.base.catalogue import tagged_bases
     from envbuild.files import cache_folder
 
     return tagged_bases(repository(registry, "--registry"), machine, cache_folder())
@@ -61,14 +61,14 @@ def _tagged(registry: str, machine: str) -> "Sequence[KnownBase]":
 def _print_json(known: "Sequence[KnownBase]", wanted: "Sequence[MissingBase]", profiles: "Profiles") -> None:
     from dataclasses import asdict
 
-    from envbuild.base.known import serves
+    from envbuild.base.catalogue import serves
 
     bases = [asdict(it) | {"serves": serves(it, profiles)} for it in known]
     typer.echo(json.dumps({"bases": bases, "missing": [asdict(it) for it in wanted]}, indent=2))
 
 
 def _print(known: "Sequence[KnownBase]", wanted: "Sequence[MissingBase]", profiles: "Profiles") -> None:
-    from envbuild.base.known import serves
+    from envbuild.base.catalogue import serves
 
     for base in known:
         typer.echo(base.name)

@@ -81,7 +81,7 @@ def pushed_by_engine(
 
 
 def _parent_of(name: str) -> str:
-    from envbuild.base.known import known_bases
+    from envbuild.base.catalogue import known_bases
     from envbuild.files import cache_folder
 
     return next((it.parent for it in known_bases(cache_folder()) if name in (it.name, it.digest)), "")
@@ -89,7 +89,7 @@ def _parent_of(name: str) -> str:
 
 def keep(reference: str, how: str, *, digest: str = "", parent: str = "", **facts: str) -> None:
     """Note a base for `base list`; what is not given is looked up when it is listed."""
-    from envbuild.base.known import KnownBase, cuda_of, remember
+    from envbuild.base.catalogue import KnownBase, cuda_of, remember
     from envbuild.files import cache_folder
 
     digest = digest or reference.rpartition("@")[2]

@@ -76,7 +76,7 @@ class Overlay:
 
     nodes: dict[str, Node] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
-    """Paths that are deleted, or replaced by something that is no directory, with all below them."""
+    """Paths that are deleted, or replaced by a file or link, with all below them."""
     emptied: set[str] = field(default_factory=set)
     """Directories whose lower content is hidden (opaque whiteouts)."""
     borrowed: dict[str, str] = field(default_factory=dict)
@@ -172,7 +172,7 @@ def _damage(layer: Layer, name: str, error: type[BuildError]) -> Iterator[None]:
 def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     """Yield every member of a layer with the archive, from which its content can be read before the next member.
 
-    Raises one of DAMAGED if the blob is no tar, is not compressed as its media type says, or has another diff id.
+    Raises one of DAMAGED if the blob is not a tar, is not compressed as its media type says, or has another diff id.
     """
     with layer.open() as blob, ExitStack() as stack:
         # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
@@ -226,13 +226,13 @@ def read_tree(image: Image, name: str) -> Tree:
     _LAST.clear()  # first, so that two are never in memory
     whole = Overlay()
     for number, layer in enumerate(image.layers):
-        whole = over(whole, read_layer(layer, name, partial(_put, number), BaseError))
+        whole = over(whole, read_layer(layer, name, partial(_add, number), BaseError))
     whole.nodes.pop("", None)
     _LAST.append((image, whole.nodes))
     return whole.nodes
 
 
-def _put(layer: int, overlay: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+def _add(layer: int, overlay: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
     mode, owner = member.mode & 0o7777, (member.uid, member.gid)
     if member.isdir():
         node = Node("directory", mode, owner, layer=layer)
