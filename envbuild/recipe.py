@@ -16,11 +16,11 @@ PYTHON_LABEL = "dev.envbuild.python"
 VARIANT_LABEL = "dev.envbuild.variant"
 CUDA_LABEL = "dev.envbuild.cuda"
 DRIVER_LABEL = "dev.envbuild.driver"
-"""The lowest driver of NVIDIA that the CUDA in it works with."""
+"""The lowest NVIDIA driver for the CUDA in the image."""
 SLIM_LABEL = "dev.envbuild.slim"
-"""The names that an image does without, as only training uses them: what is meant, not what is proved."""
+"""The distributions that a slim image leaves out, as only training uses them."""
 SLIM_OF_LABEL = "dev.envbuild.slim-of"
-"""The id of the whole environment that a slim one is a part of."""
+"""The id of the whole environment of a slim one."""
 PREFIX = "/opt/env"
 USER = "65532:65532"
 """The conventional non-root user of minimal images; it owns nothing in the image."""
@@ -28,38 +28,38 @@ USER = "65532:65532"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A base image and what was read from its files."""
+    """A base image with the facts from its files."""
 
     name: str
-    """As it was asked for, by digest where it lies in a registry: `debian:bookworm`, `python:3.11.7-slim@sha256:…`."""
+    """The requested name, by digest if it is in a registry: `debian:bookworm`, `python:3.11.7-slim@sha256:…`."""
     image: Image
     target: Target
-    """Python, machine and glibc that lie in the base."""
+    """Python, machine and glibc of the base."""
     python_path: str
     """The interpreter, all links followed: `/usr/bin/python3.11`."""
     asked: str = ""
-    """Where it was asked for in a registry, without a digest: `docker.io/library/python:3.11-slim`; empty elsewhere."""
+    """The requested name in a registry, without a digest: `docker.io/library/python:3.11-slim`; else empty."""
     mirror_of: str = ""
-    """What it was copied from, where that is known; no byte of an image depends on it."""
+    """The name that it was copied from, if known; no byte of an image depends on it."""
     distribution: str = ""
-    """As its os-release says it: `Debian GNU/Linux 12 (bookworm)`."""
+    """The name in its os-release: `Debian GNU/Linux 12 (bookworm)`."""
     interpreter: str = ""
-    """A digest of the interpreter's own files: bases that have it in common have the very same interpreter."""
+    """A digest of the interpreter's own files, equal for equal interpreters."""
 
     @property
     def digest(self) -> Digest:
-        """The digest of the base's manifest, where it lies in a registry as that has it."""
+        """The digest of the base's manifest, if possible that in the registry."""
         return self.image.found_as or self.image.digest
 
     def to_dict(self) -> dict[str, str]:
-        """What a lock keeps of the base: name, digest and, for a mirror, what it was copied from."""
-        said = {"name": self.asked or self.name, "digest": str(self.digest), "mirror_of": self.mirror_of}
-        return {key: text for key, text in said.items() if text}
+        """Return the entry for the lock: name, digest and, for a mirror, its origin."""
+        entry = {"name": self.asked or self.name, "digest": str(self.digest), "mirror_of": self.mirror_of}
+        return {key: text for key, text in entry.items() if text}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The environment: wheels, what they stand on, and how they are started."""
+    """The environment: wheels, packages, base, variables, labels and user."""
 
     base_name: str
     base_digest: Digest
@@ -69,13 +69,13 @@ class Recipe:
     variables: tuple[tuple[str, str], ...]
     labels: tuple[tuple[str, str], ...]
     base_asked: str = ""
-    """The base's name in the image's annotations; empty where that is left out."""
+    """The base's name for the image's annotations; empty to leave that out."""
     bytecode: str = ""
-    """By what, and in which format, sources are compiled; empty for an image without bytecode."""
+    """The interpreter that compiles sources, and the format; empty for an image without bytecode."""
     packages: tuple[SystemPackage, ...] = ()
-    """Debian packages that lie between the base and the wheels."""
+    """Debian packages for a layer between the base and the wheels."""
     owners: tuple[tuple[str, str], ...] = ()
-    """Of paths that several wheels install, as RECORD writes them, whose file it has to be; sorted."""
+    """Paths, as in RECORD, that several wheels install, and the distribution whose file is used; sorted."""
     layer_format: int = LAYER_FORMAT
     prefix: str = PREFIX
     user: str = USER
@@ -87,7 +87,7 @@ class Recipe:
 
     @property
     def owned(self) -> dict[str, str]:
-        """Whose file it has to be, by paths below the prefix."""
+        """The distribution whose file is used, by path below the prefix."""
         site = Scheme(prefix=self.prefix, python_minor=self.target.python_minor).site_packages
         return {posixpath.normpath(f"{site}/{path}"): name for path, name in self.owners}
 
@@ -103,7 +103,7 @@ class Recipe:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything that decides the bytes: of the base's name only what the image says, and no wheel's address."""
+        """Return everything that decides the bytes; no wheel's address, and the base's name only if annotated."""
         named = {"base_name": self.base_asked} if self.base_asked else {}
         compiled = {"bytecode": self.bytecode} if self.bytecode else {}
         packed = [{"name": it.name, "version": it.version, "sha256": str(it.sha256)} for it in self.packages]
@@ -127,7 +127,7 @@ class Recipe:
 
 
 def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "") -> Recipe:
-    """Join the decision, the files and the base; `bytecode` says by what it is compiled, if it is."""
+    """Make the recipe of a stack, a lock and a base; `bytecode` is the result of `compiled_by`, if any."""
     labels = {
         VARIANT_LABEL: stack.variant,
         PYTHON_LABEL: lock.target.python,

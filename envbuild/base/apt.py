@@ -1,4 +1,9 @@
-"""Where this machine gets its Debian packages from (sources.list(5), both of its formats)."""
+"""apt: this machine's sources (sources.list(5)), and Debian packages for a base, found and downloaded by apt itself.
+
+apt runs in a folder of its own, with the base's record of installed packages, so its result is what `apt-get install`
+would download in a container of the base. Of this machine only the mirrors are used; its packages are neither read nor
+changed (apt-get(8), apt.conf(5)).
+"""
 
 import os
 import re
@@ -13,7 +18,7 @@ from urllib.parse import unquote
 
 from envbuild.base.process import running
 from envbuild.errors import BaseError, LockError, MissingComponentError
-from envbuild.image.debian.layer import Ground
+from envbuild.image.debian.layer import BaseSystem
 from envbuild.lock.model import SystemPackage
 from envbuild.lock.system import package_of
 from envbuild.oci.digest import Digest
@@ -23,6 +28,31 @@ from envbuild.oci.layout import ARCHITECTURES
 _ROLLING = ("sid", "unstable", "experimental")
 _LINE = re.compile(r"^deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)((?:[ \t]+[^\s#]+)*)", re.MULTILINE)
 _FIELD = re.compile(r"^([A-Za-z-]+):(.*)$", re.MULTILINE)
+WITHOUT = "go without them: --no-system-packages"
+SOURCES = Path("/etc/apt")
+_PROGRAMS = ("apt-get", "apt-cache")
+_KEYRINGS = {
+    "debian": ("/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"),
+    "ubuntu": ("/usr/share/keyrings/ubuntu-archive-keyring.gpg",),
+}
+_CODENAME = re.compile(r"[a-z]{2,39}")
+_ADDRESS = re.compile(r"'([^']+)' (\S+)_([^_\s]+)_([^_\s]+)\.deb (\d+) SHA256:([0-9a-f]{64})")
+_GONE = re.compile(r"repository '\S+ (\S+) Release' (?:does not have|no longer has) a Release file")
+_EXPIRED = re.compile(r"Release file for \S+?/dists/(\S+?)/(?:In)?Release is expired")
+_SETTINGS = """Dir "{folder}/";
+Dir::State::status "{status}";
+Dir::Etc::netrc "/etc/apt/auth.conf";
+Dir::Etc::netrcparts "/etc/apt/auth.conf.d";
+Dir::Cache::pkgcache "";
+APT::Architecture "{architecture}";
+APT::Architectures {{ "{architecture}"; }};
+APT::Install-Recommends "false";
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+Acquire::GzipIndexes "true";
+Acquire::ForceHash "sha256";
+Acquire::Retries "3";
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,35 +68,35 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mirror:
-    """The machine's own mirror; other suites than the machine's lie in the same place."""
+    """The machine's own mirror, which has other suites than the machine's too."""
 
     archive: str
     security: str | None
     keyrings: tuple[str, ...] = ()
-    """Keyrings that a mirror with a key of its own names."""
+    """Keyrings of a mirror that signs with a key of its own."""
 
 
 def find_mirror(folder: Path) -> Mirror:
-    """Read the machine's own mirror from apt's folder of settings; BaseError where there is none."""
+    """Read the machine's own mirror from apt's folder of settings; BaseError if there is none."""
     sources = [source for source in read_sources(folder) if "main" in source.components]
     security = [source for source in sources if any(suite.endswith("-security") for suite in source.suites)]
     archives = [source for source in sources if source not in security and _likeness(source)]
     if not archives:
-        todo = "on another system than Debian give --base an image of a registry or an OCI layout"
-        raise BaseError("apt names no Debian mirror", where=str(folder), todo=todo)
+        todo = "give --base an image in a registry or an OCI layout, or run on Debian"
+        raise BaseError("apt has no Debian mirror in its sources", where=str(folder), todo=todo)
     used = [max(archives, key=_likeness), *sorted(security, key=_likeness, reverse=True)[:1]]
     keyrings = tuple(dict.fromkeys(source.signed_by for source in used if source.signed_by.startswith("/")))
     return Mirror(archive=used[0].address, security=used[1].address if used[1:] else None, keyrings=keyrings)
 
 
 def _likeness(source: Source) -> int:
-    """How much an address looks like a Debian archive, as others may have a suite and a component of those names."""
+    """Return how much an address looks like a Debian archive: other archives may have the same suites."""
     last = source.address.rstrip("/").rpartition("/")[2]
     return 2 if last in ("debian", "debian-security") else int("debian" in last)
 
 
 def source_lines(suite: str, mirror: Mirror) -> dict[str, str]:
-    """Write the one-line sources for a suite: by name the suite itself, its updates, and its security archive."""
+    """Return one-line sources by name: the suite itself, its updates, and its security archive."""
     lines = {suite: f"deb {mirror.archive} {suite} main"}
     if suite not in _ROLLING:
         lines[f"{suite}-updates"] = f"deb {mirror.archive} {suite}-updates main"
@@ -76,7 +106,7 @@ def source_lines(suite: str, mirror: Mirror) -> dict[str, str]:
 
 
 def read_sources(folder: Path) -> Sequence[Source]:
-    """Read what apt itself reads, `folder` being `/etc/apt`; files that cannot be read are left out."""
+    """Read all sources of apt; `folder` is `/etc/apt`. Files that cannot be read are left out."""
     found: list[Source] = []
     for path in (folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))):
         try:
@@ -106,19 +136,9 @@ def _deb822(text: str) -> Iterator[Source]:
                 yield Source(address=address, suites=suites, components=components, signed_by=signed_by)
 
 
-WITHOUT = "go without them: --no-system-packages"
-SOURCES = Path("/etc/apt")
-_PROGRAMS = ("apt-get", "apt-cache")
-_KEYRINGS = {
-    "debian": ("/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"),
-    "ubuntu": ("/usr/share/keyrings/ubuntu-archive-keyring.gpg",),
-}
-_CODENAME = re.compile(r"[a-z]{2,39}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """Where a base's packages come from."""
+    """The sources of a base's packages."""
 
     distribution: str
     """`debian`, `ubuntu`."""
@@ -129,19 +149,32 @@ class Suite:
 
     @property
     def key(self) -> str:
-        """The name of its folder: mirrors and keys are in it, by a digest, as an address may hold a password."""
+        """The name of its folder; mirrors and keys are in it as a digest, as an address may hold a password."""
         value = Digest.of(canonical_json(self.lines))
         return f"{self.distribution}-{self.codename}-{self.architecture}-{value.short}"
 
 
-def find_suite(ground: Ground, machine: str, folder: Path) -> Suite:
-    """Where the packages of a base are; MissingComponentError where this machine knows no such place."""
-    _check_programs()
-    distribution, codename = ground.release.get("ID", ""), ground.release.get("VERSION_CODENAME", "")
+def find_suite(base: BaseSystem, machine: str, folder: Path) -> Suite:
+    """Return the sources for a base; BaseError for another system, MissingComponentError without a mirror of it."""
+    if lacking := [it for it in _PROGRAMS if shutil.which(it) is None]:
+        what = f"the base lacks Debian packages of the run, and {lacking[0]}, which finds them, is not installed"
+        raise MissingComponentError(what, where="PATH", todo=f"build on Debian or Ubuntu; or {WITHOUT}")
+    distribution, codename = base.release.get("ID", ""), base.release.get("VERSION_CODENAME", "")
     if distribution not in _KEYRINGS or not _CODENAME.fullmatch(codename):
         what = f"system packages are for Debian and Ubuntu, and the base is {distribution or 'neither'} {codename}"
         raise BaseError(what.rstrip(), where="the base's os-release", todo=WITHOUT)
-    keys, lines = _lines(distribution, codename, folder)
+    if distribution == "debian":
+        try:
+            mirror = find_mirror(folder)
+        except BaseError as error:
+            what = "the base is Debian, and apt here has no Debian mirror in its sources"
+            raise MissingComponentError(what, where=str(folder), todo=f"build on Debian; or {WITHOUT}") from error
+        lines = list(source_lines(codename, mirror).values())
+    else:
+        mirror = _ubuntu_mirror(folder)
+        suites = (codename, f"{codename}-updates", f"{codename}-security")
+        lines = [f"deb {mirror.archive} {suite} main universe" for suite in suites]
+    keys = dict.fromkeys(it for it in (*_KEYRINGS[distribution], *mirror.keyrings) if Path(it).exists())
     signed = f"deb [signed-by={','.join(keys)}] " if keys else "deb "
     return Suite(
         distribution=distribution,
@@ -151,76 +184,41 @@ def find_suite(ground: Ground, machine: str, folder: Path) -> Suite:
     )
 
 
-def _check_programs() -> None:
-    if lacking := [it for it in _PROGRAMS if shutil.which(it) is None]:
-        what = f"the base lacks Debian packages of the run, and {lacking[0]}, which finds them, is absent"
-        raise MissingComponentError(what, where="PATH", todo=f"build on Debian or Ubuntu; or {WITHOUT}")
-
-
-def _lines(distribution: str, codename: str, folder: Path) -> tuple[list[str], list[str]]:
-    """The keyrings and the sources of a suite, by the mirror of this machine."""
-    if distribution == "debian":
-        mirror = _debian_mirror(folder)
-        lines = list(source_lines(codename, mirror).values())
-    else:
-        mirror = _ubuntu_mirror(folder)
-        suites = (codename, f"{codename}-updates", f"{codename}-security")
-        lines = [f"deb {mirror.archive} {suite} main universe" for suite in suites]
-    keys = [it for it in (*_KEYRINGS[distribution], *mirror.keyrings) if Path(it).exists()]
-    return list(dict.fromkeys(keys)), lines
-
-
-def _debian_mirror(folder: Path) -> Mirror:
-    try:
-        return find_mirror(folder)
-    except BaseError as error:
-        what = "the base is of Debian, and apt here names no mirror of Debian's"
-        raise MissingComponentError(what, where=str(folder), todo=f"build on Debian; or {WITHOUT}") from error
-
-
 def _ubuntu_mirror(folder: Path) -> Mirror:
-    found = [it for it in read_sources(folder) if "main" in it.components and _is_ubuntu(it)]
-    if not found:
-        what = "the base is of Ubuntu, and apt here names no mirror of Ubuntu's"
-        raise MissingComponentError(what, where=str(folder), todo=f"build on Ubuntu; or {WITHOUT}")
-    keyrings = (found[0].signed_by,) if found[0].signed_by.startswith("/") else ()
-    return Mirror(archive=found[0].address, security=None, keyrings=keyrings)
+    for it in read_sources(folder):
+        if "main" in it.components and it.address.rstrip("/").rpartition("/")[2] in ("ubuntu", "ubuntu-ports"):
+            keyrings = (it.signed_by,) if it.signed_by.startswith("/") else ()
+            return Mirror(archive=it.address, security=None, keyrings=keyrings)
+    what = "the base is Ubuntu, and apt here has no Ubuntu mirror in its sources"
+    raise MissingComponentError(what, where=str(folder), todo=f"build on Ubuntu; or {WITHOUT}")
 
 
-def _is_ubuntu(source: Source) -> bool:
-    return source.address.rstrip("/").rpartition("/")[2] in ("ubuntu", "ubuntu-ports")
+def lost_archives(messages: str) -> set[str]:
+    """Return the suites that a mirror no longer has or signs, by apt's messages."""
+    return {*_GONE.findall(messages), *_EXPIRED.findall(messages)}
 
 
-_ADDRESS = re.compile(r"'([^']+)' (\S+)_([^_\s]+)_([^_\s]+)\.deb (\d+) SHA256:([0-9a-f]{64})")
-_GONE = re.compile(r"repository '\S+ (\S+) Release' (?:does not have|no longer has) a Release file")
-_EXPIRED = re.compile(r"Release file for \S+?/dists/(\S+?)/(?:In)?Release is expired")
-_SETTINGS = """Dir "{folder}/";
-Dir::State::status "{status}";
-Dir::Etc::netrc "/etc/apt/auth.conf";
-Dir::Etc::netrcparts "/etc/apt/auth.conf.d";
-Dir::Cache::pkgcache "";
-APT::Architecture "{architecture}";
-APT::Architectures {{ "{architecture}"; }};
-APT::Install-Recommends "false";
-APT::Sandbox::User "root";
-Acquire::Languages "none";
-Acquire::GzipIndexes "true";
-Acquire::ForceHash "sha256";
-Acquire::Retries "3";
-"""
+def hide_password(line: str) -> str:
+    """Remove the login from addresses in a line."""
+    return re.sub(r"//[^/@\s]*@", "//", line)
+
+
+def network_variables() -> dict[str, str]:
+    """Return the environment variables that lead to the network."""
+    return {name: it for name, it in os.environ.items() if name.lower().endswith("_proxy") or name.startswith("SSL_")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apt:
-    """apt in a folder of its own, with a base's packages as those that are installed."""
+    """apt in a folder of its own, with a base's packages as the installed ones."""
 
     suite: Suite
     folder: Path
     settings: Path
-    """What APT_CONFIG names."""
+    """The file for APT_CONFIG."""
 
     def versions(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """The versions that there are of packages, apt's choice first; names that nobody has are left out."""
+        """Return the available versions of packages, apt's choice first; unknown names are left out."""
         status, output = self._run("apt-cache", "madison", *names)
         found: dict[str, list[str]] = {}
         for line in output.splitlines() if status == 0 else ():
@@ -230,64 +228,56 @@ class Apt:
         return {name: tuple(versions) for name, versions in found.items()}
 
     def resolve(self, requests: Sequence[tuple[str, str]]) -> tuple[SystemPackage, ...]:
-        """The packages themselves and what they need that the base lacks, sorted by name; LockError where apt fails."""
+        """Return packages with their dependencies that the base lacks, sorted by name; LockError if apt fails."""
         words = [f"{name}={version}" for name, version in requests]
         status, output = self._run("apt-get", "install", "--print-uris", "--yes", "--no-remove", *words)
         if status:
-            raise LockError(
-                f"apt cannot install the run's system packages: {_said(output)}",
-                where=self.suite.codename,
-                todo=WITHOUT,
-            )
-        found = [_package(match) for match in _ADDRESS.finditer(output)]
-        return tuple(sorted(found, key=lambda it: it.name))
+            what = f"apt cannot install the run's system packages: {_reason(output)}"
+            raise LockError(what, where=self.suite.codename, todo=WITHOUT)
+        return tuple(sorted(map(_package, _ADDRESS.finditer(output)), key=lambda it: it.name))
 
     def download(self, packages: Sequence[SystemPackage], target: Path) -> None:
-        """Put packages' files into a folder; LockError where the mirror has one no more."""
+        """Download packages into a folder; LockError if the mirror no longer has one."""
         words = [f"{it.name}={it.version}" for it in packages]
         status, output = self._run("env", f"--chdir={target}", "apt-get", "download", *words)
         if status:
-            what = f"system packages cannot be fetched: {_said(output)}"
-            raise LockError(
-                what, where=self.suite.codename, todo=f"build again, which locks what there is now; or {WITHOUT}"
-            )
+            what = f"system packages cannot be downloaded: {_reason(output)}"
+            todo = f"build again, which locks the current packages; or {WITHOUT}"
+            raise LockError(what, where=self.suite.codename, todo=todo)
 
     def update(self, say: Callable[[str], object]) -> None:
-        """Get the signed lists of the mirror; LockError where it cannot be had.
+        """Download the signed lists of the mirror; LockError if that fails.
 
-        An old suite may have lost its updates or security archive, or nobody signs it any more: `say` is told.
+        `say` is called if an old suite has lost its updates or security archive, or their signature has expired.
         """
         status, output = self._run("apt-get", "update")
-        for gone in sorted({*_GONE.findall(output), *_EXPIRED.findall(output)} - {self.suite.codename}):
-            say(f"the mirror has no {gone} any more: system packages are looked for without")
+        for suite in sorted(lost_archives(output) - {self.suite.codename}):
+            say(f"the mirror no longer has {suite}: system packages are looked for without it")
             status = 0
         if status or not self.has_lists:
             todo = f"check that apt's own mirror serves {self.suite.codename} (apt-get update); or {WITHOUT}"
-            raise LockError(f"apt's lists cannot be had: {_said(output)}", where=self.suite.codename, todo=todo)
+            raise LockError(f"cannot download apt's lists: {_reason(output)}", where=self.suite.codename, todo=todo)
 
     @property
     def has_lists(self) -> bool:
-        """Whether lists were got, now or earlier."""
+        """Whether lists were downloaded, now or earlier."""
         return any((self.folder / "var/lib/apt/lists").glob("*Packages*"))
 
     def _run(self, *command: str) -> tuple[int, str]:
-        kept = {
-            name: it for name, it in os.environ.items() if name.lower().endswith("_proxy") or name.startswith("SSL_")
-        }
         fixed = {
             "LC_ALL": "C.UTF-8",
             "HOME": "/root",
             "APT_CONFIG": str(self.settings),
             "PATH": os.environ.get("PATH", os.defpath),
         }
-        with running(command, kept | fixed, stdout=PIPE, stderr=STDOUT) as process:
+        with running(command, network_variables() | fixed, stdout=PIPE, stderr=STDOUT) as process:
             output, _ = process.communicate()
             return process.returncode, output.decode(errors="replace")
 
 
 @contextmanager
 def apt_for(suite: Suite, status: str, cache: Path) -> Iterator[Apt]:
-    """Yield apt for a base whose dpkg status is given; of several runs one works in the folder, and the others wait."""
+    """Yield apt for a base with this dpkg status; one run works in the folder, and others wait."""
     folder = cache / "apt" / suite.key
     for part in (
         "etc/apt/apt.conf.d",
@@ -320,14 +310,14 @@ def _package(match: re.Match[str]) -> SystemPackage:
     try:
         return package_of(value)
     except ValueError as error:
-        raise LockError(f"the mirror offers what cannot be locked: {error}", where=name, todo=WITHOUT) from error
+        raise LockError(
+            f"the mirror offers a package that cannot be locked: {error}", where=name, todo=WITHOUT
+        ) from error
 
 
-def _said(output: str) -> str:
-    """The end of what apt printed, without passwords."""
+def _reason(output: str) -> str:
+    """Return the end of apt's messages, without passwords."""
     lines = output.splitlines()
-    first = next(
-        (at for at, line in enumerate(lines) if "unmet dependencies" in line or line.startswith(("E:", "Err:"))), 0
-    )
-    told = [re.sub(r"//[^/@\s]*@", "//", line.strip()) for line in lines[first:][:8]]
-    return "; ".join(line for line in told if line)
+    starts = ("E:", "Err:")
+    first = next((at for at, it in enumerate(lines) if "unmet dependencies" in it or it.startswith(starts)), 0)
+    return "; ".join(filter(None, (hide_password(line.strip()) for line in lines[first:][:8])))

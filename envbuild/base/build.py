@@ -1,4 +1,4 @@
-"""What Dockerfile.base is given: the order for a base, and how it gets its Python."""
+"""Building a base with the engine from Dockerfile.base, on a parent from a registry, a layout, or Debian's mirror."""
 
 import re
 import shlex
@@ -40,44 +40,60 @@ _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9-]+)?=[A-Za-z0-9][A-Za-z0
 _SNAPSHOT = re.compile(r"\d{8}T\d{6}Z\Z")
 
 
+INSTEAD = "run by hand, where there is one, what --dry-run prints"
+_HUB = "https://index.docker.io/v1/"
+"""The name of Docker Hub in the logins of engines."""
+_APT = Path("/etc/apt")
+_REMEDIES = {
+    "python3 is ": "give --python-image an image with that Python in /usr/local, such as python:3.9.18-slim-bullseye, "
+    "whose glibc is not newer than the parent's",
+    "python3: not found": "give --python, so that the parent's distribution or --python-image brings one",
+    "Unable to locate package": "see the package's name; `apt-cache search` on the parent lists them",
+    "was not found": "see the version: `apt-cache madison NAME` on the parent lists them; a snapshot may have it",
+    "Failed to fetch": "see that containers reach the archive; for an old suite give --snapshot, or --sources FILE",
+    "does not have a Release file": "the archive no longer has the suite: give --snapshot, or --sources FILE",
+}
+"""Remedies by a part of the failed step's message."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseOrder:
-    """A base that is wanted."""
+    """The parameters of a base, for Dockerfile.base."""
 
     parent: str
-    """As the engine knows it: a reference, best by digest, or the engine's own id."""
+    """A reference, best by digest, or the engine's own id."""
     python: str = ""
-    """What its Python has to be: `3.11` or `3.11.2`; empty for the suite's."""
+    """The version of its Python: `3.11` or `3.11.2`; empty for the suite's."""
     python_image: str = ""
-    """An image with that Python in /usr/local; empty where the parent or its distribution has it."""
+    """An image with that Python in /usr/local; empty if the parent or its distribution has it."""
     packages: tuple[str, ...] = ()
     """Debian packages, each as NAME=VERSION."""
     sources: str = ""
-    """apt's one-line sources, where the parent's own will not do."""
+    """apt's one-line sources, instead of the parent's own."""
     snapshot: str = ""
-    """The day of the distribution's archive: `20240101T000000Z`."""
+    """The time of the distribution's archive: `20240101T000000Z`."""
     snapshot_host: str = ""
-    """Where such archives lie, up to the distribution's name."""
+    """The address of such archives, up to the distribution's name."""
     epoch: str = ""
     """SOURCE_DATE_EPOCH, in seconds since 1970; empty for the Dockerfile's own."""
 
     def __post_init__(self) -> None:
         if self.python and not _PYTHON.match(self.python):
             todo = "give it as 3.11 or 3.11.2"
-            raise UsageError(f"{self.python!r} is no version of Python 3", where="--python", todo=todo)
+            raise UsageError(f"{self.python!r} is not a version of Python 3", where="--python", todo=todo)
         for package in self.packages:
             if not _PACKAGE.match(package):
                 todo = "give NAME=VERSION; `apt-cache madison NAME` on the parent lists the versions"
-                raise UsageError(f"{package!r} is no Debian package with its version", where="--package", todo=todo)
+                raise UsageError(f"{package!r} is not a Debian package with a version", where="--package", todo=todo)
         _check_snapshot(self.snapshot, self.snapshot_host)
         _check_open(self.sources, "--sources")
         if self.epoch and not self.epoch.isdecimal():
             todo = "set it to seconds since 1970, or leave it unset"
-            raise UsageError(f"{self.epoch!r} is no time", where="SOURCE_DATE_EPOCH", todo=todo)
+            raise UsageError(f"{self.epoch!r} is not a time", where="SOURCE_DATE_EPOCH", todo=todo)
 
     @property
     def arguments(self) -> dict[str, str]:
-        """The build arguments; those at their defaults are left out."""
+        """The build arguments, without those at their defaults."""
         given = {
             "PARENT": self.parent,
             "PYTHON_IMAGE": self.python_image,
@@ -91,7 +107,7 @@ class BaseOrder:
         return {name: value for name, value in given.items() if value}
 
     def command(self, dockerfile: Path, tag: str, platform: str) -> str:
-        """The same build by hand, for a shell; no file but the Dockerfile is sent."""
+        """Return the shell command for the same build; only the Dockerfile is sent."""
         words = ["docker", "build", "--platform", platform, "--tag", tag]
         for name, value in self.arguments.items():
             words += ["--build-arg", f"{name}={value}"]
@@ -111,14 +127,14 @@ def _check_snapshot(snapshot: str, host: str) -> None:
         right = None
     if not right:
         todo = "give it as 20240101T000000Z"
-        raise UsageError(f"{snapshot!r} names no snapshot", where="--snapshot", todo=todo)
+        raise UsageError(f"{snapshot!r} is not the time of a snapshot", where="--snapshot", todo=todo)
     if not re.match(r"https?://[^\s'\"]+\Z", host):
-        raise UsageError(f"{host!r} is no address", where="--snapshot-host", todo="give it as https://HOST/archive")
+        raise UsageError(f"{host!r} is not an address", where="--snapshot-host", todo="give it as https://HOST/archive")
     _check_open(host, "--snapshot-host")
 
 
 def _check_open(text: str, where: str) -> None:
-    """Refuse what may not become part of an image, as build arguments do."""
+    """Refuse addresses with a password, as build arguments become part of the image."""
     for word in text.split():
         if "://" in word and "@" in urlsplit(word).netloc:
             what = "an address of packages holds a password, and addresses stay in the image's history"
@@ -127,12 +143,20 @@ def _check_open(text: str, where: str) -> None:
 
 
 def decide_python(parent: str, python: str, profiles: Profiles) -> Decision | None:
-    """Say which image brings a Python that the parent's distribution has not; None where that is not known.
+    """Choose an image with a Python that the parent's distribution lacks; None if that is unknown or not needed.
 
-    Python's own images of the newest suite whose glibc is not newer than the parent's. `parent` is a base of
-    `profiles/cuda.toml`, with or without a digest; of others nothing is known.
+    It is an official Python image of the newest suite whose glibc is not newer than the parent's. `parent` is a base of
+    `profiles/cuda.toml`, with or without a digest.
     """
-    row = next((it for it in profiles.bases if parent.partition("@")[0] in _names(it.image)), None)
+    row = next(
+        (
+            it
+            for it in profiles.bases
+            if parent.partition("@")[0]
+            in (it.image, it.image.removeprefix("docker.io/"), it.image.removeprefix("docker.io/library/"))
+        ),
+        None,
+    )
     exact = python.count(".") > 1
     if row is None or not python or (row.python == python and not exact):
         return None
@@ -147,52 +171,32 @@ def decide_python(parent: str, python: str, profiles: Profiles) -> Decision | No
     return Decision(what="python image", value=image, reason=reason, source=suite.source)
 
 
-def _names(image: str) -> tuple[str, ...]:
-    return image, image.removeprefix("docker.io/"), image.removeprefix("docker.io/library/")
-
-
-INSTEAD = "run by hand, where there is one, what --dry-run prints"
-_HUB = "https://index.docker.io/v1/"
-"""How engines call Docker Hub in logins."""
-_APT = Path("/etc/apt")
-_WAYS = {
-    "python3 is ": "give --python-image an image with that Python in /usr/local, such as python:3.9.18-slim-bullseye, "
-    "whose glibc is not newer than the parent's",
-    "python3: not found": "give --python, so that the parent's distribution or --python-image brings one",
-    "Unable to locate package": "see the package's name; `apt-cache search` on the parent lists them",
-    "was not found": "see the version: `apt-cache madison NAME` on the parent lists them; a snapshot may have it",
-    "Failed to fetch": "see that containers reach the archive; for an old suite give --snapshot, or --sources FILE",
-    "does not have a Release file": "the archive has the suite no more: give --snapshot, or --sources FILE",
-}
-"""What can be done about what the failed step said."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """What a base is built on."""
+    """The image that a base is built on."""
 
     name: str
-    """As it was asked for, by digest where it lies in a registry."""
+    """The value of --parent, by digest if it is in a registry."""
     image: Image | None = None
-    """What the engine has to be given first; None where it pulls it."""
+    """The image to load into the engine first; None if the engine pulls it."""
     sources: str = ""
-    """apt's one-line sources, where the parent has none of its own."""
+    """apt's one-line sources, if the parent has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeBase:
-    """A base that the engine has."""
+    """A base in the engine."""
 
     id: str
-    """The engine's own name of it."""
+    """The engine's id."""
     inside: BaseFacts
 
 
 def find_parent(text: str, machine: str, cache: Path, report: Reporter) -> Parent:
-    """Find what --parent names, and pin it; UsageError, BaseError, RegistryError, MissingComponentError."""
+    """Resolve and pin --parent; UsageError, BaseError, RegistryError, MissingComponentError."""
     reference = registry_reference(text)
     with connected(INSTEAD):
-        pass  # bootstrapping would be in vain
+        pass  # fail before the long work
     if reference is None and text.startswith("debian:"):
         suite = text.removeprefix("debian:")
         image = debian_base(suite, machine, cache, report.note)
@@ -203,28 +207,28 @@ def find_parent(text: str, machine: str, cache: Path, report: Reporter) -> Paren
 
 
 def pinned(text: str, report: Reporter) -> str:
-    """Name a registry's image by its digest, as a tag may move; UsageError for what lies in no registry.
+    """Return a reference by digest, as a tag may move; UsageError for an image outside registries.
 
-    One that no registry answers for is left to the engine, which may have it.
+    If the registry does not answer, the reference is unchanged: the engine may have the image.
     """
     reference = registry_reference(text)
     if reference is None:
-        raise UsageError("this has to be an image in a registry", where=text, todo="push it, and give its reference")
+        raise UsageError("not an image in a registry", where=text, todo="push it, and give its reference")
     if reference.digest:
         return str(reference)
     try:
         with Registry(reference.registry) as registry:
-            said = registry.manifest_digest(reference.repository, reference.target)
+            digest = registry.manifest_digest(reference.repository, reference.target)
     except RegistryError as error:
         report.note(f"{text} is not pinned by a digest, as its registry does not answer: {error.what}")
         return text
-    return f"{reference.name}@{said}" if said else text
+    return f"{reference.name}@{digest}" if digest else text
 
 
 def make_base(
     order: BaseOrder, parent: Parent, dockerfile: Path, name: Reference, machine: str, report: Reporter
 ) -> MadeBase:
-    """Build, name the result in the engine, and look into it; BaseError, with the step's last lines, when it fails."""
+    """Build, tag and inspect a base in the engine; BaseError, with the last lines of the failed step."""
     with ExitStack() as stack:
         client = stack.enter_context(connected(INSTEAD))
         local = stack.enter_context(loaded_base(client, parent.image, report)) if parent.image else ""
@@ -239,7 +243,7 @@ def make_base(
             network=True,
             arguments=order.arguments,
         )
-        with _told(parent):
+        with _remedy(parent):
             return _built(client, request, name, report)
 
 
@@ -252,19 +256,19 @@ def _built(client: docker.DockerClient, request: Request, name: Reference, repor
 
 
 @contextmanager
-def _told(parent: Parent) -> Iterator[None]:
-    """Say what can be done about a step that failed."""
+def _remedy(parent: Parent) -> Iterator[None]:
+    """Add the remedy to the error of a failed step."""
     try:
         yield
     except BaseError:
         raise
     except BuildError as error:
-        way = next((way for said, way in _WAYS.items() if said in error.what), "see what the step printed")
-        raise BaseError(error.what, where=f"Dockerfile.base on {parent.name}", todo=way) from error
+        todo = next((it for part, it in _REMEDIES.items() if part in error.what), "see the output of the step")
+        raise BaseError(error.what, where=f"Dockerfile.base on {parent.name}", todo=todo) from error
 
 
 def engine_login(reference: Reference) -> dict[str, str]:
-    """What an engine logs in with at a registry (Docker Engine API, "Authentication"); empty for nothing."""
+    """Return an engine's login for a registry (Docker Engine API, "Authentication"); empty for none."""
     found = find(reference.registry, reference.repository).credentials
     if found is None:
         return {}
@@ -274,7 +278,7 @@ def engine_login(reference: Reference) -> dict[str, str]:
 
 
 def engine_images() -> frozenset[str] | None:
-    """The ids of what the engine has; None where none answers."""
+    """Return the ids of the engine's images; None if no engine answers."""
     try:
         with connected(INSTEAD) as client:
             return frozenset(str(it["Id"]) for it in client.api.images())
@@ -285,9 +289,9 @@ def engine_images() -> frozenset[str] | None:
 def push_base(
     image: str, target: Reference, report: Reporter, *, machine: str | None = None
 ) -> tuple[Reference, BaseFacts]:
-    """Let the engine push one of its images, and see that the registry has it; UsageError, RegistryError.
+    """Push one of the engine's images, and check that the registry has it; UsageError, RegistryError.
 
-    It has to be for `machine` where one is named: `x86_64`.
+    With `machine`, such as `x86_64`, the image has to be for it.
     """
     with connected("build the base where the engine is, and push from there") as client:
         identity = _image_for(client, image, machine)
@@ -297,19 +301,21 @@ def push_base(
     with Registry(name.registry) as registry:
         if not registry.has_manifest(name.repository, sent.digest):
             todo = "push again; another client may have removed it"
-            raise RegistryError("the registry has not what was pushed", where=str(name.at(sent.digest)), todo=todo)
+            raise RegistryError(
+                "the registry does not have the pushed manifest", where=str(name.at(sent.digest)), todo=todo
+            )
     return name.at(sent.digest), inside
 
 
 def _image_for(client: docker.DockerClient, name: str, machine: str | None) -> str:
-    """The engine's id of an image that is for this machine, where one is named."""
+    """Return the engine's id of an image, which has to be for the machine, if one is given."""
     try:
         found = client.images.get(name)
     except (docker.errors.ImageNotFound, docker.errors.NullResource) as error:
         todo = "build it with `envbuild base build`, or name one that `docker images` lists; debian:SUITE works too"
-        raise UsageError("the engine has no such image", where=name, todo=todo) from error
+        raise UsageError("the engine does not have the image", where=name, todo=todo) from error
     has = f"{found.attrs.get('Os')}/{found.attrs.get('Architecture')}"
-    if machine and has != (wanted := f"linux/{ARCHITECTURES[machine]}"):
+    if machine and has != (expected := f"linux/{ARCHITECTURES[machine]}"):
         todo = "name the image of that platform; an engine keeps one of several under one name"
-        raise UsageError(f"the engine's image is for {has}, not {wanted}", where=name, todo=todo)
+        raise UsageError(f"the engine's image is for {has}, not {expected}", where=name, todo=todo)
     return str(found.id)

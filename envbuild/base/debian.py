@@ -1,8 +1,7 @@
-"""A Debian base, bootstrapped here with mmdebstrap: for places without a registry to pull from.
+"""A Debian base, bootstrapped here with mmdebstrap: for machines without a registry to pull from.
 
-The bytes depend on the suite's packages as the mirror has them, and on nothing of this machine: neither its name,
-clock, umask, locale nor which mirror it uses. So the image names no mirror either; who installs more packages on top
-writes the sources first.
+The bytes depend on the suite's packages in the mirror, and on nothing of this machine: neither its name, clock, umask,
+locale nor the mirror's address. So the image has no sources; to install more packages on top, write them first.
 """
 
 import os
@@ -20,13 +19,13 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import BinaryIO
 
-from envbuild.base.apt import find_mirror, source_lines
+from envbuild.base.apt import find_mirror, hide_password, lost_archives, network_variables, source_lines
 from envbuild.base.process import output, running
 from envbuild.cache import remove
 from envbuild.errors import BaseError, MissingComponentError, UsageError
 from envbuild.files import is_no_file
 from envbuild.oci import tar
-from envbuild.oci.blobs import is_damaged
+from envbuild.oci.blobs import is_damaged, open_file
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.oci.layout import ARCHITECTURES, blob_path, read_layout, write_layout
@@ -43,7 +42,7 @@ _KEYRINGS = ("/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyri
 _MERGED_USR = Path("/usr/share/mmdebstrap/hooks/maybe-merged-usr")
 _INSTALL = "apt-get install mmdebstrap debian-archive-keyring"
 _CHUNK = 1 << 20
-# Away with what the host, the mirror or the clock left behind, and with what no program reads; copyrights stay.
+# Remove traces of the host, the mirror and the clock, and files that no program reads; copyrights stay.
 _CLEAN = r"""set -e; cd "$1"
 rm -rf etc/apt/sources.list etc/apt/sources.list.d/* etc/resolv.conf etc/hostname
 rm -rf var/cache/ldconfig/aux-cache var/cache/debconf/*-old var/lib/dpkg/*-old tmp/* root/.cache
@@ -51,22 +50,21 @@ find var/log var/cache/apt var/lib/apt/lists -type f -delete
 find usr/share/doc -type f ! -name copyright -delete
 find usr/share/man usr/share/info usr/share/locale ! -type d -delete
 """
-_GONE = re.compile(r"repository '\S+ (\S+) Release' (?:does not have|no longer has) a Release file")
-_EXPIRED = re.compile(r"Release file for \S+?/dists/(\S+?)/(?:In)?Release is expired")
 
 
 def debian_base(suite: str, machine: str, cache: Path, report: Callable[[str], None]) -> Image:
-    """Return the base for a suite such as `bookworm`: from the cache, else bootstrapped.
+    """Return the base for a suite such as `bookworm`, from the cache or bootstrapped.
 
-    MissingComponentError where mmdebstrap is absent, BaseError when bootstrapping fails.
+    MissingComponentError if mmdebstrap is absent, BaseError if bootstrapping fails.
     """
     if not _SUITE.match(suite):
         todo = "use debian:bookworm, for instance; an image of that name in a registry is docker://debian:TAG"
-        raise UsageError(f"{suite[:40]!r} is no Debian suite", where=f"--base debian:{suite[:40]}", todo=todo)
+        raise UsageError(
+            f"{suite[:40]!r} is not the name of a Debian suite", where=f"--base debian:{suite[:40]}", todo=todo
+        )
     folder = _folder(suite, machine, cache)
     with _locked(folder, report):
-        image = _kept(folder, machine, report)
-        return image or _made(folder, suite, machine, report)
+        return _read_cached(folder, machine, report) or _bootstrap(folder, suite, machine, report)
 
 
 def _folder(suite: str, machine: str, cache: Path) -> Path:
@@ -75,7 +73,7 @@ def _folder(suite: str, machine: str, cache: Path) -> Path:
 
 
 def kept_bases(cache: Path) -> Iterator[tuple[str, str, Path]]:
-    """Yield suite, machine and layout of what was bootstrapped before, and would be so again."""
+    """Yield suite, machine and layout of each cached base."""
     for folder in sorted((cache / "bases").glob("debian-*")):
         suite, _, machine = folder.name.removeprefix("debian-").rpartition("-")[0].partition("-")
         if folder == _folder(suite, machine, cache) and folder.is_dir():
@@ -84,9 +82,9 @@ def kept_bases(cache: Path) -> Iterator[tuple[str, str, Path]]:
 
 @contextmanager
 def _locked(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Of several runs one bootstraps, and the others wait for it; what a killed one left behind goes.
+    """Let one run bootstrap while others wait; remove what a killed run left behind.
 
-    A kept base in a cache that nobody here may write to is what it is.
+    Without write access to the cache, the cached base is used as it is.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists() and not os.access(folder.parent, os.W_OK):
@@ -98,12 +96,12 @@ def _locked(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
         except BlockingIOError:
             report("waiting for another run that bootstraps the same base")
             flock(lock, LOCK_EX)
-        for left in folder.parent.glob(f".new-{folder.name}-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.parent.glob(f".new-{folder.name}-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 
-def _kept(folder: Path, machine: str, report: Callable[[str], None]) -> Image | None:
+def _read_cached(folder: Path, machine: str, report: Callable[[str], None]) -> Image | None:
     if not folder.exists():
         return None
     try:
@@ -111,29 +109,29 @@ def _kept(folder: Path, machine: str, report: Callable[[str], None]) -> Image | 
     except BaseError as error:
         if isinstance(error.__cause__, OSError) and not is_no_file(error.__cause__):
             raise
-        report(f"the kept base is damaged and made anew: {error.what}")
+        report(f"the cached base is damaged and is made again: {error.what}")
         remove(folder)
         return None
-    report(f"kept from an earlier run, the mirror was not asked; delete {folder} to bootstrap anew")
-    layers = (replace(it, open=partial(_opened, folder, it)) for it in image.layers)
+    report(f"cached by an earlier run; delete {folder} to bootstrap it from the mirror again")
+    layers = (replace(it, open=partial(_open_checked, folder, it)) for it in image.layers)
     return replace(image, layers=tuple(layers))
 
 
-def _opened(folder: Path, layer: Layer) -> BinaryIO:
-    """Open a layer of a kept base after its bytes were read; a damaged base is removed: BaseError."""
+def _open_checked(folder: Path, layer: Layer) -> BinaryIO:
+    """Open a layer of a cached base after its bytes were checked; BaseError if damaged, and the base is removed."""
     try:
         damaged = is_damaged(blob_path(folder, layer.descriptor.digest), layer.descriptor)
     except OSError as error:
-        what, todo = f"the kept base cannot be read: {error.strerror}", f"run again, or remove {folder}"
+        what, todo = f"the cached base cannot be read: {error.strerror}", f"run again, or remove {folder}"
         raise BaseError(what, where=str(folder), todo=todo) from error
     if damaged:
         remove(folder)
-        todo = "run again, and it is bootstrapped anew"
-        raise BaseError("the kept base was damaged and is removed now", where=str(folder), todo=todo)
+        todo = "run again to bootstrap it again"
+        raise BaseError("the cached base was damaged and was removed", where=str(folder), todo=todo)
     return layer.open()
 
 
-def _made(folder: Path, suite: str, machine: str, report: Callable[[str], None]) -> Image:
+def _bootstrap(folder: Path, suite: str, machine: str, report: Callable[[str], None]) -> Image:
     program = shutil.which("mmdebstrap", path=_path())
     keyrings = [path for path in _KEYRINGS if Path(path).exists()]
     if program is None or not keyrings:
@@ -143,7 +141,7 @@ def _made(folder: Path, suite: str, machine: str, report: Callable[[str], None])
     try:
         with tempfile.TemporaryDirectory(prefix=f".new-{folder.name}-", dir=folder.parent) as name:
             scratch = Path(name)
-            image = _bootstrapped(program, keyrings[0], suite, machine, scratch, report)
+            image = _run_mmdebstrap(program, keyrings[0], suite, machine, scratch, report)
             write_layout(image, scratch / "layout", name=f"debian-{suite}")
             (scratch / "layout").rename(folder)
     except OSError as error:
@@ -154,14 +152,14 @@ def _made(folder: Path, suite: str, machine: str, report: Callable[[str], None])
     return read_layout(folder, machine=machine)
 
 
-def _bootstrapped(
+def _run_mmdebstrap(
     program: str, keyring: str, suite: str, machine: str, scratch: Path, report: Callable[[str], None]
 ) -> Image:
-    """Bootstrap; where the mirror has no updates or security archive for an old suite any more, do without."""
+    """Bootstrap; without updates and security archive, if the mirror no longer has them for an old suite."""
     mirror = find_mirror(_SOURCES)
     lines = source_lines(suite, mirror)
     command = [
-        *_apart(), program, "--variant=minbase", f"--include={','.join(PACKAGES)}",
+        *_namespace(), program, "--variant=minbase", f"--include={','.join(PACKAGES)}",
         f"--architectures={ARCHITECTURES[machine]}", "--format=tar", "--skip=output/dev",
         *(f"--keyring={path}" for path in (keyring, *mirror.keyrings) if Path(path).exists()),
         *([f"--hook-dir={_MERGED_USR}"] if _MERGED_USR.is_dir() else []),
@@ -172,10 +170,10 @@ def _bootstrapped(
         diff_id, messages = _run(command, list(lines.values()), scratch, blob)
         if diff_id is not None:
             return _image(suite, machine, blob, diff_id)
-        missing = {*_GONE.findall(messages), *_EXPIRED.findall(messages)} & (lines.keys() - {suite})
+        missing = lost_archives(messages) & (lines.keys() - {suite})
         if not missing:
             raise _failed(suite, machine, messages)
-        report(f"the mirror has no {' and no '.join(sorted(missing))}: bootstrapping without")
+        report(f"the mirror no longer has {' and '.join(sorted(missing))}: bootstrapping without")
         lines = {name: line for name, line in lines.items() if name not in missing}
 
 
@@ -192,8 +190,8 @@ def _run(command: Sequence[str], lines: Sequence[str], scratch: Path, blob: Path
     return None if failed else diff_id, log.read_text(errors="replace")
 
 
-def _apart() -> list[str]:
-    """Let root's mounts be in a namespace of their own, so that they end with the processes, however those end."""
+def _namespace() -> list[str]:
+    """Return the words that put root's mounts into a namespace, so that they end with the processes."""
     prefix = ["unshare", "--mount"]
     if os.geteuid() or not shutil.which("unshare", path=_path()):
         return []
@@ -207,12 +205,11 @@ def _path() -> str:
 
 
 def _environment(scratch: Path | None) -> dict[str, str]:
-    """Nothing of the user's but the way to the network; a fixed epoch also makes Python's bytecode timeless."""
-    kept = {name: it for name, it in os.environ.items() if name.lower().endswith("_proxy") or name.startswith("SSL_")}
+    """Return an environment without the user's settings; the fixed epoch also decides Python's bytecode."""
     fixed = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": "/root", "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": _EPOCH}
     # another user's mmdebstrap works as yet another user, who may not look into the cache
     temporary = {"TMPDIR": str(scratch)} if scratch and os.geteuid() == 0 else {}
-    return kept | fixed | temporary | {"PATH": _path()}
+    return network_variables() | fixed | temporary | {"PATH": _path()}
 
 
 def _with_dev(source: BinaryIO) -> Iterator[bytes]:
@@ -257,17 +254,13 @@ def _image(suite: str, machine: str, blob: Path, diff_id: Digest) -> Image:
         "rootfs": {"type": "layers", "diff_ids": [str(diff_id)]},
         "history": [{"created": _CREATED, "created_by": created_by}],
     })  # fmt: skip
-    layers = (Layer(Descriptor(LAYER_GZIP, digest, size), diff_id, partial(_open, blob), created_by),)
+    layers = (Layer(Descriptor(LAYER_GZIP, digest, size), diff_id, partial(open_file, blob), created_by),)
     return Image(manifest_bytes(config, layers, {}), config, layers)
-
-
-def _open(path: Path) -> BinaryIO:
-    return path.open("rb")
 
 
 def _failed(suite: str, machine: str, messages: str) -> BaseError:
     lines = [line for line in messages.splitlines() if line.startswith(("E:", "W:", "Err:"))] or messages.splitlines()
-    last = [re.sub(r"//[^/@\s]*@", "//", line) for line in lines[-4:]]
+    last = [hide_password(line) for line in lines[-4:]]
     todo = "check the suite's name and that apt's own mirror serves it (apt-get update), and that this user is root"
     if "No space left" in messages:
         todo = "free some space in the cache (ENVBUILD_CACHE) and the temporary folder (TMPDIR)"

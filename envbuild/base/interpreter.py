@@ -1,8 +1,8 @@
-"""The base's own interpreter, taken out of its layers, so that it runs here: without a container, root or a mount.
+"""The base's own interpreter, copied out of its layers, so that it runs here: without a container, root or a mount.
 
-Only what it needs to start is taken: the program, the libraries that such programs link, their loader, and the standard
-library's sources. They get places of our own choosing, as plain files without links and without any mode but our own;
-the base's loader is then started as a program, which takes the libraries from there and from nowhere else.
+Only what it needs to start is copied: the program, the libraries that such programs link, their loader, and the
+standard library's sources. They get new places, as plain files without links and with our modes; the base's loader is
+then started as a program, and takes libraries from there only.
 """
 
 import platform
@@ -27,11 +27,11 @@ from envbuild.oci.rootfs import DAMAGED, Tree, contents, read_tree, resolve
 from envbuild.recipe import Base
 
 _FORMAT = 1
-"""Raised whenever other files would be taken, or lie elsewhere."""
+"""Raised whenever other files would be copied, or into other places."""
 _LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 _LINKED = re.compile(r"lib(?:c|m|dl|pthread|util|rt|z|expat|crypt|gcc_s|intl|python3(?:\.\d+)?)\.so(?:\.[\w.]+)?")
 _CODECS = re.compile(r"lib-dynload/_(?:codecs|multibytecodec)[\w.-]*\.so")
-"""Which a source may name in its first line."""
+"""Codecs that a source may name in its first line."""
 _TESTS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 _LARGEST, _MOST = 64 << 20, 512 << 20
 """Bytes: of one file, and of all."""
@@ -40,30 +40,30 @@ _FACTS = "facts.json"
 
 
 def runs_here(machine: str) -> Unavailable | None:
-    """Say why the interpreter of a base for `machine` cannot run on this one; None if it may."""
+    """Return why the interpreter of a base for `machine` cannot run here; None if it can."""
     if sys.platform != "linux" or platform.machine() != machine:
         return Unavailable(why=f"the base's interpreter is for {machine}, and this machine is {platform.machine()}")
     return None
 
 
 def find_interpreter(base: Base, cache: Path) -> Interpreter | Unavailable:
-    """Return the base's interpreter, kept in the cache since it was first needed; BaseError for a damaged base."""
+    """Return the base's interpreter, from the cache or copied into it; BaseError for a damaged base."""
     if reason := runs_here(base.target.machine):
         return reason
     key = Digest.of(canonical_json([_FORMAT, str(base.digest), base.python_path]))
     folder = cache / "interpreters" / key.hex
-    return _kept(folder) or _made(base, folder)
+    return _read_cached(folder) or _copy(base, folder)
 
 
-def _kept(folder: Path) -> Interpreter | None:
-    """What is in the cache, if each file is as it was put there and no other is there: it is about to run."""
+def _read_cached(folder: Path) -> Interpreter | None:
+    """Return the cached interpreter if its files are unchanged and there are no others, as it is about to run."""
 
     def decode(facts: Any) -> Interpreter:
         if {path: _sha256(folder / path) for path in _files(folder)} != facts["files"]:
-            raise ValueError("its files are not what they were")
+            raise ValueError("its files have changed")
         texts = (facts["program"], *facts["build"].values(), *facts["lacking"])
         if not all(isinstance(it, str) for it in texts) or f"python/bin/{texts[0]}" not in facts["files"]:
-            raise ValueError("what is noted of it is not what is noted of interpreters")
+            raise ValueError("its facts are malformed")
         return Interpreter(
             command=_command(folder, facts["program"]),
             home=folder / "python",
@@ -75,7 +75,7 @@ def _kept(folder: Path) -> Interpreter | None:
 
 
 def _files(folder: Path) -> list[str]:
-    """All that lies in an interpreter's folder, links included, but for what is noted of it."""
+    """List all files and links in an interpreter's folder, except its facts."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(name for path in paths if (name := str(path.relative_to(folder))) != _FACTS)
 
@@ -84,40 +84,39 @@ def _sha256(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
-def _made(base: Base, folder: Path) -> Interpreter | Unavailable:
+def _copy(base: Base, folder: Path) -> Interpreter | Unavailable:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as name:
         staged = Path(name) / "interpreter"
         try:
-            found = _taken(base, staged)
+            found = _copy_files(base, staged)
         except DAMAGED as error:
             todo = "build with --no-bytecode, or give another --base"
-            raise BaseError(f"its interpreter cannot be taken out: {error}", where=base.name, todo=todo) from error
+            raise BaseError(f"cannot copy the base's interpreter: {error}", where=base.name, todo=todo) from error
         if isinstance(found, Unavailable):
             return found
-        if kept := _kept(folder):  # another run was faster
-            return kept
-        remove(folder)  # what is damaged
+        if cached := _read_cached(folder):  # another run was faster
+            return cached
+        remove(folder)  # it is damaged
         try:
             staged.rename(folder)
         except OSError:  # another run was faster
             shutil.rmtree(staged)
-    kept = _kept(folder)
-    if kept is None:
-        raise BaseError(
-            "the base's interpreter is not in the cache after it was written", where=str(folder), todo="run again"
-        )
-    return kept
+    cached = _read_cached(folder)
+    if cached is None:
+        what = "the base's interpreter is not in the cache after it was written"
+        raise BaseError(what, where=str(folder), todo="run again")
+    return cached
 
 
-def _taken(base: Base, folder: Path) -> Unavailable | None:
+def _copy_files(base: Base, folder: Path) -> Unavailable | None:
     tree = read_tree(base.image, base.name)
     program = base.python_path.rpartition("/")[2]
-    wanted = _wanted(tree, base)
-    if not {"ld.so", f"python/bin/{program}"} <= {place for places in wanted.values() for place in places}:
+    places = _places(tree, base)
+    if not {"ld.so", f"python/bin/{program}"} <= {place for several in places.values() for place in several}:
         return Unavailable(why="the base has no loader where programs look for it")
     sources = _Sources({}, {})
-    _take(tree, base, wanted, folder, sources)
+    _write_files(tree, base, places, folder, sources)
     command = _command(folder, program)
     build = ask_build(command, folder / "python")
     if isinstance(build, Unavailable):
@@ -138,13 +137,13 @@ def _command(folder: Path, program: str) -> tuple[str, ...]:
 
 
 def _home(base: Base) -> str:
-    """`usr/`: what the base's interpreter has as its prefix, relative to the root."""
+    """Return the prefix of the base's interpreter, relative to the root: `usr/`."""
     home = posixpath.dirname(posixpath.dirname(base.python_path)).strip("/")
     return f"{home}/" if home else ""
 
 
-def _wanted(tree: Tree, base: Base) -> dict[str, list[str]]:
-    """Places for the files that are taken, by their paths in the image, which have no links in them any more."""
+def _places(tree: Tree, base: Base) -> dict[str, list[str]]:
+    """Return the places for the copied files, by their paths in the image, all links followed."""
     found: dict[str, list[str]] = {base.python_path[1:]: [f"python/bin/{base.python_path.rpartition('/')[2]}"]}
     if loader := resolve(tree, _LOADERS[base.target.machine]):
         found.setdefault(loader[1:], []).append("ld.so")
@@ -163,10 +162,13 @@ def _library(base: Base) -> re.Pattern[str]:
 
 
 def _libraries(tree: Tree, base: Base) -> dict[str, str]:
-    """Libraries by name, from where the loader would take them."""
+    """Return the libraries by name, as the loader would find them."""
     candidates = sorted(path for path in tree if _LINKED.fullmatch(path.rpartition("/")[2]))
     found: dict[str, str] = {}
-    for folder in _library_folders(tree, base):
+    tops, places = dict.fromkeys((_home(base), "", "usr/")), (f"{base.target.machine}-linux-gnu", "")
+    folders = [f"/{top}{lib}/{place}".rstrip("/") for top in tops for lib in ("lib64", "lib") for place in places]
+    # The interpreter's own installation comes first, and 64 bits before what may have 32.
+    for folder in dict.fromkeys(place for folder in folders if (place := resolve(tree, folder))):
         for path in candidates:
             above, _, name = path.rpartition("/")
             target = resolve(tree, f"/{path}") if f"/{above}" == folder else None
@@ -175,39 +177,32 @@ def _libraries(tree: Tree, base: Base) -> dict[str, str]:
     return found
 
 
-def _library_folders(tree: Tree, base: Base) -> list[str]:
-    """Where the loader looks, the interpreter's own installation first; 64 bits before what may have 32."""
-    tops, places = dict.fromkeys((_home(base), "", "usr/")), (f"{base.target.machine}-linux-gnu", "")
-    folders = [f"/{top}{lib}/{place}".rstrip("/") for top in tops for lib in ("lib64", "lib") for place in places]
-    return list(dict.fromkeys(found for folder in folders if (found := resolve(tree, folder))))
-
-
 @dataclass(slots=True)
 class _Sources:
-    """What was taken, and what decides whether imports would use the bytecode that a base has."""
+    """Facts of copied sources, which decide whether imports would use the base's bytecode."""
 
     states: dict[str, tuple[int, int]]
     """Time of change and size of sources, by path."""
     heads: dict[str, bytes]
     """The first bytes of bytecode files."""
     size: int = 0
-    """Bytes that were taken."""
+    """Bytes that were copied."""
 
 
-def _take(tree: Tree, base: Base, wanted: Mapping[str, list[str]], folder: Path, sources: _Sources) -> None:
-    """Write the files that are wanted, and remember how the standard library's bytecode begins."""
+def _write_files(tree: Tree, base: Base, places: Mapping[str, list[str]], folder: Path, sources: _Sources) -> None:
+    """Write the files, and keep the first bytes of the standard library's bytecode."""
     library = _library(base)
     bytecode = {path for path in tree if path.endswith(".pyc") and library.match(path)}
-    for path, member, content in contents(base.image, tree, bytecode | wanted.keys(), base.name):
+    for path, member, content in contents(base.image, tree, bytecode | places.keys(), base.name):
         if path in bytecode:
             sources.heads[path] = content.read(_HEAD)
             continue
-        sources.size += member.size * len(wanted[path])
+        sources.size += member.size * len(places[path])
         if member.size > _LARGEST or sources.size > _MOST:
             raise ValueError(f"{path} has {member.size} bytes, of {sources.size} in all")
         data = content.read()
         sources.states[path] = (int(member.mtime), member.size)
-        for place in wanted[path]:
+        for place in places[path]:
             target = folder / place
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
@@ -215,7 +210,7 @@ def _take(tree: Tree, base: Base, wanted: Mapping[str, list[str]], folder: Path,
 
 
 def _lacking(tree: Tree, base: Base, build: Build, sources: _Sources) -> list[str]:
-    """Sources of the standard library that imports would compile each time, and whose folders we may write into."""
+    """List sources of the standard library without usable bytecode, in folders that a layer can fill."""
     home, library = _home(base), _library(base)
     found = []
     for path in sorted(sources.states):
@@ -223,14 +218,14 @@ def _lacking(tree: Tree, base: Base, build: Build, sources: _Sources) -> list[st
         if not library.match(path) or not name.endswith(".py") or _TESTS & set(folder.split("/")):
             continue
         bytecode = f"{folder}/__pycache__/{name.removesuffix('.py')}.{build.cache_tag}.pyc"
-        used = _used(sources.heads.get(bytecode, b""), build, sources.states[path])
-        if not used and all(_plain(tree, parent) for parent in _parents(bytecode)):
+        usable = _is_usable(sources.heads.get(bytecode, b""), build, sources.states[path])
+        if not usable and all(_is_plain(tree, parent) for parent in _parents(bytecode)):
             found.append(path.removeprefix(home))
     return found
 
 
-def _used(head: bytes, build: Build, state: tuple[int, int]) -> bool:
-    """Whether imports take bytecode for a source (PEP 552); of one by hash it is believed."""
+def _is_usable(head: bytes, build: Build, state: tuple[int, int]) -> bool:
+    """Whether imports use bytecode for a source (PEP 552); bytecode with a hash is assumed to match."""
     if head[:4] != bytes.fromhex(build.magic) or len(head) < _HEAD:
         return False
     by_hash = head[4] & 1
@@ -243,22 +238,22 @@ def _parents(path: str) -> Iterator[str]:
         yield path
 
 
-def _plain(tree: Tree, folder: str) -> bool:
-    """Whether a layer that brings this folder leaves it as it is: our layers know one mode and one owner."""
+def _is_plain(tree: Tree, folder: str) -> bool:
+    """Whether our layers, with their one mode and owner, leave this folder as it is."""
     node = tree.get(folder)
     return node is None or (node.kind, node.mode, node.owner) == ("directory", 0o755, (0, 0))
 
 
 def compiling_on(base: Base, cache: Path, todo: str, told: Callable[[int], object] = lambda _count: None) -> Compiling:
-    """Say by what sources are compiled; what was compiled, and the interpreter, are kept in `cache`.
+    """Return the interpreter and store for compiling; both are kept in `cache`.
 
-    BuildError, with `todo`, where the base's interpreter cannot run here; from `find` where it turns out not to.
+    BuildError, with `todo`, if the base's interpreter cannot run here; raised by `find` if it fails to start.
     """
 
     def find() -> Interpreter:
         found = find_interpreter(base, cache)
         if isinstance(found, Unavailable):
-            raise _refused(found, base.name, todo)
+            raise _no_bytecode(found, base.name, todo)
         return found
 
     check_compiles(base.target.machine, base.name, todo)
@@ -266,10 +261,10 @@ def compiling_on(base: Base, cache: Path, todo: str, told: Callable[[int], objec
 
 
 def check_compiles(machine: str, where: str, todo: str) -> None:
-    """See, before anything is read, that the interpreter of a base for `machine` may run here; BuildError if not."""
+    """Check, before anything is read, that the interpreter of a base for `machine` can run here; else BuildError."""
     if reason := runs_here(machine):
-        raise _refused(reason, where, todo)
+        raise _no_bytecode(reason, where, todo)
 
 
-def _refused(reason: Unavailable, where: str, todo: str) -> BuildError:
-    return BuildError(f"there can be no bytecode: {reason.why}", where=where, todo=todo)
+def _no_bytecode(reason: Unavailable, where: str, todo: str) -> BuildError:
+    return BuildError(f"cannot compile bytecode: {reason.why}", where=where, todo=todo)

@@ -1,4 +1,4 @@
-"""Programs that never outlive the code that waits for them."""
+"""Child processes that end with the code that waits for them."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import IO, BinaryIO, cast
 
 _GRACE = 20.0
-"""Seconds that a program has for tidying up."""
+"""Seconds for a program to clean up."""
 
 
 @contextmanager
@@ -19,9 +19,9 @@ def running(
     stdout: int | IO[bytes] = subprocess.DEVNULL,
     stderr: int | IO[bytes] = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program in a process group of its own; when the block ends, however it ends, the whole group does.
+    """Run a program in a process group of its own, which ends with the block.
 
-    The group keeps a terminal's Ctrl-C from the program, so that it is told to stop once, and by us.
+    The group does not receive a terminal's Ctrl-C, so that only this process stops the program, once.
     """
     process = subprocess.Popen(
         command,
@@ -38,7 +38,11 @@ def running(
     finally:
         _end(process)
         for stream in (process.stdin, process.stdout, process.stderr):
-            _close(stream)
+            try:
+                if stream:
+                    stream.close()
+            except BrokenPipeError:
+                pass
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -50,14 +54,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_GRACE)
         except subprocess.TimeoutExpired:
             continue
-
-
-def _close(stream: IO[bytes] | None) -> None:
-    try:
-        if stream:
-            stream.close()
-    except BrokenPipeError:
-        pass
 
 
 def output(process: subprocess.Popen[bytes]) -> BinaryIO:

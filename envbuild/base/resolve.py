@@ -1,4 +1,4 @@
-"""What is known of a base without reading its layers again, from an earlier run on this machine and from no other."""
+"""Resolving --base: the image that the option names, the facts in its files, and whether it fits the run."""
 
 import json
 import posixpath
@@ -23,7 +23,7 @@ from envbuild.oci.rootfs import Tree, read_tree, resolve
 from envbuild.recipe import PREFIX, Base
 
 _FORMAT = 4
-"""Raised whenever other facts would be read from the same bytes."""
+"""Raised whenever other facts would be read from the same base."""
 _SHAPES = {
     "python": re.compile(r"3\.\d+\.\d+(?:(?:a|b|rc)\d+)?\Z"),
     "glibc": re.compile(r"\d+\.\d+\Z"),
@@ -31,15 +31,16 @@ _SHAPES = {
     "interpreter": re.compile(r"[0-9a-f]{64}\Z"),
     "distribution": re.compile(r"[^\x00-\x1f\x7f]{0,99}\Z"),
 }
-"""What is read from a base ends up in an environment's files and on terminals."""
+"""Patterns of valid facts, as these get into an environment's files and on terminals."""
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What was read from a base's files."""
+    """Facts from a base's files."""
 
     python: str
-    """Its whole version."""
+    """The full version."""
     glibc: str
     python_path: str
     distribution: str
@@ -47,52 +48,49 @@ class Facts:
     """A digest of the interpreter's own files."""
 
     def target(self, machine: str) -> Target:
-        """What wheels have to fit."""
+        """Return the target that wheels have to fit."""
         return Target(python=self.python, machine=machine, glibc=self.glibc)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownFacts:
-    """Remembers in a folder of this machine."""
+    """Facts of bases that this machine has read before, in a folder."""
 
     folder: Path
 
     def facts(self, image: Digest) -> Facts | None:
-        """What is known of a base's files."""
+        """Return the known facts of a base."""
         return read_entry(self.folder, f"{image.hex}-{_FORMAT}.json", _facts)
 
     def remember(self, image: Digest, facts: Facts) -> None:
-        """Keep what was read."""
+        """Keep facts."""
         write_entry(self.folder, f"{image.hex}-{_FORMAT}.json", asdict(facts))
 
     def mirror_of(self, digest: Digest) -> str:
-        """The name that a mirrored manifest was copied from; empty where it is not known."""
+        """Return the name that a mirrored manifest was copied from; empty if unknown."""
         return read_entry(self.folder, f"{digest.hex}-mirror.json", _name) or ""
 
     def remember_mirror(self, digest: Digest, name: str) -> None:
-        """Keep where a mirrored manifest was copied from."""
+        """Keep the name that a mirrored manifest was copied from."""
         write_entry(self.folder, f"{digest.hex}-mirror.json", name)
 
 
 def _facts(value: Any) -> Facts:
     if value.keys() != _SHAPES.keys() or not all(shape.match(value[key]) for key, shape in _SHAPES.items()):
-        raise ValueError("they do not look like facts of a base")
+        raise ValueError("facts of a base are malformed")
     return Facts(**value)
 
 
 def _name(value: Any) -> str:
     if not re.fullmatch(r"[\w./:-]{1,512}", value):
-        raise ValueError("it is no name of an image")
+        raise ValueError("the name of an image is malformed")
     return str(value)
 
 
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
 def inspect(image: Image, name: str, machine: str, known: KnownFacts) -> Facts:
-    """Return what lies in the base; its layers are read only where nobody did so before.
+    """Return the facts of a base; its layers are read only if the facts are not in the cache.
 
-    BaseError when there is no Python, no glibc, another machine, or an /opt that the environment would change.
+    BaseError if it has no Python, no glibc, another machine, or an /opt that the environment would change.
     """
     _check_machine(image, name, machine)
     if found := known.facts(image.digest):
@@ -104,7 +102,7 @@ def inspect(image: Image, name: str, machine: str, known: KnownFacts) -> Facts:
 
 def _unfit(name: str, why: str) -> BaseError:
     todo = "use --base debian:SUITE, an official python image, or a base built from Dockerfile.base"
-    return BaseError(f"the base cannot carry the environment: {why}", where=name, todo=todo)
+    return BaseError(f"the base does not fit the environment: {why}", where=name, todo=todo)
 
 
 def _config(image: Image, name: str) -> dict[str, Any]:
@@ -112,35 +110,37 @@ def _config(image: Image, name: str) -> dict[str, Any]:
         config = json.loads(image.config)
         return {"architecture": config["architecture"], "os": config["os"], **(config.get("config") or {})}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BaseError("the base's config is not one of an image", where=name, todo="give another --base") from error
+        raise BaseError("the base's config is malformed", where=name, todo="give another --base") from error
 
 
 def _check_machine(image: Image, name: str, machine: str) -> None:
     config = _config(image, name)
-    found, wanted = f"{config['os']}/{config['architecture']}", f"linux/{ARCHITECTURES.get(machine, machine)}"
-    if found != wanted:
-        raise _unfit(name, f"it is for {found}, the environment for {wanted}")
+    platform, expected = f"{config['os']}/{config['architecture']}", f"linux/{ARCHITECTURES.get(machine, machine)}"
+    if platform != expected:
+        raise _unfit(name, f"it is for {platform}, the environment for {expected}")
 
 
 def _inspect(image: Image, name: str) -> Facts:
     tree = read_tree(image, name)
     _check_room(tree, name)
-    variables = _variables(_config(image, name).get("Env"))
+    entries = _config(image, name).get("Env")
+    variables = dict(str(entry).partition("=")[::2] for entry in entries) if isinstance(entries, list) else {}
     path = _interpreter(tree, variables, name)
     python = _python_version(tree, path, variables)
     if python is None:
         raise _unfit(name, f"the exact version of {path} cannot be read from it")
+    contents = [tree[place].sha256.hex() for place in (path[1:], *_libraries(tree, path))]
     return Facts(
         python=python,
         glibc=_glibc(tree, name),
         python_path=path,
         distribution=_distribution(tree),
-        interpreter=_identity(tree, path),
+        interpreter=sha256("\n".join(contents).encode()).hexdigest(),
     )
 
 
 def _check_room(tree: Tree, name: str) -> None:
-    """The environment's layers bring /opt as a plain directory: they must not change the base's."""
+    """Refuse a base whose /opt the environment's layers would change, as they have it as a plain directory."""
     top = posixpath.dirname(PREFIX)
     node = tree.get(top[1:])
     if node and (node.kind, node.mode, node.owner) != ("directory", 0o755, (0, 0)):
@@ -148,10 +148,6 @@ def _check_room(tree: Tree, name: str) -> None:
         raise _unfit(name, f"{why}, and the environment's layers would make it a directory of mode 0755 and owner 0:0")
     if PREFIX[1:] in tree:
         raise _unfit(name, f"it has an {PREFIX} already, whose files would become part of the environment")
-
-
-def _variables(entries: object) -> dict[str, str]:
-    return dict(str(entry).partition("=")[::2] for entry in entries) if isinstance(entries, list) else {}
 
 
 def _interpreter(tree: Tree, variables: Mapping[str, str], name: str) -> str:
@@ -173,7 +169,7 @@ def _search_path(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def _python_version(tree: Tree, path: str, variables: Mapping[str, str]) -> str | None:
-    """What the interpreter, or the shared library of the same installation, says; else what an official image says."""
+    """Return the version in the interpreter, its shared library, or the variable of an official image."""
     if tree[path[1:]].version:
         return tree[path[1:]].version
     minor = posixpath.basename(path).removeprefix("python")
@@ -184,17 +180,11 @@ def _python_version(tree: Tree, path: str, variables: Mapping[str, str]) -> str 
 
 
 def _libraries(tree: Tree, path: str) -> list[str]:
-    """The interpreter's own shared library, in the same installation."""
+    """List the interpreter's shared library in the same installation."""
     minor = posixpath.basename(path).removeprefix("python")
     root = posixpath.dirname(posixpath.dirname(path))
     library = re.compile(rf"{re.escape(root[1:])}/lib(?:64)?/(?:[\w-]+/)?libpython{re.escape(minor)}\.so[.\d]*")
     return sorted(place for place in tree if library.fullmatch(place))
-
-
-def _identity(tree: Tree, path: str) -> str:
-    """Builds differ in their bytes, as an interpreter has the day of its build in it."""
-    contents = [tree[place].sha256 for place in (path[1:], *_libraries(tree, path))]
-    return sha256("\n".join(contents).encode()).hexdigest()
 
 
 def _distribution(tree: Tree) -> str:
@@ -216,36 +206,36 @@ SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie"}
 """The Debian release that carries each Python (its package python3-defaults)."""
 PYTHONS = {suite: python for python, suite in SUITES.items()}
 _PYTHON_IMAGE = re.compile(r"/library/python:(\d+\.\d+(?:\.\d+)?)")
-"""Docker's official image of Python, or a mirror of it by the same path: the tag begins with the version."""
+"""Docker's official image of Python, or a mirror with the same path: the tag begins with the version."""
 
 Pull = Callable[[Reference, str], Image]
 Report = Callable[[str], None]
 
 
 def suite_for(python_minor: str) -> str | None:
-    """Return the Debian suite whose Python is this one."""
+    """Return the Debian suite with this Python."""
     return SUITES.get(python_minor)
 
 
 def known_facts(cache: Path) -> KnownFacts:
-    """What is known of bases in the cache."""
+    """Return the facts of bases in the cache."""
     return KnownFacts(cache / "bases" / "facts")
 
 
 def registry_reference(text: str) -> Reference | None:
-    """Where in a registry a base lies; None for `debian:SUITE` and OCI layouts; UsageError when it is no base."""
+    """Return the reference of a base in a registry; None for `debian:SUITE` and OCI layouts; UsageError otherwise."""
     if text.startswith(("debian:", "oci:")) or _is_layout(text):
         return None
     refuse_login(text, "--base")
     if exists(text):
-        why = "the folder is no OCI layout, as it has no file oci-layout" if Path(text).is_dir() else "a file is none"
+        why = "the folder has no file oci-layout" if Path(text).is_dir() else "it is a file, not an OCI layout"
         todo = f"give the folder of an OCI layout, or debian:SUITE; a registry's image of this name is docker://{text}"
-        raise UsageError(f"this is no base: {why}", where=f"--base {text}", todo=todo)
+        raise UsageError(f"not a base: {why}", where=f"--base {text}", todo=todo)
     try:
         return Reference.parse(text.removeprefix("docker://"))
     except ValueError as error:
         todo = "give an image reference, an OCI layout folder, or debian:SUITE"
-        raise UsageError(f"this is no base: {error}", where=f"--base {text}", todo=todo) from error
+        raise UsageError(f"not a base: {error}", where=f"--base {text}", todo=todo) from error
 
 
 def resolve_base(
@@ -257,23 +247,28 @@ def resolve_base(
     report: Report,
     wanted_python: str | None = None,
 ) -> Base:
-    """Get the base that `text` names, and read what lies in it.
+    """Get the base that `text` names, and read its facts, unless an earlier run has noted them in the cache.
 
-    `debian:SUITE` is bootstrapped here; an OCI layout is an existing folder, `oci:FOLDER` or `oci:FOLDER:NAME`; all
-    else is a registry's reference, with or without `docker://`. Docker Hub's image of Debian is
-    `docker://debian:SUITE` or `docker.io/library/debian:SUITE`, as the short name means the bootstrapped one.
-    With what an earlier run noted in the cache, no layer is read again.
+    `debian:SUITE` is bootstrapped here; an OCI layout is an existing folder, `oci:FOLDER` or `oci:FOLDER:NAME`; other
+    texts are references in a registry, with or without `docker://`. Docker Hub's image of Debian is
+    `docker://debian:SUITE` or `docker.io/library/debian:SUITE`.
 
-    UsageError when it is none of these; BaseError when it cannot be had or cannot carry an environment; RegistryError;
-    MissingComponentError where mmdebstrap is absent.
+    UsageError for other texts; BaseError if it is unavailable or does not fit an environment; RegistryError;
+    MissingComponentError if mmdebstrap is absent.
     """
     reference, known = registry_reference(text), known_facts(cache)
-    found = _pulled(reference, machine, pull, wanted_python) if reference else _local(text, machine, cache, report)
-    facts = inspect(found.image, found.name if reference else text, machine, known)
+    name, image, asked = text, None, ""
+    if reference:
+        name, image, asked = _pull(reference, machine, pull, wanted_python)
+    elif text.startswith("debian:"):
+        image = debian_base(text.removeprefix("debian:"), machine, cache, report)
+    else:  # the folder's own name does not identify the base
+        name, image = "oci-layout", layout_image(text, machine)
+    facts = inspect(image, name if reference else text, machine, known)
     base = Base(
-        name=found.name,
-        image=found.image,
-        asked=found.asked,
+        name=name,
+        image=image,
+        asked=asked,
         target=facts.target(machine),
         python_path=facts.python_path,
         distribution=facts.distribution,
@@ -283,28 +278,20 @@ def resolve_base(
     return base if upstream in ("", base.asked) else replace(base, mirror_of=upstream)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    name: str
-    image: Image
-    asked: str = ""
-
-
-def _pulled(reference: Reference, machine: str, pull: Pull, wanted_python: str | None) -> _Found:
+def _pull(reference: Reference, machine: str, pull: Pull, wanted_python: str | None) -> tuple[str, Image, str]:
+    """Return the base's name by digest, the image, and its name without digest."""
     try:
         image = pull(reference, machine)
     except RegistryError as error:
-        raise _with_way_out(error, wanted_python) from error
+        suite = suite_for(_minor(wanted_python or ""))
+        way_out = f"use --base debian:{suite or 'SUITE'}, which needs no registry" if suite or not wanted_python else ""
+        todo = "; or ".join(part for part in (error.todo, way_out) if part)
+        raise RegistryError(
+            f"cannot get the base: {error.what}", where=error.where, todo=todo, status=error.status
+        ) from error
     asked = replace(reference, tag=reference.tag if reference.digest else reference.target, digest=None)
     # for an index that is the digest of this platform's image
-    return _Found(str(reference.at(image.found_as or image.digest)), image, str(asked))
-
-
-def _local(text: str, machine: str, cache: Path, report: Report) -> _Found:
-    if text.startswith("debian:"):
-        return _Found(text, debian_base(text.removeprefix("debian:"), machine, cache, report))
-    # the folder's own name is no part of what the base is
-    return _Found("oci-layout", layout_image(text, machine))
+    return str(reference.at(image.found_as or image.digest)), image, str(asked)
 
 
 def _is_layout(text: str) -> bool:
@@ -320,18 +307,10 @@ def layout_image(text: str, machine: str) -> Image:
     return read_layout(Path(text), machine=machine)
 
 
-def _with_way_out(error: RegistryError, wanted_python: str | None) -> RegistryError:
-    """Name the base that needs no registry; for a Python that no suite has there is none."""
-    suite = suite_for(_minor(wanted_python or ""))
-    way_out = f"use --base debian:{suite or 'SUITE'}, which needs no registry" if suite or not wanted_python else ""
-    todo = "; or ".join(part for part in (error.todo, way_out) if part)
-    return RegistryError(f"the base cannot be had: {error.what}", where=error.where, todo=todo, status=error.status)
-
-
 def refuse_base(text: str, machine: str, cache: Path, wanted_python: str, glibc_minimum: str) -> None:
-    """Refuse a base that cannot carry the run, as far as that is known before anything is fetched: BaseError.
+    """Refuse a base that does not fit the run, as far as that is known before a download: BaseError.
 
-    The name says it of Debian's releases and of Python's own images; an OCI layout is read.
+    For Debian's suites and official Python images the name shows it; an OCI layout is read.
     """
     reference = registry_reference(text)
     if reference or text.startswith("debian:"):
@@ -346,9 +325,9 @@ def refuse_base(text: str, machine: str, cache: Path, wanted_python: str, glibc_
 
 
 def check_base(base: Base, wanted_python: str, glibc_minimum: str, *, where: str = "") -> list[str]:
-    """Compare the base with the run; BaseError when it cannot carry it, remarks on what merely differs.
+    """Compare the base with the run; BaseError if it does not fit, remarks on other differences.
 
-    `where` is what the base was asked for by, as layouts have no name of their own.
+    `where` is the value of --base, as layouts have no name of their own.
     """
     _check_python(base.target.python, wanted_python, where or base.name)
     _check_glibc(base.target.glibc, glibc_minimum, where or base.name)
@@ -360,7 +339,7 @@ def check_base(base: Base, wanted_python: str, glibc_minimum: str, *, where: str
 
 
 def _check_python(python: str, wanted: str, where: str) -> None:
-    """BaseError where the run used another minor version of Python; of the base's, that may be all that is known."""
+    """Raise BaseError if the run used another minor version of Python."""
     minor = _minor(wanted)
     if _minor(python) == minor:
         return

@@ -15,7 +15,7 @@ from envbuild.cli.references import base_of, check_place, machine_of, repository
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuild.base.known import KnownBase, Wanted
+    from envbuild.base.catalogue import KnownBase, MissingBase
     from envbuild.match.profiles import Profiles
     from envbuild.oci.reference import Reference
 
@@ -44,7 +44,7 @@ def list_bases(*, registry: InRegistry = None, platform: Platform = None, as_jso
     For each: Python, glibc, CUDA and the releases that it serves. Then the missing bases of the matrix, and the command
     that makes each.
     """
-    from envbuild.base.known import known_bases, missing, serves, tagged_bases
+    from envbuild.base.catalogue import known_bases, missing, serves, tagged_bases
     from envbuild.files import cache_folder, data_folder
     from envbuild.match.profiles import load_profiles
 
@@ -72,8 +72,8 @@ def _existing(known: "Sequence[KnownBase]", tagged: "Sequence[KnownBase]") -> "S
     return (*known, *(it for it in tagged if it.digest not in digests))
 
 
-def _print_list(known: "Sequence[KnownBase]", wanted: "Sequence[Wanted]", profiles: "Profiles") -> None:
-    from envbuild.base.known import serves
+def _print_list(known: "Sequence[KnownBase]", wanted: "Sequence[MissingBase]", profiles: "Profiles") -> None:
+    from envbuild.base.catalogue import serves
 
     for base in known:
         typer.echo(base.name)

@@ -212,7 +212,7 @@ def push_from_engine(
 ) -> dict[str, Any]:
     """Push one of the engine's images, for `machine` where one is named; the digest is the registry's."""
     from envbuild.base.build import push_base
-    from envbuild.base.known import known_bases
+    from envbuild.base.catalogue import known_bases
     from envbuild.files import cache_folder
 
     progress.step(f"pushing {name} to {target}")
@@ -225,7 +225,7 @@ def push_from_engine(
 
 def remember_base(reference: str, how: str, *, digest: str = "", parent: str = "", **facts: str) -> None:
     """Remember a base for `base list`, which looks up the facts that are not given."""
-    from envbuild.base.known import KnownBase, cuda_of, remember
+    from envbuild.base.catalogue import KnownBase, cuda_of, remember
     from envbuild.files import cache_folder
 
     digest = digest or reference.rpartition("@")[2]

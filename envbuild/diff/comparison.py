@@ -11,10 +11,11 @@ from typing import Any
 from envbuild.capture.redact import scrub
 from envbuild.diff.difference import Change, Difference, Group, Setting
 from envbuild.diff.facts import without_secrets
-from envbuild.diff.layers import Node, Report, read_pair
+from envbuild.diff.layers import Report, read_pair
 from envbuild.diff.packages import BYTECODE, BYTECODE_FOLDER, MARK, RECORD, Package, Packages, rows
 from envbuild.errors import BuildError
 from envbuild.oci.image import Image
+from envbuild.oci.rootfs import Node
 from envbuild.wheel.record import RecordError
 
 _PLATFORM = ("architecture", "os", "variant")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from envbuild.diff.facts import ANOTHER, SECRET
-from envbuild.diff.layers import Node
 from envbuild.diff.packages import Package
+from envbuild.oci.rootfs import Node
 
 _WORDS = {"sha256": "content", "extended": "extended attributes", "mtime": "time", "target": "target"}
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}

@@ -1,160 +1,31 @@
-"""A layer as what it does to the files below it, and several as one (OCI image-spec, layer.md).
-
-What layers do can be joined before it is known what they lie on, so layers that two images share are read only where
-something depends on them. Contents are hashed as they pass and not kept.
-"""
+"""The nodes of a layer for a comparison: with the digest of each content, and the texts that name packages."""
 
 import _imp
 import hashlib
-import posixpath
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import takewhile
-from typing import Literal
 
 from envbuild.errors import BuildError
+from envbuild.oci import rootfs
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Image, Layer
-from envbuild.oci.rootfs import DAMAGED, members
+from envbuild.oci.image import Image, Layer
+from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Put, Tree, over, place_of
 
-_CHUNK = 1 << 20
-_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _XATTR = "SCHILY.xattr."
 _KEPT = re.compile(
     r"(?:.*/)?[^/]+\.dist-info/(?:RECORD|METADATA)|var/lib/dpkg/status|var/lib/dpkg/info/[^/]+\.list|(?:.*/)?pyvenv\.cfg"
 )
 """Files that say what packages there are, what they need, which files are theirs, and whose an environment is."""
 _LONGEST = 32 << 20
-_DAMAGED: tuple[type[Exception], ...] = (*DAMAGED, OverflowError)
-"""OverflowError, as tarfile takes `mtime=inf` from a PAX header."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What lies at a path; a hard link is the file that it leads to."""
-
-    kind: Literal["file", "directory", "link", "device", "pipe"]
-    mode: int = 0
-    """Permission bits; links have none."""
-    owner: tuple[int, int] = (0, 0)
-    """uid and gid."""
-    target: str = ""
-    """Where a link points; kind and numbers of a device."""
-    sha256: bytes = b""
-    """Of a file's content."""
-    extended: tuple[tuple[str, str], ...] = ()
-    """Extended attributes, such as capabilities."""
-    mtime: int = 0
-    """Seconds since 1970."""
-    text: bytes = field(default=b"", repr=False)
-    """The content, where it says what packages there are."""
-    stamp: bytes = field(default=b"", repr=False)
-    """Of bytecode and of sources, what tells whether one is of the other; of no source that is too long."""
-
-
-IMPLIED = Node("directory", 0o755)
-"""A folder that a layer fills and does not describe: it is as the layers below have it, or else like this."""
-Tree = Mapping[str, Node]
-"""Nodes by path below the root: `usr/bin/python3.11`; the root itself is the empty path."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Overlay:
-    """What one layer, or several as one, do to whatever lies below them."""
-
-    nodes: dict[str, Node] = field(default_factory=dict)
-    hidden: set[str] = field(default_factory=set)
-    """Paths that are seen no more below, with all in them: deleted, or replaced by what is no folder."""
-    emptied: set[str] = field(default_factory=set)
-    """Folders of which nothing is seen that lies below (opaque whiteouts)."""
-    borrowed: dict[str, str] = field(default_factory=dict)
-    """Hard links to files that only the layers below have."""
-
-    def hides(self, path: str) -> bool:
-        """Whether nothing of what lies below is seen at a path."""
-        if path in self.hidden:
-            return True
-        while path:
-            path = path.rpartition("/")[0]
-            if path in self.hidden or path in self.emptied:
-                return True
-        return False
-
-    def settles(self, path: str) -> bool:
-        """Whether what lies at a path does not depend on what lies below."""
-        node = self.nodes.get(path)
-        return self.hides(path) if node is None else node is not IMPLIED or self.hides(path)
-
-
-def over(lower: Overlay, upper: Overlay) -> Overlay:
-    """Join two: what they do one after the other."""
-    nodes = _seen(lower.nodes, upper)
-    for path, node in upper.nodes.items():
-        if node is not IMPLIED or path not in nodes or nodes[path].kind != "directory":
-            nodes[path] = node
-    borrowed = {
-        path: target for path, target in lower.borrowed.items() if path not in upper.nodes and not upper.hides(path)
-    }
-    for path, target in upper.borrowed.items():
-        if target in lower.nodes:
-            nodes[path] = lower.nodes[target]
-        else:
-            borrowed[path] = lower.borrowed.get(target, target)
-    return Overlay(
-        nodes=nodes, hidden=lower.hidden | upper.hidden, emptied=lower.emptied | upper.emptied, borrowed=borrowed
-    )
-
-
-def _seen(nodes: dict[str, Node], upper: Overlay) -> dict[str, Node]:
-    """What is still seen below a layer; few layers hide folders, and only for those all parents are looked up."""
-    if upper.emptied or any(path in nodes and nodes[path].kind == "directory" for path in upper.hidden):
-        return {path: node for path, node in nodes.items() if not upper.hides(path)}
-    return {path: node for path, node in nodes.items() if path not in upper.hidden}
-
-
-Put = Callable[[Overlay, str, tarfile.TarInfo, tarfile.TarFile], None]
-"""Takes what a layer has at a path, if it is of use; the archive can be read then and no later."""
-
-
-def read_layer(layer: Layer, name: str, put: "Put | None" = None) -> Overlay:
-    """Read a layer in memory that grows with its number of files alone; BuildError, with the image's name.
-
-    `put` takes less of it than all, where that does.
-    """
-    media_type = layer.descriptor.media_type
-    if media_type == LAYER_ZSTD:
-        todo = "copy it with `skopeo copy --dest-compress-format gzip`, and give the copy"
-        raise BuildError("a layer is compressed with zstd, which is not read here", where=name, todo=todo)
-    if media_type not in (LAYER_GZIP, LAYER_TAR):
-        raise BuildError(f"a layer has the unknown media type {media_type[:80]}", where=name)
-    try:
-        found = _read(layer, put or _put)
-    except _DAMAGED as error:
-        todo = "fetch or make the image again"
-        raise BuildError(f"layer {layer.diff_id} cannot be read: {error}", where=name, todo=todo) from error
-    found.hidden |= {path for path, node in found.nodes.items() if node.kind != "directory"}
-    found.hidden |= found.borrowed.keys()
-    for path in (*found.nodes, *found.borrowed):
-        _imply_parents(found.nodes, path)
-    return found
-
-
-def _read(layer: Layer, put: Put) -> Overlay:
-    found = Overlay()
-    for member, archive in members(layer):
-        path = place_of(member.name)
-        folder, _, base = path.rpartition("/")
-        if base == _OPAQUE:
-            found.emptied.add(folder)
-        elif base.startswith(_WHITEOUT):
-            found.hidden.add(posixpath.join(folder, base.removeprefix(_WHITEOUT)))
-        else:
-            put(found, path, member, archive)
-    return found
+def read_layer(layer: Layer, name: str, put: Put | None = None) -> Overlay:
+    """Read a layer of the image `name`; BuildError if it cannot be read. `put` replaces what is kept of its members."""
+    return rootfs.read_layer(layer, name, put or _put)
 
 
 def _put(found: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
@@ -171,19 +42,6 @@ def _link(found: Overlay, path: str, target: str) -> None:
     else:
         found.nodes.pop(path, None)
         found.borrowed[path] = target
-
-
-def place_of(name: str) -> str:
-    """Where a member lies, below the root."""
-    return posixpath.normpath(f"/{name}").lstrip("/")
-
-
-def _imply_parents(nodes: dict[str, Node], path: str) -> None:
-    while path:
-        path = path.rpartition("/")[0]
-        if path in nodes:
-            return
-        nodes[path] = IMPLIED
 
 
 def _node(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> Node:
@@ -214,7 +72,7 @@ def _content(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> tu
     wanted = member.size <= _LONGEST and (kept or path.endswith(".py"))
     hasher, pieces = hashlib.sha256(), list[bytes]()
     content = archive.extractfile(member)
-    while content and (chunk := content.read(_CHUNK)):
+    while content and (chunk := content.read(rootfs.CHUNK)):
         hasher.update(chunk)
         # of bytecode the beginning says all that is asked, however long it is
         if wanted or (compiled and not pieces):

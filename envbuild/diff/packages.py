@@ -12,8 +12,7 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from envbuild.check import LIST, PROGRAM
-from envbuild.diff.layers import Tree
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import Tree, resolve
 from envbuild.recipe import PREFIX
 from envbuild.wheel.record import RecordError, Row, read_record
 

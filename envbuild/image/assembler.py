@@ -1,4 +1,4 @@
-"""The assembler: layers in parallel, then config and manifest."""
+"""The assembler: makes layers in parallel, then config and manifest."""
 
 import struct
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from envbuild.image.bytecode.compiler import Interpreter, Store, Tally
 from envbuild.image.bytecode.layers import MOST_LAYERS as BYTECODE_LAYERS
-from envbuild.image.bytecode.layers import Bytecode, BytecodeLayer
+from envbuild.image.bytecode.layers import Bytecode
 from envbuild.image.config import (
     CHECK_LINE,
     Slot,
@@ -31,41 +31,41 @@ from envbuild.recipe import Base, Recipe
 from envbuild.wheel.install import Fingerprint, from_text, suspects, to_text
 
 OVERLAPS_LINE = "paths that several packages share"
-"""The history's line of the layer with files that several wheels have."""
+"""The history line of the layer with files that several wheels contain."""
 Report = Callable[[str, int, int], None]
-"""What is being made, bytes done, bytes in all."""
+"""Receives a label, bytes done and bytes in total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
-    """The image, and what there is to say about it."""
+    """The image, and facts about it that people and later stages need."""
 
     image: Image
     overlaps: tuple[Overlap, ...]
     results: Mapping[Digest, LayerResult]
-    """Our layers by their keys."""
+    """The environment's layers by key."""
     true: Mapping[Digest, Collection[str]]
-    """By a wheel's sha256 the members that were read and found to be what its RECORD says."""
+    """By a wheel's sha256: the members that were read and match RECORD."""
     bytecode: Tally | None = None
-    """How much bytecode the image has; None where none was asked for."""
+    """Counts of the bytecode; None if none was requested."""
     remarks: tuple[str, ...] = ()
-    """What there is to know of system packages that were only unpacked."""
+    """Notes on system packages that were only unpacked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiling:
-    """By what sources are compiled, and where what was compiled is kept."""
+    """The interpreter that compiles sources, and the store for bytecode."""
 
     identity: str
-    """What tells the base's interpreter from others: `Base.interpreter`."""
+    """The identity of the base's interpreter: `Base.interpreter`."""
     find: Callable[[], Interpreter]
-    """Gets the interpreter when something has to be compiled, or raises BuildError."""
+    """Gets the interpreter when something has to be compiled; BuildError if it cannot run."""
     store: Store
     told: Callable[[int], object] = lambda _count: None
-    """Told how many sources are about to be compiled."""
+    """Receives the number of sources before they are compiled."""
 
     def of(self, recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache) -> Bytecode:
-        """The bytecode of an image."""
+        """Return the bytecode of an image."""
         return Bytecode(
             recipe=recipe,
             identity=self.identity,
@@ -79,37 +79,36 @@ class Compiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """What the assembler will ask the cache for."""
+    """Keys that the assembler will look up in the cache."""
 
     layers: tuple[Digest, ...]
     notes: tuple[Digest, ...]
 
 
 def cache_keys(recipe: Recipe) -> Keys:
-    """The keys that can be told before a wheel is read."""
+    """Return the keys that are known before a wheel is read."""
     system = (packages_key(recipe),) if recipe.packages else ()
     layers = (*system, *(plan.key for plan in plan_layers(recipe)), _environment(recipe).key, _checkup(recipe).key)
     return Keys(layers=layers, notes=(_wheels_key(recipe), *map(_remarks_key, system)))
 
 
 def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | None = None) -> tuple[LockedWheel, ...]:
-    """The wheels whose files `assemble` needs: those of layers that nobody has made, in the order of the layers.
+    """Return the wheels whose files `assemble` needs: those of layers that are not cached, in the order of the layers.
 
-    Where it is not known yet which paths several wheels have, some more may be asked for while they are assembled.
+    While overlapping paths are unknown, `assemble` may request more wheels.
     """
-    plans, found = plan_layers(recipe), find_overlap_note(recipe, cache)
+    plans, overlaps = plan_layers(recipe), find_overlap_note(recipe, cache)
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
-    if found is None:
+    if overlaps is None:
         known = kept_prints(plans, cache)
         unknown = [wheel for wheel in recipe.wheels if wheel not in known]
-        # what those that are not known yet will clash with nobody knows; the others of this kind are few
         return tuple(dict.fromkeys((*lacking, *unknown, *suspects(known))))
-    winners = [it.winner for it in found] if found and not cache.knows(_overlap_key(recipe, found)) else []
-    sources = compiling.of(recipe, found, cache).wheels_to_read() if compiling else ()
+    winners = [it.winner for it in overlaps] if overlaps and not cache.knows(_overlap_key(recipe, overlaps)) else []
+    sources = compiling.of(recipe, overlaps, cache).wheels_to_read() if compiling else ()
     return tuple(dict.fromkeys((*lacking, *winners, *sources)))
 
 
-def assemble(  # noqa: PLR0913, PLR0917 - the last five are for those who have them
+def assemble(  # noqa: PLR0913, PLR0917 - the last five are optional
     recipe: Recipe,
     base: Base,
     wheels: Wheels,
@@ -121,44 +120,49 @@ def assemble(  # noqa: PLR0913, PLR0917 - the last five are for those who have t
     system: SystemLayer | None = None,
     begun: Begun | None = None,
 ) -> Assembled:
-    """Make the image of a recipe; WheelError or BuildError where a wheel is not fit for it.
+    """Make the image of a recipe; WheelError or BuildError if a wheel is not fit for it.
 
-    A layer is begun as soon as its wheels are there, and `made` is told each that had to be made as soon as it is;
-    `begun` is told those that take a while before that. The
-    wheels of `wheels_to_read` are enough, unless the bytes of a layer are asked for that only others have. Those of
-    `proving`, by their sha256, are held against their RECORD as they are read. `system` is what a recipe with Debian
-    packages needs.
+    Work on a layer begins as soon as its wheels are available. `made` receives each new layer as soon as it is written,
+    `begun` those that take long before that. The wheels of `wheels_to_read` are sufficient, unless the bytes of a layer
+    are requested that only the registry has. Wheels whose sha256 is in `proving` are compared with their RECORD as they
+    are read. `system` is required for a recipe with Debian packages.
     """
     plans = plan_layers(recipe)
     own = [_system_layer(recipe, system, cache)] if recipe.packages and system else []
     assert len(own) == bool(recipe.packages), "a recipe with packages is assembled with them"
     check_depth(len(own) + len(plans) + 3 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
     orders = [*own, *map(wheel_layer, plans), _environment(recipe), _checkup(recipe)]
-    total = sum(order.weight for order in orders)
-    done = 0
+    progress = weight_progress(orders, report)
+    with Maker.working(recipe, cache, wheels, proving, begun) as maker:
+        layers = maker.layers(orders, progress, made)
+        if overlaps := shared_paths(recipe, plans, cache, maker.opened):
+            layers += maker.layers([overlap_layer(recipe, overlaps)], progress, made)
+        bytecode, tally = bytecode_layers(compiling.of(recipe, overlaps, cache), maker) if compiling else ((), None)
+        layers += maker.layers(bytecode, progress, made)
+    remarks_key = _remarks_key(packages_key(recipe)) if recipe.packages else None
+    return Assembled(
+        image=_join(recipe, base, layers),
+        overlaps=tuple(overlaps),
+        results=maker.results,
+        true=maker.opened.proven(),
+        bytecode=tally,
+        remarks=(cache.find_note(remarks_key, _remark_lines) or ()) if remarks_key else (),
+    )
 
-    def told(weight: int) -> None:
+
+def weight_progress(orders: Sequence[LayerOrder], report: Report) -> Callable[[int], None]:
+    """Return a callback that adds up the weights of finished layers and reports them."""
+    total, done = sum(order.weight for order in orders), 0
+
+    def add(weight: int) -> None:
         nonlocal done
         done += weight
         report("assembling", done, total)
 
-    with Maker.working(recipe, cache, wheels, proving, begun) as maker:
-        layers = maker.layers(orders, told, made)
-        if overlaps := shared_paths(recipe, plans, cache, maker.opened):
-            layers += maker.layers([overlap_layer(recipe, overlaps)], told, made)
-        bytecode, tally = bytecode_layers(compiling.of(recipe, overlaps, cache), maker) if compiling else ((), None)
-        layers += maker.layers(bytecode, told, made)
-    return Assembled(
-        image=_put_together(recipe, base, layers),
-        overlaps=tuple(overlaps),
-        results=maker.results,
-        true=maker.opened.true(),
-        bytecode=tally,
-        remarks=_remarks(recipe, cache),
-    )
+    return add
 
 
-def _put_together(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> Image:
+def _join(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> Image:
     config = config_bytes(recipe, base, layers)
     everything = (*base.image.layers, *layers)
     return Image(manifest_bytes(config, everything, annotations(recipe)), config, everything)
@@ -167,25 +171,24 @@ def _put_together(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> Image:
 def find_difference(
     image: Image, recipe: Recipe, base: Base, cache: LayerCache, compiling: Compiling | None = None
 ) -> str:
-    """Say how the found image differs from the expected one; empty if it does not.
+    """Describe how an existing image differs from the image that `assemble` makes of its layers; empty if equal.
 
-    The expected one is what `assemble` makes of its layers. Without a difference, all but their contents is proven. No
-    layer is read. Which layers there are depends on the wheels too; where this machine never read them, on what `cache`
-    has behind it.
+    No layer is read, so an empty answer proves everything but the contents of the layers. Which layers there are
+    depends on the wheels too; if this machine never read them, on the notes of the registry behind `cache`.
     """
-    shared = find_overlap_note(recipe, cache)
+    overlaps = find_overlap_note(recipe, cache)
     slots = [
         *([Slot(label=packages_line(recipe.packages), key=packages_key(recipe))] if recipe.packages else ()),
         *(Slot(label=it.label, key=it.key) for it in plan_layers(recipe)),
         *(Slot(label=it.label, key=it.key) for it in (_environment(recipe), _checkup(recipe))),
-        *overlap_slots(recipe, shared),
-        *(compiling.of(recipe, shared or (), cache).slots(known=shared is not None) if compiling else ()),
+        *overlap_slots(recipe, overlaps),
+        *(compiling.of(recipe, overlaps or (), cache).slots(known=overlaps is not None) if compiling else ()),
     ]
-    return find_problem(image, base.image, slots, cache, lambda layers: _put_together(recipe, base, layers))
+    return find_problem(image, base.image, slots, cache, partial(_join, recipe, base))
 
 
 def overlap_slots(recipe: Recipe, overlaps: Sequence[Overlap] | None) -> list[Slot]:
-    """The layer of paths that several wheels have, where it is known that there are some, or nothing is known."""
+    """Return the slot of the layer with overlapping paths: optional if the overlaps are unknown, absent if none."""
     if overlaps is None:
         return [Slot(label=OVERLAPS_LINE, key=None, optional=True)]
     return [Slot(label=OVERLAPS_LINE, key=_overlap_key(recipe, overlaps))] if overlaps else []
@@ -194,7 +197,7 @@ def overlap_slots(recipe: Recipe, overlaps: Sequence[Overlap] | None) -> list[Sl
 def shared_paths(
     recipe: Recipe, plans: Sequence[LayerPlan], cache: LayerCache, opened: OpenWheels
 ) -> Sequence[Overlap]:
-    """What was found before for the same wheels, else what the directories say of those that may overlap."""
+    """Return the overlaps noted for these wheels, else find them in the directories of wheels that may overlap."""
     kept = find_overlap_note(recipe, cache)
     if kept is not None and not (why := _find_false_overlap(recipe, kept, cache, opened)):
         return kept
@@ -206,20 +209,19 @@ def shared_paths(
             prints |= new
             cache.note(plan.paths, {str(wheel.sha256): to_text(prints[wheel]) for wheel in plan.wheels})
     files = {wheel: opened[wheel].files for wheel in suspects(prints)}
-    found = find_overlaps(files, recipe.owned, lambda: _order(recipe, opened))
-    ours = all(cache.noted(plan.paths, _prints_of(plan)) is not None for plan in plans)
-    cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in found], keep=ours)
-    return found
-
-
-def _order(recipe: Recipe, opened: OpenWheels) -> list[str]:
-    """The order of installation by the pip that is among the wheels; every wheel is read for its METADATA."""
     pip = next((wheel.version for wheel in recipe.wheels if wheel.name == "pip"), None)
-    return install_order({wheel.name: opened.requires(wheel) for wheel in recipe.wheels}, recipe.target, pip)
+
+    def order() -> list[str]:  # reads the METADATA of every wheel
+        return install_order({wheel.name: opened.requires(wheel) for wheel in recipe.wheels}, recipe.target, pip)
+
+    overlaps = find_overlaps(files, recipe.owned, order)
+    local = all(cache.noted(plan.paths, _prints_of(plan)) is not None for plan in plans)
+    cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in overlaps], keep=local)
+    return overlaps
 
 
 def _find_false_overlap(recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache, opened: OpenWheels) -> str:
-    """What wheels say against overlaps; those are only read that a layer has to be made of in any case."""
+    """Describe how wheels contradict noted overlaps; reads only wheels that are needed for the layer anyway."""
     if not overlaps or cache.knows(_overlap_key(recipe, overlaps)):
         return ""
     paths = {wheel: {file.path for file in opened[wheel].files} for wheel in {it.winner for it in overlaps}}
@@ -228,12 +230,12 @@ def _find_false_overlap(recipe: Recipe, overlaps: Sequence[Overlap], cache: Laye
 
 
 def kept_prints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
-    """What is known of the paths in wheels, without reading one."""
+    """Return the noted fingerprints of wheels; no wheel is read."""
     cache.look_up((), [plan.paths for plan in plans])
-    found: dict[LockedWheel, Fingerprint] = {}
+    prints: dict[LockedWheel, Fingerprint] = {}
     for plan in plans:
-        found |= cache.find_note(plan.paths, _prints_of(plan)) or {}
-    return found
+        prints |= cache.find_note(plan.paths, _prints_of(plan)) or {}
+    return prints
 
 
 def _prints_of(plan: LayerPlan) -> Decode[dict[LockedWheel, Fingerprint]]:
@@ -241,32 +243,28 @@ def _prints_of(plan: LayerPlan) -> Decode[dict[LockedWheel, Fingerprint]]:
         try:
             return {wheel: from_text(rows[str(wheel.sha256)]) for wheel in plan.wheels}
         except (KeyError, TypeError, struct.error) as error:
-            raise ValueError("it does not have the paths of these wheels") from error
+            raise ValueError("the note does not have the paths of these wheels") from error
 
     return decode
 
 
 def find_overlap_note(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None:
-    """What is noted of paths that several wheels have."""
-    return cache.find_note(_wheels_key(recipe), _overlaps_of(recipe))
-
-
-def _overlaps_of(recipe: Recipe) -> Decode[list[Overlap]]:
+    """Return the noted overlaps of the recipe's wheels; None if there is no valid note."""
     by_name = {wheel.name: wheel for wheel in recipe.wheels}
 
     def decode(rows: Any) -> list[Overlap]:
         if not isinstance(rows, list):
             raise ValueError("shared paths have to be a list")  # noqa: TRY004 - decoders raise nothing else
         try:
-            found = [Overlap(path, by_name[name], tuple(losers)) for path, name, *losers in rows]
+            overlaps = [Overlap(path, by_name[name], tuple(losers)) for path, name, *losers in rows]
         except (KeyError, TypeError) as error:
-            raise ValueError("it has rows that name no path and wheels of the lock") from error
-        for it in found:
+            raise ValueError("a row does not name a path and wheels of the lock") from error
+        for it in overlaps:
             if not isinstance(it.path, str) or not it.losers or not by_name.keys() >= set(it.losers):
                 raise ValueError(f"{it.path!r:.100} is not shared by wheels of the lock")
-        return found
+        return overlaps
 
-    return decode
+    return cache.find_note(_wheels_key(recipe), decode)
 
 
 def _wheels_key(recipe: Recipe) -> Digest:
@@ -276,10 +274,9 @@ def _wheels_key(recipe: Recipe) -> Digest:
 
 
 def _overlap_key(recipe: Recipe, overlaps: Sequence[Overlap]) -> Digest:
-    value = [[overlap.path, str(overlap.winner.sha256), overlap.winner.filename] for overlap in overlaps]
-    return Digest.of(
-        canonical_json(["overlaps", recipe.layer_format, recipe.prefix, recipe.target.python_minor, value])
-    )
+    rows = [[overlap.path, str(overlap.winner.sha256), overlap.winner.filename] for overlap in overlaps]
+    value = ["overlaps", recipe.layer_format, recipe.prefix, recipe.target.python_minor, rows]
+    return Digest.of(canonical_json(value))
 
 
 def _environment(recipe: Recipe) -> LayerOrder:
@@ -300,7 +297,7 @@ def _system_layer(recipe: Recipe, system: SystemLayer, cache: LayerCache) -> Lay
     key = packages_key(recipe)
 
     def write(sink: BinaryIO, pool: Executor) -> LayerResult:
-        return system.write(recipe.packages, sink, pool, lambda told: cache.note(_remarks_key(key), told))
+        return system.write(recipe.packages, sink, pool, partial(cache.note, _remarks_key(key)))
 
     return LayerOrder(
         label=packages_line(recipe.packages),
@@ -315,56 +312,51 @@ def _remarks_key(key: Digest) -> Digest:
     return Digest.of(canonical_json(["remarks on", str(key)]))
 
 
-def _remarks(recipe: Recipe, cache: LayerCache) -> tuple[str, ...]:
-    """What was said when the layer of packages was made, here or elsewhere."""
-    return (cache.find_note(_remarks_key(packages_key(recipe)), _lines) or ()) if recipe.packages else ()
-
-
-def _lines(value: Any) -> tuple[str, ...]:
+def _remark_lines(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(it, str) and it.isprintable() for it in value):
         raise ValueError("remarks on packages have to be lines of text")
     return tuple(value)
 
 
 def wheel_layer(plan: LayerPlan) -> LayerOrder:
-    """What is ordered for the wheels of one plan."""
-    weight = sum(wheel.size for wheel in plan.wheels)
+    """Return the order for the wheels of one plan."""
     return LayerOrder(
         label=plan.label,
         key=plan.key,
         files=lambda opened: opened.layer_files(plan.wheels),
-        weight=weight,
+        weight=sum(wheel.size for wheel in plan.wheels),
         wheels=plan.wheels,
     )
 
 
 def overlap_layer(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerOrder:
-    """The layer on top that has the winners of paths that several wheels have."""
-    files = partial(_winning_files, overlaps)
+    """Return the order for the top layer with the winners of overlapping paths.
+
+    It lies on top because the layers are ordered by size, and not as pip installs the wheels.
+    """
+
+    def files(opened: OpenWheels) -> list[LayerFile]:
+        pairs = ((overlap.path, opened[overlap.winner]) for overlap in overlaps)
+        return [
+            LayerFile(next(file for file in wheel.files if file.path == path), wheel.archive) for path, wheel in pairs
+        ]
+
     return LayerOrder(label=OVERLAPS_LINE, key=_overlap_key(recipe, overlaps), files=files)
 
 
 def bytecode_layers(bytecode: Bytecode, maker: Maker) -> tuple[Sequence[LayerOrder], Tally]:
-    """The layers of bytecode that have something in them; what lacks is compiled here."""
-    wanted = bytecode.wanted()
-    maker.cache.look_up([it.key for it in wanted], [it.contents for it in wanted])
+    """Return the orders for the layers of bytecode that are not empty; compiles what is not cached."""
+    possible = bytecode.possible_layers()
+    maker.cache.look_up([it.key for it in possible], [it.contents for it in possible])
     layers, tally = bytecode.layers(maker.opened)
-    return [_bytecode_layer(bytecode, layer) for layer in layers], tally
-
-
-def _bytecode_layer(bytecode: Bytecode, layer: BytecodeLayer) -> LayerOrder:
-    def files(opened: OpenWheels) -> list[LayerFile]:
-        return bytecode.files(layer, opened, opened.stack)
-
-    return LayerOrder(label=layer.label, key=layer.key, files=files, prefix=layer.prefix, compress=True)
-
-
-def _winning_files(overlaps: Sequence[Overlap], opened: OpenWheels) -> list[LayerFile]:
-    """The winner of each overlap goes on top, as the order of the layers is by size and not that of the lock."""
-    return [
-        LayerFile(
-            next(file for file in opened[overlap.winner].files if file.path == overlap.path),
-            opened[overlap.winner].archive,
+    orders = [
+        LayerOrder(
+            label=layer.label,
+            key=layer.key,
+            files=partial(bytecode.files, layer),
+            prefix=layer.prefix,
+            compress=True,
         )
-        for overlap in overlaps
+        for layer in layers
     ]
+    return orders, tally

@@ -1,6 +1,6 @@
-"""An image that starts with another's layers, by digest, and has more distributions and files on top.
+"""A child image: the layers of a parent, by digest, with more distributions and files on top.
 
-Nothing of the parent is read but the few bytes that its virtual environment consists of, and nothing of it is changed.
+Of the parent only the few bytes of its virtual environment's own files are read, and nothing is changed.
 """
 
 import io
@@ -22,6 +22,7 @@ from envbuild.image.assembler import (
     overlap_layer,
     overlap_slots,
     shared_paths,
+    weight_progress,
     wheel_layer,
 )
 from envbuild.image.child_bytecode import ChildBytecode
@@ -48,9 +49,9 @@ from envbuild.recipe import PREFIX, Base, Recipe
 from envbuild.wheel.install import Fingerprint, InstalledFile, Scheme, fingerprint
 
 _SMALL = 1 << 20
-"""Bytes of a layer that holds a virtual environment's own files, compressed; it has some hundreds."""
-_TOLD = 10
-"""Clashes that are named; the others are counted."""
+"""Bytes of the layer with a virtual environment's own files, compressed; it has some hundreds."""
+_NAMED_CLASHES = 10
+"""Clashes that a message names; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,29 +60,29 @@ class Parent:
 
     image: Image
     lock: Lock
-    """What it was built from."""
+    """The lock that it was built from."""
     name: str = ""
-    """Where it lies, without a digest, for the child's annotations; empty to leave that out."""
+    """Its reference without a digest, for the child's annotations; empty to leave that out."""
     python: str = ""
-    """Its interpreter, all links followed; empty to read it from the image, where it is needed."""
+    """The path of its interpreter, all links followed; empty to read it from the image when needed."""
 
     @property
     def digest(self) -> Digest:
-        """As a registry has it."""
+        """The digest in the registry."""
         return self.image.found_as or self.image.digest
 
     @property
     def base(self) -> Base:
-        """The parent as what layers are put on."""
+        """The parent as the base of further layers."""
         return Base(name=self.name, image=self.image, target=self.lock.target, python_path=self.python)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
-    """What a child has beyond its parent, besides the distributions."""
+    """What a child adds to its parent, besides the distributions."""
 
     prefix: str = PREFIX
-    """Where they are installed: in the parent's environment, or in one of its own that sees the parent's too."""
+    """Folder for the distributions: the parent's environment, or one of its own that sees the parent's too."""
     variables: tuple[tuple[str, str], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     entrypoint: tuple[str, ...] | None = None
@@ -90,7 +91,7 @@ class Addition:
     ports: tuple[int, ...] = ()
     user: str | None = None
     folder: str | None = None
-    """The working folder."""
+    """The working directory."""
     contents: tuple[Content, ...] = ()
     """Files besides those of the distributions: a layer each, above all wheels, in this order."""
 
@@ -101,13 +102,13 @@ class Addition:
 
 
 def checked(addition: Addition, above: Lock, cmd: Sequence[str]) -> Addition:
-    """Let the start-up check start a command, and hold what is added as it holds the parent's packages.
+    """Let the start-up check start a command, after a check of the added packages too.
 
-    The list of what is added lies beside the parent's own, which stays what it is.
+    The list of added packages is a file beside the parent's list, which does not change.
     """
-    said = {"packages": {wheel.name: wheel.version for wheel in above.wheels}}
+    packages = {"packages": {wheel.name: wheel.version for wheel in above.wheels}}
     path = f"{PREFIX}/{posixpath.dirname(LIST)}/added.json"
-    own = [Content("start-up check of what is added", {path: canonical_json(said)})] if above.wheels else []
+    own = [Content("start-up check of what is added", {path: canonical_json(packages)})] if above.wheels else []
     entrypoint = (f"{PREFIX}/{PROGRAM}", "--")
     return replace(addition, entrypoint=entrypoint, cmd=tuple(cmd), contents=(*own, *addition.contents))
 
@@ -136,10 +137,10 @@ def assemble_child(
 ) -> Assembled:
     """Make the child with the wheels of a lock above the parent's; equal inputs give equal bytes.
 
-    BuildError where the wheels would replace files of the parent, or its interpreter is not known; WheelError where a
-    wheel is not fit. To see what they would replace, those of the parent's wheels are fetched whose paths nobody noted.
-    In an environment of its own, what hides a file of the parent's is a remark, as far as paths were noted. With
-    `compiling`, all that is added has bytecode, and the parent's packages and standard library where they had none.
+    BuildError if the wheels would replace files of the parent, or its interpreter is unknown; WheelError if a wheel is
+    not fit. To compare paths, the parent's wheels without a noted fingerprint are fetched. In an environment of its
+    own, a file that hides one of the parent's is a remark, as far as fingerprints are noted. With `compiling`, all that
+    is added gets bytecode, and so do the parent's packages and standard library if they have none.
     """
     recipe = _recipe(parent, above, addition)
     plans = plan_layers(recipe)
@@ -149,35 +150,32 @@ def assemble_child(
     more = bytecode.most + len(contents) if bytecode else 0
     check_depth(len(plans) + len(own) + 1 + len(contents) + more, len(parent.image.layers))
     orders, last = [*map(wheel_layer, plans), *own], [it.order for it in contents]
-    total, done = sum(it.weight for it in (*orders, *last)), 0
-
-    def told(weight: int) -> None:
-        nonlocal done
-        done += weight
-        report("assembling", done, total)
-
     cache.look_up([it.key for it in (*orders, *last)])
     with Maker.working(recipe, cache, wheels) as maker:
         overlaps = shared_paths(recipe, plans, cache, maker.opened)
-        remarks = _held_apart(parent, addition, plans, cache, maker.opened)
+        remarks = _check_clashes(parent, addition, plans, cache, maker.opened)
         shared = [overlap_layer(recipe, overlaps)] if overlaps else []
         compiled, tally = bytecode.of_packages(overlaps, maker) if bytecode else ([], None)
         on_top, more_tally = bytecode.of_contents(contents, cache) if bytecode else ([], None)
-        layers = maker.layers([*orders, *shared, *compiled, *last, *on_top], told, made)
+        everything = [*orders, *shared, *compiled, *last, *on_top]
+        layers = maker.layers(everything, weight_progress([*orders, *last], report), made)
     return Assembled(
-        image=_image(parent, addition, layers),
+        image=_join(parent, addition, layers),
         overlaps=tuple(overlaps),
         results=maker.results,
-        true=maker.opened.true(),
+        true=maker.opened.proven(),
         bytecode=tally + more_tally if tally and more_tally else None,
         remarks=remarks,
     )
 
 
-def _image(parent: Parent, addition: Addition, layers: Sequence[Layer]) -> Image:
+def _join(parent: Parent, addition: Addition, layers: Sequence[Layer]) -> Image:
     config = whole_config(parent.base, _inner(parent.base, addition), layers)
     everything = (*parent.image.layers, *layers)
-    return Image(manifest_bytes(config, everything, _annotations(parent)), config, everything)
+    value = json.loads(parent.image.manifest).get("annotations")
+    annotations = {key: text for key, text in value.items() if key != BASE_NAME} if isinstance(value, dict) else {}
+    annotations |= ({BASE_NAME: parent.name} if parent.name else {}) | {BASE_DIGEST: str(parent.digest)}
+    return Image(manifest_bytes(config, everything, annotations), config, everything)
 
 
 def find_child_difference(
@@ -188,7 +186,7 @@ def find_child_difference(
     cache: LayerCache,
     compiling: Compiling | None = None,
 ) -> str:
-    """Say how the found child differs from the expected one; empty if it does not."""
+    """Describe how an existing child differs from the one that `assemble_child` makes of its layers; empty if equal."""
     recipe = _recipe(parent, above, addition)
     overlaps = find_overlap_note(recipe, cache)
     contents = [measured(it) for it in addition.contents]
@@ -201,13 +199,13 @@ def find_child_difference(
         *(Slot(label=it.line, key=it.key) for it in contents),
         *(bytecode.content_slots(contents, cache) if bytecode else ()),
     ]
-    return find_problem(image, parent.image, slots, cache, lambda layers: _image(parent, addition, layers))
+    return find_problem(image, parent.image, slots, cache, lambda layers: _join(parent, addition, layers))
 
 
 def wheels_of_child(
     parent: Parent, above: Lock, addition: Addition, cache: LayerCache, compiling: Compiling | None = None
 ) -> tuple[LockedWheel, ...]:
-    """The wheels that `assemble_child` is likely to need: those of layers that nobody has made."""
+    """Return the wheels that `assemble_child` probably needs: those of layers that are not cached."""
     plans = plan_layers(_recipe(parent, above, addition))
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
     sources = _bytecode(parent, above, addition, compiling).wheels_to_read(cache) if compiling else ()
@@ -215,11 +213,11 @@ def wheels_of_child(
 
 
 def _bytecode(parent: Parent, above: Lock, addition: Addition, compiling: Compiling) -> ChildBytecode:
-    """What a child is compiled by; of an environment of its own, only what it has itself and the standard library."""
-    said = named_base(parent.image)[1]
+    """Return the child's bytecode; for an environment of its own, without the parent's packages."""
+    base_digest = named_base(parent.image)[1]
     below = replace(
         _below(parent),
-        base_digest=Digest.parse(said) if said else parent.digest,
+        base_digest=Digest.parse(base_digest) if base_digest else parent.digest,
         python_path=parent.python or interpreter_of(parent.image),
     )
     return ChildBytecode(
@@ -231,9 +229,9 @@ def _bytecode(parent: Parent, above: Lock, addition: Addition, compiling: Compil
 
 
 def base_of(parent: Parent) -> Base:
-    """What the parent stands on, by its own layers below the first of ours; BuildError where it has none of ours.
+    """Return the parent's base: its layers below the first of envbuild's; BuildError if it has none of envbuild's.
 
-    Its interpreter's own digest is not known by that.
+    The identity of the interpreter stays empty.
     """
     config = json.loads(parent.image.config)
     lines = history_lines(config, len(parent.image.layers))
@@ -247,9 +245,9 @@ def base_of(parent: Parent) -> Base:
 
 
 def interpreter_of(image: Image) -> str:
-    """The interpreter of an image's environment, all links followed, by its pyvenv.cfg (PEP 405).
+    """Return the interpreter in an image's pyvenv.cfg (PEP 405), all links followed.
 
-    Only the layer with the environment's own files is read. BuildError for an image that has no such layer.
+    Only the layer with the environment's own files is read. BuildError for an image without such a layer.
     """
     for layer in image.layers:
         if layer.created_by.removeprefix(OURS) == ENVIRONMENT_LINE and layer.descriptor.size <= _SMALL:
@@ -257,7 +255,7 @@ def interpreter_of(image: Image) -> str:
                 data = file.read()
             lines = (line.partition("=") for line in _member(data, f"{PREFIX}/pyvenv.cfg").splitlines())
             return {key.strip(): text.strip() for key, _, text in lines}.get("executable", "")
-    what = "the image does not say which interpreter its environment has"
+    what = "the image has no layer with a pyvenv.cfg, so its interpreter is unknown"
     todo = "use an image that envbuild assembled, or build it from the manifest"
     raise BuildError(what, where=str(image.digest), todo=todo)
 
@@ -283,7 +281,7 @@ def _recipe(parent: Parent, above: Lock, addition: Addition) -> Recipe:
 
 
 def _environment(recipe: Recipe) -> LayerOrder:
-    """The files of an environment that has its own packages first, and then the parent's."""
+    """Return the files of an environment that sees its own packages first, and then the parent's."""
     files, links = environment_files(recipe)
     site = Scheme(prefix=PREFIX, python_minor=recipe.target.python_minor).site_packages
     # A plain path would be searched as well, but the .pth files in it would not be read (site.addpackage).
@@ -294,10 +292,10 @@ def _environment(recipe: Recipe) -> LayerOrder:
     return LayerOrder(label=f"{ENVIRONMENT_LINE} {recipe.prefix}", key=key, files=lambda _: files, links=links)
 
 
-def _held_apart(
+def _check_clashes(
     parent: Parent, addition: Addition, plans: tuple[LayerPlan, ...], cache: LayerCache, opened: OpenWheels
 ) -> tuple[str, ...]:
-    """Refuse what would replace a file of the parent; say what would hide one."""
+    """Refuse wheels that would replace a file of the parent; return remarks on files that would hide one."""
     below = plan_layers(_below(parent))
     theirs = kept_prints(below, cache)
     if not addition.apart:
@@ -307,8 +305,8 @@ def _held_apart(
         site = Scheme(prefix=addition.prefix, python_minor=parent.lock.target.python_minor).site_packages
         return tuple(f"{it}, and hides it" for it in clashes if it.path.startswith(f"{site}/"))
     if clashes:
-        more = [f"and {len(clashes) - _TOLD} more"] if len(clashes) > _TOLD else []
-        lines = ["files of the environment would be replaced:", *map(str, clashes[:_TOLD]), *more]
+        more = [f"and {len(clashes) - _NAMED_CLASHES} more"] if len(clashes) > _NAMED_CLASHES else []
+        lines = ["files of the environment would be replaced:", *map(str, clashes[:_NAMED_CLASHES]), *more]
         todo = "leave that distribution out, or take another release of it"
         raise BuildError("\n  - ".join(lines), where=parent.name, todo=todo)
     return ()
@@ -334,7 +332,7 @@ def _clashes(
 
 
 def _inner(base: Base, addition: Addition) -> dict[str, Any]:
-    """The parent's, with what is added (OCI image-spec, config.md)."""
+    """Return the parent's config with the addition (OCI image-spec, config.md)."""
     inner = inner_config(base)
     variables = dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ()) | dict(addition.variables)
     inner["Env"] = [f"{name}={text}" for name, text in variables.items()]
@@ -343,14 +341,6 @@ def _inner(base: Base, addition: Addition) -> dict[str, Any]:
         inner |= {"Entrypoint": list(addition.entrypoint), "Cmd": None}
     if addition.ports:
         inner["ExposedPorts"] = dict(inner.get("ExposedPorts") or {}) | {f"{it}/tcp": {} for it in addition.ports}
-    said = {"Cmd": addition.cmd and list(addition.cmd), "User": addition.user, "WorkingDir": addition.folder}
-    inner |= {key: value for key, value in said.items() if value is not None}
+    changed = {"Cmd": addition.cmd and list(addition.cmd), "User": addition.user, "WorkingDir": addition.folder}
+    inner |= {key: value for key, value in changed.items() if value is not None}
     return {key: value for key, value in inner.items() if value is not None}
-
-
-def _annotations(parent: Parent) -> dict[str, str]:
-    """The parent is the base now; the environment is still the parent's."""
-    value = json.loads(parent.image.manifest).get("annotations")
-    kept = dict(value) if isinstance(value, dict) else {}
-    kept.pop(BASE_NAME, None)
-    return kept | ({BASE_NAME: parent.name} if parent.name else {}) | {BASE_DIGEST: str(parent.digest)}

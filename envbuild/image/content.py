@@ -1,7 +1,7 @@
-"""Files that are no wheel's in a layer of their own: an application, a model, a list.
+"""Files from outside the wheels in a layer of their own: an application, a model, a list.
 
-Equal files give equal bytes on any machine: sorted, 0644 or 0755, owner 0:0, one fixed time. What lies on a disk is
-streamed and stored as it is: weights hardly get smaller, and no compression library has a say in the digest.
+Equal files give equal bytes on any machine: sorted, 0644 or 0755, owner 0:0, one fixed time. They are streamed and
+stored uncompressed: weights hardly get smaller, and no compression library decides the digest.
 """
 
 import os
@@ -27,45 +27,45 @@ from envbuild.recipe import LAYER_FORMAT
 from envbuild.wheel.archive import parents
 
 _CHUNK = 16 * gzip.STORED_LIMIT
-"""Bytes that are read at a time; a multiple of what a stored block holds, so that the blocks are always the same."""
+"""Bytes that are read at a time: a multiple of a stored block, so that the blocks are always the same."""
 _AGAIN = "run it again while nobody writes there"
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What one layer brings."""
+    """The files of one layer."""
 
     line: str
-    """What the image's history says."""
+    """The layer's line in the image's history."""
     files: Mapping[str, bytes | Path]
-    """By their absolute paths in the image."""
+    """By absolute path in the image."""
     executable: frozenset[str] = frozenset()
-    """The paths of those that may be executed."""
+    """Paths of executable files."""
     links: Mapping[str, str] = field(default_factory=dict)
-    """Where symbolic links point, by their absolute paths in the image."""
+    """Targets of symbolic links, by absolute path in the image."""
     known: Mapping[str, Digest] = field(default_factory=dict)
-    """Digests that files on a disk were found to have, by paths in the image; of the others they are computed."""
+    """Known digests of files, by path in the image; the others are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentFile:
-    """A file and what it holds, which it has to hold still whenever it is read."""
+    """A file with its digest, which is checked whenever it is read."""
 
     path: str
-    """In the image, without the slash before it."""
+    """In the image, without the leading slash."""
     source: bytes | Path
     digest: Digest
     size: int
     executable: bool
 
     def read(self) -> bytes:
-        """All of it; BuildError where it is not what it was."""
+        """Return the content; BuildError if it has changed."""
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
-        """Its bytes in pieces of a fixed size; BuildError, after the last, where they are not what they were."""
+        """Yield the content in pieces of a fixed size; BuildError, after the last, if it has changed."""
         hasher, size = sha256(), 0
-        with _opened(self.source) as file:
+        with _open(self.source) as file:
             while (piece := file.read(_CHUNK)) and (size := size + len(piece)) <= self.size:
                 hasher.update(piece)
                 yield piece
@@ -81,17 +81,17 @@ class Measured:
     line: str
     files: tuple[ContentFile, ...]
     links: tuple[tuple[str, str], ...]
-    """Paths without the slash before them, and where they point."""
+    """Paths without the leading slash, and targets."""
 
     @property
     def key(self) -> Digest:
-        """Everything that decides the layer's bytes."""
+        """Digest of everything that decides the bytes."""
         rows = [[it.path, it.digest.hex, it.executable] for it in self.files]
         return Digest.of(canonical_json(["content", LAYER_FORMAT, rows, self.links]))
 
     @property
     def order(self) -> LayerOrder:
-        """What is ordered for it; BuildError where a path is a file and a folder."""
+        """The order for its layer; BuildError if a path is a file and a folder."""
         return LayerOrder(
             label=self.line,
             key=self.key,
@@ -102,19 +102,23 @@ class Measured:
 
 
 def measured(content: Content) -> Measured:
-    """Compute the digests of what lies on a disk; BuildError where it cannot be read, or a path can be in no layer."""
+    """Compute the digests of files; BuildError if one cannot be read, or a path is not valid in a layer."""
     for path in (*content.files, *content.links):
         _check(path)
-    files = tuple(_file(content, path) for path in sorted(content.files))
-    return Measured(
-        line=content.line, files=files, links=tuple(sorted((path[1:], to) for path, to in content.links.items()))
-    )
+    files = []
+    for path, source in sorted(content.files.items()):
+        known, executable = content.known.get(path), path in content.executable
+        with _open(source) as file:
+            digest, size = Digest.of_file(file) if known is None else (known, file.seek(0, os.SEEK_END))
+        files.append(ContentFile(path=path[1:], source=source, digest=digest, size=size, executable=executable))
+    links = sorted((path[1:], target) for path, target in content.links.items())
+    return Measured(line=content.line, files=tuple(files), links=tuple(links))
 
 
 def _check(path: str) -> None:
     parts = path.split("/")[1:]
     if not path.startswith("/") or "\0" in path or {"", ".", ".."} & set(parts):
-        raise BuildError(f"{path!r} is no path of a file in an image", todo="give an absolute path in its plain form")
+        raise BuildError(f"{path!r} is not a valid path in an image", todo="give an absolute path without . and ..")
     if any(part.startswith(".wh.") for part in parts):
         todo = "give the file another name, or leave it out"
         raise BuildError(f"{path!r} means a deletion in an image layer (OCI whiteout)", todo=todo)
@@ -122,26 +126,19 @@ def _check(path: str) -> None:
         raise BuildError(f"the name {path!a} is not UTF-8", todo="give the file a name in UTF-8")
 
 
-def _file(content: Content, path: str) -> ContentFile:
-    source, known = content.files[path], content.known.get(path)
-    with _opened(source) as file:
-        digest, size = Digest.of_file(file) if known is None else (known, file.seek(0, os.SEEK_END))
-    return ContentFile(path=path[1:], source=source, digest=digest, size=size, executable=path in content.executable)
-
-
 @contextmanager
-def _opened(source: bytes | Path) -> Iterator[BinaryIO]:
-    """Open a regular file; nothing that would block is waited for."""
+def _open(source: bytes | Path) -> Iterator[BinaryIO]:
+    """Open a regular file, without blocking."""
     if isinstance(source, bytes):
         yield BytesIO(source)
         return
     try:
         with os.fdopen(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise BuildError("this is no regular file any more", where=str(source), todo=_AGAIN)
+                raise BuildError("this is not a regular file any more", where=str(source), todo=_AGAIN)
             yield file
     except OSError as error:
-        todo = "see that it is there and may be read"
+        todo = "check that it exists and that this user may read it"
         raise BuildError(f"the file cannot be read: {error.strerror}", where=str(source), todo=todo) from error
 
 
@@ -149,7 +146,7 @@ _Entry = tuple[tar.Entry, ContentFile | None]
 
 
 def _entries(content: Measured) -> list[_Entry]:
-    """All entries of the tar, parents first."""
+    """Return all entries of the tar, parents first."""
     found: dict[str, _Entry] = {
         it.path: (tar.Entry(it.path, "file", 0o755 if it.executable else 0o644, it.size), it) for it in content.files
     }
@@ -162,26 +159,16 @@ def _entries(content: Measured) -> list[_Entry]:
 
 
 def _write(entries: Sequence[_Entry], sink: BinaryIO, _pool: Executor) -> LayerResult:
-    """Write the layer as one gzip member, in bounded memory."""
-    with HashedStream(sink) as blob, HashedStream() as tarred:
+    """Write the layer as one gzip member of stored blocks, in bounded memory."""
+    with HashedStream(sink) as blob, HashedStream() as plain:
         blob.write(gzip.start())
         checksum = 0
-        for packed, plain in _blocks(entries):
-            checksum = crc32(plain, checksum)
-            blob.write(packed)
-            tarred.write(plain)
-        blob.write(gzip.LAST + gzip.end(checksum, tarred.size))
-        return LayerResult(blob.digest(), blob.size, tarred.digest())
-
-
-def _blocks(entries: Sequence[_Entry]) -> Iterator[tuple[bytes, bytes]]:
-    """The blob in pieces, each with the part of the tar that it stands for."""
-    before = 0
-    for entry, file in entries:
-        head = bytes(before) + tar.header(entry)
-        yield gzip.deflate_runs(head, final=False), head
-        for piece in file.pieces() if file else ():
-            yield b"".join(gzip.stored(piece, final=False)), piece
-        before = tar.padding(entry.size)
-    end = bytes(before) + tar.END
-    yield gzip.deflate_runs(end, final=False), end
+        for is_header, data in tar.pieces((entry, file.pieces() if file else ()) for entry, file in entries):
+            checksum = crc32(data, checksum)
+            plain.write(data)
+            if is_header:
+                blob.write(gzip.deflate_runs(bytes(data), final=False))
+            else:
+                blob.write(b"".join(gzip.stored(data, final=False)))
+        blob.write(gzip.LAST + gzip.end(checksum, plain.size))
+        return LayerResult(blob.digest(), blob.size, plain.digest())

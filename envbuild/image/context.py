@@ -1,7 +1,8 @@
-"""Values as words of a Dockerfile (Dockerfile reference, "Parser directives" to "Environment replacement").
+"""The build context: files that people read and any Docker engine can build, rendered from templates (Jinja2).
 
-A Dockerfile has no general quoting: an instruction ends with its line whatever quotes are open. So what would end a
-line is refused, not escaped, and every filter names the field that it refuses.
+A Dockerfile has no general quoting: an instruction ends with its line whatever quotes are open. So a character that
+would end a line is refused, not escaped, and every filter names the field that it refuses (Dockerfile reference,
+"Parser directives" to "Environment replacement").
 """
 
 import json
@@ -28,6 +29,23 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
 
+BUILT_IN = "envbuild"
+"""`{% extends "envbuild/Dockerfile.j2" %}` names the built-in template, also in a file that replaces it."""
+DEBS = "debs"
+"""The folder of a context with the Debian packages for an installation without a network."""
+CHECK = "check"
+"""The folder of a context with the start-up check and its list."""
+RENDERED = {
+    "Dockerfile": "Dockerfile.j2",
+    "Dockerfile.classic": "Dockerfile.classic.j2",
+    ".dockerignore": "dockerignore.j2",
+    "README.md": "README.md.j2",
+}
+"""Templates by the name of the file."""
+_INSTALLER = "/opt/installer"
+_PLATFORM = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+_DIGEST: Final = Digest("0" * 64)
+_CORRECT = "correct the value where it comes from: the manifest, the profile or the base"
 _WORD = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:/@+\[\]-]*|(?:/[A-Za-z0-9._+-]+)+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
@@ -50,12 +68,12 @@ def as_json(value: str | list[str], field: str) -> str:
 
 
 def as_shell(value: str, field: str) -> str:
-    """Write one word of a shell command: single quotes, in which nothing is special, not even a heredoc's mark."""
+    """Write one word of a shell command, in single quotes if it needs any."""
     return shlex.quote(_printable(value, field))
 
 
 def as_package(package: SystemPackage) -> str:
-    """Pass what apt-get installs: `libgomp1=12.2.0-14`."""
+    """Pass a package for apt-get: `libgomp1=12.2.0-14`."""
     return _matching(_PACKAGE, f"{package.name}={package.version}", f"package {package.name!r}", "Debian's names")
 
 
@@ -71,7 +89,7 @@ def as_number(value: int) -> str:
 
 
 def as_word(value: str, field: str) -> str:
-    """Pass a path, reference, digest or user that needs no quoting at all."""
+    """Pass a path, reference, digest or user that needs no quotes."""
     return _matching(_WORD, value, field, "letters, digits and ._:/@+-[]")
 
 
@@ -102,39 +120,29 @@ FILTERS: dict[str, Callable[..., str]] = {
 def _printable(value: str, field: str) -> str:
     for character in value:
         if unicodedata.category(character) in _REFUSED:
-            raise BuildError(
-                f"{field} holds the character U+{ord(character):04X}, which a Dockerfile cannot carry safely",
-                where=f"{field} = {ascii(value)[:200]}",
-                todo="correct the value where it comes from: the manifest, the profile or the base",
-            )
+            what = f"{field} has the character U+{ord(character):04X}, which is not safe in a Dockerfile"
+            raise BuildError(what, where=f"{field} = {ascii(value)[:200]}", todo=_CORRECT)
     return value
 
 
 def _matching(pattern: re.Pattern[str], value: str, field: str, allowed: str) -> str:
     if not pattern.fullmatch(value):
-        raise BuildError(
-            f"{field} is not what a Dockerfile can carry unquoted: {allowed}",
-            where=f"{field} = {ascii(value)[:200]}",
-            todo="correct the value where it comes from: the manifest, the profile or the base",
-        )
+        what = f"{field} has a character that is not safe without quotes in a Dockerfile; allowed are {allowed}"
+        raise BuildError(what, where=f"{field} = {ascii(value)[:200]}", todo=_CORRECT)
     return value
-
-
-BUILT_IN = "envbuild"
-"""`{% extends "envbuild/Dockerfile.j2" %}` is the built-in template, also in a file that replaces it."""
 
 
 @cache
 def templates_with(folder: Path | None) -> "Templates":
-    """Return the templates with those of a folder before the built-in ones; files that change are read anew."""
+    """Return the templates with those of a folder before the built-in ones; changed files are read again."""
     return Templates(folder)
 
 
 class Templates:
-    """The built-in templates, with those of a folder before them.
+    """The built-in templates, with those of a folder before them, in a sandbox.
 
-    In a sandbox: which folder that is may be said by a file that came with somebody's repository. Such a template
-    decides what the image is, which runs in containers; it must not run code here, or read what is not a template.
+    A file in a cloned repository may name the folder. Such a template decides the contents of the image, which runs in
+    containers; it must not run code here, or read files outside its folder.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -144,35 +152,35 @@ class Templates:
         self._jinja = ImmutableSandboxedEnvironment(
             loader=jinja2.ChoiceLoader([*loaders, jinja2.PrefixLoader({BUILT_IN: built_in})]),
             undefined=jinja2.StrictUndefined,
-            # Not for HTML, which nothing here is: text that filters returned is then told from text that none has seen.
+            # Not for HTML: it marks the text that a filter returned, so that other text can be refused.
             autoescape=True,
-            finalize=_quoted,
+            finalize=_refuse_unquoted,
             trim_blocks=True,
             lstrip_blocks=True,
             keep_trailing_newline=True,
         )
-        self._jinja.filters.update({name: _marked(function) for name, function in FILTERS.items()})
+        self._jinja.filters.update({name: _mark(function) for name, function in FILTERS.items()})
 
     def render(self, name: str, values: Mapping[str, Any]) -> bytes:
-        """Render a template; BuildError that names file and line when it is missing or broken."""
+        """Render a template; BuildError with file and line if it is missing or broken."""
         try:
             return self._jinja.get_template(name).render(values).encode()
         except BuildError:
             raise
         except jinja2.TemplateSyntaxError as error:
             raise _broken(f"{error.filename or error.name or name}:{error.lineno}", error.message or "") from error
-        except Exception as error:  # a template can raise whatever Python can
+        except Exception as error:  # a template can raise any exception
             raise _broken(self._place(error) or name, f"{type(error).__name__}: {error}") from error
 
     def _place(self, error: Exception) -> str:
-        """The line of the innermost template; jinja gives its frames the template's own name and numbers."""
+        """Return the line of the innermost template, as jinja's frames have the template's name and line numbers."""
         frames = traceback.extract_tb(error.__traceback__)
         ours = [it for it in frames if any(Path(it.filename).is_relative_to(folder) for folder in self._folders)]
         return f"{ours[-1].filename}:{ours[-1].lineno}" if ours else ""
 
 
 class _Loader(jinja2.FileSystemLoader):
-    """Names the file and line of what cannot be read as text."""
+    """Raises errors with file and line for a file that cannot be read as text."""
 
     def get_source(self, environment: jinja2.Environment, template: str) -> Any:
         try:
@@ -191,9 +199,9 @@ class _Loader(jinja2.FileSystemLoader):
 
 
 class _Confined(_Loader):
-    """Reads nothing outside its folder: links, too, may have come with somebody's repository.
+    """Reads nothing outside its folder: links may be part of a cloned repository, too.
 
-    The built-in templates are not confined, as installers may link them from a store of theirs.
+    The built-in templates are not confined, as installers may link them from a store.
     """
 
     def get_source(self, environment: jinja2.Environment, template: str) -> Any:
@@ -205,26 +213,26 @@ class _Confined(_Loader):
 
 
 @jinja2.pass_context  # so that jinja calls it while it renders, where the line is known
-def _quoted(_context: jinja2.runtime.Context, value: Any) -> Any:
-    """Refuse what no filter has passed: it could hold anything."""
+def _refuse_unquoted(_context: jinja2.runtime.Context, value: Any) -> Any:
+    """Refuse a value that no filter has passed."""
     if isinstance(value, Markup):
         return value
-    text = str(value)  # says what is undefined
+    text = str(value)  # raises if it is undefined
     names = ", ".join(sorted(FILTERS))
     raise jinja2.TemplateRuntimeError(f"{text[:100]!a} is written without a filter that quotes it, one of {names}")
 
 
-def _marked(function: Any) -> Any:
+def _mark(function: Any) -> Any:
     def quote(*arguments: Any) -> Markup:
         for undefined in (it for it in arguments if isinstance(it, jinja2.Undefined)):
-            str(undefined)  # says what it is
+            str(undefined)  # raises
         return Markup(function(*arguments))  # noqa: S704 - see autoescape
 
     return quote
 
 
 def _broken(where: str, what: str) -> BuildError:
-    todo = "correct the template; `envbuild eject DIR` writes the built-in ones, to compare or to start anew"
+    todo = "correct the template; `envbuild eject DIR` writes the built-in ones, to compare or to start again"
     return BuildError(f"a template cannot be used: {what}", where=where, todo=todo)
 
 
@@ -233,31 +241,15 @@ def built_in() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(data_folder("templates").glob("*.j2"))}
 
 
-DEBS = "debs"
-"""The folder of a context where the Debian packages lie that it installs without a network."""
-CHECK = "check"
-"""The folder of a context with the start-up check and the list that it reads."""
-RENDERED = {
-    "Dockerfile": "Dockerfile.j2",
-    "Dockerfile.classic": "Dockerfile.classic.j2",
-    ".dockerignore": "dockerignore.j2",
-    "README.md": "README.md.j2",
-}
-"""Which template gives which file."""
-_INSTALLER = "/opt/installer"
-_PLATFORM = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
-
-
 def build_context(
     recipe: Recipe, requirements: bytes, pylock: bytes, templates: Path | None, *, wheelhouse: bool = False
 ) -> dict[str, bytes]:
-    """Return file names and contents: two Dockerfiles, .dockerignore, requirements.txt, pylock.toml, README.md
-    and the files of the start-up check.
+    """Return files by name: two Dockerfiles, .dockerignore, requirements.txt, pylock.toml, README.md and the check.
 
-    `Dockerfile` wants BuildKit, `Dockerfile.classic` any builder; what either gives has the files, variables, labels
-    and user of the assembled image. `templates` is a folder whose templates replace the built-in ones of the same name.
-    With `wheelhouse` nothing is fetched: the caller puts every wheel into the folder `wheels` and every package's file
-    into `debs`. BuildError when a value cannot be written safely, naming its field, or when a template is broken.
+    `Dockerfile` requires BuildKit, `Dockerfile.classic` works with any builder; the image of either has the files,
+    variables, labels and user of the assembled image. `templates` is a folder whose templates replace the built-in ones
+    of the same name. With `wheelhouse` nothing is downloaded: the caller puts all wheels into the folder `wheels` and
+    all packages into `debs`. BuildError if a value cannot be written safely, or a template is broken.
     """
     found = templates_with(templates)
     values = _values(recipe, wheelhouse=wheelhouse)
@@ -267,7 +259,7 @@ def build_context(
 
 def context_check(recipe: Recipe) -> dict[str, bytes]:
     """Return the files of the start-up check, by their paths in a context."""
-    return {f"{CHECK}/{_named(path)}": content for path, content in check_files(recipe).items()}
+    return {f"{CHECK}/{_file_name(path)}": content for path, content in check_files(recipe).items()}
 
 
 def _values(recipe: Recipe, *, wheelhouse: bool) -> dict[str, Any]:
@@ -292,16 +284,18 @@ def _values(recipe: Recipe, *, wheelhouse: bool) -> dict[str, Any]:
         "packages": recipe.packages,
         "debs": DEBS,
         "check": CHECK,
-        "check_files": [("0755" if path == PROGRAM else "0644", _named(path), path) for path in check_files(recipe)],
+        "check_files": [
+            ("0755" if path == PROGRAM else "0644", _file_name(path), path) for path in check_files(recipe)
+        ],
     }
 
 
-def _named(path: str) -> str:
+def _file_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
 def _pullable(base_name: str) -> str | None:
-    """Return the base's name if any engine can pull it by digest; None for a folder or a bootstrapped Debian."""
+    """Return the name of a base that engines can pull by digest; None for a folder or a bootstrapped base."""
     try:
         reference = Reference.parse(base_name)
     except ValueError:
@@ -309,20 +303,20 @@ def _pullable(base_name: str) -> str | None:
     return base_name if reference.digest else None
 
 
-_DIGEST: Final = Digest("0" * 64)
-
-
 def check_templates(folder: Path) -> None:
-    """UsageError for a folder that replaces no template or has what is no file, BuildError for a broken template."""
+    """Render a folder's templates for two invented recipes, before the long work.
+
+    UsageError if the folder has no template or has one that is not a regular file, BuildError for a broken template.
+    """
     names = sorted(built_in())
     todo = f"give a folder with any of {', '.join(names)}; envbuild eject DIR writes them"
     if not folder.is_dir():
-        raise UsageError("there is no such folder of templates", where=str(folder), todo=todo)
+        raise UsageError("the folder of templates does not exist", where=str(folder), todo=todo)
     there = [folder / name for name in names if (folder / name).is_symlink() or (folder / name).exists()]
     if not there:
-        raise UsageError("the folder has no template of a name that is used", where=str(folder), todo=todo)
+        raise UsageError("the folder has no template that envbuild uses", where=str(folder), todo=todo)
     for path in (it for it in there if not it.is_file()):
-        what = "a template has to be a regular file, and this is none"
+        what = "a template is not a regular file"
         raise UsageError(what, where=str(path), todo="put a file there, or remove it to keep the built-in template")
     for recipe in _recipes():
         for wheelhouse in (False, True):
@@ -330,7 +324,7 @@ def check_templates(folder: Path) -> None:
 
 
 def _recipes() -> Iterator[Recipe]:
-    """One with everything and one with as little as there can be, so that templates take their branches."""
+    """Yield one with everything and one with as little as possible, so that templates take all branches."""
     wheel = LockedWheel(
         name="trial", version="1", filename="trial-1-py3-none-any.whl", sha256=_DIGEST, size=1, url="file:///trial"
     )

@@ -1,8 +1,7 @@
-"""One base taken away from under an environment, and another put there: layers stay what they are, by digest.
+"""Rebasing: the layers of an environment, unchanged and unread, on another base.
 
-The result is the image that building on the new base would give, as layers of wheels and that of the start-up check
-depend on the interpreter's minor version only. What depends on more is made again (the virtual environment's own files)
-or left out (bytecode).
+The result is the image that building on the new base would give, as layers of wheels and of the start-up check depend
+on the interpreter's minor version only. The virtual environment's own files are made again, and bytecode is dropped.
 """
 
 import json
@@ -35,63 +34,76 @@ from envbuild.oci.image import ENVIRONMENT, LAYER_GZIP, Descriptor, Image, Layer
 from envbuild.recipe import PYTHON_LABEL, Base, Recipe
 
 ENVIRONMENT_LINE = "virtual environment"
-"""The history's line of the layer with the virtual environment's own files."""
+"""The history line of the layer with the virtual environment's own files."""
 BYTECODE_LINE = "bytecode"
-"""How the history's line of a layer with bytecode begins; distributions follow, or words."""
+"""The beginning of the history line of a layer with bytecode; distributions follow, or words."""
 STDLIB_WORDS = "standard library"
-_SAID = frozenset({BASE_NAME, BASE_DIGEST, ENVIRONMENT})
+_REPLACED = frozenset({BASE_NAME, BASE_DIGEST, ENVIRONMENT})
 _CUDA = "CUDA_VERSION"
-"""The variable by which a base with CUDA says which; NVIDIA's images have it."""
+"""The variable with the version of CUDA; NVIDIA's images set it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebased:
-    """The image on its new base, and what became of its layers."""
+    """The image on its new base, and a summary of its layers."""
 
     image: Image
     recipe: Recipe | None
-    """What it would be built from; None without a lock."""
+    """The recipe that builds it; None without a lock."""
     kept: int
-    """Layers of the old image that it has too."""
+    """Number of layers that it shares with the old image."""
     dropped: tuple[str, ...] = ()
-    """The history's lines of layers that do not fit the new base."""
+    """History lines of layers that do not fit the new base."""
 
 
 def named_base(image: Image) -> tuple[str, str]:
-    """The base that an image says it stands on: name without digest, and digest; empty where it does not say."""
-    said = _annotations(image)
-    return str(said.get(BASE_NAME) or ""), str(said.get(BASE_DIGEST) or "")
+    """Return the base in an image's annotations: name without digest, and digest; empty if absent."""
+    annotated = _annotations(image)
+    return str(annotated.get(BASE_NAME) or ""), str(annotated.get(BASE_DIGEST) or "")
 
 
 def named_environment(image: Image) -> str:
-    """The environment id that an image says it has; empty where it does not say."""
+    """Return the environment id in an image's annotations; empty if absent."""
     return str(_annotations(image).get(ENVIRONMENT) or "")
 
 
 def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Rebased:
-    """Put the environment of an image that stands on `old` onto `new`, without reading one of its layers.
+    """Put the environment of an image on `old` onto `new`, without reading a layer.
 
-    With the lock that the image was built from, the result says which environment it is, and is the image that building
-    gives. Without, it does not say: an environment's id is a digest over its wheels too, which no image lists.
-    BaseError when the image does not stand on `old` or cannot stand on `new`; VerifyError when the lock is another's.
+    With the lock that the image was built from, the result has an environment id, and is the image that building gives.
+    Without, it has none: the id is a digest of the wheels too, which no image lists.
+    BaseError if the image is not on `old` or does not fit `new`; VerifyError if the lock is another image's.
     """
     ours = _own_layers(image, old)
-    # It may have been got from a mirror, and the image has the name that it was built with.
+    # It may come from a mirror, and the image has the name that it was built with.
     old = replace(old, asked=named_base(image)[0])
     _check_fit(old, new)
     old_recipe = _recipe(image, old, lock) if lock else None
     if new.digest == old.digest and new.asked == old.asked:
         return Rebased(image=image, recipe=old_recipe, kept=len(image.layers))
-    _check_system(ours, old, new)
+    if new.digest != old.digest and any(layer.created_by.startswith(LINE) for layer in ours):
+        what = (
+            "the image has system packages that were chosen for its base, with that base's record of what is installed"
+        )
+        raise BaseError(what, where=new.name, todo="build the environment again on the new base")
     layers, dropped = _fitting(ours, old, new)
-    # An image that lacks something is not what its recipe gives, so it must not be found by that name; of one with
-    # bytecode nobody knows whether the new base's standard library would have got some.
+    # An image that lacks a layer is not what its recipe gives, so it must not have its id; of one with bytecode it is
+    # unknown whether the new base's standard library would get a layer.
     recipe = _moved(old_recipe, new) if old_recipe and not old_recipe.bytecode and not dropped else None
     check_depth(len(layers), len(new.image.layers))
     config = whole_config(new, _inner(image, old, new), layers)
-    others = {key: text for key, text in _annotations(image).items() if key not in _SAID}
+    others = {key: text for key, text in _annotations(image).items() if key not in _REPLACED}
     everything = (*new.image.layers, *layers)
-    manifest = manifest_bytes(config, everything, others | (annotations(recipe) if recipe else _base_only(new)))
+    manifest = manifest_bytes(
+        config,
+        everything,
+        others
+        | (
+            annotations(recipe)
+            if recipe
+            else {key: text for key, text in annotations(_bare(new)).items() if key != ENVIRONMENT}
+        ),
+    )
     had = {layer.descriptor.digest for layer in image.layers}
     return Rebased(
         image=Image(manifest, config, everything),
@@ -102,10 +114,10 @@ def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Reba
 
 
 def _own_layers(image: Image, old: Base) -> tuple[Layer, ...]:
-    """The layers above the base, which the image's history must call ours."""
-    said, count = named_base(image)[1], len(old.image.layers)
-    if said not in (str(old.digest), str(old.image.digest)):
-        raise _not_on(old, f"the image says that it stands on {said or 'no base'}, which is not {old.digest}")
+    """Return the layers above the base, which must be envbuild's by the image's history."""
+    annotated, count = named_base(image)[1], len(old.image.layers)
+    if annotated not in (str(old.digest), str(old.image.digest)):
+        raise _not_on(old, f"the base in the image's annotations is {annotated or 'missing'}, not {old.digest}")
     if [it.diff_id for it in image.layers[:count]] != [it.diff_id for it in old.image.layers]:
         raise _not_on(old, "the image's layers do not begin with those of its base")
     own = image.layers[count:]
@@ -122,8 +134,8 @@ def _not_on(old: Base, what: str) -> BaseError:
 
 
 def _check_fit(old: Base, new: Base) -> None:
-    """Refuse a base on which the layers would not work as they do on the old one."""
-    todo = "choose a base with the same Python and CUDA, and a glibc that is not older; or build the environment anew"
+    """Refuse a base on which the layers would work differently."""
+    todo = "choose a base with the same Python and CUDA, and a glibc that is not older; or build the environment again"
     pairs = [
         ("machine", old.target.machine, new.target.machine),
         ("Python", old.target.python_minor, new.target.python_minor),
@@ -139,45 +151,31 @@ def _check_fit(old: Base, new: Base) -> None:
         raise BaseError(f"the new base does not fit the environment: {'; '.join(wrong)}", where=new.name, todo=todo)
 
 
-def _check_system(ours: Sequence[Layer], old: Base, new: Base) -> None:
-    """Refuse to move packages, which were chosen for what the old base has, and bring its records with them."""
-    if new.digest != old.digest and any(layer.created_by.startswith(LINE) for layer in ours):
-        what = (
-            "the image has system packages that were chosen for its base, with that base's record of what is installed"
-        )
-        raise BaseError(what, where=new.name, todo="build the environment anew on the new base")
-
-
 def _cuda(base: Base) -> str:
     return ".".join(_variables(inner_config(base)).get(_CUDA, "").split(".")[:2])
 
 
 def _fitting(ours: Sequence[Layer], old: Base, new: Base) -> tuple[list[Layer], tuple[str, ...]]:
-    """The layers for the new base, and the lines of those that are left out."""
+    """Return the layers for the new base, and the history lines of dropped ones."""
     same = bool(old.interpreter) and old.interpreter == new.interpreter
     layers, dropped = [], []
     for layer in ours:
         line = layer.created_by
-        # Bytecode is run without a look at its source: that of a standard library which the new base has corrected
-        # would bring the faults back, and no version or interpreter tells whether it has.
+        # Python runs this bytecode without checking its source: the old standard library's would undo corrections of
+        # the new base, and no version shows whether there are any.
         stale = line.startswith(BYTECODE_LINE) and (STDLIB_WORDS in line or not same)
         if stale:
             dropped.append(line)
         elif line == ENVIRONMENT_LINE and old.target.python != new.target.python:
-            layers.append(_environment_layer(new))
+            recipe, sink = _bare(new), BytesIO()
+            files, links = environment_files(recipe)
+            with ThreadPoolExecutor(1) as pool:
+                result = write_layer(sink, recipe.prefix, files, pool, links)
+            descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
+            layers.append(Layer(descriptor, result.diff_id, partial(BytesIO, sink.getvalue()), ENVIRONMENT_LINE))
         else:
             layers.append(layer)
     return layers, tuple(dropped)
-
-
-def _environment_layer(base: Base) -> Layer:
-    """The virtual environment's own files, which name the interpreter's whole version."""
-    recipe, sink = _bare(base), BytesIO()
-    files, links = environment_files(recipe)
-    with ThreadPoolExecutor(1) as pool:
-        result = write_layer(sink, recipe.prefix, files, pool, links)
-    descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
-    return Layer(descriptor, result.diff_id, partial(BytesIO, sink.getvalue()), ENVIRONMENT_LINE)
 
 
 def _bare(base: Base) -> Recipe:
@@ -194,7 +192,7 @@ def _bare(base: Base) -> Recipe:
 
 
 def _inner(image: Image, old: Base, new: Base) -> dict[str, Any]:
-    """The new base's, with what the image has otherwise than the old one: that is what the environment brought."""
+    """Return the new base's config, with the differences between the image's and the old base's."""
     had, has, merged = inner_config(old), _config_of(image), inner_config(new)
     special = {"Env", "Labels", "User"}
     merged |= {key: it for key, it in has.items() if key not in special and it != had.get(key)}
@@ -205,13 +203,13 @@ def _inner(image: Image, old: Base, new: Base) -> dict[str, Any]:
 
 
 def _own_variables(image: Image, old: Base, new: Base) -> dict[str, str]:
-    """What the environment sets; PATH begins with its own folders and goes on with the base's."""
+    """Return the environment's variables; PATH has its own folders before those of the base."""
     had, has = _variables(inner_config(old)), _variables(_config_of(image))
     ours = {name: text for name, text in has.items() if name == "PATH" or had.get(name) != text}
     base_path = had.get("PATH") or DEFAULT_PATH
     if not has.get("PATH", "").endswith(f":{base_path}"):
         todo = "rebase the image that envbuild pushed"
-        raise BaseError("the image's PATH does not go on with that of its base", where=old.name, todo=todo)
+        raise BaseError("the image's PATH does not end with that of its base", where=old.name, todo=todo)
     path = _variables(inner_config(new)).get("PATH") or DEFAULT_PATH
     return ours | {"PATH": has["PATH"].removesuffix(base_path) + path}
 
@@ -230,9 +228,9 @@ def _variables(inner: Mapping[str, Any]) -> dict[str, str]:
 
 
 def derive_recipe(image: Image, old: Base, lock: Lock) -> Recipe:
-    """What an image on `old` was built from, if the lock is its own: variables, labels and user are what it has.
+    """Return the recipe of an image on `old`, with its lock and its own variables, labels and user.
 
-    BaseError when its PATH is not one on that base; BuildError when its config cannot be read.
+    BaseError if its PATH does not end with the base's; BuildError if its config cannot be read.
     """
     own = _own_variables(image, old, old)
     return replace(
@@ -244,24 +242,22 @@ def derive_recipe(image: Image, old: Base, lock: Lock) -> Recipe:
         variables=tuple((name, text) for name, text in own.items() if name not in ("PATH", "VIRTUAL_ENV")),
         labels=tuple(sorted(_own_labels(image, old).items())),
         user=str(_config_of(image).get("User", "")),
-        bytecode=compiled_by(old.interpreter) if _has_bytecode(image) else "",
+        bytecode=compiled_by(old.interpreter)
+        if any(layer.created_by.startswith(f"{OURS}{BYTECODE_LINE}") for layer in image.layers)
+        else "",
     )
 
 
 def _recipe(image: Image, old: Base, lock: Lock) -> Recipe:
-    """What the image was built from, which its environment id proves."""
-    recipe, said = derive_recipe(image, old, lock), named_environment(image)
-    if said != str(recipe.environment):
-        what = f"the lock gives the environment {recipe.environment.short}, and the image says {said or 'none'}"
+    """Return the recipe of the image, which its environment id proves."""
+    recipe, annotated = derive_recipe(image, old, lock), named_environment(image)
+    if annotated != str(recipe.environment):
+        what = f"the lock gives the environment {recipe.environment.short}, and the image has {annotated or 'none'}"
         todo = (
             "give the pylock.toml that the image was built from; leave it out if another release of envbuild built it"
         )
         raise VerifyError(what, where="--lock", todo=todo)
     return recipe
-
-
-def _has_bytecode(image: Image) -> bool:
-    return any(layer.created_by.startswith(f"{OURS}{BYTECODE_LINE}") for layer in image.layers)
 
 
 def _moved(recipe: Recipe, new: Base) -> Recipe:
@@ -274,10 +270,6 @@ def _moved(recipe: Recipe, new: Base) -> Recipe:
         target=new.target,
         labels=tuple(sorted(_relabelled(dict(recipe.labels), new).items())),
     )
-
-
-def _base_only(base: Base) -> dict[str, str]:
-    return {key: text for key, text in annotations(_bare(base)).items() if key != ENVIRONMENT}
 
 
 def _annotations(image: Image) -> dict[str, str]:

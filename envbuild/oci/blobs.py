@@ -1,4 +1,4 @@
-"""Blobs as files: read and hashed before they are shared or sent, and shared without copying where that can be."""
+"""Blobs as files: hashed before they are shared or sent, hard-linked instead of copied where possible, and growing."""
 
 import hashlib
 import os
@@ -23,35 +23,35 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """One blob: what it is, and how to get its bytes."""
+    """One blob: its descriptor, and access to its bytes."""
 
     descriptor: Descriptor
     open: Opener
     path: Path | None = None
-    """The file of a cache that holds it, if one does."""
+    """Its file in the cache, if it is there."""
 
 
 def blobs_of(content: Content) -> tuple[Blob, ...]:
-    """All blobs, each once; what names others comes after them."""
+    """Return all blobs, each once, before the blobs that refer to them."""
     images = images_of(content)
     layers = [layer for image in images for layer in image.layers]
     blobs = [Blob(descriptor=layer.descriptor, open=layer.open, path=layer.path) for layer in layers]
     for image in images:
-        blobs += [_made(CONFIG, image.config), _made(MANIFEST, image.manifest)]
+        blobs += [_blob(CONFIG, image.config), _blob(MANIFEST, image.manifest)]
     if isinstance(content, ImageIndex):
-        blobs.append(_made(INDEX, content.data))
+        blobs.append(_blob(INDEX, content.data))
     once: dict[Digest, Blob] = {}
     for blob in blobs:
         once.setdefault(blob.descriptor.digest, blob)
     return tuple(once.values())
 
 
-def _made(media_type: str, data: bytes) -> Blob:
+def _blob(media_type: str, data: bytes) -> Blob:
     return Blob(descriptor=Descriptor(media_type, Digest.of(data), len(data)), open=partial(BytesIO, data))
 
 
 def place_blob(blob: Blob, path: Path) -> None:
-    """See to it that `path` holds the blob; BuildError when the bytes that there are have another digest.
+    """Put the blob at `path`, unless it is there; BuildError if the bytes have another digest.
 
     A copy is hashed while it is written, so that a cached file is read once.
     """
@@ -71,12 +71,12 @@ def place_blob(blob: Blob, path: Path) -> None:
                 raise
             target.seek(0)
             target.truncate()
-            target.writelines(read_blob(blob.open, known, where=where))  # which makes a damaged layer again
+            target.writelines(read_blob(blob.open, known, where=where))  # makes a damaged layer again
         settle(target, temporary, path, mode=READ_ONLY)
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file as a blob that nobody has checked."""
+    """Open a file as a blob, unchecked."""
     return path.open("rb")
 
 
@@ -88,7 +88,7 @@ def _on_one_disk(one: Path, other: Path) -> bool:
 
 
 def is_blob(path: Path, known: Descriptor) -> bool:
-    """Read a file to see whether it holds the blob; False where it cannot be read."""
+    """Whether a file has the bytes of the blob; False if it cannot be read."""
     try:
         return not is_damaged(path, known)
     except OSError:
@@ -96,7 +96,7 @@ def is_blob(path: Path, known: Descriptor) -> bool:
 
 
 def is_damaged(path: Path, known: Descriptor) -> bool:
-    """Read a file to see whether it is anything but the blob; OSError where it cannot be read now."""
+    """Whether a file does not have the bytes of the blob; OSError if it cannot be read now."""
     try:
         state = path.stat()
         if not stat.S_ISREG(state.st_mode) or state.st_size != known.size:
@@ -110,47 +110,40 @@ def is_damaged(path: Path, known: Descriptor) -> bool:
 
 
 def read_blob(opener: Opener, known: Descriptor, *, where: str) -> Iterator[bytes]:
-    """Yield a blob's bytes, the last of them only once all were seen to be right.
-
-    BuildError where they are not.
-    """
-    hasher, size, held = hashlib.sha256(), 0, b""
+    """Yield a blob's bytes, the last of them only after all were checked; BuildError if they are wrong."""
+    hasher, size, last = hashlib.sha256(), 0, b""
     with opener() as file:
         while chunk := file.read(_CHUNK):
             hasher.update(chunk)
             size += len(chunk)
-            if held and size <= known.size:
-                yield held
-            held = chunk
+            if last and size <= known.size:
+                yield last
+            last = chunk
         found = Digest(hasher.hexdigest())
         if (found, size) != (known.digest, known.size):
-            raise _mismatch(known, found, size, where)
-    if held:
-        yield held
-
-
-def _mismatch(known: Descriptor, digest: Digest, size: int, where: str) -> BuildError:
-    todo = "build again; if that does not help, clear the cache (ENVBUILD_CACHE)"
-    what = f"a layer has the digest {digest} and {size} bytes, not {known.digest} and {known.size}"
-    return BuildError(what, where=where, todo=todo)
+            todo = "build again; if that does not help, clear the cache (ENVBUILD_CACHE)"
+            what = f"a layer has the digest {found} and {size} bytes, not {known.digest} and {known.size}"
+            raise BuildError(what, where=where, todo=todo)
+    if last:
+        yield last
 
 
 _GROWTH = 1 << 18
 _SECONDS = 0.02
-"""How long one who has read all that there is waits for more."""
+"""Pause of a reader before it looks for more bytes."""
 
 
 class AbandonedError(Exception):
-    """The file will not be the blob that was read so far."""
+    """The bytes read so far are not those of a blob."""
 
 
 class GrowingBlob:
-    """A layer's file and, from its end on, what it is; leaving the block before it is finished abandons it."""
+    """A layer that is read while it is written; its descriptor is known at the end. The block's end abandons it."""
 
     def __init__(self, path: Path, key: Digest, label: str, expected: int) -> None:
         self.path, self.key, self.label, self.expected = path, key, label, expected
         self.descriptor: Descriptor | None = None
-        """None while it grows, and when it was abandoned."""
+        """None while it grows, and after it was abandoned."""
         self.diff_id: Digest | None = None
         self._ended = threading.Event()
 
@@ -163,19 +156,19 @@ class GrowingBlob:
         self.abandon()
 
     def finish(self, descriptor: Descriptor, diff_id: Digest) -> None:
-        """Say that all bytes are in the file, unless it was abandoned before."""
+        """Mark it as complete, unless it was abandoned before."""
         if not self._ended.is_set():
             self.descriptor, self.diff_id = descriptor, diff_id
             self._ended.set()
 
     def abandon(self) -> None:
-        """Say that nothing more will come, unless it is finished."""
+        """Mark it as abandoned, unless it is finished."""
         self._ended.set()
 
     def pieces(self, file: FileIO, check: Callable[[], None]) -> Iterator[bytes]:
-        """Yield the bytes of the file, opened before it was finished, from the first on as they come.
+        """Yield the bytes of the file as they are written; AbandonedError if the blob is abandoned.
 
-        `check` is called again and again, and may raise to stop; AbandonedError where they will not be the blob's.
+        `check` is called repeatedly, and may raise to stop.
         """
         position, ended = 0, False
         while not ended:
@@ -191,7 +184,7 @@ class GrowingBlob:
             raise AbandonedError(self.label)
 
     def finished(self) -> Descriptor:
-        """What it is, once all of it was read; AbandonedError where it is nothing."""
+        """Return the descriptor after the end; AbandonedError if there is none."""
         if self.descriptor is None:
             raise AbandonedError(self.label)
         return self.descriptor

@@ -1,4 +1,10 @@
-"""Inflating, with the fastest library at hand: what comes out is the same for all of them."""
+"""Deflate streams (RFC 1951): inflated with the fastest library at hand, and opened so that more blocks can follow.
+
+All libraries inflate to the same bytes. The bit that ends a stream is the first of its last block, and nothing shows
+where that block begins. A decoder finds it: one that is in the last block already, and then gets only the end of the
+stream, reads wrong bytes for a while until codes fall into step, and ends where the stream ends. One before the last
+block has the wrong codes.
+"""
 
 import gzip
 import zlib
@@ -12,15 +18,32 @@ from envbuild.oci.gzip import ALIGNED, LAST, deflate_runs, stored
 
 _IN, _OUT = 1 << 20, 1 << 20
 _UNSUSPICIOUS, _EXPANSION = 1 << 30, 200
-"""No real wheel or layer above so many bytes is so many times its packed size; deflate expands up to 1032 times."""
+"""No real wheel or layer above this many bytes expands this many times; deflate expands up to 1032 times."""
 _WINDOW = bytes(1 << 15)
-"""As much as a distance reaches back (RFC 1951, section 2)."""
+"""The largest distance (RFC 1951, section 2)."""
 GZIP_ERRORS: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
-"""What reading a gzip file raises that is damaged."""
+"""Exceptions of reading a damaged gzip file."""
+
+
+_NEAR = tuple(kib << 10 for kib in (16, 64, 256))
+"""Bytes before the end at which decoders are kept; a longer last block is not found."""
+_ENDS = (96, 128, 160)
+"""Bytes of the end that a decoder gets: codes may fall into step in one of them and not in another."""
+_LONGEST = 288
+"""Bytes of the longest header: 316 lengths of at most seven bits, and their codes."""
+_ABOUT = 32
+"""Bits by which the end of the header may differ from the place that the search finds."""
+_MOST = 16
+"""Headers that are read to their end: random bits have few likely ones, a hostile stream may have many."""
+_SHARES = bytes.maketrans(b"01234567", bytes((0, 64, 32, 16, 8, 4, 2, 1)))
+"""How many of 128 values of seven bits begin with a code, by its length in octal."""
+_ORDER = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)
+_REPEATED = {16: (3, 2), 17: (3, 3), 18: (11, 7)}
+"""For symbols of section 3.2.7: the least number of repetitions, and the bits of the number of further ones."""
 
 
 class Inflater(Protocol):
-    """What zlib and zlib-ng have in common."""
+    """The common part of zlib's and zlib-ng's decompressors."""
 
     @property
     def eof(self) -> bool: ...
@@ -32,17 +55,17 @@ class Inflater(Protocol):
 
 
 class Decoder(Inflater, Protocol):
-    """One that can be copied where it stands."""
+    """An inflater that can be copied in the middle of a stream."""
 
     def copy(self) -> "Decoder": ...
 
 
 _library: Any = zlib
 _copying: Any = zlib
-"""Apart from the other one, as not each library's decoders can be copied."""
+"""Separate from `_library`, as not every library's decoders can be copied."""
 _gzip: Any = gzip.GzipFile
-# Optional: inflates nearly twice as fast. ISA-L would be a little faster still, but takes streams whose codes are
-# incomplete, which zlib refuses, and Go's library, and so every engine that were to unpack the layer.
+# Optional: inflates nearly twice as fast. ISA-L would be a little faster still, but accepts streams with incomplete
+# codes, which zlib and Go's library refuse, and so every engine that unpacks the layer.
 with suppress(ImportError):
     from zlib_ng import gzip_ng
     from zlib_ng import zlib_ng as _library
@@ -52,7 +75,7 @@ with suppress(ImportError):
 
 
 def expansion_limit(packed: int) -> int:
-    """Return to how many bytes so many packed ones may expand: 200 times as many, or 1 GiB."""
+    """Return the largest unpacked size for a packed one: 200 times as much, or 1 GiB."""
     return max(_UNSUSPICIOUS, _EXPANSION * packed)
 
 
@@ -63,7 +86,7 @@ def open_gzip(file: BinaryIO) -> BinaryIO:
 
 
 def crc32(data: bytes | memoryview, before: int = 0) -> int:
-    """CRC-32 of bytes, going on from that of what came before."""
+    """Return the CRC-32 of bytes, continued from that of the bytes before."""
     checksum: int = _library.crc32(data, before)
     return checksum
 
@@ -73,13 +96,13 @@ class DamagedStreamError(Exception):
 
 
 def decoder() -> Decoder:
-    """What decodes a raw deflate stream from its beginning, can be copied, and takes every distance."""
-    made: Decoder = _copying.decompressobj(-15, _WINDOW)
-    return made
+    """Return a decoder for a raw deflate stream that can be copied and accepts every distance."""
+    new: Decoder = _copying.decompressobj(-15, _WINDOW)
+    return new
 
 
 def inflated(inflater: Inflater, data: bytes | memoryview, most: int = 0) -> bytes:
-    """What becomes of data that a decoder gets; at most so many bytes, or 0 for all. Raises DamagedStreamError."""
+    """Inflate data; at most so many bytes, or 0 for all. Raises DamagedStreamError."""
     try:
         return inflater.decompress(data, most)
     except Exception as error:  # each library has an exception class of its own
@@ -87,22 +110,22 @@ def inflated(inflater: Inflater, data: bytes | memoryview, most: int = 0) -> byt
 
 
 def inflate(data: memoryview) -> Iterator[tuple[memoryview, bytes]]:
-    """Yield the content of a raw deflate stream in bounded pieces, each with the part of `data` that was taken for it.
+    """Yield the content of a raw deflate stream in bounded pieces, each with the consumed part of `data`.
 
     The stream must end exactly with `data`.
     """
     inflater, nothing = _inflater(), data[:0]
     for offset in range(0, len(data), _IN):
         taken = data[offset : offset + _IN]
-        rest: bytes | memoryview = taken
-        while len(rest):
+        pending: bytes | memoryview = taken
+        while len(pending):
             if inflater.eof:
                 raise DamagedStreamError("ends before the archive says")
-            piece = inflated(inflater, rest, _OUT)
-            rest = inflater.unconsumed_tail
+            piece = inflated(inflater, pending, _OUT)
+            pending = inflater.unconsumed_tail
             yield taken, piece
             taken = nothing
-    # A few bits at the end may stand for more bytes than one piece takes: all input is in, not all output is out.
+    # A few bits at the end may expand to more bytes than one piece: all input is consumed, but not all output read.
     while not inflater.eof and (piece := inflated(inflater, b"", _OUT)):
         yield nothing, piece
     if not inflater.eof or inflater.unused_data:
@@ -110,7 +133,7 @@ def inflate(data: memoryview) -> Iterator[tuple[memoryview, bytes]]:
 
 
 def inflate_whole(data: memoryview, size: int) -> bytes:
-    """Return the content of a raw deflate stream that must end with `data`; of a longer content than `size`, a part."""
+    """Return the content of a raw deflate stream that must end with `data`; of a content over `size` bytes, a part."""
     inflater = _inflater()
     content = inflated(inflater, data, size + 1)
     if len(content) <= size and (not inflater.eof or inflater.unused_data):
@@ -118,8 +141,8 @@ def inflate_whole(data: memoryview, size: int) -> bytes:
     return content
 
 
-def stands_for(stream: bytes, content: bytes) -> bool:
-    """Whether a raw deflate stream is whole and becomes this content."""
+def has_content(stream: bytes, content: bytes) -> bool:
+    """Whether a raw deflate stream is complete and has this content."""
     inflater = _inflater()
     try:
         plain = inflated(inflater, stream, len(content) + 1)
@@ -129,54 +152,37 @@ def stands_for(stream: bytes, content: bytes) -> bool:
 
 
 def _inflater() -> Inflater:
-    made: Inflater = _library.decompressobj(-15)
-    return made
-
-
-_NEAR = tuple(kib << 10 for kib in (16, 64, 256))
-"""Bytes before the end where decoders are kept to start from; a last block that is longer is not found."""
-_ENDS = (96, 128, 160)
-"""Bytes of the end that a decoder gets: where codes do not fall into step in one of them, they may in another."""
-_LONGEST = 288
-"""Bytes that no header is longer than: 316 lengths of at most seven bits, and what says which those are."""
-_ABOUT = 32
-"""Bits that the end of the header may be away from the place that the search finds."""
-_MOST = 16
-"""Headers that are read to their end: what is a stream by chance has few likely ones, what is made so may have many."""
-_SHARES = bytes.maketrans(b"01234567", bytes((0, 64, 32, 16, 8, 4, 2, 1)))
-"""Of 128 values of seven bits, how many begin with a code, by its length in octal."""
-_ORDER = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)
-_REPEATED = {16: (3, 2), 17: (3, 3), 18: (11, 7)}
-"""How often at least the symbols of section 3.2.7 repeat a length, and how many bits say how much more often."""
+    new: Inflater = _library.decompressobj(-15)
+    return new
 
 
 def continued(stream: bytes, content: bytes) -> bytes | None:
-    """Return a raw deflate stream without its end, so that more blocks can follow; `content` is what it stands for.
+    """Return a raw deflate stream with this content without its end, so that more blocks can follow.
 
-    None for one that cannot be opened so: whose last block is not found, or with other bits than zeros behind its end,
-    as far as they matter. An empty stored block, not final, fills the last byte: its three zero bits are those behind
-    the end, or where too few are left, in one more byte (RFC 1951, section 3.2.3). A trial tells which of the two.
+    None if that is impossible: the last block is not found, or relevant bits behind its end are not zero. An empty
+    stored block, not final, fills the last byte: its three zero bits are those behind the end or, if too few are left,
+    in one more byte (RFC 1951, section 3.2.3). A trial shows which.
     """
     try:
         at = 0 if stream[0] & 1 else last_block(stream)
-    except DamagedStreamError:  # another library may read what this one does not
+    except DamagedStreamError:  # another library may read it
         at = None
     if at is None:
         return None
     opened = stream[: at // 8] + bytes((stream[at // 8] & ~(1 << at % 8),)) + stream[at // 8 + 1 :]
     tails = (ALIGNED, b"\0" + ALIGNED)
-    # Codes end with a one more often than not, and what follows them are zeros.
+    # Codes end with a one more often than not, and zeros follow.
     for tail in tails if opened[-1] < 1 << 5 else tails[::-1]:
-        if stands_for(opened + tail + LAST, content):
+        if has_content(opened + tail + LAST, content):
             return opened + tail
     return None
 
 
 def last_block(stream: bytes) -> int | None:
-    """The bit of a stream of several blocks where the last one begins, if it has codes of its own and is near the end.
+    """Return the bit of a stream where the last of several blocks begins, if it has dynamic codes and is near the end.
 
-    None where it has not, or where it is too short or too regular for codes to fall into step; DamagedStreamError where
-    a decoder meets what is no stream. What is found depends on no library: each decodes the same bits to the same end.
+    None otherwise, or if it is too short or too regular for codes to fall into step; DamagedStreamError if a decoder
+    fails. The result depends on no library: each decodes the same bits to the same end.
     """
     decoders = [*_decoders(stream)]
     inside = _first_inside(stream, decoders)
@@ -187,11 +193,7 @@ def last_block(stream: bytes) -> int | None:
     return None
 
 
-_Known = tuple[int, Decoder]
-"""How many bytes of a stream a decoder has taken."""
-
-
-def _decoders(stream: bytes) -> Iterator[_Known]:
+def _decoders(stream: bytes) -> Iterator[tuple[int, Decoder]]:
     known, taken = decoder(), 0
     for start in sorted({max(len(stream) - near, 0) for near in _NEAR}):
         inflated(known, stream[taken:start])
@@ -199,8 +201,8 @@ def _decoders(stream: bytes) -> Iterator[_Known]:
         yield start, known.copy()
 
 
-def _first_inside(stream: bytes, decoders: Sequence[_Known]) -> int:
-    """About where the codes of the last block begin: how many bytes a decoder takes to be in it; 0 if that is far."""
+def _first_inside(stream: bytes, decoders: Sequence[tuple[int, Decoder]]) -> int:
+    """Return about where the codes of the last block begin, in bytes; 0 if far from the end."""
     outside = [known for known in decoders if not _is_inside(stream, *known)]
     if not outside:
         return 0
@@ -217,7 +219,7 @@ def _first_inside(stream: bytes, decoders: Sequence[_Known]) -> int:
 
 
 def _is_inside(stream: bytes, taken: int, known: Decoder) -> bool:
-    """Whether a decoder that has taken so much of the stream reads the codes of its last block."""
+    """Whether a decoder that has read `taken` bytes of the stream is inside its last block."""
     for end in _ENDS:
         further = known.copy()
         if _ended(further, stream[max(len(stream) - end, taken) :]) is not None and not further.unused_data:
@@ -226,7 +228,7 @@ def _is_inside(stream: bytes, taken: int, known: Decoder) -> bool:
 
 
 def _final_headers(stream: bytes, inside: int) -> Iterator[int]:
-    """The bits where a final block with codes of its own may begin whose codes begin about `inside`."""
+    """Yield the bits where a final block with dynamic codes may begin, if its codes begin about `inside`."""
     first = max(inside - _LONGEST - _ABOUT // 8, 0)
     bits, end = int.from_bytes(stream[first : inside + _ABOUT // 8], "little"), (inside - first) * 8
     for at in islice(_likely(bits), _MOST):
@@ -236,20 +238,20 @@ def _final_headers(stream: bytes, inside: int) -> Iterator[int]:
 
 
 def _likely(bits: int) -> Iterator[int]:
-    """Where a header may be that says final, and codes of its own, the last one first."""
+    """Yield bits where the header of a final block with dynamic codes may begin, the last one first."""
     marks = bits & ~(bits >> 1) & bits >> 2
     while marks:
         at = marks.bit_length() - 1
         marks ^= 1 << at
-        if _told(bits >> at):
+        if _code_lengths(bits >> at):
             yield at
 
 
 def _begins(stream: bytes, at: int, start: int, known: Decoder) -> bool:
-    """Whether a block begins at a bit, for a decoder that has taken the stream up to `start`.
+    """Whether a block begins at a bit, for a decoder that has read the stream up to `start`.
 
-    Two blocks that hold the same in different ways become the same there, and nowhere else: what they hold is the
-    stream's own digest, which nobody can put into it.
+    Only there do two different encodings of one content decode to the same bytes. The content is the stream's own
+    digest, which no stream can contain.
     """
     mark, bits = sha256(stream).digest(), at % 8
     before, low = stream[start : at // 8], stream[at // 8] & (1 << bits) - 1
@@ -263,7 +265,7 @@ def _begins(stream: bytes, at: int, start: int, known: Decoder) -> bool:
 
 
 def _ended(known: Decoder, data: bytes) -> bytes | None:
-    """What becomes of data that a stream ends in; None where it does not."""
+    """Return the output for data that ends the stream; None if it does not end."""
     try:
         output = inflated(known, data)
     except DamagedStreamError:
@@ -272,11 +274,11 @@ def _ended(known: Decoder, data: bytes) -> bytes | None:
 
 
 def _header_size(bits: int) -> int:
-    """How many bits the header of a block with codes of its own takes (section 3.2.7); 0 for what can be none."""
-    literals, distances, told = (bits >> 3 & 31) + 257, (bits >> 8 & 31) + 1, _told(bits)
-    if not told:
+    """Return the size in bits of a header of dynamic codes (section 3.2.7); 0 if it is invalid."""
+    literals, distances, code_lengths = (bits >> 3 & 31) + 257, (bits >> 8 & 31) + 1, _code_lengths(bits)
+    if not code_lengths:
         return 0
-    lengths = {symbol: length - ord("0") for symbol, length in zip(_ORDER, reversed(told), strict=False)}
+    lengths = {symbol: length - ord("0") for symbol, length in zip(_ORDER, reversed(code_lengths), strict=False)}
     codes, at = _codes(lengths), 17 + 3 * ((bits >> 13 & 15) + 4)
     found: list[int] = []
     while len(found) < literals + distances:
@@ -289,25 +291,25 @@ def _header_size(bits: int) -> int:
     return at if len(found) == literals + distances and _complete(found[:literals]) else 0
 
 
-def _told(bits: int) -> bytes:
-    """The lengths of the codes that a header's own lengths are told in, in octal, the last one first; nothing if wrong.
+def _code_lengths(bits: int) -> bytes:
+    """Return the lengths of a header's length codes, in octal, the last one first; empty if they are invalid.
 
-    Wrong are codes that leave some bits without a meaning, and more than 286 or 30 lengths, which no decoder takes.
+    Invalid are incomplete codes, and more than 286 or 30 lengths, which no decoder accepts.
     """
     few = bits & (1 << 17 + 3 * len(_ORDER)) - 1
     if few >> 3 & 31 > 29 or few >> 8 & 31 > 29:
         return b""
-    told = b"%o" % (few >> 17 & (1 << 3 * ((few >> 13 & 15) + 4)) - 1)
-    return told if sum(told.translate(_SHARES)) == 128 else b""
+    lengths = b"%o" % (few >> 17 & (1 << 3 * ((few >> 13 & 15) + 4)) - 1)
+    return lengths if sum(lengths.translate(_SHARES)) == 128 else b""
 
 
 def _complete(lengths: Sequence[int]) -> bool:
-    """Whether codes of these lengths leave no bits that mean nothing; of no length, a symbol has none."""
+    """Whether codes of these lengths are complete; a symbol of length 0 has no code."""
     return sum(1 << 15 - length for length in lengths if length) == 1 << 15
 
 
 def _codes(lengths: Mapping[int, int]) -> list[tuple[int, int]]:
-    """What any seven bits begin with: a symbol and the length of its code (section 3.2.2)."""
+    """Return the symbol and code length that each value of seven bits begins with (section 3.2.2)."""
     table, code = [(0, 0)] * 128, 0
     for length in range(1, 8):
         for symbol in sorted(symbol for symbol, its in lengths.items() if its == length):

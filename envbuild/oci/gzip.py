@@ -1,7 +1,7 @@
 """Gzip members whose bytes no compression library decides (RFC 1951, RFC 1952).
 
 zlib, zlib-ng and ISA-L compress the same input to different bytes, so nothing here calls a compressor. A member holds
-deflate blocks that somebody else made (a wheel's), and those of the small encoders below.
+deflate blocks that exist already (a wheel's), and those of the small encoders below.
 """
 
 import re
@@ -12,20 +12,20 @@ from functools import lru_cache
 
 _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # no name, no time, unknown system
 _RUN = re.compile(rb"\0{5,}|0{5,}")
-"""What tar headers are full of; looking for runs of any byte takes longer than all the rest."""
+"""Runs in tar headers; a search for runs of any byte would take most of the time."""
 STORED_LIMIT = 65535
-"""Bytes that one stored block may hold."""
+"""Bytes that one stored block can hold."""
 ALIGNED = b"\x00\x00\xff\xff"
 """An empty stored block but for its three bits, all zero: after it a stream goes on with whole bytes."""
 _POLYNOMIAL, _ONE, _X8 = 0xEDB88320, 1 << 31, 1 << 23
-"""That of CRC-32, one, and x to the eighth: what a byte of zeros multiplies by."""
+"""The polynomial of CRC-32, one, and x to the eighth: the factor for a byte of zeros."""
 LAST = b"\x03\x00"
 """An empty block that ends a stream (RFC 1951, section 3.2.6)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of a deflate stream, of whole bytes, and what it stands for."""
+    """Part of a deflate stream, of whole bytes, and its content."""
 
     deflated: bytes | memoryview
     plain: bytes | memoryview
@@ -33,21 +33,21 @@ class Part:
     """Whether the stream ends with it."""
     crc32: int = 0
     size: int = 0
-    """Both of the content up to its end that no part before has counted."""
+    """Both of the content that no part before has counted."""
 
 
 class Members:
     """As few gzip members as parts allow: one ends only with a part that ends its stream.
 
-    Readers take a fixed time for each member: unpigz, which Docker calls, a long one, and pgzip, which podman has,
-    reads nothing ahead beyond its end.
+    Readers need a fixed time for each member: unpigz (Docker) a long one, and pgzip (podman) does not read ahead beyond
+    its end.
     """
 
     def __init__(self) -> None:
         self._open, self._checksum, self._size = False, 0, 0
 
     def add(self, part: Part) -> Iterator[bytes | memoryview]:
-        """Yield what a file grows by."""
+        """Yield the bytes to append."""
         if not self._open:
             yield _HEADER
             self._open, self._checksum, self._size = True, 0, 0
@@ -58,7 +58,7 @@ class Members:
             yield end(self._checksum, self._size)
 
     def ended(self) -> Iterator[bytes | memoryview]:
-        """Yield what ends the member that is open, if one is."""
+        """Yield the end of the open member, if there is one."""
         if self._open:
             yield from self.add(Part(LAST, b"", final=True))
 
@@ -74,7 +74,7 @@ def end(crc32: int, size: int) -> bytes:
 
 
 def gathered(parts: Iterable[Part], crc32: Callable[[bytes], int]) -> Iterator[Part]:
-    """Make one part of those that follow each other up to a final one, and count it."""
+    """Join the parts up to each final one, with checksum and size."""
     some: list[Part] = []
     for part in parts:
         some.append(part)
@@ -92,7 +92,7 @@ def _counted(parts: Sequence[Part], crc32: Callable[[bytes], int]) -> Part:
 
 
 def combined(first: int, second: int, size: int) -> int:
-    """The CRC-32 of two pieces, from that of each and the size of the second: zlib's `crc32_combine`."""
+    """Return the CRC-32 of two pieces, from that of each and the size of the second (zlib's `crc32_combine`)."""
     if not first:
         return second
     power, squared = _ONE, _X8
@@ -117,7 +117,7 @@ def _product(one: int, other: int) -> int:
 def stored(data: bytes | memoryview, *, final: bool = True) -> list[bytes | memoryview]:
     """Frame `data` as stored deflate blocks (RFC 1951, section 3.2.4): five bytes for each 65,535.
 
-    Where it is not final, more blocks follow, and `data` is a multiple of 65,535 bytes for the same bytes as in one go.
+    If it is not final, more blocks follow; the bytes are the same as in one call if `data` is a multiple of 65,535.
     """
     pieces: list[bytes | memoryview] = []
     for offset in range(0, len(data) or 1, STORED_LIMIT):
@@ -128,7 +128,7 @@ def stored(data: bytes | memoryview, *, final: bool = True) -> list[bytes | memo
 
 
 def _bits(code: int, length: int) -> str:
-    """A Huffman code, which goes into the stream from its first bit on; the text is read from its end."""
+    """Return a Huffman code, whose first bit comes first in the stream; texts are read from the end."""
     return f"{code:0{length}b}"[::-1]
 
 
@@ -164,7 +164,7 @@ _Bits = tuple[int, int]
 def deflate_runs(data: bytes, *, final: bool = True) -> bytes:
     """Encode as one deflate block with fixed Huffman codes, where only runs of NUL and of the digit 0 are matched.
 
-    Where it is not final an empty stored block fills the last byte, so that more can follow.
+    If it is not final, an empty stored block fills the last byte, so that more can follow.
     """
     value, size = (0b011 if final else 0b010), 3  # the block's end mark; fixed codes
     position = 0

@@ -1,4 +1,4 @@
-"""Descriptors, configs and manifests (OCI image-spec, descriptor.md, config.md, manifest.md).
+"""Descriptors, configs, manifests and indexes (OCI image-spec, descriptor.md, config.md, manifest.md, image-index.md).
 
 Bytes come first: a manifest and a config are serialised once, and those bytes are hashed, stored and sent.
 """
@@ -23,7 +23,7 @@ DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 ENVIRONMENT = "dev.envbuild.environment"
-"""The annotation of a manifest that names the environment of its image."""
+"""The annotation of an image manifest with the environment id."""
 
 OCI_OF_DOCKER = {DOCKER_MANIFEST: MANIFEST, DOCKER_INDEX: INDEX, DOCKER_CONFIG: CONFIG, DOCKER_LAYER: LAYER_GZIP}
 """The OCI media type for the same bytes; the two families are never mixed in one manifest."""
@@ -32,28 +32,32 @@ _KINDS = {MANIFEST: False, DOCKER_MANIFEST: False, INDEX: True, DOCKER_INDEX: Tr
 """Whether a media type is an index's."""
 
 
+_PLATFORM = ("architecture", "os", "os.version", "os.features", "variant")
+"""Properties of a config that an index has in `platform` (config.md, "Properties")."""
+
+
 def canonical_json(value: Any) -> bytes:
     """Serialise with sorted keys, no spaces and UTF-8: equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def parse_manifest(data: bytes, media_type: str = "") -> dict[str, Any]:
-    """Read an image manifest or index; ValueError where one reader could take it for the other (CVE-2021-41190).
+    """Read an image manifest or index; ValueError if a reader could take it for the other (CVE-2021-41190).
 
-    `media_type` is what a registry or a descriptor says that it is. Readers in Go ignore the case of keys.
+    `media_type` is that of the registry's answer or the descriptor. Readers in Go ignore the case of keys.
     """
     value: dict[str, Any] = json.loads(data, object_pairs_hook=_unique)
     if not isinstance(value, dict):
-        raise TypeError(f"{type(value).__name__} is no object")
+        raise TypeError(f"{type(value).__name__} is not an object")
     keys = {key.lower() for key in value}
     if len(keys) < len(value):
         raise ValueError("two of its keys differ only in their case")
     if "manifests" in keys and keys & {"layers", "config"}:
         raise ValueError("it is an image manifest and an index at once")
-    said = {str(value.get("mediaType") or media_type), media_type or str(value.get("mediaType"))} & _KINDS.keys()
-    if len(said) > 1:
+    kinds = {str(value.get("mediaType") or media_type), media_type or str(value.get("mediaType"))} & _KINDS.keys()
+    if len(kinds) > 1:
         raise ValueError(f"it was sent as {media_type}, and its mediaType is {value['mediaType']}")
-    if any(_KINDS[kind] != ("manifests" in keys) for kind in said):
+    if any(_KINDS[kind] != ("manifests" in keys) for kind in kinds):
         raise ValueError(f"its content does not match its media type {media_type or value['mediaType']}")
     return value
 
@@ -67,7 +71,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """What a manifest says about a blob."""
+    """Media type, digest and size of a blob."""
 
     media_type: str
     digest: Digest
@@ -75,13 +79,13 @@ class Descriptor:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The descriptor as it stands in a manifest."""
+        """Return the descriptor as a JSON object."""
         value: dict[str, Any] = {"mediaType": self.media_type, "digest": str(self.digest), "size": self.size}
         return value | ({"annotations": dict(self.annotations)} if self.annotations else {})
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        """Read a descriptor from a parsed manifest; KeyError, TypeError or ValueError when it is none."""
+        """Read a descriptor from a parsed manifest; KeyError, TypeError or ValueError if it is malformed."""
         size = value["size"]
         if not isinstance(size, int) or size < 0:
             raise ValueError(f"descriptor size {size!r}")
@@ -89,12 +93,12 @@ class Descriptor:
 
 
 Opener = Callable[[], BinaryIO]
-"""Opens a blob for reading from its start; may be called again, for a retry."""
+"""Opens a blob for reading from its start; can be called again, for a retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer: its descriptor, the digest of its uncompressed tar, and how to get its bytes."""
+    """One layer: its descriptor, the digest of its uncompressed tar, and access to its bytes."""
 
     descriptor: Descriptor
     diff_id: Digest
@@ -104,11 +108,11 @@ class Layer:
     reused: bool = False
     """True when the bytes were not made in this run (base layers and cached layers)."""
     found: str = ""
-    """Where the layer was found that was not made in this run, for people: `base`, `cache`, `registry`."""
+    """The place of a layer that was not made in this run, for people: `base`, `cache`, `registry`."""
     origin: str = ""
-    """`registry/repository` that has the blob already, from where the same registry can mount it; empty for none."""
+    """`registry/repository` with the blob, from which the same registry can mount it; empty for none."""
     path: Path | None = None
-    """The file of our own cache that holds exactly these bytes, if one does; outputs share it instead of copying."""
+    """The file of the cache with exactly these bytes, if there is one; outputs hard-link it instead of copying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class Image:
     config: bytes
     layers: tuple[Layer, ...]
     found_as: Digest | None = None
-    """What a registry has it by, where its manifest there is Docker's and so is not these bytes."""
+    """Its digest in the registry, if the manifest there is Docker's and so has other bytes."""
 
     @property
     def digest(self) -> Digest:
@@ -133,7 +137,7 @@ class Image:
 
 
 def history_lines(config: Mapping[str, Any], count: int) -> list[str]:
-    """What the history of a config says of each of its layers; empty texts where it has not one line for each."""
+    """Return the history line of each layer; empty texts if the history does not have one for each."""
     lines = [str(it.get("created_by") or "") for it in config.get("history") or () if not it.get("empty_layer")]
     return lines if len(lines) == count else [""] * count
 
@@ -149,13 +153,9 @@ def manifest_bytes(config: bytes, layers: Sequence[Layer], annotations: Mapping[
     return canonical_json(value | ({"annotations": dict(annotations)} if annotations else {}))
 
 
-_PLATFORM = ("architecture", "os", "os.version", "os.features", "variant")
-"""What a config says of its platform (config.md, "Properties"), in the words of image-index.md."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageIndex:
-    """An index: its exact bytes, and its images in the order in which it names them."""
+    """An index: its exact bytes, and its images in its order."""
 
     data: bytes
     images: tuple[Image, ...]
@@ -167,14 +167,11 @@ class ImageIndex:
 
 
 Content = Image | ImageIndex
-"""What can be written somewhere."""
+"""An image or an index."""
 
 
 def image_index(images: Sequence[Image], annotations: Mapping[str, str] | None = None) -> ImageIndex:
-    """Join images of different platforms; the order in which they are given decides nothing.
-
-    BuildError when there are none, or two of them are for the same platform.
-    """
+    """Join images of different platforms, in any order; BuildError for no image, or two of the same platform."""
     ordered = tuple(sorted(images, key=lambda image: _order(platform_of(image))))
     names = [platform_name(image) for image in ordered]
     if not names or len(set(names)) < len(names):
@@ -189,23 +186,23 @@ def image_index(images: Sequence[Image], annotations: Mapping[str, str] | None =
 
 
 def images_of(content: Content) -> tuple[Image, ...]:
-    """The images of an index, or the one that is given."""
+    """Return the images of an index, or the given image."""
     return content.images if isinstance(content, ImageIndex) else (content,)
 
 
 def platform_of(image: Image) -> dict[str, Any]:
-    """What the image's config says of the platform that it is for, as an index says it."""
+    """Return the platform of the image's config, as it stands in an index."""
     config = json.loads(image.config)
     return {name: config[name] for name in _PLATFORM if config.get(name)}
 
 
 def platform_name(image: Image) -> str:
-    """The platform as `--platform` has it: `linux/amd64`, `linux/arm/v7`."""
+    """Return the platform as in `--platform`: `linux/amd64`, `linux/arm/v7`."""
     return "/".join(part for part in _order(platform_of(image)) if part)
 
 
 def top_index(content: Content, named: Sequence[Mapping[str, str]] = ()) -> bytes:
-    """Return the bytes of a layout's index.json, which has the image once for each set of annotations."""
+    """Return the bytes of a layout's index.json, with the image once for each set of annotations."""
     entries = [_entry(content) | _annotated(annotations) for annotations in named or ({},)]
     return canonical_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
 

@@ -1,4 +1,9 @@
-"""An image as a folder (OCI image-spec, image-layout.md)."""
+"""An image as a folder or as one tar file (OCI image-spec, image-layout.md).
+
+The tar file is a layout with the `manifest.json` of `docker save` beside its index, which refers to the same blobs, so
+that Docker, podman, skopeo and containerd read it (moby, image/spec/v1.2.md, "Combined Image JSON + Filesystem
+Changeset Format"). Layers stay compressed. The same image under the same names gives the same bytes.
+"""
 
 import hashlib
 import io
@@ -56,11 +61,19 @@ _HASHED_AT_ONCE = min(4, os.cpu_count() or 1)
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-def write_layout(content: Content, folder: Path, *, name: str | None = None) -> None:
-    """Write an image or an index of several as an OCI layout; blobs that are there and right are kept.
+_CONTAINERD_NAME = "io.containerd.image.name"
+"""The name for containerd, and so for Docker with its image store; podman and skopeo use the specification's."""
+_BLOBS = "blobs/sha256"
 
-    Layers of a cache are shared with it instead of copied (`oci.blobs`). index.json comes last, whole.
-    BuildError when the bytes of a layer are not what its descriptor says.
+Progress = Callable[[int], None]
+"""Receives the number of written bytes."""
+
+
+def write_layout(content: Content, folder: Path, *, name: str | None = None) -> None:
+    """Write an image or an index as an OCI layout; valid blobs that exist are kept.
+
+    Cached layers are hard-linked instead of copied (`oci.blobs`). index.json is written last, whole.
+    BuildError if the bytes of a layer do not match its descriptor.
     """
     blobs = [(blob, blob_path(folder, blob.descriptor.digest)) for blob in blobs_of(content)]
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
@@ -79,7 +92,7 @@ def write_layout(content: Content, folder: Path, *, name: str | None = None) -> 
 
 
 def is_free(folder: Path, name: str) -> bool:
-    """Whether no image would lose its name if one were written here: there is none, or one that was written so."""
+    """Whether an image can be written here without replacing another one: none exists, or one of this name."""
     path = folder / "index.json"
     if path.exists() and not path.is_file():
         return False
@@ -93,21 +106,21 @@ def is_free(folder: Path, name: str) -> bool:
 
 
 def blob_path(folder: Path, digest: Digest) -> Path:
-    """Where a layout has a blob."""
+    """Return the path of a blob in a layout."""
     return folder / "blobs" / "sha256" / digest.hex
 
 
 def read_layout(folder: Path, *, machine: str, reference: str | None = None) -> Image:
-    """Read the image for linux on `machine`, of this name (`org.opencontainers.image.ref.name`) where one is given.
+    """Read the image for linux on `machine`; if `reference` is given, the one of this name (REF_NAME).
 
-    BaseError when there is none, when several would do, and when a blob is missing or damaged. Layers are only looked
-    at; whoever reads one to its end gets a BaseError there if its bytes are not those of its digest.
+    BaseError if there is none or more than one, or a blob is missing or damaged. Layers are not read here; reading one
+    to its end raises BaseError if the bytes do not match its digest.
     """
     try:
         if json.loads(_small(folder / "oci-layout"))["imageLayoutVersion"] != "1.0.0":
             raise ValueError("it has a version other than 1.0.0")
         index = parse_manifest(_small(folder / "index.json"), INDEX)
-        value, data = _manifest(folder, _named(index, reference), ARCHITECTURES.get(machine, machine))
+        value, data = _manifest(folder, _entries(index, reference), ARCHITECTURES.get(machine, machine))
         return _image(folder, value, data)
     except OSError as error:
         raise _broken(folder, f"{error.filename}: {error.strerror}") from error
@@ -137,7 +150,7 @@ def _small(path: Path) -> bytes:
     return data
 
 
-def _named(index: Mapping[str, Any], reference: str | None) -> Mapping[str, Any]:
+def _entries(index: Mapping[str, Any], reference: str | None) -> Mapping[str, Any]:
     if reference is None:
         return index
     named = [entry for entry in index["manifests"] if (entry.get("annotations") or {}).get(REF_NAME) == reference]
@@ -147,9 +160,11 @@ def _named(index: Mapping[str, Any], reference: str | None) -> Mapping[str, Any]
 
 
 def _manifest(folder: Path, index: Mapping[str, Any], architecture: str) -> tuple[dict[str, Any], bytes]:
-    """Return the one manifest for the architecture, parsed and as it is; indexes may hold indexes."""
+    """Return the one manifest for the architecture, parsed and as bytes; indexes may contain indexes."""
     found = {str(Digest.of(data)): (value, data) for value, data in _manifests(folder, index, architecture, _DEPTH)}
-    if not found and (others := _others(folder, index)):
+    if not found and (
+        others := [f"linux/{it}" for it in ARCHITECTURES.values() if any(_manifests(folder, index, it, _DEPTH))]
+    ):
         what = f"the OCI layout has no images for linux/{architecture}, only for {', '.join(others)}"
         todo = f"give an image for that platform, or choose what is there: --platform {others[0]}"
         raise BaseError(what, where=str(folder), todo=todo)
@@ -157,11 +172,6 @@ def _manifest(folder: Path, index: Mapping[str, Any], architecture: str) -> tupl
         which = "; say which: oci:FOLDER:NAME" if found else ""
         raise ValueError(f"it has {len(found) or 'no'} images for linux/{architecture}{which}")
     return next(iter(found.values()))
-
-
-def _others(folder: Path, index: Mapping[str, Any]) -> list[str]:
-    """The platforms that there are images for."""
-    return [f"linux/{it}" for it in ARCHITECTURES.values() if any(_manifests(folder, index, it, _DEPTH))]
 
 
 def _manifests(
@@ -178,12 +188,11 @@ def _manifests(
         value = parse_manifest(data, described.media_type)
         if "manifests" in value:
             yield from _manifests(folder, value, architecture, depth - 1)
-        elif platform or _architecture(folder, value) == architecture:
+        elif (
+            platform
+            or str(json.loads(_read(folder, Descriptor.from_dict(value["config"])))["architecture"]) == architecture
+        ):
             yield value, data
-
-
-def _architecture(folder: Path, manifest: Mapping[str, Any]) -> str:
-    return str(json.loads(_read(folder, Descriptor.from_dict(manifest["config"])))["architecture"])
 
 
 def _image(folder: Path, value: Mapping[str, Any], data: bytes) -> Image:
@@ -196,8 +205,8 @@ def _image(folder: Path, value: Mapping[str, Any], data: bytes) -> Image:
     lines = history_lines(config, len(descriptors))
     layers = tuple(_layer(folder, *row) for row in zip(descriptors, diff_ids, lines, strict=True))
     if value.get("mediaType") == DOCKER_MANIFEST:
-        # Docker's media types must not be mixed with OCI's when layers are added, so the same blobs get a manifest in
-        # OCI's words, and the image a new digest.
+        # Docker's media types must not be mixed with OCI's when layers are added, so the same blobs get an OCI
+        # manifest, and the image a new digest.
         data = manifest_bytes(raw, layers, value.get("annotations") or {})
     return Image(data, raw, layers)
 
@@ -214,7 +223,7 @@ def _layer(folder: Path, descriptor: Descriptor, diff_id: Digest, line: str) -> 
 def _open(path: Path, descriptor: Descriptor) -> BinaryIO:
     try:
         # BufferedReader is a BinaryIO in all but name.
-        return cast("BinaryIO", _Blamed(_Checked(path.open("rb", buffering=0), path, descriptor), _CHUNK))
+        return cast("BinaryIO", _CheckedOnFailure(_Checked(path.open("rb", buffering=0), path, descriptor), _CHUNK))
     except OSError as error:
         raise _damaged(path, f"cannot be read: {error.strerror}") from error
 
@@ -225,7 +234,7 @@ def _damaged(path: Path, why: str) -> BaseError:
 
 
 class _Checked(io.RawIOBase):
-    """A blob that raises BaseError at its end when its bytes are not those of its digest."""
+    """A blob that raises BaseError at its end if its bytes do not match the digest."""
 
     def __init__(self, file: io.FileIO, path: Path, descriptor: Descriptor) -> None:
         super().__init__()
@@ -252,8 +261,8 @@ class _Checked(io.RawIOBase):
         super().close()
 
 
-class _Blamed(io.BufferedReader):
-    """A blob that is read to its end where its reader fails over it, as wrong bytes may be why: BaseError then."""
+class _CheckedOnFailure(io.BufferedReader):
+    """A blob that is read to its end if its reader fails, as damaged bytes may be the reason: then BaseError."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -266,48 +275,40 @@ class _Blamed(io.BufferedReader):
             self.close()
 
 
-_CONTAINERD_NAME = "io.containerd.image.name"
-"""What containerd, and so Docker with its image store, goes by; podman and skopeo go by the specification's."""
-_BLOBS = "blobs/sha256"
-
-Progress = Callable[[int], None]
-"""Told how many bytes of the archive are done."""
-
-
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The archive of an image or index; nothing is read before somebody asks for its bytes."""
+    """The archive of an image or index; nothing is read before its bytes are requested."""
 
     content: Content
     names: tuple[Reference, ...] = ()
-    """What the image is called where it is loaded: by tag, `latest` where none is given."""
+    """The names of the loaded image, with the tag `latest` by default."""
     without: frozenset[Digest] = frozenset()
-    """Layers that its reader has already, by their digests; the archive is then for this reader alone."""
+    """Digests of layers that the reader already has; the archive is then for this reader only."""
 
     def __post_init__(self) -> None:
         for name in self.names:
             if name.digest:
                 todo = "give a name with a tag: NAME:TAG"
-                raise UsageError("an image cannot be given a name by digest", where=str(name), todo=todo)
+                raise UsageError("a loaded image cannot have a name by digest", where=str(name), todo=todo)
 
     @property
     def size(self) -> int:
-        """Bytes of the whole archive."""
+        """The size of the archive in bytes."""
         members = sum(len(head) + size + padding(size) for head, size in self._outline())
         return members + len(END)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the bytes from first to last, at most 1 MiB at a time; again from the start on each call.
+        """Yield the bytes, at most 1 MiB at a time, from the start on each call.
 
-        BuildError when the bytes of a layer are not what its descriptor says, before the last of them is given out.
+        BuildError if the bytes of a layer do not match its descriptor, before the last of them.
         """
         for entry, data in self._small():
             yield header(entry) + data + bytes(padding(len(data)))
         for blob in self._blobs():
             yield header(_member(blob))
             yield from _checked(blob)
-            if rest := padding(blob.descriptor.size):
-                yield bytes(rest)
+            if missing := padding(blob.descriptor.size):
+                yield bytes(missing)
         yield END
 
     def write(self, target: BinaryIO, progress: Progress = lambda _done: None) -> None:
@@ -327,10 +328,12 @@ class Archive:
         yield from ((header(_member(blob)), blob.descriptor.size) for blob in self._blobs())
 
     def _small(self) -> Iterator[tuple[Entry, bytes]]:
-        """What readers look at first, so that those who get a stream need not wait for it."""
+        """Yield the small members first, as readers of a stream need them before the blobs."""
         files = {
             "oci-layout": VERSION,
-            "index.json": top_index(self.content, [_annotations(name) for name in _tagged(self.names)]),
+            "index.json": top_index(
+                self.content, [{REF_NAME: str(name), _CONTAINERD_NAME: str(name)} for name in _tagged(self.names)]
+            ),
             "manifest.json": _docker_manifest(self.content, _tagged(self.names)),
         }
         for path, data in files.items():
@@ -342,22 +345,22 @@ class Archive:
 def write_archive(
     content: Content, path: Path, names: Collection[Reference] = (), progress: Progress = lambda _done: None
 ) -> None:
-    """Write the archive to a file, whole or not at all; BuildError when a layer's bytes are not its descriptor's.
+    """Write the archive to a file, whole or not at all; BuildError if a layer does not match its descriptor.
 
-    Where `path` is a link, what it leads to is written, and the link stays.
+    If `path` is a link, its target is written, and the link stays.
     """
     with written_whole(_target(path)) as file:
         Archive(content, tuple(names)).write(file, progress)
 
 
 def check_archive(path: Path) -> None:
-    """See that an archive can be written to `path`, before the work is done; UsageError where it cannot."""
+    """Check, before the work, that an archive can be written to `path`; UsageError otherwise."""
     try:
         check_writable(_target(path))
     except (OSError, BuildError) as error:
         why = error.what if isinstance(error, BuildError) else error.strerror
-        todo = "give the path of a file, new or old, in a folder that is there and that this user may write"
-        raise UsageError(f"the archive cannot be written there: {why}", where=f"--archive {path}", todo=todo) from error
+        todo = "give the path of a file in an existing folder that this user may write to"
+        raise UsageError(f"cannot write the archive: {why}", where=f"--archive {path}", todo=todo) from error
 
 
 def _target(path: Path) -> Path:
@@ -368,12 +371,8 @@ def _tagged(names: Sequence[Reference]) -> list[Reference]:
     return list(dict.fromkeys(name if name.tag else replace(name, tag="latest") for name in names))
 
 
-def _annotations(name: Reference) -> dict[str, str]:
-    return {REF_NAME: str(name), _CONTAINERD_NAME: str(name)}
-
-
 def _docker_manifest(content: Content, names: Sequence[Reference]) -> bytes:
-    """Return Docker's own list of what is there; of an index the first image, as a name can mean only one in it."""
+    """Return Docker's own list of images; of an index the first, as a name can refer only to one."""
     image: Image = images_of(content)[0]
     value = {
         "Config": f"{_BLOBS}/{image.config_digest.hex}",

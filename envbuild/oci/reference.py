@@ -8,7 +8,7 @@ from typing import Self
 from envbuild.errors import UsageError
 from envbuild.oci.digest import Digest
 
-_OWN = re.compile(r"(?:env|serve|layer|fact|stamped|pushing|sha256)-[0-9a-f]{12,64}")
+_OWN_TAG = re.compile(r"(?:env|serve|layer|fact|stamped|pushing|sha256)-[0-9a-f]{12,64}")
 DOCKER_HUB = "docker.io"
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*\Z")
@@ -16,9 +16,16 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?\Z")
 
 
+_DIGEST = re.compile(r"@[a-z0-9]+:[0-9a-fA-F]*\Z")
+_MALFORMED = re.compile(r"@sha(?:256|384|512):\w*\Z")
+"""A malformed digest, which is not shown, as it could be a password and a host."""
+_PATHS = ("oci:", "oci-archive:", "docker-archive:")
+"""Prefixes of paths, which may contain an @."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where an image lies: registry host, repository, and a tag or a digest or neither."""
+    """The reference of an image: registry host, repository, and a tag or a digest or neither."""
 
     registry: str
     """Host, with port where it has one: `127.0.0.1:5000`, `europe-docker.pkg.dev`."""
@@ -39,12 +46,12 @@ class Reference:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read `[host/]path[:tag][@sha256:hex]`; a name without a host is Docker Hub's; ValueError else."""
-        rest, at, digest = text.partition("@")
-        head, slash, tail = rest.partition("/")
+        name, at, digest = text.partition("@")
+        head, slash, tail = name.partition("/")
         if slash and ("." in head or ":" in head or head == "localhost"):
             registry, path = head, tail
         else:
-            registry, path = DOCKER_HUB, rest if slash else f"library/{rest}"
+            registry, path = DOCKER_HUB, name if slash else f"library/{name}"
         path, colon, tag = path.partition(":")
         return cls(registry, path, tag if colon else None, Digest.parse(digest) if at else None)
 
@@ -55,7 +62,7 @@ class Reference:
 
     @property
     def target(self) -> str:
-        """What a manifest request asks for: the digest, else the tag, else `latest`."""
+        """The digest, else the tag, else `latest`."""
         return str(self.digest or self.tag or "latest")
 
     def __str__(self) -> str:
@@ -64,38 +71,36 @@ class Reference:
         return f"{self.name}{tag}{digest}"
 
     def at(self, digest: Digest) -> Self:
-        """The same repository by digest."""
+        """Return the same repository by digest."""
         return replace(self, tag=None, digest=digest)
 
 
 def is_own_tag(tag: str) -> bool:
-    """Whether a tag is one that envbuild gives by itself: to images, layers, facts, stamped images, and statements."""
-    return _OWN.fullmatch(tag) is not None
-
-
-_DIGEST = re.compile(r"@[a-z0-9]+:[0-9a-fA-F]*\Z")
-_ALMOST = re.compile(r"@sha(?:256|384|512):\w*\Z")
-"""What a digest was meant to be; nothing of it is shown, as it could be a host and what follows it."""
-_HERE = ("oci:", "oci-archive:", "docker-archive:")
-"""How the paths begin that may hold an @."""
+    """Whether a tag is one of envbuild's own: for images, layers, facts, stamps, and statements."""
+    return _OWN_TAG.fullmatch(tag) is not None
 
 
 def refuse_login(text: str, where: str) -> None:
-    """Refuse what has a user or a password before a host, without showing it; `where` is the argument that says so.
+    """Refuse a reference with a user or password, without showing it; `where` is the argument. UsageError.
 
-    UsageError. What lies on this machine may be called as it likes.
+    Paths of existing files and folders are allowed.
     """
     name = _DIGEST.sub("", text)
-    if _ALMOST.search(name) and "@" not in name.rpartition("@")[0] and not name.startswith(_HERE) and not exists(name):
+    if (
+        _MALFORMED.search(name)
+        and "@" not in name.rpartition("@")[0]
+        and not name.startswith(_PATHS)
+        and not exists(name)
+    ):
         todo = "write the digest in full: sha256: and 64 hexadecimal digits"
-        raise UsageError("what follows the @ is not a digest", where=where, todo=todo)
-    if "@" in name and not name.startswith(_HERE) and not exists(name):
-        todo = "leave out what stands before the @, and use `docker login`"
+        raise UsageError("the part after the @ is not a digest", where=where, todo=todo)
+    if "@" in name and not name.startswith(_PATHS) and not exists(name):
+        todo = "remove the part before the @, and use `docker login`"
         raise UsageError("a reference holds no user or password", where=where, todo=todo)
 
 
 def exists(path: str) -> bool:
-    """Whether anything lies there; what cannot be a path lies nowhere."""
+    """Whether a path exists; False for texts that cannot be paths."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):  # too long for a file's name, or a NUL in it

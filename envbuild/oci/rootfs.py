@@ -1,135 +1,178 @@
-"""The files of an image, read from its layers without unpacking them (OCI image-spec, layer.md)."""
+"""A root filesystem, read from an image's layers without unpacking them (OCI image-spec, layer.md).
+
+Each layer is an overlay: what it adds and hides. Overlays can be joined before it is known what they lie on, so layers
+that two images share need not be read. Contents pass by and are not kept, unless the caller keeps some.
+"""
 
 import hashlib
 import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, BinaryIO, Literal, Protocol, cast
 
-from envbuild.errors import BaseError
+from envbuild.errors import BaseError, BuildError
 from envbuild.oci.deflate import GZIP_ERRORS, expansion_limit, open_gzip
-from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Image, Layer
 from envbuild.oci.tar import open_tar
 
-_CHUNK = 1 << 20
-DAMAGED: tuple[type[Exception], ...] = (*GZIP_ERRORS, tarfile.TarError, ValueError)
-"""What reading a layer raises that is no compressed tar."""
-_OVERLAP = 256
-_STEPS = 400
+CHUNK = 1 << 20
+DAMAGED: tuple[type[Exception], ...] = (*GZIP_ERRORS, tarfile.TarError, ValueError, OverflowError)
+"""What reading a damaged layer raises; OverflowError because tarfile accepts `mtime=inf` in a PAX header."""
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+_LONGEST_VERSION = 256
+_MOST_LINKS = 400
 _PYTHON = re.compile(r"(?:.*/)?(?:python|libpython)(3\.\d+)(?:\.so[.\d]*)?")
 _GLIBC = re.compile(r"(?:usr/)?lib(?:32|64)?/(?:[\w-]+/)?(?:libc\.so\.6|libc-2\.\d+\.so)")
 _RELEASE = re.compile(r"(?:etc|usr/lib)/os-release")
-_RELEASE_SAYS = re.compile(rb"^PRETTY_NAME=\"?([^\"\r\n]{1,99})", re.MULTILINE)
-_GLIBC_SAYS = re.compile(rb"GNU C Library[^\n]{0,99} version (\d+\.\d+)")
+_RELEASE_NAME = re.compile(rb"^PRETTY_NAME=\"?([^\"\r\n]{1,99})", re.MULTILINE)
+_GLIBC_VERSION = re.compile(rb"GNU C Library[^\n]{0,99} version (\d+\.\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What lies at a path."""
+    """The file, directory or link at a path."""
 
-    kind: Literal["file", "directory", "link"]
-    """A hard link counts as a link to an absolute path."""
+    kind: Literal["file", "directory", "link", "device", "pipe"]
     mode: int = 0
-    """Permission bits."""
+    """Permission bits; 0 for links."""
     owner: tuple[int, int] = (0, 0)
+    """uid and gid."""
     target: str = ""
-    """Where a link points."""
-    version: str = ""
-    """The version that an interpreter or a C library says of itself, or the name of a distribution."""
-    sha256: str = ""
-    """Of the content, where a version was looked for in it."""
+    """Target of a link; kind and numbers of a device."""
+    sha256: bytes = b""
+    """Digest of a file's content, where it was read."""
+    extended: tuple[tuple[str, str], ...] = ()
+    """Extended attributes, such as capabilities."""
+    mtime: int = 0
+    """Seconds since 1970."""
+    text: bytes = field(default=b"", repr=False)
+    """The part of the content that was kept."""
+    stamp: bytes = field(default=b"", repr=False)
+    """For bytecode and sources: what shows whether one was compiled from the other."""
     layer: int = 0
-    """Which of the image's layers has it, from 0."""
+    """Index of the layer that contains it, lowest first; set by `read_tree`."""
+
+    @property
+    def version(self) -> str:
+        """Version in an interpreter or C library, or name in an os-release file, as `read_tree` found it."""
+        return self.text.decode(errors="replace")
 
 
+IMPLIED = Node("directory", 0o755)
+"""A directory that a layer fills but does not describe: as the layers below have it, or else like this."""
 Tree = Mapping[str, Node]
-"""Nodes by path, relative to the root: `usr/bin/python3.11`."""
-_LAST: list[tuple[Image, Tree]] = []
-"""The image that was read last: a base is asked for its facts, its interpreter and its packages in turn."""
+"""Nodes by path below the root: `usr/bin/python3.11`; the root itself is the empty path."""
 
 
-def read_tree(image: Image, name: str) -> Tree:
-    """Read all layers, lowest first, in bounded memory; BaseError when one cannot be read or is not as declared.
+@dataclass(slots=True, kw_only=True)
+class Overlay:
+    """What one layer, or several as one, do to whatever lies below them."""
 
-    Only names are kept, and the versions that stand in interpreters and C libraries.
-    """
-    for known, tree in _LAST:
-        if known is image:
-            return tree
-    _LAST.clear()  # first, so that two are never in memory
-    tree = _read(image, name)
-    _LAST.append((image, tree))
-    return tree
+    nodes: dict[str, Node] = field(default_factory=dict)
+    hidden: set[str] = field(default_factory=set)
+    """Paths that are deleted, or replaced by a file or link, with all below them."""
+    emptied: set[str] = field(default_factory=set)
+    """Directories whose lower content is hidden (opaque whiteouts)."""
+    borrowed: dict[str, str] = field(default_factory=dict)
+    """Hard links to files of the layers below."""
 
+    def hides(self, path: str) -> bool:
+        """Whether the layers below are invisible at a path."""
+        if path in self.hidden:
+            return True
+        while path:
+            path = path.rpartition("/")[0]
+            if path in self.hidden or path in self.emptied:
+                return True
+        return False
 
-def _read(image: Image, name: str) -> Tree:
-    tree: Tree = {}
-    for place, layer in enumerate(image.layers):
-        media_type = layer.descriptor.media_type
-        if media_type == LAYER_ZSTD:
-            todo = "copy it with `skopeo copy --dest-compress-format gzip`, and give the copy"
-            raise BaseError(
-                "a layer of the base is compressed with zstd, which is not read here", where=name, todo=todo
-            )
-        if media_type not in (LAYER_GZIP, LAYER_TAR):
-            raise BaseError(f"a layer of the base has the unknown media type {media_type[:80]}", where=name)
-        with _blamed(layer, name):
-            tree = _applied(tree, layer, place)
-    return tree
+    def settles(self, path: str) -> bool:
+        """Whether the node at a path does not depend on the layers below."""
+        node = self.nodes.get(path)
+        return self.hides(path) if node is None else node is not IMPLIED or self.hides(path)
 
 
-class Content:
-    """What a file of a layer holds; reading raises BaseError as `read_tree`."""
+def over(lower: Overlay, upper: Overlay) -> Overlay:
+    """Join two overlays into what they do one after the other."""
+    nodes = lower.nodes
+    if upper.emptied or any(path in nodes and nodes[path].kind == "directory" for path in upper.hidden):
+        nodes = {path: node for path, node in nodes.items() if not upper.hides(path)}
+    else:  # few layers hide directories, and only those need a look at all parents
+        nodes = {path: node for path, node in nodes.items() if path not in upper.hidden}
+    for path, node in upper.nodes.items():
+        if node is not IMPLIED or path not in nodes or nodes[path].kind != "directory":
+            nodes[path] = node
+    borrowed = {
+        path: target for path, target in lower.borrowed.items() if path not in upper.nodes and not upper.hides(path)
+    }
+    for path, target in upper.borrowed.items():
+        if target in lower.nodes:
+            nodes[path] = lower.nodes[target]
+        else:
+            borrowed[path] = lower.borrowed.get(target, target)
+    return Overlay(
+        nodes=nodes, hidden=lower.hidden | upper.hidden, emptied=lower.emptied | upper.emptied, borrowed=borrowed
+    )
 
-    def __init__(self, file: IO[bytes], layer: Layer, name: str) -> None:
-        self._file, self._layer, self._name = file, layer, name
 
-    def read(self, size: int = -1, /) -> bytes:
-        """The next bytes; at most `size`, where that is not negative."""
-        with _blamed(self._layer, self._name):
-            return self._file.read(size)
+Put = Callable[[Overlay, str, tarfile.TarInfo, tarfile.TarFile], None]
+"""Adds a member of a layer to its overlay; the archive can be read only during the call."""
 
 
-def contents(
-    image: Image, tree: Tree, paths: Collection[str], name: str
-) -> Iterator[tuple[str, tarfile.TarInfo, Content]]:
-    """The regular files among `paths` as the image shows them, from the layers that have one; BaseError as `read_tree`.
+def read_layer(layer: Layer, name: str, put: Put, error: type[BuildError] = BuildError) -> Overlay:
+    """Read a layer of the image `name`; `error` if it cannot be read. Memory grows with the number of files only."""
+    media_type = layer.descriptor.media_type
+    if media_type == LAYER_ZSTD:
+        todo = "copy the image with `skopeo copy --dest-compress-format gzip`, and give the copy"
+        raise error("a layer is compressed with zstd, which envbuild cannot read", where=name, todo=todo)
+    if media_type not in (LAYER_GZIP, LAYER_TAR):
+        raise error(f"a layer has the unknown media type {media_type[:80]}", where=name)
+    overlay = Overlay()
+    with _damage(layer, name, error):
+        for member, archive in members(layer):
+            path = place_of(member.name)
+            folder, _, base = path.rpartition("/")
+            if base == _OPAQUE:
+                overlay.emptied.add(folder)
+            elif base.startswith(_WHITEOUT):
+                overlay.hidden.add(posixpath.join(folder, base.removeprefix(_WHITEOUT)))
+            else:
+                put(overlay, path, member, archive)
+    overlay.hidden |= {path for path, node in overlay.nodes.items() if node.kind != "directory"}
+    overlay.hidden |= overlay.borrowed.keys()
+    for path in (*overlay.nodes, *overlay.borrowed):
+        while path:
+            path = path.rpartition("/")[0]  # noqa: PLW2901 - up to the root
+            if path in overlay.nodes:
+                break
+            overlay.nodes[path] = IMPLIED
+    return overlay
 
-    What one holds can be read before the next is asked for.
-    """
-    visible = {path: tree[path].layer for path in paths if path in tree and tree[path].kind == "file"}
-    for place in sorted(set(visible.values())):
-        layer = image.layers[place]
-        with _blamed(layer, name):
-            for member, archive in members(layer):
-                path, file = _path(member), archive.extractfile(member) if member.isreg() else None
-                if file and visible.get(path) == place:
-                    yield path, member, Content(file, layer, name)
+
+def place_of(name: str) -> str:
+    """Return the path of a member below the root."""
+    return posixpath.normpath(f"/{name}").lstrip("/")
 
 
 @contextmanager
-def _blamed(layer: Layer, name: str) -> Iterator[None]:
+def _damage(layer: Layer, name: str, error: type[BuildError]) -> Iterator[None]:
     try:
         yield
-    except DAMAGED as error:
-        what = f"layer {layer.descriptor.digest} of the base cannot be read: {error}"
-        raise BaseError(what, where=name, todo="fetch the base again, or give another") from error
-
-
-def _path(member: tarfile.TarInfo) -> str:
-    return posixpath.normpath(member.name).lstrip("/")
+    except DAMAGED as damage:
+        what = f"layer {layer.descriptor.digest} cannot be read: {damage}"
+        raise error(what, where=name, todo="fetch the image again, or give another") from damage
 
 
 def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
-    """Every member of a layer, in bounded memory; its content can be read of the archive before the next is asked for.
+    """Yield every member of a layer with the archive, from which its content can be read before the next member.
 
-    One of DAMAGED when it is no tar, is not packed as its media type says, or is not its diff id.
+    Raises one of DAMAGED if the blob is not a tar, is not compressed as its media type says, or has another diff id.
     """
     with layer.open() as blob, ExitStack() as stack:
         # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
@@ -142,110 +185,118 @@ def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
                 content.count(member.size)
             yield member, archive
             archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps a kilobyte of each
-        content.finish(layer.diff_id)
-
-
-def _applied(lower: Tree, layer: Layer, place: int) -> Tree:
-    """Put a layer on top; its whiteouts hide what lies below, never what lies beside them."""
-    upper: dict[str, Node] = {}
-    hidden: set[str] = set()
-    emptied: set[str] = set()
-    for member, archive in members(layer):
-        path = _path(member)
-        folder, _, base = path.rpartition("/")
-        if base == ".wh..wh..opq":
-            emptied.add(folder)
-        elif base.startswith(".wh."):
-            hidden.add(posixpath.join(folder, base.removeprefix(".wh.")))
-        else:
-            upper[path] = replace(_node(path, member, archive), layer=place)
-    hidden |= {path for path, node in upper.items() if node.kind != "directory"}
-    tree = {path: node for path, node in lower.items() if not _gone(path, hidden, emptied)} | upper
-    for path in upper:
-        _add_parents(tree, path)
-    return tree
-
-
-def _add_parents(tree: dict[str, Node], path: str) -> None:
-    """A layer may leave out folders that it fills."""
-    while (path := posixpath.dirname(path)) and path not in tree:
-        tree[path] = Node("directory", 0o755)
-
-
-def _gone(path: str, hidden: set[str], emptied: set[str]) -> bool:
-    if path in hidden:
-        return True
-    while path:
-        path = path.rpartition("/")[0]
-        if path in hidden or path in emptied:
-            return True
-    return False
-
-
-def _node(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> Node:
-    mode, owner = member.mode & 0o7777, (member.uid, member.gid)
-    if member.isdir():
-        return Node("directory", mode, owner)
-    if member.issym():
-        return Node("link", mode, owner, member.linkname)
-    if member.islnk():
-        return Node("link", mode, owner, "/" + member.linkname.removeprefix("./"))
-    version, sha256 = _said(path, member, archive)
-    return Node("file", mode, owner, version=version, sha256=sha256)
-
-
-def _said(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> tuple[str, str]:
-    if python := _PYTHON.fullmatch(path):
-        # what Py_GetVersion begins with: `3.11.2`, `3.14.0rc2`, `3.11.2+`
-        says = re.compile(rb"(?<![\w.])(%s\.\d+(?:(?:a|b|rc)\d+)?)\+?\0" % re.escape(python[1].encode()))
-    elif _GLIBC.fullmatch(path):
-        says = _GLIBC_SAYS
-    elif _RELEASE.fullmatch(path):
-        says = _RELEASE_SAYS
-    else:
-        return "", ""
-    content = archive.extractfile(member) if member.isreg() else None
-    return _search(content, says) if content else ("", "")
-
-
-def _search(content: IO[bytes], says: re.Pattern[bytes]) -> tuple[str, str]:
-    """Return what the first match says, and the digest of the whole."""
-    hasher, rest, found = hashlib.sha256(), b"", ""
-    while chunk := content.read(_CHUNK):
-        hasher.update(chunk)
-        if not found and (match := says.search(rest := rest[-_OVERLAP:] + chunk)):
-            found = match[1].decode(errors="replace")
-    return found, hasher.hexdigest()
+        while content.read(CHUNK):  # what follows the end of the archive, so that the whole blob is checked
+            pass
+        if content.hasher.hexdigest() != layer.diff_id.hex:
+            raise ValueError("its content does not match the diff id in the config")
 
 
 class _Hashed:
-    """An uncompressed layer, hashed as it passes; ValueError once it is longer than `limit`."""
+    """An uncompressed layer, hashed as it is read; ValueError once it is longer than `limit`."""
 
     def __init__(self, file: BinaryIO, limit: int) -> None:
-        self._file, self._hasher, self._limit, self._size = file, hashlib.sha256(), limit, 0
+        self._file, self.hasher, self._limit, self._size = file, hashlib.sha256(), limit, 0
 
     def read(self, size: int = -1, /) -> bytes:
         data = self._file.read(size)
-        self._hasher.update(data)
+        self.hasher.update(data)
         self.count(len(data))
         return data
 
     def count(self, size: int) -> None:
-        """Add to what the layer unpacks to."""
+        """Add to the unpacked size."""
         self._size += size
         if self._size > self._limit:
-            raise ValueError(f"it unpacks to more than {self._limit} bytes, which is far more than its packed size")
-
-    def finish(self, diff_id: Digest) -> None:
-        """Read what follows the archive's end, so that the blob is checked too; ValueError when it is not `diff_id`."""
-        while self.read(_CHUNK):
-            pass
-        if self._hasher.hexdigest() != diff_id.hex:
-            raise ValueError("its content is not what the config says (diff id)")
+            raise ValueError(f"it unpacks to more than {self._limit} bytes, far more than its packed size allows")
 
 
-class Placed(Protocol):
-    """What following links has to know of a node."""
+_LAST: list[tuple[Image, Tree]] = []
+"""The last image that was read: a base is read for its facts, its interpreter and its packages in turn."""
+
+
+def read_tree(image: Image, name: str) -> Tree:
+    """Read the tree of a base image; BaseError if a layer cannot be read or is not as declared.
+
+    Of contents only the versions in interpreters and C libraries are kept, with those files' digests. A hard link is a
+    link with an absolute target.
+    """
+    for known, tree in _LAST:
+        if known is image:
+            return tree
+    _LAST.clear()  # first, so that two are never in memory
+    whole = Overlay()
+    for number, layer in enumerate(image.layers):
+        whole = over(whole, read_layer(layer, name, partial(_add, number), BaseError))
+    whole.nodes.pop("", None)
+    _LAST.append((image, whole.nodes))
+    return whole.nodes
+
+
+def _add(layer: int, overlay: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+    mode, owner = member.mode & 0o7777, (member.uid, member.gid)
+    if member.isdir():
+        node = Node("directory", mode, owner, layer=layer)
+    elif member.issym() or member.islnk():
+        target = member.linkname if member.issym() else "/" + member.linkname.removeprefix("./")
+        node = Node("link", mode, owner, target, layer=layer)
+    elif member.isreg():
+        pattern = _version_pattern(path)
+        content = archive.extractfile(member) if pattern else None
+        version, sha256 = _find_version(content, pattern) if pattern and content else (b"", b"")
+        node = Node("file", mode, owner, sha256=sha256, text=version, layer=layer)
+    else:
+        node = Node("pipe" if member.isfifo() else "device", mode, owner, layer=layer)
+    overlay.nodes[path] = node
+
+
+def _version_pattern(path: str) -> re.Pattern[bytes] | None:
+    if python := _PYTHON.fullmatch(path):
+        # the beginning of Py_GetVersion: `3.11.2`, `3.14.0rc2`, `3.11.2+`
+        return re.compile(rb"(?<![\w.])(%s\.\d+(?:(?:a|b|rc)\d+)?)\+?\0" % re.escape(python[1].encode()))
+    return _GLIBC_VERSION if _GLIBC.fullmatch(path) else _RELEASE_NAME if _RELEASE.fullmatch(path) else None
+
+
+def _find_version(content: IO[bytes], pattern: re.Pattern[bytes]) -> tuple[bytes, bytes]:
+    """Return the first match of the pattern, and the digest of the whole content."""
+    hasher, window, version = hashlib.sha256(), b"", b""
+    while chunk := content.read(CHUNK):
+        hasher.update(chunk)
+        if not version and (match := pattern.search(window := window[-_LONGEST_VERSION:] + chunk)):
+            version = match[1]
+    return version, hasher.digest()
+
+
+class Content:
+    """The content of a file in a layer; reading raises BaseError as `read_tree` does."""
+
+    def __init__(self, file: IO[bytes], layer: Layer, name: str) -> None:
+        self._file, self._layer, self._name = file, layer, name
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read the next bytes; at most `size`, if that is not negative."""
+        with _damage(self._layer, self._name, BaseError):
+            return self._file.read(size)
+
+
+def contents(
+    image: Image, tree: Tree, paths: Collection[str], name: str
+) -> Iterator[tuple[str, tarfile.TarInfo, Content]]:
+    """Yield the regular files among `paths` that are visible in the image; BaseError as `read_tree`.
+
+    A content can be read only before the next one is requested.
+    """
+    visible = {path: tree[path].layer for path in paths if path in tree and tree[path].kind == "file"}
+    for number in sorted(set(visible.values())):
+        layer = image.layers[number]
+        with _damage(layer, name, BaseError):
+            for member, archive in members(layer):
+                path, file = place_of(member.name), archive.extractfile(member) if member.isreg() else None
+                if file and visible.get(path) == number:
+                    yield path, member, Content(file, layer, name)
+
+
+class LinkNode(Protocol):
+    """The part of a node that `resolve` needs."""
 
     @property
     def kind(self) -> str: ...
@@ -253,10 +304,10 @@ class Placed(Protocol):
     def target(self) -> str: ...
 
 
-def resolve(tree: Mapping[str, Placed], path: str) -> str | None:
-    """Follow all links from an absolute path to an absolute path; None where it leads nowhere or in circles."""
+def resolve(tree: Mapping[str, LinkNode], path: str) -> str | None:
+    """Follow all links from an absolute path to an absolute path; None for a dangling or circular path."""
     parts, done = path.split("/"), ""
-    for _ in range(_STEPS):
+    for _ in range(_MOST_LINKS):
         if not parts:
             return f"/{done}"
         part = parts.pop(0)
@@ -273,11 +324,11 @@ def resolve(tree: Mapping[str, Placed], path: str) -> str | None:
 
 
 def unpack(image: Image, folder: Path, name: str) -> None:
-    """Write what an image shows into an empty folder; BaseError as `read_tree`.
+    """Write the files of an image into an empty folder, without owners and special files; BaseError as `read_tree`.
 
-    Owners and special files are left out. Links come last, so that no file is written through one.
+    Links come last, so that no file is written through one.
     """
-    tree = {path: node for path, node in read_tree(image, name).items() if path != ".." and not path.startswith("../")}
+    tree = read_tree(image, name)
     for path, node in tree.items():
         if node.kind == "directory":
             folder.joinpath(path).mkdir(parents=True, exist_ok=True)
@@ -285,7 +336,7 @@ def unpack(image: Image, folder: Path, name: str) -> None:
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         with place.open("wb") as file:
-            while data := content.read(_CHUNK):
+            while data := content.read(CHUNK):
                 file.write(data)
         place.chmod(0o755 if member.mode & 0o111 else 0o644)
     for path, node in tree.items():

@@ -1,11 +1,13 @@
-"""Tar headers, byte for byte the same everywhere (POSIX.1-2017, pax and ustar formats; OCI image-spec, layer.md).
+"""Tar archives: headers that are the same everywhere, and a reader with limits (POSIX.1-2017, pax and ustar).
 
 Python's `tarfile` writes different PAX headers in different releases, so headers are written here. Mode, owner and time
-never come from the machine: owners are 0:0 where nobody says another, and the time is the first one that zip tools
-accept.
+never come from the machine: owners are 0:0 by default, and the time is the first one that zip tools accept. Of archives
+from others `tarfile` reads a long name, a PAX record or a sparse map whole into memory, whatever its size, so that the
+reader limits them.
 """
 
 import tarfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import IO, Any, Literal
@@ -15,7 +17,16 @@ MTIME = 315532800
 """1980-01-01T00:00:00Z: earlier times are refused by Python's `zipfile` when someone packs an installed tree."""
 END = bytes(2 * BLOCK)
 """The two zero blocks that end an archive."""
+_TIME = b"%011o\0" % MTIME
 _USTAR_SIZE_LIMIT = 8 << 30
+HEADER_LIMIT = 1 << 20
+"""Bytes of an entry's header, with its long names and PAX records."""
+ENTRY_LIMIT = 2_000_000
+"""Entries of one archive; the largest images have some hundred thousand in all their layers."""
+_GLOBAL_LIMIT = 1000
+"""Global PAX records, which `tarfile` copies and applies again for each entry."""
+_BUFFER = 1 << 15
+"""Bytes that `tarfile` buffers of a stream: it copies them at each header."""
 
 Kind = Literal["file", "directory", "symlink"]
 _TYPEFLAG: dict[Kind, bytes] = {"file": b"0", "symlink": b"2", "directory": b"5"}
@@ -38,12 +49,12 @@ class Entry:
 
 
 def padding(size: int) -> int:
-    """Return how many zero bytes follow `size` bytes of content."""
+    """Return the number of zero bytes that follow `size` bytes of content."""
     return -size % BLOCK
 
 
 def header(entry: Entry) -> bytes:
-    """Encode the header of a member: one block, or a PAX record first where ustar cannot say it."""
+    """Encode the header of a member: one block, with a PAX record before it if ustar is not sufficient."""
     name = entry.path.encode() + (b"/" if entry.kind == "directory" else b"")
     target = entry.target.encode()
     split = _split(name)
@@ -60,12 +71,22 @@ def header(entry: Entry) -> bytes:
     return _pax_header(b"".join(records)) + block if records else block
 
 
+def pieces(entries: Iterable[tuple[Entry, Iterable[bytes | memoryview]]]) -> Iterator[tuple[bool, bytes | memoryview]]:
+    """Yield an archive: True with the padding of the entry before and a header, or the end; False with content."""
+    size = 0
+    for entry, content in entries:
+        yield True, bytes(padding(size)) + header(entry)
+        yield from ((False, piece) for piece in content)
+        size = entry.size
+    yield True, bytes(padding(size)) + END
+
+
 def _ascii(text: bytes) -> bytes:
     return text if text.isascii() else bytes(byte if byte < 128 else ord("_") for byte in text)
 
 
 def _split(name: bytes) -> tuple[bytes, bytes] | None:
-    """Split into ustar's prefix (155 bytes) and name (100 bytes); None where it does not fit or is not ASCII."""
+    """Split into ustar's prefix (155 bytes) and name (100 bytes); None if it does not fit or is not ASCII."""
     if not name.isascii():
         return None
     if len(name) <= 100:
@@ -100,12 +121,9 @@ def _block(
     )
 
 
-_TIME = b"%011o\0" % MTIME
-
-
 @lru_cache(maxsize=1024)
 def _fields(mode: int, typeflag: bytes, target: bytes, owner: tuple[int, int]) -> tuple[bytes, bytes, int]:
-    """What many headers have in common: mode and owner, what follows the checksum, and what all that adds to it."""
+    """Return the parts that many headers share: mode and owner, the fields after the checksum, and their sum."""
     who = b"".join(b"%07o\0" % number for number in (mode, *owner))
     kind = b"".join(
         (
@@ -117,17 +135,6 @@ def _fields(mode: int, typeflag: bytes, target: bytes, owner: tuple[int, int]) -
         )
     )
     return who, kind, sum(who) + sum(kind) + sum(_TIME) + 8 * ord(" ")
-
-
-HEADER_LIMIT = 1 << 20
-"""Bytes of an entry's header, with its long names and PAX records."""
-ENTRY_LIMIT = 2_000_000
-"""Entries of one archive; the largest images have some hundred thousand in all their layers."""
-_GLOBAL_LIMIT = 1000
-"""Global PAX records, which `tarfile` copies and applies again for each entry."""
-
-_BUFFER = 1 << 15
-"""Bytes that `tarfile` buffers of a stream: it copies the rest of its buffer at each header."""
 
 
 class TarReader(tarfile.TarFile):

@@ -16,7 +16,6 @@ from packaging.utils import canonicalize_name
 
 from envbuild.capture.distributions import record_content
 from envbuild.capture.files import decoded
-from envbuild.diff.layers import IMPLIED, Node, Overlay, Tree, over
 from envbuild.diff.packages import BYTECODE, Package, Packages, rows
 from envbuild.errors import counted
 from envbuild.files import data_folder
@@ -26,7 +25,7 @@ from envbuild.lock.model import Target
 from envbuild.match.profiles import read_profile, read_toml
 from envbuild.match.variant import CUDA_WHEEL, JAX_PLUGIN
 from envbuild.oci.image import Image
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Tree, over, resolve
 from envbuild.recipe import SLIM_LABEL
 from envbuild.verify.findings import Finding
 from envbuild.verify.sources import frameworks_of

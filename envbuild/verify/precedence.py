@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from envbuild.capture.files import decoded
-from envbuild.diff.layers import Tree, is_of, is_unchecked
+from envbuild.diff.layers import is_of, is_unchecked
 from envbuild.oci.image import Image
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import Tree, resolve
 from envbuild.verify.environment import LIBRARY, Environment, list_paths, node_at, same_content
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.sources.image import DEFAULT_PATH

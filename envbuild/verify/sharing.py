@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from envbuild.diff.layers import Overlay, read_layer
+from envbuild.diff.layers import read_layer
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, history_lines
+from envbuild.oci.rootfs import Overlay
 from envbuild.verify.environment import (
     INSTALLERS,
     Environment,

@@ -1,5 +1,4 @@
-"""Wheels -> the bytes of a layer: read without trust, placed as an installer would, spliced; compressed only where
-nobody has done it.
+"""Wheel files: the archive, the install plan and RECORD.
 
-It knows neither locks nor recipes, so that the process which writes the heaviest layer begins in a tenth of a second.
+The package knows neither locks nor recipes, so that the process that writes large layers starts in a tenth of a second.
 """

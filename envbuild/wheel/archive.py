@@ -1,9 +1,10 @@
 """A wheel as a zip archive that is not trusted (PKWARE APPNOTE; binary distribution format specification).
 
-The central directory says where each entry's own compressed bytes lie. Those bytes are used as they are, so everything
-that could make two readers see two different files is refused: names that escape or repeat, links, local headers that
-disagree with the directory, bytes that belong to no entry or to two, encryption and methods other than stored and
-deflate. Names that differ in case or in Unicode's normal form only are different files, as on every Linux file system.
+The central directory gives the place of each entry's compressed bytes, which are used unchanged. So everything that
+could make two readers see different files is refused: names that escape or repeat, links, local headers that differ
+from the directory, bytes of no entry or of two, encryption, methods other than stored and deflate. Some readers follow
+the directory, others go from entry to entry; some use the first end that they find, others the last. They see the same
+files only if every byte belongs to exactly one thing. Names that differ in case or Unicode normal form are different.
 """
 
 import errno
@@ -24,22 +25,29 @@ from typing import Self
 from envbuild.errors import WheelError
 from envbuild.oci.deflate import expansion_limit
 
+FULL = 0xFFFFFFFF
+"""The value of a 32-bit field whose value is in ZIP64's."""
+ZIP64, UNICODE_PATH = 0x0001, 0x7075
+"""Kinds of extra fields (APPNOTE 4.5.3, 4.6.9)."""
+_END, _END64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
+_LONGEST_COMMENT = 0xFFFF
+_DESCRIPTOR_SIGNATURE = b"PK\x07\x08"
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _LOCAL_SIGNATURE = b"PK\x03\x04"
 _UTF8, _DESCRIPTOR, _ENCRYPTED = 0x800, 0x8, 0x1
 _HARMLESS = _UTF8 | _DESCRIPTOR | 0x6
-"""Flags (APPNOTE 4.4.4); the last two only tell how hard the compressor tried."""
+"""Flags (APPNOTE 4.4.4); the last two are the compression level."""
 _LIMIT = 64 << 30
-"""No real wheel unpacks to more bytes."""
+"""Bytes: no real wheel unpacks to more."""
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 512
-"""Bytes of a file's name and of its path: what Linux takes (NAME_MAX, PATH_MAX), less what engines put before it."""
+"""Bytes of a file's name and path: Linux's limits (NAME_MAX, PATH_MAX), less the prefix of engines."""
 _PLAIN = re.compile(r"(?:\w[\w.+-]*/)*\w[\w.+-]*/?", re.ASCII)
-"""Nearly all paths; none of them can mean anything else."""
+"""Nearly all paths; these need no further check."""
 _RELEASED = 64 << 10
-"""Bytes: less is not worth a system call."""
+"""Bytes: releasing less is not worth a system call."""
 _OF_THE_MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
 _SMALL = 64 << 20
-"""Metadata that is read into memory may be this large."""
+"""Bytes: the largest metadata file that is read into memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +68,12 @@ class Member:
 
 
 class UnboundedError(Exception):
-    """An archive of which two readers could see different things."""
+    """An archive that two readers could read differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What the end of an archive says."""
+    """The end of an archive."""
 
     entries: int
     directory: int
@@ -82,7 +90,7 @@ class Extent:
     after: int
     """Where its data ends."""
     descriptors: tuple[bytes, ...]
-    """What may follow its data (APPNOTE 4.3.9); nothing does where this is empty."""
+    """Data descriptors that may follow its data (APPNOTE 4.3.9); empty for none."""
 
 
 class WheelArchive:
@@ -96,13 +104,13 @@ class WheelArchive:
                 self.members = _read_members(path, self._map, filename)
             except (ValueError, OSError) as error:
                 if getattr(error, "errno", None) in _OF_THE_MACHINE:
-                    raise  # which says nothing about the wheel
+                    raise  # not a fault of the wheel
                 raise self.refuse(f"is not a readable zip archive: {error}") from error
         self._by_name = {member.name: member for member in self.members}
         self.proving = False
-        """Whether members that are read are to be held against RECORD."""
+        """Whether members are compared with RECORD when they are read."""
         self.true: set[str] = set()
-        """Names of the members that were, and are what it says."""
+        """Names of the members that match RECORD."""
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +118,7 @@ class WheelArchive:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(BufferError):  # a view that somebody still has keeps the map
+        with suppress(BufferError):  # a view that is still in use keeps the map
             self._map.close()
 
     def refuse(self, why: str) -> WheelError:
@@ -122,7 +130,7 @@ class WheelArchive:
         return memoryview(self._map)[member.offset : member.offset + member.length]
 
     def release(self, member: Member, done: int) -> None:
-        """Give back the memory of the first `done` bytes of a member's data; read again, they come from the file."""
+        """Release the memory of the first `done` bytes of a member's data."""
         first = member.offset // mmap.PAGESIZE * mmap.PAGESIZE
         if done >= _RELEASED:
             self._map.madvise(mmap.MADV_DONTNEED, first, member.offset + done - first)
@@ -160,23 +168,23 @@ def _read_members(path: Path, data: mmap.mmap, filename: str) -> tuple[Member, .
         end = read_end(data)
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
-        found = [_entry(info, data, filename) for info in infos]
-        check_extents([extent for _, extent in found], data, end)
+        entries = [_entry(info, data, filename) for info in infos]
+        check_extents([extent for _, extent in entries], data, end)
     except UnboundedError as error:
         raise refusal(filename, str(error)) from error
     except (zipfile.BadZipFile, NotImplementedError, UnicodeError, OverflowError, struct.error) as error:
         raise refusal(filename, f"is not a readable zip archive: {error}") from error
-    _check_together([member for member, _ in found], len(data), filename)
-    return tuple(member for member, _ in found if not _is_folder(member))
+    _check_together([member for member, _ in entries], len(data), filename)
+    return tuple(member for member, _ in entries if not _is_folder(member))
 
 
 def _is_folder(member: Member) -> bool:
-    """Whether the entry only names a folder, and so carries nothing."""
+    """Whether the entry is a folder, without content."""
     return member.name.endswith("/")
 
 
 def check_name(name: str, filename: str) -> None:
-    """Refuse a path that escapes, that means something else in a layer, or that no file can have."""
+    """Refuse a path that escapes, has a meaning in layers, or is not valid for a file."""
     if len(name) <= _LONGEST_NAME and _PLAIN.fullmatch(name):
         return
     parts = name.removesuffix("/").split("/")
@@ -201,7 +209,7 @@ def _entry(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -> tuple[Membe
 
 
 def _check_kind(info: zipfile.ZipInfo, filename: str) -> bool:
-    """Refuse what is no plain file or folder; tell whether it may be executed."""
+    """Refuse entries other than plain files and folders; return whether it is executable."""
     name, mode = info.orig_filename, info.external_attr >> 16
     kind, folder = stat.S_IFMT(mode), name.endswith("/")
     if kind not in (0, stat.S_IFDIR if folder else stat.S_IFREG):
@@ -211,7 +219,7 @@ def _check_kind(info: zipfile.ZipInfo, filename: str) -> bool:
     if info.flag_bits & _ENCRYPTED:
         raise refusal(filename, f"{name} is encrypted")
     if info.flag_bits & ~_HARMLESS:
-        raise refusal(filename, f"{name} uses what few readers know (flags {info.flag_bits:#x})")
+        raise refusal(filename, f"{name} uses features that few readers support (flags {info.flag_bits:#x})")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise refusal(
             filename, f"{name} uses compression method {info.compress_type}; only stored and deflate are allowed"
@@ -222,7 +230,7 @@ def _check_kind(info: zipfile.ZipInfo, filename: str) -> bool:
 
 
 def _check_local_header(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -> tuple[int, bool]:
-    """Compare an entry's local header with the directory; where its data starts, and if a descriptor follows it."""
+    """Compare a local header with the directory; return the start of the data, and whether a descriptor follows."""
     name, start = info.orig_filename, info.header_offset
     raw = data[start : start + _LOCAL_HEADER.size]
     if len(raw) < _LOCAL_HEADER.size or raw[:4] != _LOCAL_SIGNATURE:
@@ -234,17 +242,17 @@ def _check_local_header(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -
     same_name = _same_name(data[names_at : names_at + name_length], flags, info, extra)
     if not same_name or method != info.compress_type or (flags ^ info.flag_bits) & ~_HARMLESS:
         raise refusal(filename, f"{name}: local header and directory disagree on name or method")
-    told = {(crc32, *sizes) for sizes in _sizes(packed, size, extra)}
+    stated = {(crc32, *sizes) for sizes in _sizes(packed, size, extra)}
     streamed = bool(flags & _DESCRIPTOR)
-    if streamed and told == {(0, 0, 0)}:
-        told = set()  # they follow behind the data
-    if not told <= {(info.CRC, info.compress_size, info.file_size)}:
+    if streamed and stated == {(0, 0, 0)}:
+        stated = set()  # they follow the data
+    if not stated <= {(info.CRC, info.compress_size, info.file_size)}:
         raise refusal(filename, f"{name}: local header and directory disagree on size or CRC")
     return names_at + name_length + extra_length, streamed
 
 
 def _same_name(local: bytes, flags: int, info: zipfile.ZipInfo, extra: bytes) -> bool:
-    """Whether all four places that may name an entry give it one name."""
+    """Whether all four places for the name of an entry have the same one."""
     name = info.orig_filename
     if (flags ^ info.flag_bits) & _UTF8 and not name.isascii():
         return False
@@ -264,7 +272,7 @@ def _same_name(local: bytes, flags: int, info: zipfile.ZipInfo, extra: bytes) ->
 
 
 def _sizes(packed: int, size: int, extra: bytes) -> set[tuple[int, int]]:
-    """All that a local header says of its sizes: in its two fields, and in ZIP64's (APPNOTE 4.5.3)."""
+    """Return all sizes in a local header: in its two fields, and in ZIP64's (APPNOTE 4.5.3)."""
     if not extra:
         return {(packed, size)}
     wide = [
@@ -273,8 +281,8 @@ def _sizes(packed: int, size: int, extra: bytes) -> set[tuple[int, int]]:
         if kind == ZIP64 and len(content) >= 16
     ]
     # One of the two fields may be narrow beside a ZIP64 field, which then must repeat it.
-    told = {(packed if packed != FULL else big, size if size != FULL else bigger) for big, bigger in wide}
-    return {*wide, *told} or {(packed, size)}
+    mixed = {(packed if packed != FULL else big, size if size != FULL else bigger) for big, bigger in wide}
+    return {*wide, *mixed} or {(packed, size)}
 
 
 def _check_together(members: list[Member], length: int, filename: str) -> None:
@@ -291,33 +299,24 @@ def _check_together(members: list[Member], length: int, filename: str) -> None:
 
 
 def folders(names: Iterable[str]) -> set[str]:
-    """All folders that some paths lie in."""
+    """Return all folders above some paths."""
     return {folder for name in {name.rpartition("/")[0] for name in names} for folder in parents(f"{name}/")} - {""}
 
 
 def parents(name: str) -> list[str]:
-    """List the folders that a path lies in; that of a folder, `a/b/`, is one of them."""
+    """List the folders above a path; that of a folder, `a/b/`, is one of them."""
     parts = name.split("/")[:-1]
     return ["/".join(parts[: index + 1]) for index in range(len(parts))]
 
 
 def check_locked(path: Path, filename: str, size: int) -> None:
-    """Refuse a file that is not as long as the lock says, before anything in it is read."""
+    """Refuse a file whose size differs from the lock's, before it is read."""
     if (found := os.stat(path).st_size) != size:  # noqa: PTH116 - one call
         raise refusal(filename, f"has {found} bytes where the lock says {size}")
 
 
-FULL = 0xFFFFFFFF
-"""What a 32-bit field holds when ZIP64 has its value."""
-ZIP64, UNICODE_PATH = 0x0001, 0x7075
-"""Kinds of extra fields (APPNOTE 4.5.3, 4.6.9)."""
-_END, _END64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
-_LONGEST_COMMENT = 0xFFFF
-_DESCRIPTOR_SIGNATURE = b"PK\x07\x08"
-
-
 def read_end(data: mmap.mmap) -> End:
-    """Read the end of an archive; the directory must lie right before it, and nothing behind it."""
+    """Read the end of an archive, which must directly follow the directory, and be last."""
     at = data.rfind(b"PK\x05\x06", max(0, len(data) - _END.size - _LONGEST_COMMENT))
     if at < 0 or at + _END.size > len(data):
         raise UnboundedError("is not a readable zip archive: it has no end of a directory")
@@ -340,8 +339,8 @@ def read_end(data: mmap.mmap) -> End:
 def _end64(data: mmap.mmap, at: int) -> tuple[int, tuple[int, ...]]:
     """Read the ZIP64 end before the end at `at`: where it starts, and its disks, counts, size and start."""
     place = at - _LOCATOR.size - _END64.size
-    _, disk, said, disks = _LOCATOR.unpack_from(data, at - _LOCATOR.size)
-    if place < 0 or (disk, said, disks) != (0, place, 1):
+    _, disk, stated, disks = _LOCATOR.unpack_from(data, at - _LOCATOR.size)
+    if place < 0 or (disk, stated, disks) != (0, place, 1):
         raise UnboundedError("has no ZIP64 end where it says")
     signature, length, _, _, *found = _END64.unpack_from(data, place)
     if signature != b"PK\x06\x06" or length != _END64.size - 12:
@@ -350,7 +349,7 @@ def _end64(data: mmap.mmap, at: int) -> tuple[int, tuple[int, ...]]:
 
 
 def check_extents(extents: Sequence[Extent], data: mmap.mmap, end: End) -> None:
-    """Refuse entries that overlap or that the end does not count, and bytes that belong to none."""
+    """Refuse entries that overlap or are not counted, and bytes outside entries."""
     if len(extents) != end.entries:
         raise UnboundedError(f"has {len(extents)} entries where its end says {end.entries}")
     before: Extent | None = None
@@ -375,14 +374,14 @@ def _check_between(before: Extent | None, first: int, data: mmap.mmap) -> None:
 
 
 def descriptors(crc32: int, packed: int, size: int) -> tuple[bytes, ...]:
-    """All ways to write the data descriptor of an entry: with and without a signature, narrow and wide."""
+    """Return all forms of an entry's data descriptor: with and without a signature, narrow and wide."""
     wide = struct.pack("<L2Q", crc32, packed, size)
     found = [wide] if max(packed, size) > FULL else [wide, struct.pack("<3L", crc32, packed, size)]
     return (*found, *(_DESCRIPTOR_SIGNATURE + one for one in found))
 
 
 def extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and content of each extra field; UnboundedError where one goes on behind the end."""
+    """Yield kind and content of each extra field; UnboundedError if one is cut off."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)

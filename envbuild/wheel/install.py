@@ -1,15 +1,11 @@
-"""Where each file of a wheel goes, as pip installs it (binary distribution format, "Installing a wheel")."""
+"""The install plan of a wheel: the place of each file, as pip installs it (binary distribution format)."""
 
-import base64
 import configparser
-import csv
-import hashlib
-import io
 import posixpath
 import re
 import struct
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesHeaderParser
@@ -22,253 +18,17 @@ from packaging.utils import InvalidName, InvalidWheelFilename, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.wheel.archive import Member, WheelArchive, check_name, folders
+from envbuild.wheel.record import RecordError, Row, hash_and_size, read_record, write_record
 
 _WRAPPER_SUFFIX = re.compile(r"(\.exe|-script\.py|\.pya)\Z", re.IGNORECASE)
 _OWN = re.compile(
     r"bin|lib|share|lib64(/.*)?|(pyvenv\.cfg|bin/python(3(\.\d+)?)?|bin/envbuild-check|share/envbuild)(/.*)?"
 )
-"""What the environment itself is made of, and what would lie below its files and links."""
+"""Paths of the environment's own files and links, and paths below them."""
 _SHA256 = re.compile(r"sha256=[A-Za-z0-9_-]{43}")
 INSTALLER = b"envbuild\n"
 _LARGEST_SCRIPT = 1 << 20
-"""Larger files in a scripts folder are programs such as uv or ruff, which have no interpreter line."""
-
-
-@dataclass(frozen=True, slots=True)
-class InstalledFile:
-    """One file of the environment."""
-
-    path: str
-    """Below the prefix: `lib/python3.11/site-packages/six.py`."""
-    executable: bool
-    source: Member | bytes
-    """The wheel's own compressed bytes, or content that installing made."""
-    recorded: str = ""
-    """What the wheel's RECORD says of its bytes, `sha256=...`; empty where it says nothing or they are not used."""
-
-    @property
-    def mode(self) -> int:
-        """0755 or 0644: never what the archive or the machine's umask says."""
-        return 0o755 if self.executable else 0o644
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheme:
-    """The folders of the environment (sysconfig's `venv` scheme)."""
-
-    prefix: str
-    """Absolute: `/opt/env`."""
-    python_minor: str
-
-    @property
-    def site_packages(self) -> str:
-        """Below the prefix; purelib and platlib are the same folder in a virtual environment."""
-        return f"lib/python{self.python_minor}/site-packages"
-
-    @property
-    def interpreter(self) -> str:
-        """What scripts name in their first line."""
-        return f"{self.prefix}/bin/python"
-
-    def folder(self, key: str, distribution: str) -> str | None:
-        """Return where a `.data/<key>` folder goes, below the prefix; None for an unknown key."""
-        headers = f"include/site/python{self.python_minor}/{distribution}"
-        site = self.site_packages
-        return {"purelib": site, "platlib": site, "scripts": "bin", "headers": headers, "data": ""}.get(key)
-
-
-def installed_files(archive: WheelArchive, scheme: Scheme) -> list[InstalledFile]:
-    """List what installing this wheel puts where, sorted by path; WheelError when it cannot be installed rightly."""
-    name, info = _identity(archive)
-    entry_points = _entry_points(archive, f"{info}/entry_points.txt", scheme)
-    rows = _record(archive, f"{info}/RECORD")
-    files: dict[str, InstalledFile] = {}
-    record: dict[str, tuple[str, str]] = {}
-    generated = {f"{info}/INSTALLER", f"{info}/RECORD", f"{info}/REQUESTED", f"{info}/direct_url.json"}
-    for member in archive.members:
-        if member.name in generated:
-            continue
-        file = _placed(archive, member, name, scheme, entry_points)
-        if file is None:
-            continue
-        if file.path in files:
-            raise archive.refuse(f"{member.name} would be installed to {file.path}, where another of its files is")
-        known = None if isinstance(file.source, bytes) else rows.get(member.name)
-        if known:  # as dataclasses.replace, in a third of its time
-            file = InstalledFile(file.path, file.executable, file.source, known[0])
-        files[file.path] = file
-        record[file.path] = known or _hashed(file.source if isinstance(file.source, bytes) else archive.read(member))
-    for file in _generated(archive, info, entry_points, scheme):
-        files[file.path] = file
-        record[file.path] = _hashed(file.source) if isinstance(file.source, bytes) else ("", "")
-    path = f"{scheme.site_packages}/{info}/RECORD"
-    files[path] = InstalledFile(path, executable=False, source=_record_bytes(record, path, scheme.site_packages))
-    _check_paths(archive, files.keys())
-    return sorted(files.values(), key=lambda file: file.path)
-
-
-def _identity(archive: WheelArchive) -> tuple[str, str]:
-    """Return the normalised name and the dist-info folder; the file name, the folder and WHEEL must agree."""
-    try:
-        name, version, _, _ = parse_wheel_filename(archive.filename)
-    except (InvalidWheelFilename, InvalidName, InvalidVersion) as error:
-        raise archive.refuse(f"has no valid wheel file name: {error}") from error
-    folders = {member.name.split("/")[0] for member in archive.members if "/" in member.name}
-    infos = [folder for folder in folders if folder.endswith(".dist-info")]
-    if len(infos) != 1:
-        raise archive.refuse(f"has {len(infos)} .dist-info folders where one is needed")
-    if not _same_release(*infos[0].removesuffix(".dist-info").partition("-")[::2], name, version):
-        raise archive.refuse(f"its folder {infos[0]} belongs to another release")
-    written = str(_headers(archive, infos[0], "WHEEL").get("Wheel-Version", "")).strip()
-    if written.split(".")[0] != "1":
-        raise archive.refuse(f"its Wheel-Version {written[:20]!r} is not one that is known (1.x)")
-    metadata = _headers(archive, infos[0], "METADATA")
-    stated = (str(metadata.get("Name", "")).strip(), str(metadata.get("Version", "")).strip())
-    if not _same_release(*stated, name, version):
-        raise archive.refuse(f"its METADATA is that of another release, {' '.join(stated)[:200]!r}")
-    return name, infos[0]
-
-
-def _headers(archive: WheelArchive, info: str, name: str) -> Message:
-    """Read the headers of a metadata file; what follows them is no business of an installer."""
-    member = archive.find(f"{info}/{name}")
-    if member is None:
-        raise archive.refuse(f"has no {name} file")
-    return BytesHeaderParser(policy=compat32).parsebytes(archive.read(member))
-
-
-def _same_release(found_name: str, found_version: str, name: str, version: Version) -> bool:
-    return canonicalize_name(found_name) == name and _same_version(found_version, version)
-
-
-def _same_version(text: str, version: Version) -> bool:
-    try:
-        return Version(text.replace("_", "-")) == version
-    except InvalidVersion:
-        return False
-
-
-def _entry_points(archive: WheelArchive, name: str, scheme: Scheme) -> dict[str, str]:
-    member = archive.find(name)
-    if member is None:
-        return {}
-    try:
-        return script_names(read_entry_points(archive.read(member).decode()), scheme.python_minor)
-    except ValueError as error:
-        raise archive.refuse(str(error)) from error
-
-
-def _record(archive: WheelArchive, name: str) -> dict[str, tuple[str, str]]:
-    """Read RECORD: digest and size of each file that has both."""
-    member = archive.find(name)
-    if member is None:
-        raise archive.refuse("has no RECORD")
-    try:
-        rows = list(csv.reader(io.StringIO(archive.read(member).decode(), newline="")))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise archive.refuse(f"its RECORD cannot be read: {error}") from error
-    found: dict[str, tuple[str, str]] = {}
-    for path, digest, size in (row for row in rows if len(row) == 3):
-        known = archive.find(path)
-        if known is not None and size not in ("", str(known.size)):
-            raise archive.refuse(f"{path} has {known.size} bytes where its RECORD says {size[:20]!r}")
-        if found.get(path, (digest, size)) != (digest, size):
-            raise archive.refuse(f"its RECORD says two things of {path}")
-        # Another hash than sha256 is allowed and never seen; what stands here is written into the new RECORD.
-        if known is not None and size and _SHA256.fullmatch(digest):
-            found[path] = (digest, size)
-    return found
-
-
-def _placed(
-    archive: WheelArchive, member: Member, distribution: str, scheme: Scheme, entry_points: dict[str, str]
-) -> InstalledFile | None:
-    """Say where a member goes and what becomes of it; None for a wrapper that the entry point replaces."""
-    head, _, rest = member.name.partition("/")
-    if not head.endswith(".data") or not rest:
-        return InstalledFile(f"{scheme.site_packages}/{member.name}", member.executable, member)
-    key, _, path = rest.partition("/")
-    folder = scheme.folder(key, distribution)
-    if folder is None or not path:
-        raise archive.refuse(f"{member.name} is in no known folder of the wheel's data")
-    if key == "scripts":
-        return _script(archive, member, path, scheme, entry_points)
-    target = _through_lib64(f"{folder}/{path}".lstrip("/"))
-    if _OWN.fullmatch(target):
-        raise archive.refuse(f"{member.name} would replace the environment's own {target}")
-    return InstalledFile(target, member.executable, member)
-
-
-def _through_lib64(path: str) -> str:
-    """Follow the link lib64 -> lib that virtual environments have on 64-bit Linux."""
-    return path.replace("lib64/", "lib/", 1) if path.startswith("lib64/") else path
-
-
-def _script(
-    archive: WheelArchive, member: Member, path: str, scheme: Scheme, entry_points: dict[str, str]
-) -> InstalledFile | None:
-    name = path.rpartition("/")[2]
-    if _WRAPPER_SUFFIX.sub("", name) in entry_points:
-        return None  # setuptools wrote it for an entry point; pip, too, makes its own instead
-    target = f"bin/{path}"
-    if _OWN.fullmatch(target):
-        raise archive.refuse(f"{member.name} would replace the environment's interpreter or its check")
-    if member.size < _LARGEST_SCRIPT:
-        content = archive.read(member)
-        changed = with_interpreter(content, scheme.interpreter)
-        if changed != content:
-            return InstalledFile(target, executable=True, source=changed)
-    return InstalledFile(target, executable=True, source=member)
-
-
-def _generated(
-    archive: WheelArchive, info: str, entry_points: dict[str, str], scheme: Scheme
-) -> Iterable[InstalledFile]:
-    """Make what every installer adds: console scripts, INSTALLER and REQUESTED (every locked wheel was asked for)."""
-    for name, reference in entry_points.items():
-        try:
-            content = script(name, reference, scheme.interpreter, scheme.python_minor)
-        except ValueError as error:
-            raise archive.refuse(str(error)) from error
-        if _OWN.fullmatch(f"bin/{name}"):
-            raise archive.refuse(f"entry point {name} would replace the environment's interpreter or its check")
-        yield InstalledFile(f"bin/{name}", executable=True, source=content)
-    folder = f"{scheme.site_packages}/{info}"
-    yield InstalledFile(f"{folder}/INSTALLER", executable=False, source=INSTALLER)
-    yield InstalledFile(f"{folder}/REQUESTED", executable=False, source=b"")
-
-
-def _check_paths(archive: WheelArchive, paths: Collection[str]) -> None:
-    """Hold what will be written to the same rules as what was read: entry points name files too."""
-    for path in paths:
-        check_name(path, archive.filename)
-    if both := sorted(folders(paths).intersection(paths)):
-        raise archive.refuse(f"{both[0]} would be installed as a file and as a folder")
-
-
-def _hashed(content: bytes) -> tuple[str, str]:
-    return record_hash(hashlib.sha256(content).digest()), str(len(content))
-
-
-def record_hash(digest: bytes) -> str:
-    """Write a SHA-256 digest as RECORD has it (binary distribution format, "The .dist-info directory")."""
-    return f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
-
-
-def _record_bytes(rows: dict[str, tuple[str, str]], own_path: str, site_packages: str) -> bytes:
-    """Write RECORD for the files as they are installed, with paths relative to site-packages."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    rows = rows | {own_path: ("", "")}
-    for path, (digest, size) in sorted((_relative(path, site_packages), row) for path, row in rows.items()):
-        writer.writerow((path, digest, size))
-    return text.getvalue().encode()
-
-
-def _relative(path: str, site_packages: str) -> str:
-    if path.startswith(f"{site_packages}/"):
-        return path.removeprefix(f"{site_packages}/")
-    return posixpath.relpath(f"/{path}", f"/{site_packages}")
+"""Bytes: larger files in a scripts folder are programs such as uv or ruff, without an interpreter line."""
 
 
 _REFERENCE = re.compile(r"(?P<module>\w+(?:\.\w+)*)\s*:\s*(?P<attribute>\w+(?:\.\w+)*)\s*(?:\[[^\]]*\])?\s*\Z")
@@ -291,10 +51,203 @@ if __name__ == '__main__':
     sys.exit({attribute}())
 """
 _NAME = re.compile(r"[^\s/\\\[=][^/\\=]*\Z")
+_ROW = struct.Struct(">8s4s")
+_FOLDER = b"\0dir"
+
+_Wheel = TypeVar("_Wheel")
+
+Fingerprint = Mapping[bytes, bytes]
+"""A hash of the content by a hash of the path, for folders too: it shows which wheels cannot overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledFile:
+    """One file of the environment."""
+
+    path: str
+    """Below the prefix: `lib/python3.11/site-packages/six.py`."""
+    executable: bool
+    source: Member | bytes
+    """The wheel's own compressed bytes, or generated content."""
+    recorded: str = ""
+    """The hash in the wheel's RECORD, `sha256=...`; empty if there is none or the content is generated."""
+
+    @property
+    def mode(self) -> int:
+        """0755 or 0644, whatever the archive or the machine's umask has."""
+        return 0o755 if self.executable else 0o644
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """The folders of the environment (sysconfig's `venv` scheme)."""
+
+    prefix: str
+    """Absolute: `/opt/env`."""
+    python_minor: str
+
+    @property
+    def site_packages(self) -> str:
+        """Below the prefix; purelib and platlib are the same folder in a virtual environment."""
+        return f"lib/python{self.python_minor}/site-packages"
+
+    @property
+    def interpreter(self) -> str:
+        """The interpreter in the first line of scripts."""
+        return f"{self.prefix}/bin/python"
+
+    def folder(self, key: str, distribution: str) -> str | None:
+        """Return the place of a `.data/<key>` folder, below the prefix; None for an unknown key."""
+        headers = f"include/site/python{self.python_minor}/{distribution}"
+        site = self.site_packages
+        return {"purelib": site, "platlib": site, "scripts": "bin", "headers": headers, "data": ""}.get(key)
+
+
+def installed_files(archive: WheelArchive, scheme: Scheme) -> list[InstalledFile]:
+    """List the files that installing this wheel writes, sorted by path; WheelError if it cannot be installed."""
+    name, info = _identity(archive)
+    try:
+        member = archive.find(f"{info}/entry_points.txt")
+        entry_points = read_entry_points(archive.read(member).decode()) if member else {}
+        scripts = script_names(entry_points, scheme.python_minor)
+    except ValueError as error:
+        raise archive.refuse(str(error)) from error
+    rows = _record(archive, f"{info}/RECORD")
+    files: dict[str, InstalledFile] = {}
+    record: dict[str, tuple[str, str]] = {}
+    generated = {f"{info}/INSTALLER", f"{info}/RECORD", f"{info}/REQUESTED", f"{info}/direct_url.json"}
+    for member in archive.members:
+        file = None if member.name in generated else _place(archive, member, name, scheme, scripts)
+        if file is None:
+            continue
+        if file.path in files:
+            raise archive.refuse(f"{member.name} would be installed to {file.path}, where another of its files is")
+        known = None if isinstance(file.source, bytes) else rows.get(member.name)
+        if known:  # as dataclasses.replace, in a third of its time
+            file = InstalledFile(file.path, file.executable, file.source, known[0])
+        files[file.path] = file
+        content = file.source if isinstance(file.source, bytes) else b"" if known else archive.read(member)
+        record[file.path] = known or hash_and_size(content)
+    for path, content in _generated_files(archive, info, scripts, scheme).items():
+        files[path] = InstalledFile(path, executable=path.startswith("bin/"), source=content)
+        record[path] = hash_and_size(content)
+    own = f"{scheme.site_packages}/{info}/RECORD"
+    record[own] = ("", "")
+    text = write_record(Row(_relative(path, scheme.site_packages), *row) for path, row in record.items())
+    files[own] = InstalledFile(own, executable=False, source=text)
+    for path in files:
+        check_name(path, archive.filename)  # entry points name files too
+    if both := sorted(folders(files).intersection(files)):
+        raise archive.refuse(f"{both[0]} would be installed as a file and as a folder")
+    return sorted(files.values(), key=lambda file: file.path)
+
+
+def _identity(archive: WheelArchive) -> tuple[str, str]:
+    """Return the normalised name and the dist-info folder; the file name, the folder and WHEEL must agree."""
+    try:
+        name, version, _, _ = parse_wheel_filename(archive.filename)
+    except (InvalidWheelFilename, InvalidName, InvalidVersion) as error:
+        raise archive.refuse(f"has no valid wheel file name: {error}") from error
+    tops = {member.name.split("/")[0] for member in archive.members if "/" in member.name}
+    infos = [folder for folder in tops if folder.endswith(".dist-info")]
+    if len(infos) != 1:
+        raise archive.refuse(f"has {len(infos)} .dist-info folders where one is needed")
+    if not _same_release(*infos[0].removesuffix(".dist-info").partition("-")[::2], name, version):
+        raise archive.refuse(f"its folder {infos[0]} belongs to another release")
+    written = str(_headers(archive, infos[0], "WHEEL").get("Wheel-Version", "")).strip()
+    if written.split(".")[0] != "1":
+        raise archive.refuse(f"its Wheel-Version {written[:20]!r} is not supported (only 1.x is)")
+    metadata = _headers(archive, infos[0], "METADATA")
+    stated = (str(metadata.get("Name", "")).strip(), str(metadata.get("Version", "")).strip())
+    if not _same_release(*stated, name, version):
+        raise archive.refuse(f"its METADATA is that of another release, {' '.join(stated)[:200]!r}")
+    return name, infos[0]
+
+
+def _headers(archive: WheelArchive, info: str, name: str) -> Message:
+    member = archive.find(f"{info}/{name}")
+    if member is None:
+        raise archive.refuse(f"has no {name} file")
+    return BytesHeaderParser(policy=compat32).parsebytes(archive.read(member))
+
+
+def _same_release(found_name: str, found_version: str, name: str, version: Version) -> bool:
+    try:
+        return canonicalize_name(found_name) == name and Version(found_version.replace("_", "-")) == version
+    except InvalidVersion:
+        return False
+
+
+def _record(archive: WheelArchive, name: str) -> dict[str, tuple[str, str]]:
+    """Read hash and size of each file that has both in RECORD."""
+    member = archive.find(name)
+    if member is None:
+        raise archive.refuse("has no RECORD")
+    found: dict[str, tuple[str, str]] = {}
+    try:
+        for path, digest, size in read_record(archive.read(member).decode()):
+            known = archive.find(path)
+            if known is not None and size not in ("", str(known.size)):
+                raise archive.refuse(f"{path} has {known.size} bytes where its RECORD says {size[:20]!r}")
+            if found.get(path, (digest, size)) != (digest, size):
+                raise archive.refuse(f"its RECORD has two different rows for {path}")
+            # Hashes other than sha256 are allowed but not in use; what stands here is written into the new RECORD.
+            if known is not None and size and _SHA256.fullmatch(digest):
+                found[path] = (digest, size)
+    except (UnicodeDecodeError, RecordError) as error:
+        raise archive.refuse(f"its RECORD cannot be read: {error}") from error
+    return found
+
+
+def _place(
+    archive: WheelArchive, member: Member, distribution: str, scheme: Scheme, scripts: dict[str, str]
+) -> InstalledFile | None:
+    """Return the installed file of a member; None for a wrapper that an entry point replaces."""
+    head, _, tail = member.name.partition("/")
+    if not head.endswith(".data") or not tail:
+        return InstalledFile(f"{scheme.site_packages}/{member.name}", member.executable, member)
+    key, _, path = tail.partition("/")
+    folder = scheme.folder(key, distribution)
+    if folder is None or not path:
+        raise archive.refuse(f"{member.name} is in no known folder of the wheel's data")
+    target = f"{folder}/{path}".lstrip("/")
+    if target.startswith("lib64/"):  # a link to lib in virtual environments on 64-bit Linux
+        target = target.replace("lib64/", "lib/", 1)
+    if key == "scripts" and _WRAPPER_SUFFIX.sub("", path.rpartition("/")[2]) in scripts:
+        return None  # setuptools wrote it for an entry point; pip, too, writes its own instead
+    if _OWN.fullmatch(target):
+        raise archive.refuse(f"{member.name} would replace the environment's own {target}")
+    if key == "scripts" and member.size < _LARGEST_SCRIPT:
+        content = archive.read(member)
+        changed = with_interpreter(content, scheme.interpreter)
+        if changed != content:
+            return InstalledFile(target, executable=True, source=changed)
+    return InstalledFile(target, member.executable or key == "scripts", member)
+
+
+def _generated_files(archive: WheelArchive, info: str, scripts: dict[str, str], scheme: Scheme) -> dict[str, bytes]:
+    """Make what every installer adds: console scripts, INSTALLER and REQUESTED (every locked wheel is requested)."""
+    files = {}
+    for name, reference in scripts.items():
+        try:
+            content = script(name, reference, scheme.interpreter, scheme.python_minor)
+        except ValueError as error:
+            raise archive.refuse(str(error)) from error
+        if _OWN.fullmatch(f"bin/{name}"):
+            raise archive.refuse(f"entry point {name} would replace the environment's interpreter or its check")
+        files[f"bin/{name}"] = content
+    folder = f"{scheme.site_packages}/{info}"
+    return files | {f"{folder}/INSTALLER": INSTALLER, f"{folder}/REQUESTED": b""}
+
+
+def _relative(path: str, site_packages: str) -> str:
+    if path.startswith(f"{site_packages}/"):
+        return path.removeprefix(f"{site_packages}/")
+    return posixpath.relpath(f"/{path}", f"/{site_packages}")
 
 
 def read_entry_points(text: str) -> dict[str, str]:
-    """Return names and references of console and GUI scripts; ValueError when the file is not what it must be."""
+    """Return names and references of console and GUI scripts; ValueError if the file is malformed."""
     parser = configparser.ConfigParser(delimiters=("=",), strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names are case-sensitive
     try:
@@ -309,7 +262,7 @@ def read_entry_points(text: str) -> dict[str, str]:
 
 
 def script_names(entry_points: dict[str, str], python_minor: str) -> dict[str, str]:
-    """Apply pip's own rule for pip and easy_install: the versioned names are those of the Python that they run on."""
+    """Apply pip's own rule: scripts of pip and easy_install are named after the Python that they run on."""
     result = dict(entry_points)
     versioned = {"pip": ("pip3", f"pip{python_minor}"), "easy_install": (f"easy_install-{python_minor}",)}
     for tool, names in versioned.items():
@@ -321,36 +274,22 @@ def script_names(entry_points: dict[str, str], python_minor: str) -> dict[str, s
 
 
 def script(name: str, reference: str, interpreter: str, python_minor: str) -> bytes:
-    """Return the text of one script; ValueError when the reference names no callable."""
+    """Return the text of one script, as pip writes it; ValueError if the reference is not a callable."""
     match = _REFERENCE.match(reference)
     if match is None or not _NAME.match(name) or name in (".", ".."):
         raise ValueError(f"entry point {name} = {reference} does not name a callable")
     attribute = match["attribute"]
-    template = _TEMPLATE if _has_removesuffix(python_minor) else _OLD_TEMPLATE
+    template = _TEMPLATE if tuple(map(int, python_minor.split("."))) >= (3, 9) else _OLD_TEMPLATE
     return template.format(
         interpreter=interpreter, module=match["module"], name=attribute.split(".")[0], attribute=attribute
     ).encode()
-
-
-def _has_removesuffix(python_minor: str) -> bool:
-    return tuple(map(int, python_minor.split("."))) >= (3, 9)
 
 
 def with_interpreter(content: bytes, interpreter: str) -> bytes:
     """Point a script that starts with `#!python` at the environment's interpreter (binary distribution format)."""
     if not content.startswith(b"#!python"):
         return content
-    _, newline, rest = content.partition(b"\n")
-    return f"#!{interpreter}\n".encode() + (rest if newline else b"")
-
-
-_ROW = struct.Struct(">8s4s")
-_FOLDER = b"\0dir"
-
-_Wheel = TypeVar("_Wheel")
-
-Fingerprint = Mapping[bytes, bytes]
-"""By a hash of each path, of folders too, a hash of what is there."""
+    return f"#!{interpreter}\n".encode() + content.partition(b"\n")[2]
 
 
 def fingerprint(files: Iterable[InstalledFile]) -> Fingerprint:
@@ -366,7 +305,7 @@ def fingerprint(files: Iterable[InstalledFile]) -> Fingerprint:
 
 
 def content_of(file: InstalledFile) -> tuple[int, int]:
-    """CRC and size of what is installed, by which equal files of different wheels are known."""
+    """Return CRC and size of an installed file, which identify equal files of different wheels."""
     source = file.source
     return (crc32(source), len(source)) if isinstance(source, bytes) else (source.crc32, source.size)
 
@@ -376,7 +315,7 @@ def _short_hash(text: str, size: int) -> bytes:
 
 
 def suspects(prints: Mapping[_Wheel, Fingerprint]) -> list[_Wheel]:
-    """The wheels that may have different things at one path; those that are not among them have not."""
+    """Return the wheels that may have different content at one path; the others have not."""
     contents: dict[bytes, bytes] = {}
     clashing: set[bytes] = set()
     for rows in prints.values():

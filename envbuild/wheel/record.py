@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class RecordError(ValueError):
-    """A RECORD that is no CSV."""
+    """A RECORD that is not valid CSV."""
 
 
 class Row(NamedTuple):
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 def read_record(text: str, *, strict: bool = False) -> Iterator[Row]:
-    """Yield the rows of a RECORD; RecordError if it is no CSV, in `strict` mode also for unbalanced quotes."""
+    """Yield the rows of a RECORD; RecordError if it is not valid CSV, in `strict` mode also for unbalanced quotes."""
     try:
         for row in csv.reader(io.StringIO(text, newline=""), strict=strict):
             if row and row[0]:

@@ -264,14 +264,14 @@ def nest_deeply(config: dict[str, Any]) -> None:
 
 CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "another entrypoint": (inner(Entrypoint=["/opt/env/evil"]), "config.config.Entrypoint"),
-    "another user": (inner(User="0"), "config.config.User is 0, and has to be 65532:65532"),
+    "another user": (inner(User="0"), "config.config.User is 0, not 65532:65532"),
     "another folder": (inner(WorkingDir="/opt/env"), "config.config.WorkingDir"),
     "another variable": (add_variable, "config.config.Env"),
-    "another label": (change_label, "config.config.Labels.dev.envbuild.variant is gpu, and has to be cpu"),
+    "another label": (change_label, "config.config.Labels.dev.envbuild.variant is gpu, not cpu"),
     "another architecture": (lambda config: config.update(architecture="arm64"), "is for linux/arm64"),
-    "another line of history": (lie_about_history, "layer 4 above its base is envbuild: tool 1.0, and has to be paths that several packages"),
-    "one layer less": (drop_layer, "is absent, and has to be paths that several packages share"),
-    "one layer more": (add_layer, "is envbuild: start-up check, and there has to be none"),
+    "another line of history": (lie_about_history, "layer 4 above its base is envbuild: tool 1.0, not paths that several packages"),
+    "one layer less": (drop_layer, "is absent, not paths that several packages share"),
+    "one layer more": (add_layer, "is envbuild: start-up check, which should not be there"),
     "a config that is nested deeply": (nest_deeply, "cannot be read"),
 }  # fmt: skip
 

@@ -95,7 +95,7 @@ class Image:
         layers, _ = self.bytecode.layers(self.opened)
         found = {}
         for layer in layers:
-            files = self.bytecode.files(layer, self.opened, self.stack)
+            files = self.bytecode.files(layer, self.opened)
             found[layer.label] = {it.file.path: content_of(it) for it in files}
         return found
 

@@ -470,7 +470,7 @@ HOSTILE = {
     "double slash": ("pkg//a.py", "leaves its folder"),
     "newline": ("pkg/a\nb.py", "forbidden"),
     "unknown scheme": ("hostile-1.data/evil/x", "no known folder"),
-    "interpreter": ("hostile-1.data/scripts/python3", "interpreter"),
+    "interpreter": ("hostile-1.data/scripts/python3", "bin/python3"),
     "interpreter as data": ("hostile-1.data/data/bin/python", "would replace"),
     "configuration": ("hostile-1.data/data/pyvenv.cfg", "would replace"),
     "start-up check": ("hostile-1.data/scripts/envbuild-check", "would replace"),

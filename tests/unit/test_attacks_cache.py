@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from envbuild.base.apt import Suite
-from envbuild.base.known import KnownBase, known_bases, remember
+from envbuild.base.catalogue import KnownBase, known_bases, remember
 from envbuild.base.resolve import Facts, KnownFacts
 from envbuild.base.system import DebFiles, deb_path
 from envbuild.cache import read_entry, write_entry

@@ -85,7 +85,7 @@ def test_a_layer_whose_headers_never_end_is_refused_by_each_reader(attack, tmp_p
     layer = layer_of(tar)
     with pytest.raises(BuildError, match=said) as caught:
         read_layer(layer, "an image")
-    assert str(layer.diff_id) in str(caught.value)
+    assert str(layer.descriptor.digest) in str(caught.value)
     with pytest.raises(BaseError, match=said) as caught:
         read_tree(image_of_layers(layer), "a base")
     assert str(layer.descriptor.digest) in str(caught.value)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from envbuild.base.known import KnownBase, cuda_of, known_bases, missing, remember, serves, tagged_bases
+from envbuild.base.catalogue import KnownBase, cuda_of, known_bases, missing, remember, serves, tagged_bases
 from envbuild.base.resolve import Facts, KnownFacts
 from envbuild.files import data_folder
 from envbuild.match.profiles import load_profiles

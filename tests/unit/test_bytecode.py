@@ -143,7 +143,7 @@ def test_an_interpreter_that_is_none_is_an_error_with_a_way_out(command):
 
 
 def test_a_process_is_changed_for_a_new_one_in_time(monkeypatch):
-    monkeypatch.setattr(compiler, "_MOST", 3)
+    monkeypatch.setattr(compiler, "_MOST_FORKS", 3)
     assert compiled(list(SOURCES)[:10]) == {name: compiled([name])[name] for name in list(SOURCES)[:10]}
 
 
@@ -170,7 +170,7 @@ def test_bytecode_is_refused_where_the_compressor_is_another_or_absent(tmp_path)
 
 def test_an_archive_of_more_files_than_old_zips_count(tmp_path):
     with (tmp_path / "many.zip").open("wb") as sink:
-        tally = compiler._written(((f"{number}.pyc", b"content") for number in range(66_000)), 66_000, sink)
+        tally = compiler._write(((f"{number}.pyc", b"content") for number in range(66_000)), 66_000, sink)
     assert tally == Tally(compiled=66_000)
     with WheelArchive(tmp_path / "many.zip", "many") as archive:
         assert len(archive.members) == 66_000
@@ -286,7 +286,7 @@ def test_the_standard_library_has_a_layer_below_the_others(image):
     layers, tally = made.bytecode.layers(made.opened)
     assert (layers[0].prefix, layers[0].wheels, layers[1].prefix) == ("/usr", (), "/opt/env")
     assert tally.compiled == 3
-    files = {it.file.path: it for it in made.bytecode.files(layers[0], made.opened, made.stack)}
+    files = {it.file.path: it for it in made.bytecode.files(layers[0], made.opened)}
     assert set(files) == {
         f"lib/python{MINOR}/__pycache__/abc.{TAG}.pyc",
         f"lib/python{MINOR}/json/__pycache__/decoder.{TAG}.pyc",

@@ -15,7 +15,7 @@ import pytest
 
 from envbuild.base.interpreter import find_interpreter, runs_here
 from envbuild.base.resolve import KnownFacts, inspect
-from envbuild.base.system import read_ground
+from envbuild.base.system import read_base_system
 from envbuild.errors import BaseError
 from envbuild.image.bytecode.compiler import Compiler, Interpreter, Unavailable
 from envbuild.lock.model import Target
@@ -119,7 +119,7 @@ def test_no_layer_is_read_more_than_once_and_then_only_for_what_is_taken(tmp_pat
     image = image_of_layers(*(counted(*it) for it in enumerate(layers)))
     (facts,) = {inspect(image, "own", MACHINE, KnownFacts(tmp_path / name)) for name in ("facts", "elsewhere")}
     assert (facts.distribution, opened) == (tmp_path.name, [0, 1, 2, 3])
-    assert read_ground(image, "own", tmp_path).release == {}
+    assert read_base_system(image, "own", tmp_path).release == {}
     assert opened[4:] == [0]
     assert isinstance(find_interpreter(base_of(image=image), tmp_path), Interpreter)
     assert opened[5:] == [1, 3]

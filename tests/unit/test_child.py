@@ -187,7 +187,7 @@ def test_what_hides_a_file_of_the_parent_is_told_where_it_is_known(tmp_path, par
 
 def test_an_image_of_somebody_else_does_not_say_its_interpreter(parent):
     assert interpreter_of(parent.image) == "/usr/bin/python3.11"
-    with pytest.raises(BuildError, match="does not say which interpreter"):
+    with pytest.raises(BuildError, match="its interpreter is unknown"):
         interpreter_of(image_of())
 
 

@@ -169,7 +169,7 @@ def test_a_push_elsewhere_mounts(site):
 
 @pytest.mark.parametrize(
     ("base", "code", "why"),
-    [("bad", 13, "glibc 2.31 is older than 2.36"), ("none", 14, "does not exist"), ("X!", 2, "this is no base")],
+    [("bad", 13, "glibc 2.31 is older than 2.36"), ("none", 14, "does not exist"), ("X!", 2, "not a base")],
 )
 def test_a_new_base_that_will_not_do_ends_in_its_code(site, base, code, why):
     old = site.built(f"{site.host}/up/base:1")
@@ -214,10 +214,10 @@ def test_the_lock_of_another_environment_is_refused(site):
         (("base", "mirror", "python:3.11", "user:secret@host.example.com/mine"), "no user or password"),
         (("base", "mirror", "python:3.11", "h.example.com/m@sha256:" + "0" * 64), "cannot choose its digest"),
         (("base", "mirror", "python:3.11", "h.example.com/m", "--platform", "windows/amd64"), "platform is not known"),
-        (("base", "mirror", "NO base", "h.example.com/m"), "this is no base"),
-        (("base", "show", "NO base"), "this is no base"),
+        (("base", "mirror", "NO base", "h.example.com/m"), "not a base"),
+        (("base", "show", "NO base"), "not a base"),
         (("base", "show", "/tmp"), "the folder is no OCI layout"),
-        (("base", "show", "/etc/hostname"), "a file is none"),
+        (("base", "show", "/etc/hostname"), "it is a file, not an OCI layout"),
         (("rebase", "/tmp", "--base", "x"), "only an image in a registry can be rebased"),
         (("rebase", "NO image", "--base", "x"), "where: IMAGE NO image"),
         (("rebase", "image"), "--base"),

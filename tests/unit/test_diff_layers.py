@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.diff.comparison import Rules, compare
-from envbuild.diff.layers import Node, read_layer, read_pair
+from envbuild.diff.layers import read_layer, read_pair
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, LAYER_ZSTD, Descriptor, Image, Layer
+from envbuild.oci.rootfs import Node
 from tests.fakes.trees import image_of_layers
 from tests.unit.comparing import file, folder, gone, hard, image, layer, link, opaque, tar_of
 

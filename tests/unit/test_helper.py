@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -19,7 +19,7 @@ import pytest
 from envbuild.errors import WheelError
 from envbuild.image.layers import helper, maker
 from envbuild.image.layers.helper import Answer, Helper, LocalWheel, OpenWheel, Task
-from envbuild.image.layers.maker import OpenWheels, WheelFiles
+from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.blobs import AbandonedError, GrowingBlob
 from envbuild.oci.digest import Digest
@@ -95,13 +95,13 @@ def alone(tmp_path_factory):
 
 def test_the_image_is_the_one_that_a_single_process_makes(alone, answers, tmp_path, monkeypatch):
     opened: list[str] = []
-    read = OpenWheels._open
+    read = helper.open_wheel
 
-    def watched(self: OpenWheels, wheel: LockedWheel, path: Path) -> OpenWheel:
+    def watched(wheel: LocalWheel, scheme: Scheme, stack: ExitStack) -> OpenWheel:
         opened.append(wheel.filename)
-        return read(self, wheel, path)
+        return read(wheel, scheme, stack)
 
-    monkeypatch.setattr(OpenWheels, "_open", watched)
+    monkeypatch.setattr(maker, "open_wheel", watched)
     wheels = (WHEELS[0], make_wheel("other", "1", {"other.py": "b = 2\n"}))
     result = built(tmp_path, *wheels)
     [answer] = answers
@@ -225,7 +225,7 @@ def test_a_second_layer_does_not_wait_for_the_first(tmp_path, monkeypatch):
     other = Helper()
     other.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(other, "_asked", lambda _task: other.write(task_of(tmp_path)))
+        patch.setattr(other, "_send", lambda _task: other.write(task_of(tmp_path)))
         assert other.write(task_of(tmp_path)) is None
     other.close()
 

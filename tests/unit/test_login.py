@@ -8,7 +8,7 @@ from envbuild.oci.reference import refuse_login
 
 @pytest.mark.parametrize("text", ["name:1@sha256:xyz", "h.example.com/x@sha256:xyz", "x@sha512:not_hex"])
 def test_a_digest_that_is_none_is_said_to_be_none(text):
-    with pytest.raises(UsageError, match="what follows the @ is not a digest") as caught:
+    with pytest.raises(UsageError, match="the part after the @ is not a digest") as caught:
         refuse_login(text, "TARGET")
     assert "64 hexadecimal digits" in caught.value.todo
 

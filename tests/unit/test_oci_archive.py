@@ -162,7 +162,7 @@ def test_a_place_where_none_can_be_is_known_before(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     before = sorted(tmp_path.rglob("*"))
     for place in ("absent/a", "file/a", "link", "circle", "pipe", "."):
-        with pytest.raises(UsageError, match="cannot be written there: ") as caught:
+        with pytest.raises(UsageError, match="cannot write the archive: ") as caught:
             check_archive(tmp_path / place)
         assert caught.value.where == f"--archive {tmp_path / place}"
         assert caught.value.todo

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from envbuild.errors import BuildError, MissingComponentError
 from envbuild.image.debian.layer import (
     Alternative,
+    BaseSystem,
     Folder,
-    Ground,
     SystemLayer,
     left_undone,
-    placed,
+    place_of,
     read_alternatives,
 )
 from envbuild.image.debian.package import Deb, fields, open_deb, stanzas
@@ -51,7 +51,7 @@ Architecture: amd64
 Version: 1
 """
 ROOT = Folder(mode=0o755, owner=(0, 0))
-GROUND = Ground(
+GROUND = BaseSystem(
     status=STATUS,
     folders={
         **dict.fromkeys(
@@ -82,7 +82,7 @@ def refusal(data: bytes, tmp_path: Path) -> str:
 
 
 def layer(
-    tmp_path: Path, *debs: bytes, ground: Ground = GROUND, threads: int = 1
+    tmp_path: Path, *debs: bytes, ground: BaseSystem = GROUND, threads: int = 1
 ) -> tuple[dict[str, tarfile.TarInfo], dict[str, bytes], list[str], bytes]:
     """The members and contents of the layer, what was said of it, and its bytes."""
     packages, paths = [], {}
@@ -97,7 +97,7 @@ def layer(
         )
     sink, told = io.BytesIO(), list[str]()
     with ThreadPoolExecutor(threads) as pool:
-        unpacker = SystemLayer(ground=ground, find=lambda it: paths[it.sha256])
+        unpacker = SystemLayer(base=ground, find=lambda it: paths[it.sha256])
         result = unpacker.write(packages, sink, pool, told.extend)
     blob = sink.getvalue()
     plain = gzip.decompress(blob)
@@ -203,7 +203,7 @@ class TestReading:
 
     def test_a_bomb_is_refused(self, tmp_path, monkeypatch):
         monkeypatch.setattr("envbuild.image.debian.package._LIMIT", {"control": 1 << 20, "data": 1 << 20})
-        assert "bytes come out of it" in refusal(deb_of("new", [("./zeros", bytes(4 << 20))]), tmp_path)
+        assert "unpacks to more than" in refusal(deb_of("new", [("./zeros", bytes(4 << 20))]), tmp_path)
 
 
 class TestPlaces:
@@ -295,7 +295,7 @@ class TestPlaces:
     ))  # fmt: skip
     def test_no_path_and_no_link_leads_above_the_root(self, parts, links):
         try:
-            found = placed("/".join(parts), links)
+            found = place_of("/".join(parts), links)
         except BuildError:
             return  # in circles
         assert ".." not in found.split("/")
@@ -402,7 +402,7 @@ class TestScripts:
 
     def test_what_the_base_chose_stays_chosen(self, tmp_path):
         line = b"update-alternatives --install /usr/lib/libblas.so.3 libblas.so.3 /usr/lib/blas/libblas.so.3 10"
-        ground = Ground(
+        ground = BaseSystem(
             status=STATUS, folders=GROUND.folders, links={"etc/alternatives/libblas.so.3": "/usr/lib/own.so"}
         )
         members, _, _, _ = layer(tmp_path, deb_of("blas", [], scripts={"postinst": line}), ground=ground)

@@ -1,4 +1,8 @@
-"""An interpreter that compiles for an image, and how it is started."""
+"""Compiling with the base's own interpreter, on all cores, and the store of what was compiled.
+
+A compiler runs no code of what it compiles, but a hostile source could take all time and memory. So the interpreters
+have limits that no honest source comes near: a source that meets one gets no bytecode, and is named.
+"""
 
 import os
 import queue
@@ -17,7 +21,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, BinaryIO, Protocol, Self
+from typing import IO, Any, BinaryIO, Self
 
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import BuildError
@@ -28,35 +32,56 @@ from envbuild.oci.digest import Digest
 
 FORMAT = 3
 """Raised whenever the same interpreter and sources would give other bytecode; layers of it have `LAYER_FORMAT` too."""
+CORES: int = os.cpu_count() or 1
+LARGEST = 16 << 20
+"""Bytes of source: larger ones are given up, as the limits below would not do for them."""
+PROGRAM = Path(child.__file__)
 _ASK = """\
 import sys
 for value in (sys.version, sys.implementation.cache_tag, '%08x' % sys.hexversion,
               sys.modules['_frozen_importlib_external'].MAGIC_NUMBER.hex()):
     print(value.replace('\\n', ' '))
 """
-_START_SECONDS = 30
 _TAG, _MAGIC = re.compile(r"[a-z]+-[0-9]+[a-z]*"), re.compile(r"[0-9a-f]{8}")
+# Nothing of the user's: no user site, no site-packages, no locale. Warnings concern the author of a source.
+_OPTIONS = ("-s", "-S", "-B", "-X", "utf8", "-W", "ignore")
+_START_SECONDS = 30
+_LIMITS = {
+    resource.RLIMIT_AS: 3 << 30,
+    resource.RLIMIT_CPU: 120,  # seconds, for one source
+    resource.RLIMIT_STACK: 8 << 20,  # decides how deep a source may nest
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_FSIZE: 0,
+}
+_SILENCE = 900.0
+"""Seconds on the clock, after which a process is not only slow."""
+_MOST_FORKS = 10_000
+"""Files that one process forks for: its own processor time counts, too."""
+_AHEAD = 64
+"""Files that are compiled while the one before them is still in work; most have some kilobytes."""
+_LONGEST_NAME, _LONGEST_PATH = 255, 3500
+"""Bytes that file systems take; the path of a bytecode file is longer than that of its source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What tells one build of CPython from another."""
+    """The identity of a build of CPython."""
 
     version: str
     """`sys.version`, with the time of the build and the compiler."""
     cache_tag: str
-    """`cpython-311`, as it stands in the names of bytecode files."""
+    """`cpython-311`, as in the names of bytecode files."""
     magic: str
     """The first four bytes of a bytecode file, in hexadecimal."""
     hexversion: str
 
     def to_dict(self) -> dict[str, str]:
-        """The build as it stands in keys and files."""
+        """Return the build for keys and files."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        """Read a build; KeyError or TypeError when it is none."""
+        """Read a build; KeyError or TypeError if it is malformed."""
         return cls(**{name: str(value[name]) for name in cls.__slots__})
 
 
@@ -65,38 +90,34 @@ class Interpreter:
     """An interpreter that runs on this machine."""
 
     command: tuple[str, ...]
-    """The program and what comes before an interpreter's own options."""
+    """The program and the words before an interpreter's own options."""
     home: Path
-    """What `sys.prefix` is to be: the standard library lies below it."""
+    """The value for `sys.prefix`: the standard library lies below it."""
     build: Build
     lacking: tuple[str, ...]
-    """Sources of the standard library, below `home` and below `sys.prefix` in the image, for which the base has no
-    bytecode, or only such as imports would not use."""
+    """Sources of the standard library for which the base has no bytecode that imports would use: paths below `home`,
+    and below `sys.prefix` in the image."""
 
     def start(self, text: str) -> list[str]:
-        """The command that runs a program's text."""
+        """Return the command that runs a program's text."""
         return [*self.command, *_OPTIONS, "-c", text]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unavailable:
-    """There is no interpreter that may compile for an image."""
+    """No interpreter may compile for an image here."""
 
     why: str
     """Half a sentence, to follow `no bytecode:`."""
 
 
-# Nothing of the user's: no user site, no site-packages, no locale; a warning is for who wrote the source.
-_OPTIONS = ("-s", "-S", "-B", "-X", "utf8", "-W", "ignore")
-
-
 def environment(home: Path) -> dict[str, str]:
-    """The whole environment of an interpreter; the hash seed decides bytes up to Python 3.10."""
+    """Return the whole environment of an interpreter; the hash seed decides bytes up to Python 3.10."""
     return {"PYTHONHASHSEED": "0", "PYTHONHOME": str(home), "LC_ALL": "C", "LD_BIND_NOW": "1"}
 
 
 def ask_build(command: tuple[str, ...], home: Path) -> Build | Unavailable:
-    """Start an interpreter and let it say what it is."""
+    """Start an interpreter and ask for its build."""
     try:
         done = subprocess.run(
             [*command, *_OPTIONS, "-c", _ASK],
@@ -111,43 +132,24 @@ def ask_build(command: tuple[str, ...], home: Path) -> Build | Unavailable:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Unavailable(why=f"the base's interpreter does not run here: {error}")
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
-        return Unavailable(why=f"the base's interpreter does not run here: {said[-1][:200]}")
+        output = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
+        return Unavailable(why=f"the base's interpreter does not run here: {output[-1][:200]}")
     lines = done.stdout.decode(errors="replace").splitlines()
     if len(lines) != 4 or not _TAG.fullmatch(lines[1]) or not _MAGIC.fullmatch(lines[3]):
-        return Unavailable(why="the base's interpreter does not say what it is")
+        return Unavailable(why="the base's interpreter does not print its version")
     return Build(version=lines[0], cache_tag=lines[1], hexversion=lines[2], magic=lines[3])
 
 
 def compiled_by(identity: str) -> str:
-    """What a recipe says of its bytecode: the interpreter decides its bytes, and the format of what is written."""
+    """Return the recipe's entry for bytecode: the interpreter and the format decide its bytes."""
     return f"{FORMAT}:{identity}"
-
-
-CORES: int = os.cpu_count() or 1
-LARGEST = 16 << 20
-"""Bytes of source: larger ones are given up, as the limits below would not do for them."""
-_SECONDS = 120
-"""Of a processor's time, for one source."""
-_LIMITS = {
-    resource.RLIMIT_AS: 3 << 30,
-    resource.RLIMIT_CPU: _SECONDS,
-    resource.RLIMIT_STACK: 8 << 20,  # how deep a source may nest depends on it
-    resource.RLIMIT_CORE: 0,
-    resource.RLIMIT_FSIZE: 0,
-}
-_SILENCE = 900.0
-"""Seconds on the clock, after which a process is not only slow."""
-_MOST = 10_000
-"""Files that one process forks for: its own time counts, too."""
-PROGRAM = Path(child.__file__)
 
 
 class Failure(Enum):
     """Why a source has no bytecode."""
 
     REFUSED = "does not compile"
-    """As importing it would say, too: Python 2, templates, test data."""
+    """Importing it would fail, too: Python 2, templates, test data."""
     GAVE_UP = "meets a limit on time or memory"
 
 
@@ -174,16 +176,16 @@ class Compiler:
                 process.close()
 
     def compile(self, path: str, source: bytes) -> bytes | Failure:
-        """Return the bytecode file for a source that will lie at `path`; from any thread.
+        """Return the bytecode file of a source that will lie at `path`; from any thread.
 
-        BuildError when the interpreter does not work.
+        BuildError if the interpreter does not work.
         """
         process = self._idle.get()
         usable = False
         try:
             process = process or _Process(self._interpreter)
             mark, data = process.ask(path.encode(), source)
-            usable = mark != child.DIED and process.asked < _MOST
+            usable = mark != child.DIED and process.asked < _MOST_FORKS
         except OSError as error:
             todo = "build with --no-bytecode"
             raise BuildError(f"the base's interpreter failed: {error}", where=path, todo=todo) from error
@@ -191,10 +193,9 @@ class Compiler:
             if process is not None and not usable:
                 process.close()
             self._idle.put(process if usable else None)
-        return data if mark == child.COMPILED else _FAILURES.get(mark, Failure.GAVE_UP)
-
-
-_FAILURES = {child.REFUSED: Failure.REFUSED, child.DIED: Failure.GAVE_UP}
+        if mark == child.COMPILED:
+            return data
+        return Failure.REFUSED if mark == child.REFUSED else Failure.GAVE_UP
 
 
 class _Process:
@@ -210,30 +211,24 @@ class _Process:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._in, self._out = _unblocked(self._process.stdin), _unblocked(self._process.stdout)
+        self._in, self._out = _unblock(self._process.stdin), _unblock(self._process.stdout)
         for limit, most in _LIMITS.items():
-            with suppress(ProcessLookupError):  # it has ended; asking it will say so
-                self._lower(limit, most)
-
-    def _lower(self, limit: int, most: int) -> None:
-        _, hard = resource.prlimit(self._process.pid, limit)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.prlimit(self._process.pid, limit, (most, most))
+            with suppress(ProcessLookupError):  # it has ended; `ask` will fail
+                _, hard = resource.prlimit(self._process.pid, limit)
+                lowest = most if hard == resource.RLIM_INFINITY else min(most, hard)
+                resource.prlimit(self._process.pid, limit, (lowest, lowest))
 
     def ask(self, path: bytes, source: bytes) -> tuple[bytes, bytes]:
-        """Send a source, and return a mark and the bytecode; OSError when the process does not answer."""
+        """Send a source, and return a mark and the bytecode; OSError if the process does not answer."""
         started = b"" if self.asked else b"\0"
         self.asked += 1
         lengths = len(path).to_bytes(4, "little") + len(source).to_bytes(4, "little")
-        self._send(started + lengths + path + source)
+        data = memoryview(started + lengths + path + source)
+        while data:
+            _wait(self._in, select.POLLOUT)
+            data = data[os.write(self._in, data) :]
         head = self._receive(5)
         return head[:1], self._receive(int.from_bytes(head[1:], "little"))
-
-    def _send(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            _wait(self._in, select.POLLOUT)
-            rest = rest[os.write(self._in, rest) :]
 
     def _receive(self, size: int) -> bytes:
         pieces = []
@@ -241,31 +236,31 @@ class _Process:
             _wait(self._out, select.POLLIN)
             piece = os.read(self._out, size)
             if not piece:
-                raise ConnectionError("it ended")
+                raise ConnectionError("the process ended")
             pieces.append(piece)
             size -= len(piece)
         return b"".join(pieces)
 
     def close(self) -> None:
-        """End the process and what it forked."""
+        """End the process and its forks."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with self._process:  # closes the pipes, and waits
             pass
 
 
-def _unblocked(pipe: IO[bytes] | None) -> int:
+def _unblock(pipe: IO[bytes] | None) -> int:
     assert pipe is not None
     os.set_blocking(pipe.fileno(), False)
     return pipe.fileno()
 
 
 def _wait(pipe: int, event: int) -> None:
-    """Wait until a pipe can be used, or has no other end any more."""
+    """Wait until a pipe can be used, or its other end is closed."""
     poll = select.poll()
     poll.register(pipe, event)
     if not poll.poll(_SILENCE * 1000):
-        raise TimeoutError(f"it is silent for {_SILENCE:.0f} seconds")
+        raise TimeoutError(f"the process did not answer for {_SILENCE:.0f} seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,9 +269,9 @@ class Tally:
 
     compiled: int = 0
     refused: int = 0
-    """Those that do not compile."""
+    """Sources that do not compile."""
     gave_up: tuple[str, ...] = ()
-    """Paths of those that met a limit."""
+    """Paths of sources that met a limit."""
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(
@@ -286,16 +281,16 @@ class Tally:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The tally as it is noted."""
+        """Return the tally for a note."""
         return {"compiled": self.compiled, "refused": self.refused, "gave_up": list(self.gave_up)}
 
     @classmethod
     def from_dict(cls, value: Any) -> "Tally":
-        """Read a tally; ValueError when it is none."""
+        """Read a tally; ValueError if it is malformed."""
         try:
             compiled, refused, paths = (value[name] for name in ("compiled", "refused", "gave_up"))
         except (KeyError, TypeError) as error:
-            raise ValueError("it is no tally of bytecode") from error
+            raise ValueError("a tally of bytecode lacks a count") from error
         if not all(type(it) is int and it >= 0 for it in (compiled, refused)):
             raise ValueError(f"numbers of modules cannot be {compiled!r} and {refused!r}")
         if not isinstance(paths, list) or not all(isinstance(it, str) and it.isprintable() for it in paths):
@@ -305,21 +300,21 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """An archive of bytecode files, named by where they go below the prefix."""
+    """An archive of bytecode files, named by their paths below the prefix."""
 
     path: Path
     tally: Tally
 
 
 class Store:
-    """The folder of archives; what lies in it is checked when it is read, and made again when it is damaged."""
+    """The folder of archives: one for each wheel, interpreter and prefix, checked at each use."""
 
     def __init__(self, cache: Path) -> None:
         self._folder = cache / "bytecode"
 
     def get(self, key: Digest) -> Compiled | None:
-        """Return what was compiled for a key, if it is there as it was written."""
-        found = read_entry(self._folder, self._name(key), _decode)
+        """Return the archive for a key if it is there and undamaged."""
+        found = read_entry(self._folder, f"{key.hex[:2]}/{key.hex}.json", _decode)
         path = self._path(key)
         if found is None or not path.is_file():
             return None
@@ -339,49 +334,33 @@ class Store:
             if path.is_dir():
                 remove(path)
             settle(file, temporary, path)
-        write_entry(self._folder, self._name(key), {"archive": str(digest), "tally": tally.to_dict()})
+        entry = {"archive": str(digest), "tally": tally.to_dict()}
+        write_entry(self._folder, f"{key.hex[:2]}/{key.hex}.json", entry)
         return Compiled(path, tally)
 
     def _path(self, key: Digest) -> Path:
         return self._folder / key.hex[:2] / f"{key.hex}.zip"
-
-    def _name(self, key: Digest) -> str:
-        return f"{key.hex[:2]}/{key.hex}.json"
 
 
 def _decode(value: Any) -> tuple[Digest, Tally]:
     return Digest.parse(value["archive"]), Tally.from_dict(value["tally"])
 
 
-_AHEAD = 64
-"""Files that are compiled while one before them takes its time; most have some kilobytes."""
-
-
-_LONGEST_NAME, _LONGEST_PATH = 255, 3500
-"""Bytes that file systems take; the path of a bytecode file is longer than that of its source."""
-
-
-class Source(Protocol):
+@dataclass(frozen=True, slots=True)
+class Source:
     """One source file."""
 
-    @property
-    def path(self) -> str:
-        """Below the prefix: `lib/python3.11/site-packages/six.py`."""
-
-    def read(self) -> bytes:
-        """Its content."""
+    path: str
+    """Below the prefix: `lib/python3.11/site-packages/six.py`."""
+    read: Callable[[], bytes]
 
 
 def bytecode_path(path: str, cache_tag: str) -> str | None:
-    """Where imports look for the bytecode of a source; None where that can be no file's name."""
-    name = f"{path.removeprefix(_folder(path)).removesuffix('.py')}.{cache_tag}.pyc"
-    found = f"{_folder(path)}__pycache__/{name}"
-    return found if len(name.encode()) <= _LONGEST_NAME and len(found.encode()) <= _LONGEST_PATH else None
-
-
-def _folder(path: str) -> str:
-    folder, slash, _ = path.rpartition("/")
-    return f"{folder}{slash}"
+    """Return where imports look for the bytecode of a source (PEP 3147); None if no file can have that name."""
+    folder, slash, name = path.rpartition("/")
+    name = f"{name.removesuffix('.py')}.{cache_tag}.pyc"
+    target = f"{folder}{slash}__pycache__/{name}"
+    return target if len(name.encode()) <= _LONGEST_NAME and len(target.encode()) <= _LONGEST_PATH else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,41 +369,36 @@ class Parcel:
 
     key: Digest
     prefix: str
-    """Absolute; with a source's path it is what tracebacks name."""
+    """Absolute; with a source's path it is the file name in tracebacks."""
     sources: Callable[[], Sequence[Source]]
-    """Reads which there are; not asked where the bytecode is known."""
-
-
-_Result = tuple[str, bytes | Failure]
-Told = Callable[[int], object]
-"""Told how many sources are about to be compiled."""
+    """Lists the sources; called only if they have to be compiled."""
 
 
 def compile_parcels(
-    parcels: Sequence[Parcel], compiler: Callable[[], Compiler], store: Store, told: Told = lambda _count: None
+    parcels: Sequence[Parcel],
+    compiler: Callable[[], Compiler],
+    store: Store,
+    told: Callable[[int], object] = lambda _count: None,
 ) -> list[Compiled]:
-    """Compile what the store does not have; BuildError when the interpreter does not work."""
-    found = [store.get(parcel.key) for parcel in parcels]
-    lacking = [parcel for parcel, kept in zip(parcels, found, strict=True) if kept is None]
-    made = iter(_made(lacking, compiler, store, told) if lacking else ())
-    return [kept or next(made) for kept in found]
+    """Compile what the store does not have; `told` receives the number of sources. BuildError as `Compiler.compile`."""
+    stored = {parcel.key: store.get(parcel.key) for parcel in parcels}
+    work = [(parcel, parcel.sources()) for parcel in parcels if stored[parcel.key] is None]
+    if work:
+        check_library()  # before the long work
+        told(sum(len(sources) for _, sources in work))
+        with compiler() as running, ThreadPoolExecutor(running.processes, thread_name_prefix="compile") as pool:
+            jobs = (partial(_compile, running, parcel.prefix, source) for parcel, sources in work for source in sources)
+            results = in_order(pool, jobs, _AHEAD)
+            try:
+                for parcel, sources in work:
+                    stored[parcel.key] = store.make(parcel.key, partial(_write, results, len(sources)))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return [compiled for parcel in parcels if (compiled := stored[parcel.key])]
 
 
-def _made(parcels: Sequence[Parcel], compiler: Callable[[], Compiler], store: Store, told: Told) -> list[Compiled]:
-    check_library()  # before anything takes its time
-    work = [(parcel, parcel.sources()) for parcel in parcels]
-    told(sum(len(sources) for _, sources in work))
-    with compiler() as running, ThreadPoolExecutor(running.processes, thread_name_prefix="compile") as pool:
-        jobs = (partial(_compiled, running, parcel.prefix, source) for parcel, sources in work for source in sources)
-        results = in_order(pool, jobs, _AHEAD)
-        try:
-            return [store.make(parcel.key, partial(_written, results, len(sources))) for parcel, sources in work]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _compiled(compiler: Compiler, prefix: str, source: Source) -> _Result:
+def _compile(compiler: Compiler, prefix: str, source: Source) -> tuple[str, bytes | Failure]:
     path = bytecode_path(source.path, compiler.cache_tag)
     if path is None:
         return source.path, Failure.REFUSED
@@ -435,7 +409,7 @@ def _compiled(compiler: Compiler, prefix: str, source: Source) -> _Result:
     return (source.path if isinstance(code, Failure) else path), code
 
 
-def _written(results: Iterator[_Result], count: int, sink: BinaryIO) -> Tally:
+def _write(results: Iterator[tuple[str, bytes | Failure]], count: int, sink: BinaryIO) -> Tally:
     failures, compiled = list[tuple[str, Failure]](), 0
     with zipfile.ZipFile(sink, "w") as archive:
         for path, result in islice(results, count):

@@ -1,11 +1,13 @@
-"""Which files of a wheel have bytecode, and where it goes (PEP 3147)."""
+"""The bytecode layers of an image: which wheel's bytecode goes into which layer, and the files of each.
+
+The rule is fixed and reads nothing but the lock, so no interpreter is needed to know a layer's key.
+"""
 
 import posixpath
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
@@ -16,9 +18,9 @@ from envbuild.image.bytecode.compiler import (
     Compiler,
     Interpreter,
     Parcel,
+    Source,
     Store,
     Tally,
-    Told,
     compile_parcels,
 )
 from envbuild.image.config import Slot
@@ -31,188 +33,133 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
 from envbuild.wheel.archive import Member, WheelArchive
-from envbuild.wheel.install import InstalledFile, Scheme
-
-
-@dataclass(frozen=True, slots=True)
-class WheelSource:
-    """A source in a wheel."""
-
-    file: InstalledFile
-    archive: WheelArchive
-
-    @property
-    def path(self) -> str:
-        """Below the prefix."""
-        return self.file.path
-
-    def read(self) -> bytes:
-        """The content, checked."""
-        return self.archive.read(self.file.source) if isinstance(self.file.source, Member) else self.file.source
-
-
-@dataclass(frozen=True, slots=True)
-class LibrarySource:
-    """A source of the base's standard library."""
-
-    path: str
-    """Below the interpreter's prefix: `lib/python3.11/os.py`."""
-    home: Path
-    """A copy of what lies below that."""
-
-    def read(self) -> bytes:
-        """The content, which was checked."""
-        return (self.home / self.path).read_bytes()
-
-
-def wheel_sources(
-    files: Sequence[InstalledFile], archive: WheelArchive, site_packages: str, lost: Collection[str]
-) -> list[WheelSource]:
-    """The sources that imports may find, sorted by path, without those that another wheel's files replace."""
-    paths = {file.path for file in files}
-    taken = {*lost} | {file.path for file in files if f"{file.path.rpartition('/')[0]}/__pycache__" in paths}
-    kept = [file for file in files if file.path.startswith(f"{site_packages}/") and file.path.endswith(".py")]
-    return [WheelSource(file, archive) for file in kept if file.path not in taken]
-
+from envbuild.wheel.install import InstalledFile
 
 _LARGE = 64 << 20
-"""Bytes of a wheel: from there on the bytecode is worth what a layer of its own costs whoever pulls it."""
+"""Bytes of a wheel: from this size its bytecode is worth a layer, which costs time at each pull."""
 _MOST_LARGE = 4
 MOST_LAYERS = _MOST_LARGE + 2
 """Large wheels, the other wheels, the base's standard library."""
 
 
-@dataclass(frozen=True, slots=True)
-class BytecodePlan:
-    """The wheels whose bytecode shares a layer, sorted by name."""
-
-    wheels: tuple[LockedWheel, ...]
-    key: Digest
-    """Everything that decides the layer's bytes. No interpreter need run to tell it."""
-
-    @property
-    def label(self) -> str:
-        """What the image's history says."""
-        return "bytecode of " + ", ".join(f"{wheel.name} {wheel.version}" for wheel in self.wheels)
-
-
-def plan_bytecode(recipe: Recipe, interpreter: str, overlaps: Sequence[Overlap]) -> tuple[BytecodePlan, ...]:
-    """Give the largest wheels with code a layer each, and the others one."""
-    by_size = sorted(recipe.wheels, key=lambda wheel: (-wheel.size, wheel.name))
-    large = [wheel for wheel in by_size if wheel.size >= _LARGE and _has_code(wheel)][:_MOST_LARGE]
-    others = sorted(set(by_size) - set(large), key=lambda wheel: wheel.name)
-    plans = [[wheel] for wheel in large] + ([others] if others else [])
-    return tuple(BytecodePlan(tuple(wheels), _key(recipe, interpreter, wheels, overlaps)) for wheels in plans)
-
-
-def lost_paths(wheel: LockedWheel, overlaps: Sequence[Overlap]) -> list[str]:
-    """Sources of a wheel that another wheel's files replace: their bytecode must not hide the other's."""
-    return sorted(it.path for it in overlaps if it.path.endswith(".py") and wheel.name in it.losers)
-
-
-def wheel_key(recipe: Recipe, interpreter: str, wheel: LockedWheel, overlaps: Sequence[Overlap]) -> Digest:
-    """Everything that decides the bytecode of one wheel."""
-    said = [FORMAT, interpreter, recipe.prefix, recipe.target.python_minor]
-    return Digest.of(canonical_json(["bytecode", said, str(wheel.sha256), lost_paths(wheel, overlaps)]))
-
-
-def library_key(recipe: Recipe, interpreter: str) -> Digest:
-    """Everything that decides the bytecode of the base's standard library."""
-    said = [FORMAT, recipe.layer_format, interpreter, str(recipe.base_digest), recipe.python_path]
-    return Digest.of(canonical_json(["bytecode of the standard library", said]))
-
-
-def _has_code(wheel: LockedWheel) -> bool:
-    """A large wheel for one platform and any Python holds libraries of another language, as NVIDIA's do."""
-    return any(tag.abi != "none" or tag.platform == "any" for tag in parse_wheel_filename(wheel.filename)[3])
-
-
-def _key(recipe: Recipe, interpreter: str, wheels: Sequence[LockedWheel], overlaps: Sequence[Overlap]) -> Digest:
-    keys = [[wheel.filename, str(wheel_key(recipe, interpreter, wheel, overlaps))] for wheel in wheels]
-    return Digest.of(canonical_json(["bytecode layer", recipe.layer_format, keys]))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytecodeLayer:
-    """A layer that is wanted."""
+    """A layer of bytecode; it may turn out to be empty."""
 
     label: str
-    """What the image's history says."""
+    """Its line in the image's history."""
     key: Digest
-    """Everything that decides the bytes."""
+    """Digest of everything that decides the bytes."""
     prefix: str
-    """The folder that its files lie below."""
+    """The folder above all of its files."""
     wheels: tuple[LockedWheel, ...]
-    """Whose bytecode it holds; none for the base's standard library."""
+    """The wheels whose bytecode it holds; none for the base's standard library."""
 
     @property
     def contents(self) -> Digest:
-        """The key under which it is noted how much is in the layer."""
+        """The key of the note with the number of files in the layer."""
         return Digest.of(canonical_json(["what is in a bytecode layer", str(self.key)]))
+
+
+def plan_bytecode(recipe: Recipe, interpreter: str, overlaps: Sequence[Overlap]) -> tuple[BytecodeLayer, ...]:
+    """Give the largest wheels with code a layer each, and the others one."""
+    by_size = sorted(recipe.wheels, key=lambda wheel: (-wheel.size, wheel.name))
+    # A large wheel for one platform and any Python holds libraries of another language, as NVIDIA's do.
+    large = [
+        wheel
+        for wheel in by_size
+        if wheel.size >= _LARGE
+        and any(tag.abi != "none" or tag.platform == "any" for tag in parse_wheel_filename(wheel.filename)[3])
+    ][:_MOST_LARGE]
+    others = sorted(set(by_size) - set(large), key=lambda wheel: wheel.name)
+    layers = []
+    for wheels in [[wheel] for wheel in large] + ([others] if others else []):
+        keys = [[wheel.filename, str(_wheel_key(recipe, interpreter, wheel, overlaps))] for wheel in wheels]
+        layers.append(
+            BytecodeLayer(
+                label="bytecode of " + ", ".join(f"{wheel.name} {wheel.version}" for wheel in wheels),
+                key=Digest.of(canonical_json(["bytecode layer", recipe.layer_format, keys])),
+                prefix=recipe.prefix,
+                wheels=tuple(wheels),
+            )
+        )
+    return tuple(layers)
+
+
+def _wheel_key(recipe: Recipe, interpreter: str, wheel: LockedWheel, overlaps: Sequence[Overlap]) -> Digest:
+    facts = [FORMAT, interpreter, recipe.prefix, recipe.target.python_minor]
+    return Digest.of(canonical_json(["bytecode", facts, str(wheel.sha256), _lost_paths(wheel, overlaps)]))
+
+
+def _lost_paths(wheel: LockedWheel, overlaps: Sequence[Overlap]) -> list[str]:
+    """Return the sources of a wheel that another wheel's files replace: their bytecode must not hide the other's."""
+    return sorted(it.path for it in overlaps if it.path.endswith(".py") and wheel.name in it.losers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytecode:
-    """The bytecode of one image; no interpreter is asked for until something has to be compiled."""
+    """The bytecode of one image; an interpreter is only started if something has to be compiled."""
 
     recipe: Recipe
     identity: str
-    """What tells the base's interpreter from others: `Base.interpreter`."""
+    """The identity of the base's interpreter: `Base.interpreter`."""
     overlaps: Sequence[Overlap]
     find: Callable[[], Interpreter]
-    """Gets the interpreter, or raises BuildError."""
+    """Gets the interpreter; BuildError if it cannot run."""
     cache: LayerCache
     store: Store
     processes: int = CORES
-    told: Told = lambda _count: None
+    told: Callable[[int], object] = lambda _count: None
 
-    def wanted(self) -> tuple[BytecodeLayer, ...]:
-        """All layers that there may be, lowest first; those that turn out to be empty are left out later."""
-        home = posixpath.dirname(posixpath.dirname(self.recipe.python_path))
-        key = library_key(self.recipe, self.identity)
+    def possible_layers(self) -> tuple[BytecodeLayer, ...]:
+        """Return all layers that may exist, lowest first; empty ones are left out later."""
+        recipe = self.recipe
+        home = posixpath.dirname(posixpath.dirname(recipe.python_path))
+        facts = [FORMAT, recipe.layer_format, self.identity, str(recipe.base_digest), recipe.python_path]
+        key = Digest.of(canonical_json(["bytecode of the standard library", facts]))
         label = "bytecode of the base's standard library"
         library = [BytecodeLayer(label=label, key=key, prefix=home, wheels=())] if home.strip("/") else []
-        plans = plan_bytecode(self.recipe, self.identity, self.overlaps)
-        prefix = self.recipe.prefix
-        return (*library, *(BytecodeLayer(label=it.label, key=it.key, prefix=prefix, wheels=it.wheels) for it in plans))
+        return (*library, *plan_bytecode(recipe, self.identity, self.overlaps))
 
     def wheels_to_read(self) -> tuple[LockedWheel, ...]:
-        """The wheels whose sources `layers` will need."""
-        unknown = [layer for layer in self.wanted() if not self._settled(layer)]
+        """Return the wheels whose sources `layers` will need."""
+        unknown = [layer for layer in self.possible_layers() if not self._is_settled(layer)]
         return tuple(wheel for layer in unknown for wheel in layer.wheels if self.store.get(self._key(wheel)) is None)
 
     def slots(self, *, known: bool) -> Iterator[Slot]:
-        """The layers of bytecode that an image has or may have; `known` if the overlaps are known, and so are keys."""
-        wanted = self.wanted()
-        self.cache.look_up((), [layer.contents for layer in wanted] if known else ())
-        for layer in wanted:
+        """Yield the layers that an image has or may have; `known` if the overlaps, and so the keys, are known."""
+        possible = self.possible_layers()
+        self.cache.look_up((), [layer.contents for layer in possible] if known else ())
+        for layer in possible:
             tally = self._noted(layer) if known else None
             if tally is None or tally.compiled:
                 yield Slot(label=layer.label, key=layer.key if known else None, optional=tally is None)
 
     def layers(self, opened: OpenWheels) -> tuple[tuple[BytecodeLayer, ...], Tally]:
-        """Compile all that nobody has; return the layers that have something in them, and what there is to say.
+        """Compile what is not cached; return the layers that are not empty, and the counts of all.
 
-        WheelError where a wheel is damaged, BuildError where the interpreter does not work.
+        WheelError if a wheel is damaged, BuildError if the interpreter does not work.
         """
-        wanted = self.wanted()
-        lacking = [layer for layer in wanted if not self._settled(layer)]
+        possible = self.possible_layers()
+        lacking = [layer for layer in possible if not self._is_settled(layer)]
         self._compile([parcel for layer in lacking for parcel in self._parcels(layer, opened)])
-        # Count what was compiled here, not what the registry says.
-        tallies = [self._tally(layer, opened, known=layer not in lacking) for layer in wanted]
-        filled = tuple(layer for layer, tally in zip(wanted, tallies, strict=True) if tally.compiled)
+        tallies = []
+        for layer in possible:
+            tally = None if layer in lacking else self._noted(layer)
+            if tally is None:  # count what was compiled here, and not what the registry notes
+                tally = sum((it.tally for it in self._compile(list(self._parcels(layer, opened)))), Tally())
+                self.cache.note(layer.contents, tally.to_dict())
+            tallies.append(tally)
+        filled = tuple(layer for layer, tally in zip(possible, tallies, strict=True) if tally.compiled)
         return filled, sum(tallies, Tally())
 
-    def files(self, layer: BytecodeLayer, opened: OpenWheels, stack: ExitStack) -> list[LayerFile]:
-        """The files of a layer, below its prefix; the stack holds what has to stay open until they are written."""
-        found: dict[str, LayerFile] = {}
-        # in the order of the lock, so that the later wheel wins where two of them have the same source
+    def files(self, layer: BytecodeLayer, opened: OpenWheels) -> list[LayerFile]:
+        """Return the files of a layer, below its prefix; their archives stay open as long as the wheels."""
+        files: dict[str, LayerFile] = {}
+        # In the order of the lock, so that the later wheel wins if two have the same source.
         for compiled in self._compile(list(self._parcels(layer, opened))):
-            if compiled.tally.compiled:
-                archive = stack.enter_context(WheelArchive(compiled.path, f"bytecode {compiled.path.name}"))
-                files = (InstalledFile(it.name, executable=False, source=it) for it in archive.members)
-                found |= {file.path: LayerFile(file, archive) for file in files}
-        return list(found.values())
+            files |= {it.file.path: it for it in layer_files(compiled, opened.stack)}
+        return list(files.values())
 
     def _compile(self, parcels: Sequence[Parcel]) -> list[Compiled]:
         return compile_parcels(parcels, lambda: Compiler(self.find(), self.processes), self.store, self.told)
@@ -223,29 +170,39 @@ class Bytecode:
         for wheel in layer.wheels:
             yield Parcel(self._key(wheel), layer.prefix, partial(self._sources, wheel, opened))
 
-    def _sources(self, wheel: LockedWheel, opened: OpenWheels) -> list[WheelSource]:
-        scheme = Scheme(prefix=self.recipe.prefix, python_minor=self.recipe.target.python_minor)
-        found = opened[wheel]
-        return wheel_sources(found.files, found.archive, scheme.site_packages, lost_paths(wheel, self.overlaps))
+    def _sources(self, wheel: LockedWheel, opened: OpenWheels) -> list[Source]:
+        """Return the sources that imports can find, without those that another wheel's files replace."""
+        files, archive = opened[wheel].files, opened[wheel].archive
+        paths = {file.path for file in files}
+        skipped = {*_lost_paths(wheel, self.overlaps)}
+        skipped |= {path for path in paths if f"{path.rpartition('/')[0]}/__pycache__" in paths}
+        site = f"{opened.scheme.site_packages}/"
+        modules = [it for it in files if it.path.startswith(site) and it.path.endswith(".py")]
+        return [Source(it.path, partial(_read, it, archive)) for it in modules if it.path not in skipped]
 
-    def _library(self) -> list[LibrarySource]:
+    def _library(self) -> list[Source]:
         interpreter = self.find()
-        return [LibrarySource(path, interpreter.home) for path in interpreter.lacking]
+        return [Source(path, (interpreter.home / path).read_bytes) for path in interpreter.lacking]
 
     def _key(self, wheel: LockedWheel) -> Digest:
-        return wheel_key(self.recipe, self.identity, wheel, self.overlaps)
+        return _wheel_key(self.recipe, self.identity, wheel, self.overlaps)
 
-    def _settled(self, layer: BytecodeLayer) -> bool:
-        """Whether it is known what is in a layer, and somebody has it if there is anything."""
+    def _is_settled(self, layer: BytecodeLayer) -> bool:
+        """Whether the number of files in a layer is known, and the layer cached unless it is empty."""
         tally = self._noted(layer)
         return tally is not None and (not tally.compiled or self.cache.knows(layer.key))
 
-    def _tally(self, layer: BytecodeLayer, opened: OpenWheels, *, known: bool) -> Tally:
-        noted = self._noted(layer) if known else None
-        if noted is None:
-            noted = sum((it.tally for it in self._compile(list(self._parcels(layer, opened)))), Tally())
-            self.cache.note(layer.contents, noted.to_dict())
-        return noted
-
     def _noted(self, layer: BytecodeLayer) -> Tally | None:
         return self.cache.find_note(layer.contents, Tally.from_dict)
+
+
+def _read(file: InstalledFile, archive: WheelArchive) -> bytes:
+    return archive.read(file.source) if isinstance(file.source, Member) else file.source
+
+
+def layer_files(compiled: Compiled, stack: ExitStack) -> list[LayerFile]:
+    """Return the files of an archive of bytecode, which stays open until the stack ends."""
+    if not compiled.tally.compiled:
+        return []
+    archive = stack.enter_context(WheelArchive(compiled.path, f"bytecode {compiled.path.name}"))
+    return [LayerFile(InstalledFile(it.name, executable=False, source=it), archive) for it in archive.members]

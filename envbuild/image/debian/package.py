@@ -21,7 +21,7 @@ from envbuild.oci.tar import open_tar
 _MAGIC = b"!<arch>\n"
 _HEADER, _CHUNK = 60, 1 << 20
 _LIMIT = {"control": 64 << 20, "data": 8 << 30}
-"""Bytes, unpacked: many times what the largest package has."""
+"""Unpacked bytes: many times those of the largest package."""
 _WORD = re.compile(r"[A-Za-z0-9][\w.+~:-]*")
 _FIELD = re.compile(r"^([A-Za-z0-9-]+):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE)
 _DAMAGED = (OSError, EOFError, ValueError, tarfile.TarError, lzma.LZMAError)
@@ -30,21 +30,21 @@ Kind = Literal["file", "directory", "symlink"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """What a package puts somewhere."""
+    """A file, folder or link of a package."""
 
     path: str
-    """Relative to the root, as the package has it."""
+    """Relative to the root, as in the package."""
     kind: Kind
     mode: int
     owner: tuple[int, int] = (0, 0)
     size: int = 0
     target: str = ""
-    """Where a link points."""
+    """Target of a link."""
     source: tuple[BinaryIO, int] | bytes = b""
-    """The content, or the file and the place in it where it begins."""
+    """The content, or the file with it and its offset."""
 
     def content(self) -> Iterator[bytes]:
-        """The bytes of a file, in pieces."""
+        """Yield the bytes of a file, in pieces."""
         if isinstance(self.source, bytes):
             yield self.source
             return
@@ -61,25 +61,25 @@ class Deb:
     control: str
     """Its stanza."""
     scripts: Mapping[str, bytes]
-    """What else its control archive has, by name: `postinst`, `md5sums`, `conffiles`, `triggers`."""
+    """The other files of its control archive, by name: `postinst`, `md5sums`, `conffiles`, `triggers`."""
     items: tuple[Item, ...]
-    """What it puts somewhere, in its own order."""
+    """Its files, folders and links, in its own order."""
 
 
 def stanzas(text: str) -> list[str]:
-    """Part a control file (deb822(5)) into its stanzas, without the empty lines between them."""
+    """Split a control file (deb822(5)) into its stanzas, without the empty lines between them."""
     return [part.strip("\n") for part in re.split(r"\n(?:[ \t]*\n)+", text) if part.strip()]
 
 
 def fields(stanza: str) -> dict[str, str]:
-    """The fields of a stanza, with the lines that go on indented as they are."""
+    """Return the fields of a stanza; continued lines keep their indentation."""
     return dict(_FIELD.findall(stanza))
 
 
 def open_deb(path: Path, sha256: Digest, stack: ExitStack) -> Deb:
-    """Open a package that has to be the locked one; its content lies in a file without a name until `stack` ends.
+    """Open a locked package; its content is in a temporary file until `stack` ends.
 
-    BuildError where it is another, or has what no package may have.
+    BuildError if it is another one, or has entries that no package may have.
     """
     with path.open("rb") as file:
         if Digest.of_file(file)[0] != sha256:
@@ -88,7 +88,13 @@ def open_deb(path: Path, sha256: Digest, stack: ExitStack) -> Deb:
             members = dict(_members(file))
             control = _unpacked(path, file, members, "control", stack)
             data = _unpacked(path, file, members, "data", stack)
-            texts = _texts(control)
+            found = {}
+            for member in control:
+                name = member.name.removeprefix("./")
+                content = control.extractfile(member) if member.isfile() and "/" not in name else None
+                if content and _WORD.fullmatch(name):
+                    found[name] = content.read()
+            texts = found
             stanza = _stanza(texts.pop("control"), path.name)
             return Deb(control=stanza, scripts=texts, items=tuple(_items(data, path.name)))
         except _DAMAGED as error:
@@ -98,26 +104,26 @@ def open_deb(path: Path, sha256: Digest, stack: ExitStack) -> Deb:
 
 
 def _stanza(data: bytes, where: str) -> str:
-    """What a package says of itself; its name and architecture become names of files."""
+    """Return the package's own stanza; its name and architecture become names of files."""
     text = data.decode().strip("\n")
-    said = fields(text)
+    values = fields(text)
     for key in ("Package", "Version", "Architecture"):
-        if not _WORD.fullmatch(said.get(key, "")):
-            raise _refused(where, f"it says no valid {key}")
+        if not _WORD.fullmatch(values.get(key, "")):
+            raise _refused(where, f"it has no valid {key}")
     if len(stanzas(text)) != 1:
-        raise _refused(where, "it has not one stanza about itself")
+        raise _refused(where, "it has more than one stanza")
     return text
 
 
 def _refused(name: str, why: str) -> BuildError:
-    todo = "find out where it is from; build with --no-system-packages to go without"
+    todo = "find out where it comes from; or build with --no-system-packages"
     return BuildError(f"a Debian package is refused: {why}", where=name, todo=todo)
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield the name, place and size of each member of the ar archive."""
     if file.seek(0) or file.read(len(_MAGIC)) != _MAGIC:
-        raise ValueError("no ar archive")
+        raise ValueError("it is not an ar archive")
     while header := file.read(_HEADER):
         if len(header) < _HEADER or header[58:] != b"`\n":
             raise ValueError("a header of its ar archive is broken")
@@ -137,7 +143,7 @@ def _unpacked(
     if ending == ".zst":
         _unpack_zstd(path, part, target)
     else:
-        _copy(_opened(_Part(file, size), ending), target, _LIMIT[part])
+        _copy(_decompress(_Part(file, size), ending), target, _LIMIT[part])
     target.seek(0)
     return stack.enter_context(open_tar(target))
 
@@ -154,7 +160,7 @@ class _Part:
         return data
 
 
-def _opened(part: _Part, ending: str) -> IO[bytes]:
+def _decompress(part: _Part, ending: str) -> IO[bytes]:
     file = cast("IO[bytes]", part)
     match ending:
         case "":
@@ -166,7 +172,7 @@ def _opened(part: _Part, ending: str) -> IO[bytes]:
         case ".bz2":
             return bz2.open(file)
         case _:
-            raise ValueError(f"it is compressed as {ending!r}, which is not known")
+            raise ValueError(f"it has the unknown compression {ending!r}")
 
 
 def _copy(source: IO[bytes], target: IO[bytes], limit: int) -> None:
@@ -174,14 +180,14 @@ def _copy(source: IO[bytes], target: IO[bytes], limit: int) -> None:
     while chunk := source.read(_CHUNK):
         done += target.write(chunk)
         if done > limit:
-            raise ValueError(f"more than {limit} bytes come out of it")
+            raise ValueError(f"it unpacks to more than {limit} bytes")
 
 
 def _unpack_zstd(path: Path, part: str, target: IO[bytes]) -> None:
-    """Ubuntu's packages are compressed so; Python has no zstd, and dpkg has."""
+    """Unpack one of Ubuntu's packages: Python has no zstd, but dpkg has."""
     program = shutil.which("dpkg-deb")
     if program is None:
-        what = "the package is compressed with zstd, and dpkg-deb, which unpacks it, is absent"
+        what = "the package is compressed with zstd, and dpkg-deb, which unpacks it, is not installed"
         todo = "run on Debian or Ubuntu, or build with --no-system-packages"
         raise MissingComponentError(what, where=path.name, todo=todo)
     option = {"control": "--ctrl-tarfile", "data": "--fsys-tarfile"}[part]
@@ -196,18 +202,8 @@ def _unpack_zstd(path: Path, part: str, target: IO[bytes]) -> None:
         raise ValueError("dpkg-deb cannot unpack it")
 
 
-def _texts(archive: tarfile.TarFile) -> dict[str, bytes]:
-    found = {}
-    for member in archive:
-        name = member.name.removeprefix("./")
-        content = archive.extractfile(member) if member.isfile() and "/" not in name else None
-        if content and _WORD.fullmatch(name):
-            found[name] = content.read()
-    return found
-
-
 def _items(archive: tarfile.TarFile, where: str) -> Iterator[Item]:
-    """Yield what the package has but for the root itself; BuildError for what could lead out of the image."""
+    """Yield the package's items except the root; BuildError for an item that could leave the image."""
     file = cast("BinaryIO", archive.fileobj)
     seen: dict[str, Item] = {}
     for member in archive:
@@ -217,7 +213,12 @@ def _items(archive: tarfile.TarFile, where: str) -> Iterator[Item]:
         _check(path, member, where)
         kind: Kind = "directory" if member.isdir() else "symlink" if member.issym() else "file"
         if member.islnk():
-            item = _same(member, path, seen, where)
+            other = seen.get(member.linkname.removeprefix("./"))
+            if other is None or other.kind != "file":
+                raise _refused(where, f"the hard link {path[:120]} leads to no file of the package")
+            item = Item(
+                path=path, kind="file", mode=other.mode, owner=other.owner, size=other.size, source=other.source
+            )
         else:
             size = member.size if kind == "file" else 0
             item = Item(
@@ -254,11 +255,3 @@ def _climbs(path: str, target: str) -> bool:
         if depth < 0:
             return True
     return False
-
-
-def _same(member: tarfile.TarInfo, path: str, seen: Mapping[str, Item], where: str) -> Item:
-    """A hard link, as a file with the same content: layers are sorted, so the other may come later."""
-    other = seen.get(member.linkname.removeprefix("./"))
-    if other is None or other.kind != "file":
-        raise _refused(where, f"the hard link {path[:120]} leads to no file of the package")
-    return Item(path=path, kind="file", mode=other.mode, owner=other.owner, size=other.size, source=other.source)

@@ -1,4 +1,4 @@
-"""Layers that were made before: key -> digest, size, diff id and the bytes, content-addressed on disk."""
+"""The cache of layers: key -> digest, size, diff id and the bytes, content-addressed on disk."""
 
 import os
 import stat
@@ -18,12 +18,12 @@ from envbuild.trust import Claim
 
 T = TypeVar("T")
 Decode = Callable[[Any], T]
-"""Reads what JSON holds; ValueError for anything that envbuild would not have written."""
+"""Reads a JSON value; ValueError for a value that envbuild would not write."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedLayer:
-    """A layer that lies in the cache."""
+    """A layer in the cache."""
 
     result: LayerResult
     path: Path
@@ -31,32 +31,32 @@ class CachedLayer:
 
 
 class Shared(Protocol):
-    """What others have made and say of it, by the same keys: claims all, and nothing for what cannot be read."""
+    """Layers and notes that others share, by the same keys: unproven claims, and None for what cannot be read."""
 
     def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest]) -> None:
-        """Ask for many at once, so that asking for each afterwards costs nothing."""
+        """Look up many keys at once, so that single lookups cost nothing afterwards."""
 
     def layer(self, key: Digest) -> Claim[LayerResult] | None:
-        """The layer for a key, whose bytes they have."""
+        """Return the layer for a key, whose bytes the registry has."""
 
     def get(self, key: Digest, decode: Decode[T]) -> Claim[T] | None:
-        """What they noted for a key."""
+        """Return the note for a key."""
 
     def ignore(self, key: Digest, why: str) -> None:
-        """Warn that a note turned out to be false, and give it to nobody any more."""
+        """Warn that a note is false, and no longer return it."""
 
     def put(self, key: Digest, value: Any) -> None:
-        """Take a note for them."""
+        """Take a note to publish."""
 
     def publish(self, made: Mapping[Digest, LayerResult]) -> None:
-        """Let them have layers and the notes that were taken."""
+        """Publish layers and the notes that were taken."""
 
 
 class LayerCache:
-    """A folder of layers, safe for concurrent runs: every file appears whole, under a name that its content decides.
+    """A folder of layers, safe for concurrent runs: every file appears whole, under a name from its content.
 
-    Behind it there may be what one repository shares. Its answers are used in this run and kept in memory: none is
-    written here, and none is sent to another repository.
+    One repository's shared cache may be behind it. Its answers are used in this run and kept in memory: they are
+    neither written here nor sent to another repository.
     """
 
     def __init__(
@@ -67,24 +67,24 @@ class LayerCache:
         self._used: dict[Digest, Any] = {}
 
     def look_up(self, layers: Iterable[Digest], notes: Iterable[Digest] = ()) -> None:
-        """Prepare for being asked for these, where others have to be asked."""
+        """Look up keys in the shared cache at once."""
         if self._shared:
             absent = [key for key in layers if self.get(key) is None]
-            self._shared.look_up(absent, [key for key in notes if not self._note_of(key).exists()])
+            self._shared.look_up(absent, [key for key in notes if not (self._notes / f"{key.hex}.json").exists()])
 
-    def elsewhere(self, key: Digest) -> Claim[LayerResult] | None:
-        """The layer for a key that others have."""
+    def claim(self, key: Digest) -> Claim[LayerResult] | None:
+        """Return the layer for a key in the shared cache."""
         return self._shared.layer(key) if self._shared else None
 
     def knows(self, key: Digest) -> bool:
-        """Whether a layer need not be made to have its digest."""
-        return self.get(key) is not None or self.elsewhere(key) is not None
+        """Whether the digest of a layer is known without making it."""
+        return self.get(key) is not None or self.claim(key) is not None
 
     def get(self, key: Digest) -> CachedLayer | None:
-        """Return the layer for a key; None where it is not there.
+        """Return the layer for a key; None if it is absent.
 
-        Its bytes are not read: whoever lets them out of the cache looks at them first (`Maker.layer`, `oci.blobs`).
-        Its file is marked as used, for `cache.prune`.
+        Its bytes are not read: they are checked when they leave the cache (`Maker.layer`, `oci.blobs`). Its file is
+        marked as used, for `cache.prune`.
         """
         result = read_entry(self._keys, f"{key.hex}.json", _result)
         if result is None:
@@ -99,9 +99,9 @@ class LayerCache:
         return None
 
     def is_intact(self, layer: CachedLayer) -> bool:
-        """Read a layer's bytes; where they are damaged, remove them and say so.
+        """Read a layer's bytes; if they are damaged, remove them and report it.
 
-        False too where they cannot be read now; then they stay.
+        Also False if they cannot be read now; then they stay.
         """
         try:
             damaged = is_damaged(layer.path, Descriptor(LAYER_GZIP, layer.result.digest, layer.result.size))
@@ -127,14 +127,13 @@ class LayerCache:
         return CachedLayer(result, path, reused=False)
 
     def noted(self, key: Digest, decode: Decode[T]) -> T | None:
-        """What this machine noted for a key; None when there is nothing, or nothing that `decode` accepts."""
+        """Return this machine's note for a key; None if it is absent or `decode` refuses it."""
         return decoded[1] if (decoded := self._read(key, decode)) else None
 
     def find_note(self, key: Digest, decode: Decode[T]) -> T | None:
-        """Return this machine's note, else the registry's claim.
+        """Return this machine's note, else the registry's claim, which is used without proof.
 
-        Only for notes that are worth as much as the layers that they belong to: whoever can falsify them can falsify
-        the layers too. This is where such a claim is used without proof.
+        Only for notes that need no more trust than their layers: an attacker who can forge them can forge the layers.
         """
         if decoded := self._read(key, decode):
             self._used[key] = decoded[0]
@@ -145,8 +144,7 @@ class LayerCache:
     def note(self, key: Digest, value: Any, *, keep: bool = True, share: bool = True) -> None:
         """Keep a small value that a key decides, and share it.
 
-        keep=False: derived from claims, so publish it only to the same repository. share=False: nobody takes it from
-        others.
+        keep=False: derived from claims, so publish it only to the same repository. share=False: keep it here only.
         """
         if keep:
             write_entry(self._notes, f"{key.hex}.json", value)
@@ -160,7 +158,7 @@ class LayerCache:
             self._shared.ignore(key, why)
 
     def share(self, made: Mapping[Digest, LayerResult]) -> None:
-        """Let others have layers, whose bytes they got, and all notes of this machine that were read or made."""
+        """Publish layers that were pushed, and all notes of this machine that were read or made."""
         if self._shared:
             for key, value in self._used.items():
                 self._shared.put(key, value)
@@ -168,9 +166,6 @@ class LayerCache:
 
     def _read(self, key: Digest, decode: Decode[T]) -> tuple[Any, T] | None:
         return read_entry(self._notes, f"{key.hex}.json", lambda value: (value, decode(value)))
-
-    def _note_of(self, key: Digest) -> Path:
-        return self._notes / f"{key.hex}.json"
 
     def _path(self, digest: Digest) -> Path:
         return self._blobs / "sha256" / digest.hex

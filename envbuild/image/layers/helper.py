@@ -1,4 +1,9 @@
-"""Wheels that are open, and where their files go."""
+"""A second process that writes large layers in parallel, as one interpreter keeps only one core busy.
+
+It reads pickled tasks from standard input and answers each on standard output; both are pipes of this run. It writes
+layers into files that the first process opened, and ends when its input ends. It imports neither locks nor recipes, so
+that it starts in a tenth of a second.
+"""
 
 import os
 import pickle
@@ -19,6 +24,11 @@ from envbuild.retry import collect_seldom, take_turns
 from envbuild.wheel.archive import WheelArchive, check_locked
 from envbuild.wheel.install import Fingerprint, InstalledFile, Scheme, fingerprint, installed_files
 
+_CORES = os.cpu_count() or 1
+_NICE = 10
+"""On two cores all layers together then take a tenth less time (nice(2))."""
+_START = "import sys; sys.path[:] = sys.argv[1:]; from envbuild.image.layers.helper import main; main()"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalWheel:
@@ -28,21 +38,21 @@ class LocalWheel:
     filename: str
     sha256: Digest
     size: int
-    """As the lock says it."""
+    """From the lock."""
     proving: bool = False
-    """Whether what is read of it is held against its RECORD."""
+    """Whether its files are compared with RECORD when they are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenWheel:
-    """A wheel and where its files go."""
+    """A wheel and its installed files."""
 
     archive: WheelArchive
     files: Sequence[InstalledFile]
 
 
 def open_wheel(wheel: LocalWheel, scheme: Scheme, stack: ExitStack) -> OpenWheel:
-    """Open a wheel until the stack is left; WheelError where it cannot be installed rightly."""
+    """Open a wheel until the stack ends; WheelError if it cannot be installed."""
     check_locked(wheel.path, wheel.filename, wheel.size)
     archive = stack.enter_context(WheelArchive(wheel.path, wheel.filename))
     archive.proving = wheel.proving
@@ -50,14 +60,8 @@ def open_wheel(wheel: LocalWheel, scheme: Scheme, stack: ExitStack) -> OpenWheel
 
 
 def layer_files(wheels: Iterable[OpenWheel]) -> list[LayerFile]:
-    """All files of some wheels in the order of the lock, as the later wheel wins where two have one path."""
+    """Return all files of some wheels in the order of the lock; of equal paths, that of the later wheel."""
     return list({file.path: LayerFile(file, wheel.archive) for wheel in wheels for file in wheel.files}.values())
-
-
-_CORES = os.cpu_count() or 1
-_NICE = 10
-"""On two cores all layers together are then there a tenth sooner (nice(2))."""
-_START = "import sys; sys.path[:] = sys.argv[1:]; from envbuild.image.layers.helper import main; main()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +71,12 @@ class Task:
     scheme: Scheme
     wheels: Sequence[LocalWheel]
     file: str
-    """Where the layer goes: a file that is there and empty."""
+    """The path of the empty file for the layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What was written, and what was learnt of each wheel, by its sha256."""
+    """A written layer, with proven members and fingerprints of each wheel, by its sha256."""
 
     result: LayerResult
     true: Mapping[Digest, frozenset[str]]
@@ -80,7 +84,7 @@ class Answer:
 
 
 class Helper:
-    """The process, as it is seen from the one that asks; it works on one layer at a time."""
+    """The second process, seen from the first; it writes one layer at a time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,7 +92,7 @@ class Helper:
         self._stopped = self._gone = False
 
     def start(self) -> None:
-        """Let it begin to import; nothing happens where one core is all there is, or nothing can be started."""
+        """Start it, if there are several cores; errors are ignored, as the layers can be written here."""
         if self._process is None and _CORES > 1 and sys.executable:
             with suppress(OSError):
                 command = [sys.executable, "-c", _START, *sys.path]
@@ -96,41 +100,41 @@ class Helper:
                     command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,  # what it cannot do is done here, and told then
-                    process_group=0,  # Ctrl-C is for the one that asks
+                    stderr=subprocess.DEVNULL,  # what fails there is tried here, and reported then
+                    process_group=0,  # so that Ctrl-C reaches the first process only
                 )
 
     def give_way(self) -> None:
-        """Let the thread that calls this use what time the process leaves: the longest work is done there."""
-        if self._process is not None and sys.platform == "linux":  # elsewhere it would concern all threads
+        """Give the calling thread a lower priority than the second process, which does the longest work."""
+        if self._process is not None and sys.platform == "linux":  # other systems would change all threads
             with suppress(OSError):
                 os.nice(_NICE)
 
     def stop(self) -> None:
-        """End it, whatever it is at."""
+        """Kill it."""
         self._stopped = True
         if self._process:
             self._process.kill()
 
     def close(self) -> None:
-        """End it and take leave of it; it can be started again."""
+        """Kill it and wait for its end; it can be started again."""
         self.stop()
         if self._process:
             for pipe in (self._process.stdin, self._process.stdout):
-                with suppress(OSError):  # what it did not read any more
+                with suppress(OSError):  # unread input
                     pipe.close()  # type: ignore[union-attr]
             self._process.wait()
         self._process, self._stopped, self._gone = None, False, False
 
     def write(self, task: Task) -> Answer | None:
-        """Let it write a layer, and wait; None where it is at another or not there, and the file may hold anything.
+        """Let it write a layer, and wait; None if it is busy or gone. The file may then hold anything.
 
-        What speaks against a wheel is raised as it would be here.
+        Errors of a wheel are raised as they would be here.
         """
         if self._process is None or self._gone or not self._busy.acquire(blocking=False):
             return None
         try:
-            found = self._asked(task)
+            answer = self._send(task)
         except (OSError, EOFError, pickle.UnpicklingError):
             if self._stopped:
                 raise
@@ -138,11 +142,11 @@ class Helper:
             return None
         finally:
             self._busy.release()
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    def _asked(self, task: Task) -> Answer | Exception:
+    def _send(self, task: Task) -> Answer | Exception:
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -153,7 +157,7 @@ class Helper:
 
 
 def main() -> None:
-    """Answer tasks until nobody asks any more, even in the middle of one."""
+    """Answer tasks until the input ends, even in the middle of one."""
     take_turns()
     collect_seldom()
     tasks: SimpleQueue[Task] = SimpleQueue()
@@ -166,7 +170,7 @@ def main() -> None:
 
 
 def _read(tasks: "SimpleQueue[Task]") -> None:
-    """Take tasks until the input ends; who asked is gone then, killed perhaps, and nobody wants the rest."""
+    """Take tasks until the input ends: the first process is gone then, perhaps killed."""
     try:
         while True:
             tasks.put(pickle.load(sys.stdin.buffer))  # noqa: S301 - a pipe to the process that started this one
@@ -177,7 +181,7 @@ def _read(tasks: "SimpleQueue[Task]") -> None:
 def _answer(task: Task) -> Answer | Exception:
     try:
         return written(task)
-    except Exception as error:  # noqa: BLE001 - raised where it was asked for
+    except Exception as error:  # noqa: BLE001 - raised in the first process
         return error
 
 

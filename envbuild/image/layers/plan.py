@@ -1,6 +1,13 @@
-"""Which wheel goes into which layer: a fixed rule that reads nothing but the lock."""
+"""The plan of layers: which wheels share one, and whose file the image has of paths that several wheels install.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+The plan is a fixed rule that reads nothing but the lock. Of a path in several wheels the image has the run's file, if
+the lock records it; else that of the wheel that pip installs last. The order is that of pip's own code:
+`get_installation_order` and `get_topological_weights` in `_internal/resolution/resolvelib/resolver.py`, and up to pip
+20.2 `get_installation_order` in `_internal/resolution/legacy/resolver.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -17,15 +24,21 @@ from envbuild.recipe import Recipe
 from envbuild.wheel.install import InstalledFile, content_of
 
 _LARGE = 32 << 20
-"""A wheel of this many bytes has a layer to itself, so that it is reused whatever changes beside it.
+"""Bytes: wheels from this size have a layer of their own, which is reused whatever else changes.
 
-Smaller ones are not worth it: engines unpack one layer after the other, and each costs them 0.1 to 0.15 s.
+For smaller ones that is not worth it: engines unpack one layer after the other, in 0.1 to 0.15 s each.
 """
 _MEDIUM = 1 << 20
-"""Wheels of this many bytes are kept apart from the small ones, which change most often and then cost little."""
+"""Bytes: wheels from this size are separate from the small ones, which change most often and then cost little."""
 _MOST_LARGE, _MEDIUM_GROUPS = 22, 2
 MOST_WITH_BASE = 100
 """Engines mount one file system a layer and stop near 125; users put layers on top."""
+_NEW_RESOLVER, _PRUNING = Version("20.3"), Version("22.0")
+_VISITS = 500
+"""Limit of visits to a node, as the number of paths through a graph may grow without limit."""
+_Node = tuple[str, tuple[str, ...]]
+"""A distribution with required extras."""
+_Graph = dict[_Node, list[_Node]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,50 +47,46 @@ class LayerPlan:
 
     wheels: tuple[LockedWheel, ...]
     key: Digest
-    """Everything that decides the layer's bytes."""
+    """Digest of everything that decides the bytes."""
 
     @property
     def paths(self) -> Digest:
-        """The key of what is noted of the paths in its wheels."""
+        """The key of the note with the fingerprints of its wheels."""
         return Digest.of(canonical_json(["paths of", str(self.key)]))
 
     @property
     def label(self) -> str:
-        """What the image's history says."""
+        """The layer's line in the image's history."""
         return ", ".join(f"{wheel.name} {wheel.version}" for wheel in self.wheels)
 
 
 def plan_layers(recipe: Recipe) -> tuple[LayerPlan, ...]:
-    """Give large wheels a layer each, largest first; share out the others by size and a hash of their name.
+    """Give large wheels a layer each, largest first; group the others by size and a hash of their name.
 
-    Such a wheel's group depends on nothing but itself, so a change to one package changes one group.
+    The group of a wheel depends on nothing but the wheel, so a change to one package changes one group.
     """
     by_size = sorted(recipe.wheels, key=lambda wheel: (-wheel.size, wheel.name))
     large = [wheel for wheel in by_size if wheel.size >= _LARGE][:_MOST_LARGE]
     groups: dict[int, list[LockedWheel]] = {}
     for wheel in by_size[len(large) :]:
-        groups.setdefault(_group(wheel), []).append(wheel)
+        medium = wheel.size >= _MEDIUM
+        group = sha256(wheel.name.encode()).digest()[0] % _MEDIUM_GROUPS if medium else _MEDIUM_GROUPS
+        groups.setdefault(group, []).append(wheel)
     shared = [sorted(groups[number], key=lambda wheel: wheel.name) for number in sorted(groups)]
-    return tuple(_plan(recipe, wheels) for wheels in [[wheel] for wheel in large] + shared)
-
-
-def _group(wheel: LockedWheel) -> int:
-    """Small ones come last, in a group of their own."""
-    return sha256(wheel.name.encode()).digest()[0] % _MEDIUM_GROUPS if wheel.size >= _MEDIUM else _MEDIUM_GROUPS
-
-
-def _plan(recipe: Recipe, wheels: Sequence[LockedWheel]) -> LayerPlan:
-    key = {
-        "format": recipe.layer_format,
-        "prefix": recipe.prefix,
-        "python": recipe.target.python_minor,
-        "wheels": [[wheel.filename, str(wheel.sha256)] for wheel in wheels],
-    }
-    return LayerPlan(tuple(wheels), Digest.of(canonical_json(key)))
+    plans = []
+    for wheels in [[wheel] for wheel in large] + shared:
+        key = {
+            "format": recipe.layer_format,
+            "prefix": recipe.prefix,
+            "python": recipe.target.python_minor,
+            "wheels": [[wheel.filename, str(wheel.sha256)] for wheel in wheels],
+        }
+        plans.append(LayerPlan(tuple(wheels), Digest.of(canonical_json(key))))
+    return tuple(plans)
 
 
 def check_depth(ours: int, base: int) -> None:
-    """Refuse an image that engines could not mount."""
+    """Refuse an image with more layers than every engine can mount."""
     if ours + base > MOST_WITH_BASE:
         raise BuildError(
             f"the image would have {ours + base} layers, more than the {MOST_WITH_BASE} that every engine can mount",
@@ -93,7 +102,7 @@ class Overlap:
     path: str
     winner: LockedWheel
     losers: tuple[str, ...]
-    """Their names."""
+    """Names of distributions."""
 
 
 Installed = Mapping[LockedWheel, Sequence[InstalledFile]]
@@ -102,9 +111,9 @@ Installed = Mapping[LockedWheel, Sequence[InstalledFile]]
 def find_overlaps(
     installed: Installed, owners: Mapping[str, str], install_order: Callable[[], Sequence[str]]
 ) -> list[Overlap]:
-    """List paths whose content differs between wheels, sorted; BuildError where one has a file and another a folder.
+    """List paths whose content differs between wheels, sorted; BuildError if one has a file and another a folder.
 
-    `owners` are names of distributions by path; `install_order` is called where they do not decide.
+    `owners` are names of distributions by path; `install_order` is called if they do not decide.
     """
     claims: dict[str, list[tuple[LockedWheel, InstalledFile]]] = {}
     for wheel in sorted(installed, key=lambda wheel: wheel.name):
@@ -139,57 +148,43 @@ def _check_folders(claims: Mapping[str, Sequence[tuple[LockedWheel, InstalledFil
         folders = {folder.rpartition("/")[0]: found for folder, found in folders.items() if "/" in folder}
 
 
-_NEW_RESOLVER, _PRUNING = Version("20.3"), Version("22.0")
-_VISITS = 500
-"""How often a node is visited at most, as the number of paths through a graph may grow without limit."""
-_Node = tuple[str, tuple[str, ...]]
-"""A distribution and the extras that another one requires of it."""
-_Graph = dict[_Node, list[_Node]]
-
-
 def install_order(requires: Mapping[str, Sequence[str]], target: Target, pip: str | None = None) -> list[str]:
-    """Sort distributions as `pip install` of all of them installs them; by each its Requires-Dist.
+    """Sort distributions, given with their Requires-Dist, as one `pip install` of all of them installs them.
 
-    `pip` is its version; the newest rule holds where it is not known.
+    `pip` is its version; without one the newest rule applies.
     """
     version = Version(pip) if pip else None
     graph = _graph(requires, target)
     if version and version < _NEW_RESOLVER:
-        return _dependencies_first(graph)
+        return _sort_by_requirements(graph)
     weights = _weights(graph, prune=version is None or version >= _PRUNING)
     return sorted(requires, key=lambda name: (weights[name, ()], name), reverse=True)
 
 
 def _graph(requires: Mapping[str, Sequence[str]], target: Target) -> _Graph:
-    """What each distribution requires of the others on the target."""
+    """Return the requirements of the distributions on each other, on the target."""
     environment, graph = marker_environment(target), _Graph()
     pending: list[_Node] = [(name, ()) for name in sorted(requires)]
     while pending:
         name, extras = node = pending.pop()
         if node in graph:
             continue
-        found = (it for it in _parsed(requires[name]) if _holds(it, environment, extras))
-        children = [(str(canonicalize_name(it.name)), tuple(sorted(it.extras))) for it in found]
-        graph[node] = [*([(name, ())] if extras else []), *(it for it in children if it[0] in requires)]
+        children = []
+        for text in requires[name]:
+            with suppress(InvalidRequirement):
+                it = Requirement(text)
+                selected = it.marker is None or any(
+                    it.marker.evaluate({**environment, "extra": extra}) for extra in ("", *extras)
+                )
+                if selected and (required := str(canonicalize_name(it.name))) in requires:
+                    children.append((required, tuple(sorted(it.extras))))
+        graph[node] = [*([(name, ())] if extras else []), *children]
         pending += graph[node]
     return graph
 
 
-def _parsed(texts: Sequence[str]) -> Iterator[Requirement]:
-    for text in texts:
-        try:
-            yield Requirement(text)
-        except InvalidRequirement:
-            continue
-
-
-def _holds(requirement: Requirement, environment: Mapping[str, str], extras: tuple[str, ...]) -> bool:
-    marker = requirement.marker
-    return marker is None or any(marker.evaluate({**environment, "extra": extra}) for extra in ("", *extras))
-
-
-def _dependencies_first(graph: _Graph) -> list[str]:
-    """Each distribution after what it requires, else by name, as in a requirements file of `pip freeze`."""
+def _sort_by_requirements(graph: _Graph) -> list[str]:
+    """Sort distributions after their requirements, else by name, as `pip freeze` does."""
     order: dict[_Node, None] = {}
     seen = set[_Node]()
 
@@ -206,24 +201,26 @@ def _dependencies_first(graph: _Graph) -> list[str]:
 
 
 def _weights(graph: _Graph, *, prune: bool) -> dict[_Node, int]:
-    """High for what is installed early: what requires nothing; in cycles, what is far from the root."""
-    weights, rest = dict[_Node, int](), dict(graph)
-    while prune and (leaves := [node for node in rest if not any(child in rest for child in rest[node])]):
-        weights |= dict.fromkeys(leaves, len(rest))
+    """Return high weights for what is installed early: no requirements; in cycles, far from the root."""
+    weights, remaining = dict[_Node, int](), dict(graph)
+    while prune and (
+        leaves := [node for node in remaining if not any(child in remaining for child in remaining[node])]
+    ):
+        weights |= dict.fromkeys(leaves, len(remaining))
         for leaf in leaves:
-            del rest[leaf]
-    depths: dict[_Node, list[int]] = {node: [] for node in rest}
+            del remaining[leaf]
+    depths: dict[_Node, list[int]] = {node: [] for node in remaining}
     path: dict[_Node, None] = {}
 
     def visit(node: _Node) -> None:
-        if node in path or node not in rest or len(depths[node]) >= _VISITS:
+        if node in path or node not in remaining or len(depths[node]) >= _VISITS:
             return
         path[node] = None
-        for child in rest[node]:
+        for child in remaining[node]:
             visit(child)
         del path[node]
         depths[node].append(len(path) + 1)
 
-    for node in rest:
+    for node in remaining:
         visit(node)
     return weights | {node: max(found) for node, found in depths.items()}

@@ -1,4 +1,14 @@
-"""A stream of bytes that is hashed, and written where it is wanted, in a thread of its own."""
+"""The writer of layers: spliced from the streams of wheels, or compressed.
+
+A wheel is not compressed again: its own deflate streams are used, with blocks for tar headers between them. For each
+file one block holds the padding of the file before and the tar header; the wheel's bytes follow unchanged. A gzip
+member ends where a wheel's stream does: that of a large file, and the few whose last block is not found. Two digests
+are computed in threads: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel.
+
+Files that are not compressed yet are compressed by libdeflate in one exact release, as the PyPI package `deflate`
+carries it: unlike zlib, zlib-ng and ISA-L it gives the same bytes on every processor. A known answer shows whether it
+is that release, as a distribution may have replaced it.
+"""
 
 import hashlib
 from collections import deque
@@ -6,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from hashlib import sha256
 from types import TracebackType
 from typing import BinaryIO, Self, TypeVar
 
@@ -15,16 +24,32 @@ from envbuild.oci import gzip, tar
 from envbuild.oci.deflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
 from envbuild.oci.digest import Digest
 from envbuild.wheel.archive import Member, WheelArchive
-from envbuild.wheel.install import InstalledFile, record_hash
+from envbuild.wheel.install import InstalledFile
+from envbuild.wheel.record import record_hash
+
+T = TypeVar("T")
 
 _BUFFER = 1 << 20
-"""Bytes: smaller pieces are collected, so that the thread sees large ones and leaves the others alone."""
+"""Bytes: smaller pieces are collected, so that the hashing thread gets large ones and interrupts the others less."""
 _BEHIND = 2
-"""Pieces that wait for the thread at most."""
+"""Pieces that wait for the hashing thread at most."""
+_BATCH = 2 << 20
+"""Bytes of files, compressed or not, that one job makes a part of the layer from; a larger file is streamed."""
+_STORED = 16 * gzip.STORED_LIMIT
+_AHEAD = 2
+"""Jobs; each keeps a batch, compressed and not."""
+_RELEASE, _LEVEL = "0.9.0", 6
+_PIECE = 2 << 20
+"""Bytes of the tar that are compressed together, which decides the bytes of a layer."""
+_PIECES_AHEAD = 3
+_KNOWN_ANSWER = "e5477eb89a1edb5d7efe6a50ca87d620c251bc4562548e95da82c99bdd346927"
+
+_Piece = tuple[bytes | memoryview, bytes | memoryview]
+"""Bytes of a deflate stream, and their content; either may be empty."""
 
 
 class HashedStream:
-    """Takes pieces from one thread; an error of writing comes out of a later call, or at the end."""
+    """Hashes pieces, and writes them if there is a sink, in a thread; errors are raised by a later call."""
 
     def __init__(self, sink: BinaryIO | None = None) -> None:
         self._sink, self._sha256, self._buffer = sink, hashlib.sha256(), bytearray()
@@ -48,10 +73,10 @@ class HashedStream:
                 self._flush()
         else:
             self._flush()
-            self._pass(data)
+            self._submit(data)
 
     def digest(self) -> Digest:
-        """Wait for the thread; the digest of everything so far."""
+        """Wait for the thread; return the digest of everything so far."""
         self._flush()
         while self._waiting:
             self._waiting.popleft().result()
@@ -59,10 +84,10 @@ class HashedStream:
 
     def _flush(self) -> None:
         if self._buffer:
-            self._pass(self._buffer)
+            self._submit(self._buffer)
             self._buffer = bytearray()
 
-    def _pass(self, data: bytes | bytearray | memoryview) -> None:
+    def _submit(self, data: bytes | bytearray | memoryview) -> None:
         if len(self._waiting) >= _BEHIND:
             self._waiting.popleft().result()
         self._waiting.append(self._thread.submit(self._take, data))
@@ -73,11 +98,8 @@ class HashedStream:
             self._sink.write(data)
 
 
-T = TypeVar("T")
-
-
 def in_order(pool: Executor, jobs: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
-    """Yield what the jobs return, in their order, while the pool works on at most `ahead` of those that follow.
+    """Yield the results of jobs in their order, while the pool works on at most `ahead` of those that follow.
 
     The first error ends it; jobs that have not begun are dropped.
     """
@@ -94,19 +116,9 @@ def in_order(pool: Executor, jobs: Iterable[Callable[[], T]], ahead: int) -> Ite
             future.cancel()
 
 
-_BATCH = 2 << 20
-"""Bytes of files, compressed or not, that one job makes a part of the layer from; a larger file is streamed."""
-_STORED = 16 * gzip.STORED_LIMIT
-_AHEAD = 2
-"""Jobs; each keeps a batch, compressed and not."""
-
-Piece = tuple[bytes | memoryview, bytes | memoryview]
-"""Bytes of a deflate stream, and what comes out of it; either may be nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class LayerResult:
-    """What was written."""
+    """Digests and size of a written layer."""
 
     digest: Digest
     """Of the compressed blob."""
@@ -140,16 +152,23 @@ class _Item:
     """None for a folder."""
     padding: int
     """Bytes that complete the block of the entry before."""
-
-    @property
-    def size(self) -> int:
-        return _size(self.content)
+    size: int
 
     @property
     def weight(self) -> int:
-        """Bytes that are in memory for it: nothing keeps a compressor from writing more than it was given."""
+        """Bytes in memory: a compressor may write more than it was given."""
         source = self.content.file.source if isinstance(self.content, LayerFile) else b""
         return len(source) if isinstance(source, bytes) else max(source.size, source.length)
+
+    @property
+    def entry(self) -> tar.Entry:
+        """The entry for the tar header."""
+        content = self.content
+        if isinstance(content, LayerFile):
+            return tar.Entry(self.path, "file", content.file.mode, self.size)
+        if content:
+            return tar.Entry(self.path, "symlink", 0o777, target=content.target)
+        return tar.Entry(self.path, "directory", 0o755)
 
 
 def write_layer(
@@ -167,21 +186,18 @@ def write_layer(
                 blob.write(piece)
             plain.write(part.plain)
 
-        for parts in in_order(pool, (partial(_made, batch) for batch in _batches(items)), _AHEAD):
+        for parts in in_order(pool, (partial(_batch_parts, batch) for batch in _batches(items)), _AHEAD):
             for part in parts:
                 write(part)
-        data = _end(items)
+        data = bytes(tar.padding(items[-1].size) if items else 0) + tar.END
         write(gzip.Part(gzip.deflate_runs(data), data, final=True, crc32=crc32(data), size=len(data)))
         return LayerResult(blob.digest(), blob.size, plain.digest())
 
 
 def tarred(prefix: str, files: Sequence[LayerFile], links: Sequence[Link] = ()) -> Iterator[bytes | memoryview]:
-    """The tar that `write_layer` would write, for whoever compresses it."""
+    """Yield the tar that `write_layer` would write, to compress it in another way."""
     items = _items(prefix.lstrip("/"), files, links)
-    for item in items:
-        yield _header(item)
-        yield from _content(item)
-    yield _end(items)
+    return (data for _, data in tar.pieces((item.entry, _content(item)) for item in items))
 
 
 def _content(item: _Item) -> Iterator[bytes | memoryview]:
@@ -190,35 +206,27 @@ def _content(item: _Item) -> Iterator[bytes | memoryview]:
         if isinstance(source, bytes):
             yield source
         elif archive is not None:
-            pieces = _inflated(archive, source) if source.deflated else [(b"", archive.data(source))]
-            yield from (plain for _, plain in _checked(archive, source, pieces, item.content.file.recorded))
-
-
-def _end(items: Sequence[_Item]) -> bytes:
-    """What follows the last entry's content."""
-    return bytes(tar.padding(items[-1].size) if items else 0) + tar.END
+            pieces = _inflate(archive, source) if source.deflated else [(b"", archive.data(source))]
+            yield from (plain for _, plain in _check(archive, source, pieces, item.content.file.recorded))
 
 
 def _items(root: str, files: Sequence[LayerFile], links: Sequence[Link]) -> list[_Item]:
-    found: dict[str, LayerFile | Link | None] = {f"{root}/{item.file.path}": item for item in files}
-    found |= {f"{root}/{link.path}": link for link in links}
-    for path in list(found):
+    contents: dict[str, LayerFile | Link | None] = {f"{root}/{item.file.path}": item for item in files}
+    contents |= {f"{root}/{link.path}": link for link in links}
+    for path in list(contents):
         parent = path.rpartition("/")[0]
-        while parent and parent not in found:
-            found[parent] = None
+        while parent and parent not in contents:
+            contents[parent] = None
             parent = parent.rpartition("/")[0]
     items, padding = [], 0
-    for path in sorted(found, key=lambda path: path.split("/")):
-        items.append(_Item(path, found[path], padding))
-        padding = tar.padding(_size(found[path]))
+    for path in sorted(contents, key=lambda path: path.split("/")):
+        content, size = contents[path], 0
+        if isinstance(content, LayerFile):
+            source = content.file.source
+            size = len(source) if isinstance(source, bytes) else source.size
+        items.append(_Item(path, content, padding, size))
+        padding = tar.padding(size)
     return items
-
-
-def _size(content: LayerFile | Link | None) -> int:
-    if not isinstance(content, LayerFile):
-        return 0
-    source = content.file.source
-    return len(source) if isinstance(source, bytes) else source.size
 
 
 def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
@@ -234,41 +242,29 @@ def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
         yield batch
 
 
-def _made(batch: Sequence[_Item]) -> Iterable[gzip.Part]:
-    """Make a part of the layer: at once, but for a large file, which is inflated while it is taken."""
+def _batch_parts(batch: Sequence[_Item]) -> Iterable[gzip.Part]:
+    """Make a part of the layer: at once, except for a large file, which is inflated while the parts are taken."""
     if len(batch) == 1 and batch[0].weight > _BATCH:
-        return _streamed(batch[0])
+        return _stream_parts(batch[0])
     return list(gzip.gathered((part for item in batch for part in _parts(item)), crc32))
 
 
-def _streamed(item: _Item) -> Iterator[gzip.Part]:
+def _stream_parts(item: _Item) -> Iterator[gzip.Part]:
     content = item.content
     assert isinstance(content, LayerFile)
     source = content.file.source
     if isinstance(source, bytes) or content.archive is None:
         yield from gzip.gathered(_parts(item), crc32)
         return
-    header = _header(item)
+    header = bytes(item.padding) + tar.header(item.entry)
     yield from gzip.gathered([gzip.Part(gzip.deflate_runs(header, final=False), header)], crc32)
-    for compressed, plain in _spliced(content.archive, source, content.file.recorded):
+    for compressed, plain in _splice(content.archive, source, content.file.recorded):
         yield gzip.Part(compressed, plain)
     yield gzip.Part(b"", b"", final=source.deflated, crc32=source.crc32, size=source.size)
 
 
-def _header(item: _Item) -> bytes:
-    """Return the padding of the entry before, and the tar header."""
-    content = item.content
-    if isinstance(content, LayerFile):
-        entry = tar.Entry(item.path, "file", content.file.mode, item.size)
-    elif content:
-        entry = tar.Entry(item.path, "symlink", 0o777, target=content.target)
-    else:
-        entry = tar.Entry(item.path, "directory", 0o755)
-    return bytes(item.padding) + tar.header(entry)
-
-
 def _parts(item: _Item) -> Iterator[gzip.Part]:
-    header = _header(item)
+    header = bytes(item.padding) + tar.header(item.entry)
     yield gzip.Part(gzip.deflate_runs(header, final=False), header)
     content = item.content
     if not isinstance(content, LayerFile):
@@ -276,41 +272,41 @@ def _parts(item: _Item) -> Iterator[gzip.Part]:
     source = content.file.source
     if isinstance(source, bytes):
         if source:
-            yield _stored(source)
+            yield _store(source)
     elif content.archive is not None:
-        yield from _small(content.archive, source, content.file.recorded)
+        yield from _member_parts(content.archive, source, content.file.recorded)
 
 
-def _stored(content: bytes) -> gzip.Part:
+def _store(content: bytes) -> gzip.Part:
     return gzip.Part(b"".join(gzip.stored(content, final=False)), content)
 
 
-def _small(archive: WheelArchive, member: Member, recorded: str) -> Iterator[gzip.Part]:
+def _member_parts(archive: WheelArchive, member: Member, recorded: str) -> Iterator[gzip.Part]:
     if not member.size:
-        archive.read(member)  # an empty file still has to be one
+        archive.read(member)  # checks that it is empty
         return
     if not member.deflated:
-        yield _stored(b"".join([plain for _, plain in _spliced(archive, member, recorded)]))
+        yield _store(b"".join([plain for _, plain in _splice(archive, member, recorded)]))
         return
     data = archive.data(member)
     try:
         content = inflate_whole(data, member.size)
     except DamagedStreamError as error:
         raise archive.refuse(f"{member.name} {error}") from error
-    list(_checked(archive, member, [(b"", content)], recorded))
+    list(_check(archive, member, [(b"", content)], recorded))
     stream = bytes(data)
     archive.release(member, len(stream))
     opened = continued(stream, content)
     yield gzip.Part(opened or stream, content, final=opened is None)
 
 
-def _spliced(archive: WheelArchive, member: Member, recorded: str) -> Iterator[Piece]:
-    """Pass a member's own bytes on, checking on the way that they are what the archive says."""
-    pieces = _inflated if member.deflated else _framed
-    return _checked(archive, member, pieces(archive, member), recorded)
+def _splice(archive: WheelArchive, member: Member, recorded: str) -> Iterator[_Piece]:
+    """Pass a member's own bytes on, and check on the way that they are what the archive says."""
+    pieces = _inflate if member.deflated else _frame
+    return _check(archive, member, pieces(archive, member), recorded)
 
 
-def _inflated(archive: WheelArchive, member: Member) -> Iterator[Piece]:
+def _inflate(archive: WheelArchive, member: Member) -> Iterator[_Piece]:
     done = 0
     try:
         for taken, piece in inflate(archive.data(member)):
@@ -321,7 +317,7 @@ def _inflated(archive: WheelArchive, member: Member) -> Iterator[Piece]:
         raise archive.refuse(f"{member.name} {error}") from error
 
 
-def _framed(archive: WheelArchive, member: Member) -> Iterator[Piece]:
+def _frame(archive: WheelArchive, member: Member) -> Iterator[_Piece]:
     data = archive.data(member)
     for offset in range(0, len(data), _STORED):
         part = data[offset : offset + _STORED]
@@ -329,10 +325,10 @@ def _framed(archive: WheelArchive, member: Member) -> Iterator[Piece]:
         archive.release(member, offset + len(part))
 
 
-def _checked(archive: WheelArchive, member: Member, pieces: Iterable[Piece], recorded: str) -> Iterator[Piece]:
-    """Refuse what is not as the directory says; note what is as RECORD says, which no installer asks for."""
+def _check(archive: WheelArchive, member: Member, pieces: Iterable[_Piece], recorded: str) -> Iterator[_Piece]:
+    """Refuse content that does not match the directory; note content that matches RECORD, which no installer checks."""
     checksum = size = 0
-    hasher = sha256() if archive.proving else None
+    hasher = hashlib.sha256() if archive.proving else None
     for blob, piece in pieces:
         size += len(piece)
         if size > member.size:
@@ -347,21 +343,14 @@ def _checked(archive: WheelArchive, member: Member, pieces: Iterable[Piece], rec
         archive.true.add(member.name)
 
 
-_RELEASE, _LEVEL = "0.9.0", 6
-_PIECE = 2 << 20
-"""Bytes of the tar that are compressed at once, which decides the bytes of a layer."""
-_PIECES_AHEAD = 3
-_KNOWN = "e5477eb89a1edb5d7efe6a50ca87d620c251bc4562548e95da82c99bdd346927"
-
-
 def write_compressed(tarred: Iterable[bytes | memoryview], sink: BinaryIO, pool: Executor) -> LayerResult:
-    """Write a layer from its tar; its bytes do not depend on the pool, nor on where the tar is cut into chunks.
+    """Compress a tar into a layer; the bytes depend neither on the pool nor on the sizes of the chunks.
 
-    MissingComponentError where the compressor is absent or another one.
+    MissingComponentError if the compressor is absent or another release.
     """
     check_library()
     with HashedStream(sink) as blob, HashedStream() as plain:
-        jobs, members = (partial(_compressed, piece) for piece in _pieces(tarred)), gzip.Members()
+        jobs, members = (partial(_compress, piece) for piece in _cut(tarred)), gzip.Members()
         for part in in_order(pool, jobs, _PIECES_AHEAD):
             plain.write(part.plain)
             for piece in members.add(part):
@@ -371,8 +360,7 @@ def write_compressed(tarred: Iterable[bytes | memoryview], sink: BinaryIO, pool:
         return LayerResult(blob.digest(), blob.size, plain.digest())
 
 
-def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    """Cut what comes into pieces of one size."""
+def _cut(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     buffer = bytearray()
     for chunk in chunks:
         buffer += chunk
@@ -385,7 +373,7 @@ def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def _compressed(piece: bytes) -> gzip.Part:
+def _compress(piece: bytes) -> gzip.Part:
     stream = _deflate(piece)
     opened = continued(stream, piece)
     return gzip.Part(opened or stream, piece, final=opened is None, crc32=crc32(piece), size=len(piece))
@@ -399,21 +387,17 @@ def _deflate(data: bytes) -> bytes:
 
 @cache
 def check_library() -> None:
-    """Compare what the compressor makes of a fixed text with what it made when this was written."""
-    least = "build with --no-bytecode and --no-system-packages"
-    todo = f"install deflate {_RELEASE}, from a wheel; or {least}"
-    try:
-        found = hashlib.sha256(_deflate(_sample())).hexdigest()
-    except ImportError as error:
-        what = "the compressor of bytecode and system packages, `deflate`, is absent"
-        raise MissingComponentError(what, todo=todo) from error
-    if found != _KNOWN:
-        what = "the compressor `deflate` makes other bytes than the release that envbuild is made for"
-        raise MissingComponentError(what, where=f"sha256 {found}", todo=todo)
-
-
-def _sample() -> bytes:
-    """256 KiB that have something for each part of a compressor: noise, words, runs, far and near repetitions."""
+    """Compress a fixed text, and compare the result with that of the required release; MissingComponentError."""
+    # 256 KiB with something for each part of a compressor: noise, words, runs, far and near repetitions
     noise = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(1024))
     words = b" ".join(b"%x" % (byte * byte % 251) for byte in noise)
-    return (noise + words + bytes(20_000) + words[::-1] + noise[::3] + words)[: 256 << 10]
+    sample = (noise + words + bytes(20_000) + words[::-1] + noise[::3] + words)[: 256 << 10]
+    todo = f"install deflate {_RELEASE}, from a wheel; or build with --no-bytecode and --no-system-packages"
+    try:
+        answer = hashlib.sha256(_deflate(sample)).hexdigest()
+    except ImportError as error:
+        what = "the package `deflate`, which compresses bytecode and system packages, is not installed"
+        raise MissingComponentError(what, todo=todo) from error
+    if answer != _KNOWN_ANSWER:
+        what = f"the package `deflate` compresses to other bytes than release {_RELEASE}"
+        raise MissingComponentError(what, where=f"sha256 {answer}", todo=todo)

@@ -20,12 +20,12 @@ from envbuild.capture.distributions import LONGEST_HEAD, NAME, VERSION, record_c
 from envbuild.capture.files import decoded
 from envbuild.capture.frameworks import BUILD_INFO, build_info
 from envbuild.capture.redact import scrub_file_name, scrub_line
-from envbuild.diff.layers import IMPLIED, Node, Overlay, Report, Tree, over, place_of, read_layer
+from envbuild.diff.layers import Report, read_layer
 from envbuild.errors import BuildError
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.manifest.model import Framework
 from envbuild.oci.image import Image, Layer
-from envbuild.oci.rootfs import resolve
+from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Tree, over, place_of, resolve
 from envbuild.recipe import SLIM_LABEL
 from envbuild.registry.pull import ARCHITECTURES
 from envbuild.verify.sources import Package, Side, frameworks_of

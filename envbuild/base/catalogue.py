@@ -1,4 +1,6 @@
-"""The bases that this machine knows: bootstrapped, mirrored, built and pushed here."""
+"""The bases that this machine knows (bootstrapped, mirrored, built, pushed), the releases that a base serves, and the
+bases that are missing.
+"""
 
 import json
 import re
@@ -17,7 +19,7 @@ from envbuild.base.resolve import Facts, KnownFacts, inspect, suite_for
 from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BaseError, MatchError, RegistryError, UsageError
 from envbuild.match.match import MatchOptions
-from envbuild.match.profiles import CudaBase, FrameworkProfile, Profiles, Release
+from envbuild.match.profiles import FrameworkProfile, Profiles, Release
 from envbuild.match.release import show_release
 from envbuild.match.stack import Variant
 from envbuild.oci.digest import Digest
@@ -34,18 +36,18 @@ _CUDA = re.compile(r"nvidia/cuda:(\d+\.\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBase:
-    """One base, and what an environment on it would stand on; what is not known is empty."""
+    """One base with its facts; unknown facts are empty."""
 
     name: str
-    """What --base takes: `debian:bookworm`, `REPO@sha256:...`; an engine's own name where it was not pushed."""
+    """The value for --base: `debian:bookworm`, `REPO@sha256:...`; an engine's own name if it was not pushed."""
     how: str
     """`bootstrapped`, `mirrored`, `built`, `pushed`."""
     digest: str
-    """The manifest's; the engine's id of what was built and not pushed."""
+    """The manifest's digest; the engine's id if it was not pushed."""
     read_as: str = ""
-    """The digest that facts are kept by, where it is another, as for manifests of Docker's media type."""
+    """The digest of the facts, if it is another one, as for manifests of Docker's media type."""
     parent: str = ""
-    """What it was built on, or copied from."""
+    """The image that it was built on, or copied from."""
     python: str = ""
     glibc: str = ""
     machine: str = ""
@@ -61,22 +63,22 @@ class KnownBase:
 
 
 def remember(base: KnownBase, cache: Path) -> None:
-    """Keep it; one of the same name takes the place of the one before."""
+    """Keep a base; it replaces one of the same name."""
     key = Digest.of(base.name.encode()).short
     write_entry(cache / "bases" / _FOLDER, f"{key}.json", asdict(base))
 
 
 def known_bases(cache: Path) -> tuple[KnownBase, ...]:
-    """All that are known, by name."""
+    """Return all known bases, by name."""
     facts = KnownFacts(cache / "bases" / "facts")
     found = [*_bootstrapped(cache, facts), *_remembered(cache, facts)]
     return tuple(sorted(found, key=lambda it: (it.how != "bootstrapped", it.name)))
 
 
 def tagged_bases(repository: Reference, machine: str, cache: Path) -> tuple[KnownBase, ...]:
-    """What a repository has under its tags for a machine, environments left out; RegistryError.
+    """Return the images of a repository's tags for a machine, without environments; RegistryError.
 
-    No layer is read: a base that nobody looked into has no Python and no glibc here.
+    No layer is read: a base whose facts are not cached has no Python and no glibc here.
     """
     with Registry(repository.registry) as registry:
         tags = registry.tags(repository.repository)
@@ -109,13 +111,13 @@ def _tagged(reference: Reference, machine: str, facts: KnownFacts) -> KnownBase 
 
 
 def with_facts(base: KnownBase, facts: Facts) -> KnownBase:
-    """The base with what was read from its files."""
+    """Return the base with facts from its files."""
     values = asdict(base) | {name: getattr(facts, name) for name in ("python", "glibc", "distribution")}
     return KnownBase(**values)
 
 
 def cuda_of(name: str) -> str:
-    """The CUDA that the name of one of NVIDIA's images says; empty for others."""
+    """Return the CUDA version in the name of one of NVIDIA's images; empty for others."""
     found = _CUDA.search(name)
     return found[1] if found else ""
 
@@ -123,7 +125,7 @@ def cuda_of(name: str) -> str:
 def _bootstrapped(cache: Path, facts: KnownFacts) -> Iterator[KnownBase]:
     for suite, machine, folder in kept_bases(cache):
         name = f"debian:{suite}"
-        with suppress(BaseError, OSError):  # damaged: the next build makes it anew
+        with suppress(BaseError, OSError):  # damaged: the next build makes it again
             image = read_layout(folder, machine=machine)
             base = KnownBase(name=name, how="bootstrapped", digest=str(image.digest), machine=machine)
             yield with_facts(base, inspect(image, name, machine, facts))
@@ -132,43 +134,38 @@ def _bootstrapped(cache: Path, facts: KnownFacts) -> Iterator[KnownBase]:
 def _remembered(cache: Path, facts: KnownFacts) -> Iterator[KnownBase]:
     for path in sorted((cache / "bases" / _FOLDER).glob("*.json")):
         if base := read_entry(path.parent, path.name, _decode):
-            yield _completed(base, facts)
+            read = None if base.python else facts.facts(Digest.parse(base.read_as or base.digest))
+            yield (with_facts(base, read) if read else base)
 
 
 def _decode(value: Any) -> KnownBase:
-    """Read a record; ValueError for what is none, as anybody may write into the cache."""
+    """Read a record; ValueError if it is malformed, as other programs can write into the cache."""
     if not all(isinstance(it, str) and len(it) <= _LONGEST for it in value.values()):
-        raise ValueError("no record of a base")
+        raise ValueError("the record of a base has a value that is too long or not text")
     Digest.parse(value["read_as"] or value["digest"])
     return KnownBase(**value)
 
 
-def _completed(base: KnownBase, facts: KnownFacts) -> KnownBase:
-    """With what was read of it meanwhile: a mirror is copied without looking into it."""
-    read = None if base.python else facts.facts(Digest.parse(base.read_as or base.digest))
-    return with_facts(base, read) if read else base
-
-
 _TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
 _NEWEST_GLIBC = "9"
-"""For a base that is not there yet: whichever suite has it brings enough."""
+"""For a missing base: every suite with it has a glibc that is new enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A base of the matrix that does not exist here."""
+class MissingBase:
+    """A base of the matrix that this machine does not know."""
 
     what: str
     """`Python 3.10`, `CUDA 11.2, Python 3.9`."""
     serves: tuple[str, ...]
     command: str
-    """What makes it, or copies it."""
+    """The command that builds or copies it."""
 
 
 def serves(base: KnownBase, profiles: Profiles, variants: Sequence[Variant] = ("gpu", "cpu")) -> tuple[str, ...]:
-    """What can be built on a base: `TensorFlow 2.5 - 2.11 gpu, 1.15 - 2.11 cpu`.
+    """List the releases that can be built on a base: `TensorFlow 2.5 - 2.11 gpu, 1.15 - 2.11 cpu`.
 
-    gpu is with CUDA from wheels, or with the base's where it has one. Nothing where its Python or glibc is not known.
+    For gpu, CUDA is the base's if it has one, or from wheels. Empty if the base's Python or glibc is unknown.
     """
     if not (base.python and base.glibc and base.machine):
         return ()
@@ -201,7 +198,7 @@ def _spans(fits: Iterable[tuple[str, bool]]) -> Iterator[str]:
 def _fits(framework: FrameworkProfile, release: Release, variant: Variant, base: KnownBase, profiles: Profiles) -> bool:
     by_base = variant == "gpu" and bool(base.cuda)
     wheels = [it for it in release.wheels if it.machine == base.machine and base.python_minor in it.pythons]
-    # Deciding takes a millisecond and more, so it is not asked what one look at the rows answers.
+    # A decision takes a millisecond and more, so the rows are filtered first.
     if by_base:
         wheels = [it for it in wheels if it.cuda and framework.name == "tensorflow" and _same(base.cuda, it.cuda)]
     asked = MatchOptions(variant=variant, cuda_source="base" if by_base else "auto")
@@ -227,26 +224,22 @@ def _stands(release: str, asked: MatchOptions, base: KnownBase, profiles: Profil
     return Version(stack.glibc_minimum) <= Version(base.glibc)
 
 
-def missing(known: Sequence[KnownBase], profiles: Profiles, machine: str) -> tuple[Wanted, ...]:
-    """The rows of the matrix that no known base of this machine is: each Python, then each CUDA with each Python."""
+def missing(known: Sequence[KnownBase], profiles: Profiles, machine: str) -> tuple[MissingBase, ...]:
+    """List the rows of the matrix without a known base: each Python, then each CUDA with each Python."""
     here = [it for it in known if it.machine == machine]
     plain = {it.python_minor for it in here if not it.cuda}
     cuda = {(".".join(it.cuda.split(".")[:2]), it.python_minor) for it in here if it.cuda}
-    pythons = _pythons(profiles, machine)
+    wheels = (it for framework in profiles.frameworks for release in framework.releases for it in release.wheels)
+    pythons = sorted({python for it in wheels if it.machine == machine for python in it.pythons}, key=Version)
     found = [_plain(python, machine, profiles) for python in pythons if python not in plain]
-    if machine == "x86_64":  # the only one that NVIDIA's images of these versions were made for
+    if machine == "x86_64":  # the only machine with NVIDIA's images of these versions
         versions = dict.fromkeys(it.cuda for it in profiles.bases)
         rows = ((it, python) for it in versions for python in pythons if (it, python) not in cuda)
         found += [_with_cuda(version, python, profiles) for version, python in rows]
     return tuple(it for it in found if it is not None and it.serves)
 
 
-def _pythons(profiles: Profiles, machine: str) -> list[str]:
-    wheels = (it for framework in profiles.frameworks for release in framework.releases for it in release.wheels)
-    return sorted({python for it in wheels if it.machine == machine for python in it.pythons}, key=Version)
-
-
-def _plain(python: str, machine: str, profiles: Profiles) -> Wanted | None:
+def _plain(python: str, machine: str, profiles: Profiles) -> MissingBase | None:
     wanted = KnownBase(name="", how="", digest="", python=python, glibc=_NEWEST_GLIBC, machine=machine)
     suite = next((it for it in profiles.suites if it.has_image(python)), None)
     if debian := suite_for(python):
@@ -256,20 +249,16 @@ def _plain(python: str, machine: str, profiles: Profiles) -> Wanted | None:
         command = f"envbuild base mirror {image} REPOSITORY"
     else:
         return None
-    return Wanted(what=f"Python {python}", serves=serves(wanted, profiles), command=command)
+    return MissingBase(what=f"Python {python}", serves=serves(wanted, profiles), command=command)
 
 
-def _with_cuda(cuda: str, python: str, profiles: Profiles) -> Wanted | None:
-    """The parent whose distribution has the Python, else the first that Python's own image fits on."""
+def _with_cuda(cuda: str, python: str, profiles: Profiles) -> MissingBase | None:
+    """Choose the parent whose distribution has the Python, else the first that the official Python image fits."""
     rows = sorted((it for it in profiles.bases if it.cuda == cuda), key=lambda it: it.python != python)
     row = next((it for it in rows if it.python == python or decide_python(it.image, python, profiles)), None)
     if row is None:
         return None
     command = f"envbuild base build --parent {row.image} --python {python} --push REPOSITORY:TAG"
-    served = serves(_on(row, python), profiles, ("gpu",))
-    return Wanted(what=f"CUDA {cuda}, Python {python}", serves=served, command=command)
-
-
-def _on(row: CudaBase, python: str) -> KnownBase:
     name = KnownBase(name=row.image, how="", digest="", python=python, glibc=row.glibc, machine="x86_64")
-    return replace(name, cuda=cuda_of(row.image))
+    served = serves(replace(name, cuda=cuda_of(row.image)), profiles, ("gpu",))
+    return MissingBase(what=f"CUDA {cuda}, Python {python}", serves=served, command=command)
