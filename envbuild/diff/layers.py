@@ -121,7 +121,7 @@ def read_pair(a: Image, b: Image, names: tuple[str, str], report: Report) -> tup
     """
     pairs = zip(a.layers, b.layers, strict=False)
     shared = sum(1 for _ in takewhile(lambda pair: pair[0].diff_id == pair[1].diff_id, pairs))
-    reading = _Reading((*a.layers, *b.layers), report)
+    reading = _LayerReader((*a.layers, *b.layers), report)
     reading.announce("reading layers", (*a.layers[shared:], *b.layers[shared:]))
     left, right = reading.joined(a.layers[shared:], names[0]), reading.joined(b.layers[shared:], names[1])
     if shared and not (_independent(left, right) and _independent(right, left)):
@@ -148,7 +148,7 @@ def _independent(one: Overlay, other: Overlay) -> bool:
     )
 
 
-class _Reading:
+class _LayerReader:
     """Reads each layer once, and keeps the overlays that are needed again."""
 
     def __init__(self, layers: Sequence[Layer], report: Report) -> None:
