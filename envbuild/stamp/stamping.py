@@ -209,7 +209,7 @@ class StampWriter:
         except StampError:  # too large, or not a file
             existing = None
         if existing != data:
-            what = f"{name} has another content than its name requires"
+            what = f"{name} has other content than its name requires"
             raise StampError(what, where=self.model.uri, todo=f"remove {name} and stamp again")
 
     def _check_built_on(self, now: Snapshot) -> None:

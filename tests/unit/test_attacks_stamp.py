@@ -316,7 +316,7 @@ ANYWHERE: dict[str, tuple[Attack, str]] = {
         lambda it: it.sign(it.newest, it.private, kind=PROVENANCE),
         "it is a statement about something else: https://slsa.dev/provenance/v1",
     ),
-    "a statement of another version": (wrong_type, "no in-toto statement"),
+    "a statement of another version": (wrong_type, "else than an in-toto statement"),
     "no signature in the envelope": (
         lambda it: it.bundle(lambda value: value["dsseEnvelope"].update(signatures=[])),
         "payload or signature was changed",
