@@ -108,18 +108,16 @@ def _variant(options: MatchOptions, run: Run, without: Decision | None) -> Decis
     if without:
         return without
     builds = own_builds(run)
-    cuda = next((it for it in builds if it.cuda), None)
-    if cuda and cuda.distribution == run.own:
-        return Decision(what="variant", value="gpu", reason="the release has a CUDA build", source=cuda.source)
-    if cuda:
-        reason = f"{run.own} has no wheel of this version, and {cuda.pin} has the same code for CUDA"
+    if cuda := next((it for it in builds if it.cuda), None):
+        reason = "the release has a CUDA build"
+        if cuda.distribution != run.own:
+            reason = f"{run.own} has no wheel of this version, and {cuda.pin} has the same code for CUDA"
         return Decision(what="variant", value="gpu", reason=reason, source=cuda.source)
     source = builds[0].source if builds else "profiles"
     other = next((it for it in run.release.wheels if it.cuda and it.machine == run.machine), None)
-    by = f"; {other.pin} is one, by --variant gpu" if other else ""
-    return Decision(
-        what="variant", value="cpu", reason=f"{run.own} has no CUDA build of this version{by}", source=source
-    )
+    reason = f"{run.own} has no CUDA build of this version"
+    reason += f"; {other.pin} is one, by --variant gpu" if other else ""
+    return Decision(what="variant", value="cpu", reason=reason, source=source)
 
 
 def _run(text: str, profiles: Profiles, machine: str, gpus: tuple[str, ...]) -> Run:
@@ -138,17 +136,9 @@ def _run(text: str, profiles: Profiles, machine: str, gpus: tuple[str, ...]) -> 
         python="",
         machine=machine,
         system="Linux",
-        machine_known=True,
         pins=((name, version), *((it, version) for it in plugins)),
         label=version.partition("+")[2],
-        built=None,
-        cuda=None,
-        cudnn=None,
         gpus=tuple(Gpu(name=it) for it in gpus),
-        gpus_known=True,
-        build="",
-        complete=True,
-        conda=(),
         hypothetical=True,
     )
 

@@ -54,27 +54,27 @@ class Run:
     """`x86_64` or `aarch64`."""
     system: str | None
     """None where the record does not say."""
-    machine_known: bool
+    machine_known: bool = True
     """Whether the record says the machine."""
     pins: tuple[tuple[str, str], ...]
     """Normalised names and versions, sorted."""
-    label: str
+    label: str = ""
     """Local label of the build that the run had: `cpu`, `cu118`, `cuda12.cudnn89` of jaxlib; else empty."""
-    built: str | None
+    built: str | None = None
     """The CUDA that the framework itself says it was built with."""
-    cuda: CudaPart | None
+    cuda: CudaPart | None = None
     """The CUDA that the run used, where its record says so."""
-    cudnn: CudaPart | None
+    cudnn: CudaPart | None = None
     """The cuDNN that the run used, where its record says so."""
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...] = ()
     """The GPUs that the run saw."""
-    gpus_known: bool
+    gpus_known: bool = True
     """Whether the record says if there were any."""
-    build: str
+    build: str = ""
     """The build of conda's package that brought the framework; empty for a wheel."""
-    complete: bool
+    complete: bool = True
     """Whether the pins are all that was installed."""
-    conda: tuple[tuple[str, str], ...]
+    conda: tuple[tuple[str, str], ...] = ()
     """Normalised names and versions of the Python packages that conda installed."""
     others: tuple[FrameworkProfile, ...] = ()
     """The other frameworks that were installed."""
