@@ -192,7 +192,11 @@ def _conda_package(record: str) -> Facts | None:
     texts = {key: scrub_line(value) for key, value in package.items() if isinstance(value, str) and value}
     facts = {key: texts.get(key) for key in ("name", "version", "build", "subdir")}
     digest = texts.get("sha256", "")
-    facts["channel"] = _channel(_without_token(str(package.get("channel") or "")), texts.get("subdir", ""))
+    # The channel's name without host and platform, which conda may leave out.
+    channel = _without_token(str(package.get("channel") or ""))
+    parts = (channel.partition("://")[2].partition("/")[2] if "://" in channel else channel).strip("/").split("/")
+    in_platform = parts[-1] == texts.get("subdir", "") and parts[1:]
+    facts["channel"] = "/".join(parts[:-1] if in_platform else parts) or None
     facts["url"] = _without_token(str(package.get("url") or "")) or None
     facts["sha256"] = digest if DIGEST.fullmatch(digest) else None
     names = sorted(set(SITE_ENTRY.findall(data)))
@@ -203,13 +207,6 @@ def _conda_package(record: str) -> Facts | None:
 def _without_token(url: str) -> str:
     """Cut the token of a private channel: https://host/t/TOKEN/channel, or without the host, t/TOKEN/channel."""
     return re.sub(r"(?<=[^/])/t/[^/]+(?=/)|^/?t/[^/]+(?:/|$)", "", scrub_line(url))
-
-
-def _channel(url: str, subdir: str) -> str | None:
-    """Return a channel's name without host and platform, which conda may leave out."""
-    path = url.partition("://")[2].partition("/")[2] if "://" in url else url
-    parts = path.strip("/").split("/")
-    return "/".join(parts[:-1] if parts[-1] == subdir and parts[1:] else parts) or None
 
 
 def conda_owners() -> dict[str, Facts]:

@@ -14,13 +14,14 @@ from typing import Iterable, Iterator, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from envbuild.capture.checkout import tree_facts
-from envbuild.capture.files import Facts
+from envbuild.capture.files import Facts, file_sha256
 from envbuild.capture.gcs import CloudStorage, Unread, split_uri
 from envbuild.capture.redact import scrub_line
 from envbuild.capture.variables import VARIABLE
 
 LONGEST_READING = 10.0
 """Seconds for all places together."""
+TOO_LONG = "reading all data takes too long"
 MOST_OBJECTS = 100_000
 DATA_VARIABLE = re.compile(r"AIP_\w*DATA_URI")
 NAMED_PLACE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.+)", re.DOTALL)
@@ -34,7 +35,7 @@ class Budget(NamedTuple):
 
     def check_time(self) -> None:
         if time.monotonic() > self.end:
-            raise Unread("reading all data takes too long")
+            raise Unread(TOO_LONG)
 
 
 def contract_facts(requires: Iterable[str], data: Iterable[str], preprocessing: Iterable[str]) -> Facts | None:
@@ -150,12 +151,11 @@ def local_files(folder: str) -> Iterator[Facts]:
 
 
 def _file_digest(path: str, budget: Budget) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-            budget.check_time()
-    return digest.hexdigest()
+        digest = file_sha256(file, budget.end)
+    if digest is None:
+        raise Unread(TOO_LONG)
+    return digest
 
 
 def bounded(items: Iterable[Facts], budget: Budget) -> list[Facts]:

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         own, command = words[: words.index("--")], words[words.index("--") + 1 :]
     given = vars(_parser().parse_args(own))
     try:
-        _record(given.pop("out"), given, command)
+        _write_record(given.pop("out"), given, command)
     except ValueError as error:
         say("capture: %s" % error)
         return 2
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _record(out: str | None, given: Facts, command: list[str] | None) -> None:
+def _write_record(out: str | None, given: Facts, command: list[str] | None) -> None:
     only_environment = given.pop("environment_only")
     if out is None and sys.stdout is None:
         raise OSError("standard output is closed; give --out FILE")
