@@ -92,8 +92,7 @@ class Environment:
     def __init__(self, layers: Sequence[tuple[str, Overlay]]) -> None:
         self.tree: Tree = {"": IMPLIED} | reduce(over, (it for _, it in layers), Overlay()).nodes
         self.distributions: dict[str, Distribution] = {}
-        self.system = Packages(self.tree)
-        self._recorded: set[str] = set()
+        self.packages = Packages(self.tree)
         for path, node in self.tree.items():
             if node.kind == "file" and (match := _INFO.fullmatch(path)):
                 found = self.distributions.setdefault(canonicalize_name(match[4]), Distribution())
@@ -110,7 +109,6 @@ class Environment:
         site = posixpath.dirname(posixpath.dirname(record)) + "/"
         with suppress(Error):
             for path, digest, _ in rows(record, node.text):
-                self._recorded.add(path)
                 if digest.startswith("sha256=") and path.startswith(site) and not BYTECODE.fullmatch(path):
                     there = node_at(self.tree, path)
                     content = there.sha256 if there else b""
@@ -124,7 +122,7 @@ class Environment:
 
     def owns(self, path: str) -> bool:
         """Whether a distribution or a Debian package lists a file."""
-        return path in self._recorded or ".dist-info/" in path or self.system.owner(path) is not None
+        return self.packages.owner(path) is not None
 
 
 def node_at(tree: Tree, path: str) -> Node | None:
@@ -213,7 +211,7 @@ def _differs(path: str, before: Tree, after: Tree) -> bool:
 def changed_libc(before: Environment, after: Environment) -> str:
     """How the C library differs: `libc6 2.36-9 -> 2.36-10`; empty where it does not."""
     paths = [path for path in before.tree if _LIBC.fullmatch(path) and _differs(path, before.tree, after.tree)]
-    one, other = (it.system.version(Package("debian", "libc6")) for it in (before, after))
+    one, other = (it.packages.version(Package("debian", "libc6")) for it in (before, after))
     if one != other:
         return f"libc6 {one or 'unknown'} -> {other or 'unknown'}"
     return f"the C library ({list_paths(paths)})" if paths else ""
