@@ -83,9 +83,7 @@ def open_deb(path: Path, sha256: Digest, stack: ExitStack) -> Deb:
     """
     with path.open("rb") as file:
         if Digest.of_file(file)[0] != sha256:
-            raise BuildError(
-                "a Debian package is not the locked one", where=path.name, todo="remove it from the cache"
-            )
+            raise BuildError("a Debian package is not the locked one", where=path.name, todo="remove it from the cache")
         try:
             members = dict(_members(file))
             control = _unpacked(path, file, members, "control", stack)
