@@ -75,9 +75,9 @@ def test_the_command_is_the_build_by_hand():
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"python": "3"}, "no version of Python 3"),
-        ({"python": "3.11\n"}, "no version of Python 3"),
-        ({"python": "3.11; reboot"}, "no version of Python 3"),
+        ({"python": "3"}, "not a version of Python 3"),
+        ({"python": "3.11\n"}, "not a version of Python 3"),
+        ({"python": "3.11; reboot"}, "not a version of Python 3"),
         ({"packages": ("libgomp1",)}, "not a Debian package with a version"),
         ({"packages": ("a=1 b",)}, "not a Debian package with a version"),
         ({"packages": ("a=$(id)",)}, "not a Debian package with a version"),

@@ -90,7 +90,7 @@ def test_what_is_no_base_is_a_usage_error(text, tmp_path):
 
 @pytest.mark.parametrize("suite", ["bookworm-slim", "12", "", "../x", "bookworm@sha256:0"])
 def test_what_is_no_suite_names_the_registrys_way_to_write_it(suite, tmp_path):
-    with pytest.raises(UsageError, match="no Debian suite") as caught:
+    with pytest.raises(UsageError, match="not the name of a Debian suite") as caught:
         resolved(f"debian:{suite}", tmp_path)
     assert "docker://debian:" in caught.value.todo
 

@@ -194,7 +194,7 @@ def test_what_is_no_image_of_envbuild_is_refused(site):
     base = f"{site.host}/up/base:1"
     done = site("rebase", base, "--base", f"{site.host}/up/base:2", "--old-base", base)
     assert done.returncode == 13
-    assert "stands on no base" in done.stderr
+    assert "annotations is missing" in done.stderr
 
 
 def test_the_lock_of_another_environment_is_refused(site):
@@ -216,7 +216,7 @@ def test_the_lock_of_another_environment_is_refused(site):
         (("base", "mirror", "python:3.11", "h.example.com/m", "--platform", "windows/amd64"), "platform is not known"),
         (("base", "mirror", "NO base", "h.example.com/m"), "not a base"),
         (("base", "show", "NO base"), "not a base"),
-        (("base", "show", "/tmp"), "the folder is no OCI layout"),
+        (("base", "show", "/tmp"), "the folder has no file oci-layout"),
         (("base", "show", "/etc/hostname"), "it is a file, not an OCI layout"),
         (("rebase", "/tmp", "--base", "x"), "only an image in a registry can be rebased"),
         (("rebase", "NO image", "--base", "x"), "where: IMAGE NO image"),
