@@ -210,7 +210,7 @@ def test_what_cudnn_needs_of_the_base_is_looked_for_there(tmp_path):
     files = {path: what for path, what in BASE_FILES.items() if "libz" not in path}
     proof = replace(whole(), files=files).prove(tmp_path)
     assert names(proof, "missing") == ["libz.so.1"]
-    assert "nvidia/cudnn/lib/libcudnn_cnn_infer.so.8 wants it" in str(proof.faults[0])
+    assert "nvidia/cudnn/lib/libcudnn_cnn_infer.so.8 needs it" in str(proof.faults[0])
     assert proof.faults[0].todo == "give a base that has libz.so.1 by --base"
 
 
