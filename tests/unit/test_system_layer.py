@@ -185,7 +185,7 @@ class TestReading:
 
     @pytest.mark.parametrize("name", ["../../x", "a b", "", "x\n\nPackage: y"])
     def test_what_does_not_say_what_it_is_is_refused(self, tmp_path, name):
-        assert re.search("no valid Package|not one stanza", refusal(deb_of(name, []), tmp_path))
+        assert re.search("no valid Package|more than one stanza", refusal(deb_of(name, []), tmp_path))
 
     def test_what_a_script_is_called_leads_nowhere(self, tmp_path):
         with ExitStack() as stack:
