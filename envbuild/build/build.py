@@ -9,15 +9,20 @@ from pathlib import Path
 from envbuild.base import check_base, resolve_base
 from envbuild.base.compiling import check_compiles, compiling_on
 from envbuild.base.system import System, lock_system
-from envbuild.build.attesting import check_attestations, publish_parts
-from envbuild.build.check import check_builder, check_engine
-from envbuild.build.job import Job
-from envbuild.build.making import Making
-from envbuild.build.order import PLATFORMS, Order, Outcome, Part, Plan, Reporter
-from envbuild.build.outputs import write_outputs
-from envbuild.build.stamping import report_stamps, signer_for, stamp_content
+from envbuild.build.assembler import Assembler
+from envbuild.build.builder import Builder
+from envbuild.build.order import Order, Outcome, Part, Plan, Reporter
+from envbuild.build.outputs import (
+    check_attestations,
+    publish_parts,
+    signer_for,
+    stamp_content,
+    stamp_parts,
+    write_outputs,
+)
+from envbuild.build.plan import check_builder, check_engine
 from envbuild.cache import prune, size_limit
-from envbuild.errors import RegistryError, counted
+from envbuild.errors import counted
 from envbuild.image import Compiling
 from envbuild.image.bytecode import compiled_by
 from envbuild.lock import (
@@ -38,9 +43,8 @@ from envbuild.registry import (
     pull,
     push_index,
 )
-from envbuild.registry.tags import check_tag, stamped_tag, tag_stamped
-from envbuild.stamp import Content as Files
-from envbuild.stamp import Seen, Signer, StampEntry, StampResult, check_stampable, stamp
+from envbuild.registry.tags import check_tag
+from envbuild.stamp import check_stampable
 
 _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
 
@@ -54,7 +58,7 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     if early:
         stamp_content(order, plans[0].manifest, early)
     if order.attestations.key:
-        # A key vouches for what was made here, and not for what others say that they made.
+        # A key vouches for what was made here, and not for what others say that they result.
         order = replace(order, remote_cache=False)
     settings = _settings(order)
     with ExitStack() as until:
@@ -66,7 +70,7 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
         publish_parts(order, parts, pushed, report, now)
         outcome = write_outputs(order, parts, content, pushed, report)
     if order.stamp and early:
-        outcome = replace(outcome, stamped=_stamp(order.stamp, order, parts, now, report, early))
+        outcome = replace(outcome, stamped=stamp_parts(order.stamp, order, parts, now, report, early))
     _keep_small(order.cache, report)
     return outcome
 
@@ -89,7 +93,7 @@ def _part(
     compiling = _compiling(order, base, report) if order.bytecode else None
     recipe = make_recipe(plan.stack, run.lock, base, compiled_by(base.interpreter) if compiling else "")
     target = replace(order.push, tag=None) if order.push else None
-    job = _job(order)(
+    builder = _builder(order)(
         order=order,
         plan=plan,
         recipe=recipe,
@@ -103,22 +107,22 @@ def _part(
         system=system,
     )
     if settled:
-        _check_tags(job)
-    made = job.made(settings)
+        _check_tags(builder)
+    result = builder.build(settings)
     return Part(
         plan=plan,
         recipe=recipe,
-        assembled=made.assembled,
-        pushed=made.pushed,
-        tags=job.tags,
-        found=made.found,
-        imports=made.imports,
+        assembled=result.assembled,
+        pushed=result.pushed,
+        tags=builder.tags,
+        found=result.found,
+        imports=result.imports,
         lock=run.lock,
-        pylock=job.pylock(made.run),
-        proof=made.run.proof,
+        pylock=builder.pylock(result.run),
+        proof=result.run.proof,
         # Of folders alone all wheels are copied anyway, and people without a network build such a context.
-        wheelhouse=made.wheelhouse or (order.offline and not recipe.packages),
-        named=made.named,
+        wheelhouse=result.wheelhouse or (order.offline and not recipe.packages),
+        named=result.named,
     )
 
 
@@ -134,10 +138,10 @@ def _system(order: Order, plan: Plan, base: Base, report: Reporter) -> System:
     return found
 
 
-def _job(order: Order) -> type[Job]:
+def _builder(order: Order) -> type[Builder]:
     """What makes the image."""
     if order.builder == "assemble":
-        return Making
+        return Assembler
     if order.builder == "cloudbuild":
         from envbuild.build.cloud import Cloud  # noqa: PLC0415 - Google's library is slow to import
 
@@ -153,10 +157,10 @@ def _settings(order: Order) -> IndexSettings:
 
 
 def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
-    def told(count: int) -> None:
+    def progress(count: int) -> None:
         report.note(f"compiling {count} modules with the base's own Python")
 
-    return compiling_on(base, order.cache, _NO_BYTECODE, told)
+    return compiling_on(base, order.cache, _NO_BYTECODE, progress)
 
 
 def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:
@@ -200,16 +204,16 @@ def check_destinations(order: Order, report: Reporter) -> bool:
     return settled
 
 
-def _check_tags(job: Job) -> None:
+def _check_tags(builder: Builder) -> None:
     """Refuse tags that name another image than will be made: of one environment there is one image, by this builder."""
-    if job.target is None:
+    if builder.target is None:
         return
     # Engines make other bytes each time.
-    environment = job.recipe.environment if isinstance(job, Making) else None
-    for tag in job.tags:
-        check_tag(replace(job.target, tag=tag), environment)
-    if environment and job.order.push and job.order.push.tag and not job.wanted_tags:
-        check_tag(job.order.push, environment, indexed=True)
+    environment = builder.recipe.environment if isinstance(builder, Assembler) else None
+    for tag in builder.tags:
+        check_tag(replace(builder.target, tag=tag), environment)
+    if environment and builder.order.push and builder.order.push.tag and not builder.wanted_tags:
+        check_tag(builder.order.push, environment, indexed=True)
 
 
 def _base(order: Order, plan: Plan, report: Reporter) -> Base:
@@ -252,48 +256,6 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
     if order.require_identical:
         run.proof.require_identical()
     return run
-
-
-def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, early: Seen) -> str:
-    """Write each platform's image on the model that was there at first; the last record names them all."""
-    for part in parts:
-        _tag_stamped(part, report)
-    signer, content = signer_for(order, order.continued), stamp_content(order, parts[0].plan.manifest, early, report)
-    results = [_stamp_part(model, order, part, now, early, signer, content) for part in parts]
-    report_stamps(results, report, signed=signer is not None)
-    return results[-1].record
-
-
-def _tag_stamped(part: Part, report: Reporter) -> None:
-    """Give the image a tag that a cleanup policy can keep it by; without one it is on the model all the same."""
-    if part.pushed is None:
-        return
-    try:
-        tag_stamped(part.pushed.reference)
-    except RegistryError as error:
-        tag = stamped_tag(part.digest)
-        report.warn(
-            f"the image has not got the tag {tag}, by which cleanup policies keep what is stamped: {error.what}"
-        )
-
-
-def _stamp_part(
-    model: str, order: Order, part: Part, now: datetime, early: Seen, signer: Signer | None, files: Files | None
-) -> StampResult:
-    entry = StampEntry(
-        role="train",
-        variant=part.plan.stack.variant,
-        platform=PLATFORMS[part.recipe.target.machine],
-        reference=str(part.pushed.reference) if part.pushed else None,
-        digest=part.digest,
-        environment=part.recipe.environment,
-        overrides=part.plan.stack.overrides,
-        identity=part.proof.summary,
-        tag=order.push.tag if order.push else None,
-    )
-    lock = part.pylock
-    given = order.manifest
-    return stamp(model, entry, manifest=given, lock=lock, now=now, early=early, signer=signer, content=files)
 
 
 def _keep_small(cache: Path, report: Reporter) -> None:

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 from envbuild.base.making import engine_login
 from envbuild.base.process import running
-from envbuild.build.contextual import ContextJob
-from envbuild.build.job import Made
+from envbuild.build.builder import BuildResult
+from envbuild.build.context import ContextBuilder
 from envbuild.build.order import Order
 from envbuild.engine.build import Built, built, loaded_base
 from envbuild.engine.building import Transcript
@@ -58,12 +58,12 @@ def _refuse(where: str, what: str, todo: str) -> None:
     raise UsageError(what, where=where, todo=todo)
 
 
-class Docker(ContextJob):
+class Docker(ContextBuilder):
     """The engine that this machine is set up for."""
 
     __slots__ = ()
 
-    def made(self, settings: IndexSettings) -> Made:
+    def build(self, settings: IndexSettings) -> BuildResult:
         """Build by BuildKit where a client for it is here, else by the engine's first builder."""
         enter = self.until.enter_context
         engine = enter(connected(INSTEAD))
@@ -80,7 +80,7 @@ class Docker(ContextJob):
         pushed = self._pushed(image) if self.target else None
         found = self.from_registry(pushed.reference.digest) if pushed else self._saved(image)  # type: ignore[arg-type]
         content = self.marked(found)
-        return Made(
+        return BuildResult(
             assembled=Assembled(image=content, overlaps=(), results={}, true={}),
             pushed=pushed,
             run=run,
@@ -108,12 +108,12 @@ class Docker(ContextJob):
         return {login["serveraddress"]: login} if login else {}
 
 
-class Buildx(ContextJob):
+class Buildx(ContextBuilder):
     """A builder of buildx by its name: on another machine, or in Kubernetes."""
 
     __slots__ = ()
 
-    def made(self, settings: IndexSettings) -> Made:
+    def build(self, settings: IndexSettings) -> BuildResult:
         """Build there and push from there; the digest is the one that the builder was given by the registry."""
         client = require_buildx(find_client(), self.order.builder_name)
         if not self.pullable():
@@ -129,7 +129,7 @@ class Buildx(ContextJob):
             digest = _digest(metadata)
         image = self.marked(self.from_registry(digest))
         run = self.confirmed({})
-        return Made(
+        return BuildResult(
             assembled=Assembled(image=image, overlaps=(), results={}, true={}),
             pushed=PushResult(reference=self.target.at(digest), uploaded=0, existing=0),
             run=run,

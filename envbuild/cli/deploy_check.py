@@ -114,7 +114,7 @@ def _reference(model: str, image: str) -> "Reference":
 
 
 def _policy(path: Path | None) -> "Policy":
-    from envbuild.serve.gate_deploy import RULES
+    from envbuild.serve.deploy import RULES
     from envbuild.verify.policy import Policy, read_policy
     from envbuild.verify.titles import TITLES
 
@@ -126,7 +126,7 @@ def _findings(
 ) -> "tuple[Reference, tuple[Finding, ...]]":
     """The image by the digest that was looked at, and what was found: a tag may name another one meanwhile."""
     from envbuild.registry import pull
-    from envbuild.serve.gate_deploy import deploy_findings, digest_of
+    from envbuild.serve.deploy import deploy_findings, digest_of
     from envbuild.verify.sides.model import read_model
 
     progress.step(f"reading model {in_one_line(model)}")

@@ -98,7 +98,7 @@ def run(
 def _serve(order: "ServeOrder", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
     """Make what serves; print the result, or just what it would start from and be given."""
     from envbuild.serve.build import serve
-    from envbuild.serve.check import check_serving
+    from envbuild.serve.model import check_serving
     from envbuild.serve.origin import find_start
 
     if dry_run:
@@ -121,7 +121,7 @@ def _serve(order: "ServeOrder", progress: Progress, *, dry_run: bool, as_json: b
 def _carry_out(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
     """Plan and build; print the result, or just the plan."""
     from envbuild.build import make_plans
-    from envbuild.build.check import check_order
+    from envbuild.build.plan import check_order
 
     check_order(order)
     started = time.monotonic()

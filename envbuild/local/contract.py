@@ -20,6 +20,7 @@ from envbuild.local.data import (
     check_mounts,
     is_free,
     is_seen,
+    message_text,
     mounts_below,
     place_of,
     read_maps,
@@ -27,7 +28,6 @@ from envbuild.local.data import (
     resolve_here,
     rewritten,
     seen_at,
-    shown,
 )
 from envbuild.local.model import Choice, Mount, Settled, Subject
 from envbuild.manifest.hardware import Accelerator
@@ -140,7 +140,7 @@ def adc_findings(settled: Settled) -> Iterator[Finding]:
     """Credentials that say where the real ones are, which the container does not see."""
     for mount in settled.mounts:
         if mount.target == TARGET:
-            yield from (_elsewhere(mount.source, doubt) for doubt in _doubts(_read(mount.source)))
+            yield from (_credentials_finding(mount.source, doubt) for doubt in _missing_sources(_read(mount.source)))
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -156,7 +156,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def _doubts(value: Mapping[str, Any]) -> Iterator[str]:
+def _missing_sources(value: Mapping[str, Any]) -> Iterator[str]:
     """What else these credentials need (google-auth: `external_account`, `impersonated_service_account`)."""
     source = value.get("credential_source")
     if isinstance(source, dict):
@@ -168,10 +168,10 @@ def _doubts(value: Mapping[str, Any]) -> Iterator[str]:
             yield "they read a certificate of this machine"
     inner = value.get("source_credentials")
     if isinstance(inner, dict):
-        yield from _doubts(inner)
+        yield from _missing_sources(inner)
 
 
-def _elsewhere(path: Path, doubt: str) -> Finding:
+def _credentials_finding(path: Path, doubt: str) -> Finding:
     return Finding(
         rule=_RULE,
         about="credentials",
@@ -269,7 +269,7 @@ def _option(number: int, text: str, environment: Mapping[str, str]) -> tuple[str
     name, equals, value = text.partition("=")
     if not VARIABLE.fullmatch(name):
         # Without a = it may be a value that was meant to stay secret.
-        where = f"-e {shown(repr(name))}=..." if equals and name else "--env"
+        where = f"-e {message_text(repr(name))}=..." if equals and name else "--env"
         todo = "give NAME=VALUE, or NAME alone; no name has spaces or what cannot be printed in it"
         raise UsageError(f"-e number {number} names no variable", where=where, todo=todo)
     if equals:
@@ -280,7 +280,7 @@ def _option(number: int, text: str, environment: Mapping[str, str]) -> tuple[str
         raise UsageError("the file that this names is not in the container", where=f"-e {name}", todo=todo)
     if name not in environment:
         raise UsageError(
-            "this variable is not set here", where=f"-e {shown(name)}", todo="set it, or give -e NAME=VALUE"
+            "this variable is not set here", where=f"-e {message_text(name)}", todo="set it, or give -e NAME=VALUE"
         )
     _check(name, environment[name])
     return name, (environment[name], "shell")
@@ -383,14 +383,14 @@ def _data(data: Data, settled: Settled) -> dict[str, Any] | None:
         return {"path": posixpath.dirname(path[: path.index("*") + 1]), "uri": data.uri}
     named = {"path": path, "uri": data.uri}
     # Who names another place means other data.
-    return named if path != seen_at(data.uri) else _known({**named, "size": data.size, "objects": data.objects})
+    return named if path != seen_at(data.uri) else _without_none({**named, "size": data.size, "objects": data.objects})
 
 
 def _gpu(side: Side) -> dict[str, Any]:
     accelerator, framework = side.accelerator or Accelerator(), side.framework
     sizes = [it.memory for it in accelerator.gpus if not (it.mig and it.mig.enabled)]
     known = [size for size in sizes if size]
-    return _known(
+    return _without_none(
         {
             "count": len(accelerator.gpus) or None,
             "memory": min(known) if known and len(known) == len(accelerator.gpus) else None,
@@ -418,5 +418,5 @@ def _packages(subject: Subject, choice: Choice) -> dict[str, str]:
     return {it.name: it.version for it in lock.wheels} if lock else {}
 
 
-def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}

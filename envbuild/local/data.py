@@ -198,7 +198,9 @@ def check_mounts(mounts: Sequence[Mount]) -> None:
     """
     for it in mounts:
         if not encodable(str(it.source)):
-            raise UsageError("no engine can be told this path", where=shown(str(it.source)), todo="rename it, in UTF-8")
+            raise UsageError(
+                "no engine can be told this path", where=message_text(str(it.source)), todo="rename it, in UTF-8"
+            )
     for outer, inner in permutations(mounts, 2):
         if inner.target != outer.target and within(inner.target, outer.target):
             place = outer.source / inner.target[len(outer.target) + 1 :]
@@ -225,7 +227,7 @@ def is_free(path: str) -> bool:
     return path != "/" and not needed and not path.startswith(_CUDA)
 
 
-def shown(text: str) -> str:
+def message_text(text: str) -> str:
     """A text of the caller's in one line, for messages, without what looks like a secret.
 
     What follows the `=` of a mapping is a path, whatever the place before it is called.
@@ -265,7 +267,7 @@ def _split(text: str, home: str | None) -> tuple[str, Path, bool]:
     sources = [text[cut + 1 :] for cut in cuts]
     readings = [(text[:cut], *found) for cut, it in zip(cuts, sources, strict=True) if (found := _source(it, home))]
     if not readings:
-        names = " or ".join(shown(_without_mode(it)) or "''" for it in sources)
+        names = " or ".join(message_text(_without_mode(it)) or "''" for it in sources)
         raise UsageError(f"there is no such file or folder here: {names}", where=_data(text), todo="correct the path")
     if len(readings) > 1:
         raise UsageError("this can be read in two ways", where=_data(text), todo="give an absolute path after the =")
@@ -310,4 +312,4 @@ def _bucket_uri(place: str, text: str) -> str:
 
 
 def _data(text: str) -> str:
-    return f"--data {shown(text)}"
+    return f"--data {message_text(text)}"

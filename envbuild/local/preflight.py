@@ -272,11 +272,11 @@ def parity(subject: Subject, runner: Runner, *, cache: Path, report: Report) -> 
         todo = "give a stamped model, or the manifest of a run that says where its model lies"
         raise UsageError(f"nothing says which {lacks} is meant", where=f"--golden, {subject.name}", todo=todo)
     if recorded := recorded_model(subject):
-        model = str(recorded.prove(_elsewhere))
+        model = str(recorded.prove(_outside_folder))
     return check(manifest, model or manifest.model_uri or "", [runner], cache=cache, report=report)
 
 
-def _elsewhere(uri: ModelUri) -> str:
+def _outside_folder(uri: ModelUri) -> str:
     if uri.bucket is not None or Path(uri.path).resolve().is_relative_to(Path.cwd().resolve()):
         return ""
     return f"the manifest says that its model is {uri.path}, outside of this folder; give the model itself as TARGET"

@@ -112,7 +112,7 @@ def side_of_named(text: str, client: docker.DockerClient | None, machine: str, r
             raise BuildError("the image's config is not valid JSON", where=text, todo="build it again") from error
 
 
-def brought(text: str, client: docker.DockerClient, machine: str, report: Report) -> tuple[str, str | None]:
+def load_image(text: str, client: docker.DockerClient, machine: str, report: Report) -> tuple[str, str | None]:
     """The engine's name of an image, and its digest in a registry; what lies here is loaded, all else pulled."""
     if not lies_here(text):
         found = find_image(client, _bare(text), report)

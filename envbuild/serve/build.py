@@ -1,44 +1,69 @@
-"""From a training image to the image that serves: what is put on top, proven, tried, pushed and stamped."""
+"""The serving image of equal inputs in a registry, by the tag that every push gives it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 from envbuild.build import Order, Reporter, make_plans
 from envbuild.build.build import check_destinations
 from envbuild.build.extend import compiling_for, extended
-from envbuild.build.stamping import signer_for, stamp_content
+from envbuild.build.outputs import signer_for, stamp_content
 from envbuild.errors import RegistryError, VerifyError
 from envbuild.image import Compiling, LayerCache
 from envbuild.image.bytecode import compiled_by
 from envbuild.image.child import Addition, Parent, checked, find_child_difference
-from envbuild.image.content import Content
+from envbuild.image.content import Content, measured
 from envbuild.lock import Lock, Options, read_settings
 from envbuild.lock.extras import lock_above, useless
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image
-from envbuild.registry import PushResult, SharedCache, pull, push
-from envbuild.serve.application import application_of
-from envbuild.serve.attesting import publish_served
-from envbuild.serve.check import OWN_RUNTIME, check_serving
+from envbuild.oci.image import Image, canonical_json
+from envbuild.oci.reference import Reference
+from envbuild.recipe import LAYER_FORMAT
+from envbuild.registry import PushResult, SharedCache, find_tagged, pull, push
 from envbuild.serve.compatible import check_compatible
-from envbuild.serve.embed import embedded
+from envbuild.serve.contents import application_of, embedded, server_parts
 from envbuild.serve.gate import check_gate, gate
-from envbuild.serve.lookup import find_serving, labelled, recipe_digest, serving_tag
-from envbuild.serve.model import APP_FOLDER, Origin, Served, ServeOrder, Server, Slimmed
+from envbuild.serve.model import APP_FOLDER, OWN_RUNTIME, Origin, Served, ServeOrder, Server, Slimmed, check_serving
 from envbuild.serve.origin import find_origin
-from envbuild.serve.outputs import place
-from envbuild.serve.servers import server_parts
-from envbuild.serve.slim import proof_of
-from envbuild.serve.slim_parent import find_slimmed, slim_parent
-from envbuild.serve.stamping import stamp_served
+from envbuild.serve.publish import place, publish_served, stamp_served
+from envbuild.serve.slim import find_slimmed, proof_of, slim_parent
 from envbuild.stamp import check_stampable
+from envbuild.trust import Claim
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
 
+RECIPE_LABEL = "dev.envbuild.serving"
+"""The label that names what a serving image was made from, by the digest of all that decides its bytes."""
 _NAME = 60
 """Letters of a layer's name beside a bar."""
+
+
+def recipe_digest(parent: Parent, above: Lock, addition: Addition, compiled: str) -> Digest:
+    """Everything that decides a serving image's bytes; `compiled` says by what, and is empty without bytecode.
+
+    BuildError for a file that cannot be read.
+    """
+    config = asdict(replace(addition, contents=()))
+    wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
+    contents = [[it.line, str(measured(it).key)] for it in addition.contents]
+    value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, contents, compiled]
+    return Digest.of(canonical_json(value))
+
+
+def labelled(addition: Addition, recipe: Digest) -> Addition:
+    """The same, whose image says what it was made from."""
+    return replace(addition, labels=(*addition.labels, (RECIPE_LABEL, str(recipe))))
+
+
+def serving_tag(recipe: Digest) -> str:
+    """`serve-a1b2c3d4e5f6`: a guess only, so what it names is looked at."""
+    return f"serve-{recipe.short}"
+
+
+def find_serving(target: Reference, recipe: Digest, machine: str) -> Claim[Image] | None:
+    """Find what a repository has as the image of a recipe; None when it has none. RegistryError as `pull`."""
+    return find_tagged(replace(target, tag=serving_tag(recipe), digest=None), machine=machine)
 
 
 def serve(order: ServeOrder, report: Reporter, now: datetime) -> Served:

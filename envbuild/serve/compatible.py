@@ -1,42 +1,175 @@
-"""A model held against a server that brings its own runtime: TensorFlow Serving, Triton.
-
-Such a server cannot share the training environment. What can be known is whether its versions load what that
-environment saved: a SavedModel is read by the same release of TensorFlow and by later ones of the same major version
-(tensorflow.org/guide/versions, "Compatibility of SavedModels, graphs and checkpoints").
-"""
+"""Which server an image has, and which frameworks that server brings."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
 from envbuild.build import Reporter
+from envbuild.capture.gcs import Unread
+from envbuild.capture.model.places import place_of
+from envbuild.capture.model.protobuf import BYTES, wire_fields
+from envbuild.capture.model.source import Source
 from envbuild.errors import UsageError
 from envbuild.manifest.artifact import Model
 from envbuild.oci.reference import Reference
 from envbuild.registry import pull
 from envbuild.serve.model import Origin, ServeOrder, ServerName
-from envbuild.serve.saved_model import SavedFacts, saved_facts
-from envbuild.serve.server_versions import (
-    DEFAULT_IMAGES,
-    TRITON_BACKENDS,
-    TRITON_ONNX,
-    TRITON_TENSORFLOW,
-    TRITON_WITHOUT_TENSORFLOW,
-    ImageSays,
-    image_says,
-    since,
-    version_in,
-)
 from envbuild.verify.findings import Finding, Severity
 
+TRITON_TENSORFLOW = {
+    "23.01": "2.11.0",
+    "23.04": "2.12.0",
+    "23.08": "2.13.0",
+    "23.12": "2.14.0",
+    "24.02": "2.15.0",
+    "24.07": "2.16.1",
+    "25.02": "2.17.0",
+}
+"""The TensorFlow of Triton's backend from this release on; of a release between two it is the earlier one's or newer.
+
+From the containers of the same month that NVIDIA tested with (github.com/triton-inference-server/model_navigator,
+docs/support_matrix.md and CHANGELOG.md, "external components used during testing").
+"""
+TRITON_WITHOUT_TENSORFLOW = "25.03"
+"""The first release that has no TensorFlow backend (github.com/triton-inference-server/server/pull/8068)."""
+TRITON_ONNX = {
+    "24.04": "1.17.3",
+    "24.05": "1.18.0",
+    "24.07": "1.18.1",
+    "24.09": "1.19.2",
+    "24.12": "1.20.1",
+    "25.03": "1.21.0",
+    "25.05": "1.22.0",
+    "25.08": "1.23.0",
+    "25.10": "1.23.1",
+    "25.11": "1.23.2",
+    "26.02": "1.24.1",
+    "26.03": "1.24.2",
+    "26.04": "1.24.4",
+    "26.07": "1.27.0",
+    "26.08": "1.28.0",
+}
+"""ONNX Runtime from this release on (github.com/triton-inference-server/server, docs/introduction/compatibility.md)."""
+TRITON_BACKENDS = {
+    "py3": frozenset({"saved_model", "onnx", "torchscript"}),
+    "tf2-python-py3": frozenset({"saved_model"}),
+    "pyt-python-py3": frozenset({"torchscript"}),
+}
+"""What images of Triton can serve, by the end of their tags; others have none of these backends."""
+DEFAULT_IMAGES = {
+    "tf-serving": "docker.io/tensorflow/serving:{version}",
+    "triton": "nvcr.io/nvidia/tritonserver:{version}-py3",
+}
+_TRITON = re.compile(r"(2[0-9]\.[01][0-9])(?:\.[0-9]+)?(?:-|\Z)")
+_TENSORFLOW = re.compile(r"r?v?([0-9]+\.[0-9]+(?:\.[0-9]+)?(?:-?rc[0-9]+)?)(?:-|\Z)")
+_SAID = {
+    "tf-serving": ("tensorflow_serving_github_branchtag", "org.opencontainers.image.version"),
+    "triton": ("NVIDIA_TRITON_SERVER_VERSION",),
+}
+"""Labels and variables of the vendors' own images."""
+_NAMES = {
+    "tf-serving": re.compile(r"tensorflow[\W_]?serving|tf[\W_]serving|tensorflow_model_server", re.IGNORECASE),
+    "triton": re.compile(r"triton", re.IGNORECASE),
+}
+"""The servers' own names, and those of their programs, as labels, variables and commands have them."""
+INTERNAL = "__saved_model_init_op"
+"""A signature that TensorFlow writes for itself."""
+CUSTOM_PREFIXES = ("SimpleML", "Sentencepiece", "Wordpiece")
+"""Operations of TensorFlow Decision Forests and TensorFlow Text, which bear no mark of their library."""
+_FILE = "saved_model.pb"
 RELATION = "verified-compatible"
 """What is stamped of a server that was held against the model, and does not share its environment."""
 _TITLES = {"tf-serving": "TensorFlow Serving", "triton": "Triton"}
 _LABEL = "org.opencontainers.image.title"
 _TRY = "try the model in that image once"
 _TODO = "take a server of the run's own TensorFlow, or --server fastapi, which serves with the training environment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSays:
+    """What an image's config says of the server in it."""
+
+    version: str | None = None
+    cuda: str | None = None
+    cudnn: str | None = None
+    names_server: bool = True
+    """Whether anything in it names the server: a label, a variable, or what is started."""
+
+
+def image_says(server: ServerName, inner: Mapping[str, object]) -> ImageSays:
+    """Read an image's labels and variables (OCI image-spec, config.md); NVIDIA's base images say CUDA and cuDNN."""
+    labels, variables = inner.get("Labels"), inner.get("Env")
+    said = {str(key): str(value) for key, value in labels.items()} if isinstance(labels, dict) else {}
+    said |= dict(str(entry).partition("=")[::2] for entry in (variables if isinstance(variables, list) else ()))
+    found = (version_in(server, said[name]) for name in _SAID.get(server, ()) if name in said)
+    started = [inner.get("Entrypoint"), inner.get("Cmd")]
+    return ImageSays(
+        version=next((it for it in found if it), None),
+        cuda=said.get("CUDA_VERSION") or None,
+        cudnn=said.get("NV_CUDNN_VERSION") or said.get("CUDNN_VERSION") or None,
+        names_server=bool(_NAMES[server].search(json.dumps([said, started]))),
+    )
+
+
+def version_in(server: ServerName, text: str) -> str | None:
+    """Return the version that a tag or label begins with: `2.15.1-gpu`, `24.02-py3`; None for `latest`."""
+    found = (_TRITON if server == "triton" else _TENSORFLOW).match(text)
+    return found[1] if found else None
+
+
+def since(table: Mapping[str, str], release: str) -> str | None:
+    """Return what a table has for a release or the last before it; None before its first."""
+    wanted = Version(release)
+    known = [found for first, found in table.items() if Version(first) <= wanted]
+    return known[-1] if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFacts:
+    """The names in a SavedModel, sorted."""
+
+    signatures: tuple[str, ...]
+    operations: tuple[str, ...]
+
+    @property
+    def custom_operations(self) -> tuple[str, ...]:
+        """Those that TensorFlow itself has not: `Addons>GeluV2`, as libraries have to name theirs."""
+        return tuple(it for it in self.operations if ">" in it or it.startswith(CUSTOM_PREFIXES))
+
+
+def saved_facts(uri: str) -> SavedFacts | None:
+    """Read the first graph of a SavedModel; None where it cannot be read."""
+    try:
+        place = place_of(uri)
+        paths = [str(it["path"]) for it in place.files if str(it["path"]).rpartition("/")[2] == _FILE]
+        source = place.open(min(paths, key=lambda path: path.count("/")))
+        _, start, end = next(_messages(source, 0, source.size, 2))
+        signatures = {_name(source, first, last) for _, first, last in _messages(source, start, end, 5)}
+        operations = {
+            _name(source, first, last)
+            for _, info, info_end in _messages(source, start, end, 1)
+            for _, listed, listed_end in _messages(source, info, info_end, 2)
+            for _, first, last in _messages(source, listed, listed_end, 1)
+        }
+    except (Unread, ValueError, StopIteration):
+        return None
+    return SavedFacts(signatures=tuple(sorted(signatures - {INTERNAL})), operations=tuple(sorted(operations)))
+
+
+def _messages(source: Source, start: int, end: int, wanted: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where the values of one field lie."""
+    for number, kind, first, last in wire_fields(source, start, end):
+        if (number, kind) == (wanted, BYTES):
+            yield number, first, last
+
+
+def _name(source: Source, start: int, end: int) -> str:
+    """The first field of a message, where maps have their key and operations their name."""
+    _, first, last = next(_messages(source, start, end, 1))
+    return source.at(first, last - first).decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

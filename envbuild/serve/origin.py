@@ -1,4 +1,4 @@
-"""What a serving image starts from: the stamped training image, another variant of it, or a manifest's environment."""
+"""Whether the training image that a signed serving image starts with is signed itself, by a key that is named."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -7,8 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from envbuild.build import Order, Part, Plan, Reporter, build, make_plans
-from envbuild.build.again import is_nameless, recorded_base
-from envbuild.build.extend import find_parent
+from envbuild.build.extend import find_parent, is_nameless, recorded_base
 from envbuild.build.order import PLATFORMS
 from envbuild.cache import workplace
 from envbuild.errors import BaseError, StampError, UsageError, VerifyError
@@ -21,13 +20,47 @@ from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES, read_layout
 from envbuild.oci.reference import Reference
 from envbuild.serve.model import Origin, ServeOrder
-from envbuild.serve.parent import check_parent
 from envbuild.stamp import Proof, Stamp, StampedImage, lock_name
 from envbuild.verify.sides.current import current_stamp, manifest_copy
 from envbuild.verify.sides.model import StampedModel, artifact_findings, read_model
+from envbuild.verify.signed import check_signed
 
 _CARRIED = "python"
 """What was set by hand for one variant that goes for another as well."""
+
+
+def check_parent(order: ServeOrder, image: StampedImage, model: str, report: Reporter) -> None:
+    """VerifyError unless the parent key, by default the public half of --sign's, has signed the stamped training image.
+
+    Whoever may write to the model's folder chooses the image that its stamp names, so the stamp alone is no proof.
+    Without either key nothing is asked; errors as `check_signed`.
+    """
+    key = order.parent_key or _public_half(order.order.attestations.key)
+    if not key:
+        return
+    named = f"by {order.parent_key}" if order.parent_key else "by --sign's key"
+    todo = "give --parent-key, or push the training image with --sign; verify --deep builds it again and compares"
+    if not image.reference:
+        what = f"the training image {image.digest} is not signed {named}: it was never pushed"
+        raise VerifyError(what, where=model, todo=todo)
+    report.step(f"looking for signatures of the training image {image.reference}")
+    wrong = [it.says for it in check_signed(Reference.parse(image.reference), key) if not it.agrees]
+    if wrong:
+        what = f"the training image {image.reference} is not signed {named}: {'; '.join(wrong)}"
+        raise VerifyError(what, where=model, todo=todo)
+
+
+def _public_half(key: str | None) -> str:
+    """The public key of what signs, in PEM, or its identity; empty where nothing does."""
+    if not key:
+        return ""
+    from envbuild.attest.keyless import KEYLESS, Identity  # noqa: PLC0415 - its libraries are slow to import
+    from envbuild.attest.keys import signer_of  # noqa: PLC0415 - its libraries are slow to import
+
+    public = signer_of(key).public_key
+    if isinstance(public, Identity):
+        return f"{KEYLESS}:{public.issuer}={public.name}"
+    return str(public.keyval["public"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,7 @@ from envbuild.manifest import read_manifest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import DOCKER_HUB, Reference
 from envbuild.recipe import Base, Recipe
-from envbuild.serve.application import application
-from envbuild.serve.embed import embedded
+from envbuild.serve.contents import application, embedded
 from envbuild.serve.model import Origin
 from envbuild.stamp import StampEntry, stamp
 from envbuild.verify.sides.model import read_model

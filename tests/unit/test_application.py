@@ -8,7 +8,7 @@ import pytest
 
 from envbuild.errors import UsageError
 from envbuild.image.content import measured
-from envbuild.serve.application import application
+from envbuild.serve.contents import application
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n-----END PRIVATE KEY-----\n"
 ACCOUNT = '{"type": "service_account", "private_key": "-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkqhkiG9w0B\\n"}'

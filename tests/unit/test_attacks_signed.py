@@ -19,7 +19,7 @@ from envbuild.capture.model.facts import model_facts
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.registry import push
-from envbuild.serve.embed import embedded
+from envbuild.serve.contents import embedded
 from envbuild.stamp import StampEntry, read_stamp, stamp
 from envbuild.stamp.record import lock_name, manifest_name
 from tests.unit.attesting import Said, key_pair

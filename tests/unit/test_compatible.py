@@ -13,9 +13,21 @@ from envbuild.manifest.model import Framework
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import Reference
 from envbuild.registry import push
-from envbuild.serve.compatible import Compatible, Held, check_compatible, compared, tensorflow_finding
-from envbuild.serve.saved_model import SavedFacts, saved_facts
-from envbuild.serve.server_versions import TRITON_ONNX, TRITON_TENSORFLOW, ImageSays, image_says, since, version_in
+from envbuild.serve.compatible import (
+    TRITON_ONNX,
+    TRITON_TENSORFLOW,
+    Compatible,
+    Held,
+    ImageSays,
+    SavedFacts,
+    check_compatible,
+    compared,
+    image_says,
+    saved_facts,
+    since,
+    tensorflow_finding,
+    version_in,
+)
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 from tests.unit.modelling import MODELS

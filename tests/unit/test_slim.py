@@ -22,8 +22,7 @@ from envbuild.oci.image import Image
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.recipe import SLIM_LABEL, SLIM_OF_LABEL, VARIANT_LABEL
 from envbuild.serve.model import Origin, ServeOrder, Server, Slimmed
-from envbuild.serve.slim import commanded, imported, proof_of, slimmed
-from envbuild.serve.slim_parent import find_slimmed, imports_of, slim_parent
+from envbuild.serve.slim import commanded, find_slimmed, imported, imports_of, proof_of, slim_parent, slimmed
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import hold
 from envbuild.verify.sharing import prove_sharing

@@ -13,13 +13,8 @@ from google.cloud.storage import Client
 
 from envbuild.base.resolve import registry_reference
 from envbuild.build.cloudbuild import service
-from envbuild.build.cloudbuild.failure import failure
-from envbuild.build.cloudbuild.log import Log
-from envbuild.build.cloudbuild.options import CloudBuild
-from envbuild.build.cloudbuild.patience import pauses
-from envbuild.build.cloudbuild.plan import plan, submitted
-from envbuild.build.cloudbuild.service import ENDED, Service
-from envbuild.build.cloudbuild.source import Source, check_owned, packed, upload
+from envbuild.build.cloudbuild.plan import CloudBuild, Source, check_owned, packed, pauses, plan, submitted, upload
+from envbuild.build.cloudbuild.service import ENDED, Log, Service, failure
 from envbuild.errors import BaseError, BuildError, EnvbuildError, RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference

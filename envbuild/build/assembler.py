@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from envbuild.build.job import Job, Made
+from envbuild.build.builder import Builder, BuildResult
 from envbuild.build.order import Reporter
 from envbuild.errors import RegistryError, VerifyError, counted
 from envbuild.image import (
@@ -27,12 +27,12 @@ _NAME = 60
 """Letters of a layer's name beside a bar."""
 
 
-class Making(Job):
+class Assembler(Builder):
     """The assembler: no daemon, and the same bytes everywhere."""
 
     __slots__ = ()
 
-    def made(self, settings: IndexSettings) -> Made:
+    def build(self, settings: IndexSettings) -> BuildResult:
         """Find the image, or make it, and push it where that is wanted."""
         try:
             image = self._existing()
@@ -41,8 +41,8 @@ class Making(Job):
                 f"not using the registry's image of this environment: {error.what}; building it here without the "
                 "registry's cache"
             )
-            return replace(self, shared=None).build(settings)
-        return self._found(image, settings) if image else self.build(settings)
+            return replace(self, shared=None).assemble(settings)
+        return self._reuse(image, settings) if image else self.assemble(settings)
 
     def _existing(self) -> Image | None:
         """The image of this very environment in the registry that is pushed to; VerifyError if it is another."""
@@ -60,16 +60,16 @@ class Making(Job):
         cache = LayerCache(self.order.cache, self.shared)
         return find_difference(image, self.recipe, self.base, cache, self.compiling)
 
-    def _found(self, image: Image, settings: IndexSettings) -> Made:
+    def _reuse(self, image: Image, settings: IndexSettings) -> BuildResult:
         """Nothing has to be made, only tagged."""
         self.report.note(f"the registry has the environment {self.recipe.environment.short} already; nothing is built")
         run = self.confirmed({})
         imports = self.try_imports(run, image, settings)
         assembled = Assembled(image=image, overlaps=(), results={}, true={})
         assert self.target is not None, "it was found there"
-        return Made(assembled=assembled, pushed=push(image, self.target), run=run, imports=imports, found=True)
+        return BuildResult(assembled=assembled, pushed=push(image, self.target), run=run, imports=imports, found=True)
 
-    def build(self, settings: IndexSettings) -> Made:
+    def assemble(self, settings: IndexSettings) -> BuildResult:
         """Make the image, and push it where that is wanted; no image is tagged before everything was checked."""
         cache = LayerCache(self.order.cache, self.shared, self.report.note)
         keys = cache_keys(self.recipe)
@@ -96,14 +96,14 @@ class Making(Job):
                 self.compiling,
                 self._proving,
                 self.system.layer,
-                self._begun(upload),
+                self._sender(upload),
             )
             self.prove(cache, arrivals)
             _tell(assembled, self.report, self.recipe.owned)
             run = self.confirmed(assembled.true)
             imports = self.try_imports(run, assembled.image, settings)
             pushed = self._finish(upload, assembled, cache) if upload else None
-        return Made(assembled=assembled, pushed=pushed, run=run, imports=imports)
+        return BuildResult(assembled=assembled, pushed=pushed, run=run, imports=imports)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ class Making(Job):
                     self.shared.stop()  # which `_landed` may be waiting for
                 raise
 
-    def _begun(self, upload: Upload | None) -> Begun | None:
+    def _sender(self, upload: Upload | None) -> Begun | None:
         """What sends a layer while it is made, where the registry would be known to have it."""
         return upload.follow if upload and self.shared and self.shared.names_what_it_has() else None
 

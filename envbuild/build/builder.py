@@ -31,7 +31,7 @@ def is_proven(manifest: TrainingManifest, run: LockedRun) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class BuildResult:
     """The image, and where it is."""
 
     assembled: Assembled
@@ -50,7 +50,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job(ABC):
+class Builder(ABC):
     """What is made, from what."""
 
     order: Order
@@ -70,7 +70,7 @@ class Job(ABC):
     """What the recipe's Debian packages are unpacked with."""
 
     @abstractmethod
-    def made(self, settings: IndexSettings) -> Made:
+    def build(self, settings: IndexSettings) -> BuildResult:
         """Make the image, and push it where that is wanted."""
 
     @property

@@ -1,23 +1,37 @@
-"""The application that an image serves: what a Docker build would take of a folder, and no secret.
-
-.dockerignore is read as Docker reads it, by the matcher of Docker's own client library.
-"""
+"""What answers requests in a serving image: the ready server, or the application's own."""
 
 import os
 import re
 import stat
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, assert_never
 
+from envbuild.build import Reporter
 from envbuild.capture.model.places import STAMP_FOLDER
-from envbuild.errors import UsageError
+from envbuild.capture.redact import scrub_file_name
+from envbuild.errors import StampError, UsageError, VerifyError
+from envbuild.files import data_folder, open_inside
 from envbuild.image.content import Content
-from envbuild.serve.model import APP_FOLDER, ServeOrder
-from envbuild.stamp import parse_model_uri
+from envbuild.manifest.artifact import Model, ModelFile
+from envbuild.oci.digest import Digest
+from envbuild.recipe import PREFIX
+from envbuild.serve.model import APP_FOLDER, MODEL_FOLDER, PORT, Origin, ServeOrder, Server
+from envbuild.stamp import parse_model_uri, read_history
+from envbuild.verify.golden.model import HeldModel, held
+from envbuild.verify.rules.modelfiles import Changes, compared
+from envbuild.verify.sides.content import as_stamped, is_rewritten
+from envbuild.verify.sides.model import StampedModel
+from envbuild.verify.sums import Sums, sums_of
 
+REQUIREMENTS = ("fastapi>=0.100", "uvicorn>=0.23", "prometheus-client>=0.17")
+"""Of the ready server. So wide that an old environment, none of whose pins can move, finds releases that fit it."""
+SERVED = ("saved_model", "keras", "hdf5", "onnx", "torchscript")
+"""Formats of models that the ready server loads, as manifests name them."""
+_HEALTH, _PREDICT = "/health", "/predict"
 IGNORED = (
     ".git", ".hg", ".svn", "__pycache__", "*.pyc", ".venv", ".env", ".env.*", ".envrc", ".dockerignore", ".ds_store",
     ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints",
@@ -47,6 +61,59 @@ _LOOKED_AT = 256 << 10
 """Bytes: no file of keys is larger."""
 _TOLD = 10
 """Files that are named; the others are counted."""
+_STEPS = 10
+"""Files that are named; the others are counted."""
+_COPY = "find out who wrote it; copy the model again from the run, or train and stamp anew"
+
+
+def server_parts(order: ServeOrder, origin: Origin) -> Server:
+    """Say what the image gets on top so that it answers requests.
+
+    UsageError for a model that the ready server cannot load, and for a server that comes as an image of its own.
+    """
+    match order.server:
+        case None:
+            return Server(cmd=order.cmd, ports=(PORT,))
+        case "fastapi":
+            return _fastapi(order, origin)
+        case "tf-serving" | "triton":
+            todo = "leave out --app, --cmd, --embed-model and --slim: the model is only held against that server"
+            raise UsageError(f"{order.server} is an image of its own, and nothing is put into it", todo=todo)
+        case _:
+            assert_never(order.server)
+
+
+def _fastapi(order: ServeOrder, origin: Origin) -> Server:
+    model = (origin.stamped and origin.stamped.model) or origin.manifest.model
+    files = _files(order)
+    if f"{APP_FOLDER}/serving/loading.py" in files:
+        _check_model(model)
+    return Server(
+        requirements=REQUIREMENTS,
+        files=files,
+        cmd=order.cmd or (f"{PREFIX}/bin/python", f"{APP_FOLDER}/serve.py"),
+        ports=(PORT,),
+        health=_HEALTH,
+        predict=_PREDICT,
+    )
+
+
+def _files(order: ServeOrder) -> dict[str, bytes | Path]:
+    """The server's files, but for those that the application brings of the same name, which take their place."""
+    folder = data_folder("templates") / "server" / "fastapi"
+    paths = sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
+    ours = {f"{APP_FOLDER}/{path}": folder / path for path in paths}
+    theirs = application_of(order) if order.app else Content("", {})
+    return {path: file for path, file in ours.items() if path not in theirs.files and path not in theirs.links}
+
+
+def _check_model(model: Model | None) -> None:
+    """Refuse a format that no loader of the server knows; what nobody could read is left to the server's start."""
+    if model is None or model.format is None or model.format in SERVED:
+        return
+    what = f"the server fastapi serves {', '.join(SERVED)}, and the model is {model.format}"
+    todo = "save the model as one of these, or bring a serving/loading.py that loads it: --app DIR"
+    raise UsageError(what, where=model.uri, todo=todo)
 
 
 def application_of(order: ServeOrder) -> Content:
@@ -225,3 +292,124 @@ def _plain(data: bytes) -> bytes:
     """Text in UTF-16 or UTF-32 as it would be in ASCII, as far as it is that."""
     wide = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in data[:2]
     return data.replace(b"\0", b"") if wide else data
+
+
+@contextmanager
+def embedded(origin: Origin, cache: Path, report: Reporter) -> Iterator[Content]:
+    """Yield the model's files as `/model`; one in Cloud Storage lies on the cache's disk meanwhile.
+
+    VerifyError for a model that is not the one that was stamped, or has files that the run did not save so: changed,
+    missing or additional. What no record has a digest of is a warning. UsageError where only a manifest was given;
+    StampError where the model cannot be had.
+    """
+    if origin.stamped is None:
+        todo = "give the model's own URI or folder in place of the manifest"
+        raise UsageError("there is no model to embed: only a manifest was given", where="--embed-model", todo=todo)
+    report.step(f"model {origin.stamped.uri}")
+    with held(origin.stamped.uri, cache, report) as model:
+        _check_stamp(origin.stamped)
+        stamp = origin.stamped.stamp
+        recorded = as_stamped(origin.manifest.model, stamp.content if stamp else None, origin.stamped.uri)
+        found = _digests(model, recorded, report)
+        _check_files(recorded, model, found, report, exact=origin.stamped.history.proven is not None)
+        report.note(f"{len(found)} files of the model, {model.size / 1e6:.1f} MB")
+        yield Content(
+            line="model",
+            files={f"{MODEL_FOLDER}/{path}": file for path, file in model.files.items()},
+            known={f"{MODEL_FOLDER}/{path}": it.sha256 for path, it in found.items()},
+        )
+
+
+def _check_stamp(stamped: StampedModel) -> None:
+    """The stamp hangs on one file, which must still be the one that it was written for, after it was fetched too."""
+    where, todo = stamped.uri, "stamp the model again from its run: envbuild from-manifest MANIFEST --stamp MODEL"
+    if stamped.stamp is None:
+        raise VerifyError(
+            f"{stamped.history.unstamped}, so nothing says which run it comes from", where=where, todo=todo
+        )
+    now = read_history(stamped.uri, whole=False)
+    anchor = stamped.stamp.anchor
+    if not now.records or not now.current or now.records[0].stamp is None or now.records[0].stamp.anchor != anchor:
+        what = f"the model was replaced after it was stamped: {anchor.name} is not at generation {anchor.generation}"
+        raise VerifyError(what, where=where, todo=todo)
+
+
+def _digests(model: HeldModel, recorded: Model | None, report: Reporter) -> dict[str, Sums]:
+    """Read the files that were not read so far, or all where the record has the other digest of some."""
+    by_sum = any(it.crc32c and not it.sha256 for it in recorded.files) if recorded else False
+    found, done = {}, 0
+    for path, file in model.files.items():
+        known = None if by_sum else model.digests.get(path)
+        try:
+            with open_inside(model.folder, file) as opened:
+                found[path] = Sums(Digest(known), None, file.stat().st_size) if known else sums_of(opened)
+        except OSError as error:
+            todo = "see that it is there and may be read; copy files in place of links: cp -rL MODEL COPY"
+            raise StampError(f"the model cannot be read: {error.strerror}", where=str(file), todo=todo) from error
+        done += found[path].size
+        report.progress("checking the model", done, model.size)
+    return found
+
+
+def _check_files(
+    recorded: Model | None, model: HeldModel, found: Mapping[str, Sums], report: Reporter, *, exact: bool
+) -> None:
+    if recorded is None or not recorded.files:
+        report.warn("the run's manifest lists no files of the model; only its stamp was checked")
+        return
+    seen = compared(recorded, _as_model(model, found), by_name=True)
+    if len(seen.new) < len(found):
+        todo = "give the model's files names without control characters, users and passwords"
+        raise VerifyError("two of the model's files have one name in a manifest", where=model.uri, todo=todo)
+    missing, extra = sorted(seen.old.keys() - seen.new.keys()), sorted(seen.new.keys() - seen.old.keys())
+    whole = recorded.file_count == len(recorded.files)
+    anew = [path for path in seen.common if exact and is_rewritten(seen.old[path], seen.new[path])]
+    anew = [path for path in anew if path not in seen.changed]
+    faults = [
+        *(f"{path} is not what the run saved" for path in seen.changed),
+        *(f"{path} is written anew" for path in anew),
+        *(f"{path} is missing" for path in missing),
+        *(f"{path} is there besides" for path in extra if whole),
+    ]
+    if faults:
+        paths = (*seen.changed, *anew, *missing, *extra)
+        raise _refused([f"{it}: {_told(path, seen)}" for it, path in zip(faults, paths, strict=False)], model.uri)
+    if extra:
+        report.warn(f"the run's manifest lists {len(seen.old)} files of the model; {len(extra)} more were not compared")
+    if seen.by_size:
+        report.warn(f"of {seen.by_size} files of the model the run's manifest has no digest; their size is the same")
+
+
+def _as_model(model: HeldModel, found: Mapping[str, Sums]) -> Model:
+    """The files as a manifest lists them, which spells out what no line can hold."""
+    files = tuple(
+        ModelFile(
+            path=scrub_file_name(path),
+            size=it.size,
+            sha256=it.sha256.hex,
+            crc32c=it.crc32c,
+            generation=model.generations.get(path),
+        )
+        for path, it in found.items()
+    )
+    return Model(uri=model.uri, files=files, file_count=len(files))
+
+
+def _told(path: str, seen: Changes) -> str:
+    """What is recorded of a file and what was found, by the digests that both have where there are any."""
+    old, new = seen.old.get(path), seen.new.get(path)
+    by_sum = bool(old and old.crc32c and not old.sha256)
+    return f"recorded {_said(old, by_sum=by_sum)}, found {_said(new, by_sum=by_sum)}"
+
+
+def _said(file: ModelFile | None, *, by_sum: bool) -> str:
+    if file is None:
+        return "nothing"
+    digest = f"crc32c {file.crc32c}" if by_sum else f"sha256 {file.sha256}" if file.sha256 else "no digest"
+    return f"{digest} ({file.size} bytes)"
+
+
+def _refused(lines: list[str], uri: str) -> VerifyError:
+    more = [f"and {len(lines) - _STEPS} more"] if len(lines) > _STEPS else []
+    what = "\n  - ".join(["the model is not the one that the run saved:", *lines[:_STEPS], *more])
+    return VerifyError(what, where=uri, todo=_COPY)
