@@ -1,4 +1,4 @@
-"""From the recipe to the image: wheels arrive, layers are made, and layers are sent, all at the same time."""
+"""The builder without a daemon: downloads, layers and uploads run at the same time."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from envbuild.image import (
 from envbuild.lock import Arrivals, IndexSettings, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.growing import GrowingBlob
-from envbuild.oci.image import Image, Layer
+from envbuild.oci.image import Image
 from envbuild.registry import PushResult, Upload, environment_tag, find_environment, push
 
 _NAME = 60
@@ -28,12 +28,12 @@ _NAME = 60
 
 
 class Assembler(Builder):
-    """The assembler: no daemon, and the same bytes everywhere."""
+    """Assembles an image without a daemon, with the same bytes everywhere."""
 
     __slots__ = ()
 
     def build(self, settings: IndexSettings) -> BuildResult:
-        """Find the image, or make it, and push it where that is wanted."""
+        """Reuse the image of the registry, or assemble it, and push it if requested."""
         try:
             image = self._existing()
         except VerifyError as error:
@@ -45,7 +45,7 @@ class Assembler(Builder):
         return self._reuse(image, settings) if image else self.assemble(settings)
 
     def _existing(self) -> Image | None:
-        """The image of this very environment in the registry that is pushed to; VerifyError if it is another."""
+        """Return the target repository's image of this environment; VerifyError if its content differs."""
         if self.target is None or not self.order.remote_cache:
             return None
         try:
@@ -56,21 +56,21 @@ class Assembler(Builder):
         return claim.prove(self._find_difference) if claim else None
 
     def _find_difference(self, image: Image) -> str:
-        """How an image of the registry differs from the one that would be built of its layers."""
+        """Return how an image of the registry differs from the one that would be built."""
         cache = LayerCache(self.order.cache, self.shared)
         return find_difference(image, self.recipe, self.base, cache, self.compiling)
 
     def _reuse(self, image: Image, settings: IndexSettings) -> BuildResult:
-        """Nothing has to be made, only tagged."""
+        """Push the found image by its digest; nothing is built."""
         self.report.note(f"the registry has the environment {self.recipe.environment.short} already; nothing is built")
         run = self.confirmed({})
         imports = self.try_imports(run, image, settings)
         assembled = Assembled(image=image, overlaps=(), results={}, true={})
-        assert self.target is not None, "it was found there"
+        assert self.target is not None, "the image was found in the target repository"
         return BuildResult(assembled=assembled, pushed=push(image, self.target), run=run, imports=imports, found=True)
 
     def assemble(self, settings: IndexSettings) -> BuildResult:
-        """Make the image, and push it where that is wanted; no image is tagged before everything was checked."""
+        """Assemble the image, and push it if requested; its tags are set after all checks."""
         cache = LayerCache(self.order.cache, self.shared, self.report.note)
         keys = cache_keys(self.recipe)
         cache.look_up(keys.layers, keys.notes)
@@ -82,7 +82,7 @@ class Assembler(Builder):
         with self._upload() as upload:
             self._announce(needed)
             arrivals.start(needed)
-            offer = upload.offer if upload else _ignore
+            offer = upload.offer if upload else lambda _layer: None
             if needed:
                 for layer in self.base.image.layers:
                     offer(layer)
@@ -164,12 +164,8 @@ class Assembler(Builder):
         return result
 
 
-def _ignore(_: Layer) -> None:
-    """Send nothing."""
-
-
 def _tell(assembled: Assembled, report: Reporter, owned: Mapping[str, str]) -> None:
-    """Say what of the image nobody asked for and somebody may want to know."""
+    """Report bytecode, remarks and overlaps of the image."""
     if tally := assembled.bytecode:
         report.note(f"{tally.compiled} modules have bytecode; {tally.refused} do not compile")
         for path in tally.gave_up:

@@ -1,10 +1,9 @@
-"""The order of the stages, on one screen; what is slow or remote is in the stages, what is printed is the caller's."""
+"""The stages of a build in their order: base, lock, recipe, image, push, attestations, files, stamp."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 from envbuild.base import check_base, resolve_base
 from envbuild.base.compiling import check_compiles, compiling_on
@@ -50,7 +49,7 @@ _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
 
 
 def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) -> Outcome:
-    """Carry the plans out: lock, make and push (or write) the image; the stamp comes last, or not at all."""
+    """Carry out the plans: lock, build, push or write the image, and stamp it last."""
     for plan in plans if order.bytecode else ():
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
     early = check_stampable(order.stamp, signer_for(order, order.continued)) if order.stamp else None
@@ -58,11 +57,15 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     if early:
         stamp_content(order, plans[0].manifest, early)
     if order.attestations.key:
-        # A key vouches for what was made here, and not for what others say that they result.
+        # A signature covers only layers that were built here.
         order = replace(order, remote_cache=False)
-    settings = _settings(order)
+    settings = read_settings(order.find_links, offline=order.offline)
+    if order.ca_bundle:
+        settings = replace(settings, ca_bundle=str(order.ca_bundle.absolute()))
     with ExitStack() as until:
-        shared = _shared(order, until, report)
+        shared = None
+        if order.push and order.remote_cache and order.builder == "assemble":
+            shared = until.enter_context(SharedCache(order.push, warn=report.warn))
         parts = tuple(_part(order, plan, settings, shared, report, until, settled=settled) for plan in plans)
         images = [part.assembled.image for part in parts]
         content: Content = images[0] if len(parts) == 1 else image_index(images)
@@ -71,7 +74,9 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
         outcome = write_outputs(order, parts, content, pushed, report)
     if order.stamp and early:
         outcome = replace(outcome, stamped=stamp_parts(order.stamp, order, parts, now, report, early))
-    _keep_small(order.cache, report)
+    limit = size_limit()
+    if limit is not None and (removed := prune(order.cache, keep=limit)):
+        report.note(f"the cache was over its limit: {sum(it.size for it in removed) / 1e6:.1f} MB removed")
     return outcome
 
 
@@ -85,7 +90,7 @@ def _part(
     *,
     settled: bool,
 ) -> Part:
-    """Make the image of one platform, and push it; `settled` where tags may not move."""
+    """Build and push the image of one platform; `settled` if tags are immutable."""
     base = _base(order, plan, report)
     run = _lock(order, plan, base.target, settings, report)
     system = _system(order, plan, base, report)
@@ -127,7 +132,7 @@ def _part(
 
 
 def _system(order: Order, plan: Plan, base: Base, report: Reporter) -> System:
-    """What the run had loaded of its system and the base lacks, where that is wanted."""
+    """Lock the system packages that the run had loaded and the base lacks."""
     if not order.system_packages:
         return System()
     found = lock_system(plan.manifest, base, order.cache, report.step, offline=order.offline)
@@ -139,7 +144,7 @@ def _system(order: Order, plan: Plan, base: Base, report: Reporter) -> System:
 
 
 def _builder(order: Order) -> type[Builder]:
-    """What makes the image."""
+    """Return the class of the builder."""
     if order.builder == "assemble":
         return Assembler
     if order.builder == "cloudbuild":
@@ -151,11 +156,6 @@ def _builder(order: Order) -> type[Builder]:
     return Buildx if order.builder_name else Docker
 
 
-def _settings(order: Order) -> IndexSettings:
-    settings = read_settings(order.find_links, offline=order.offline)
-    return replace(settings, ca_bundle=str(order.ca_bundle.absolute())) if order.ca_bundle else settings
-
-
 def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
     def progress(count: int) -> None:
         report.note(f"compiling {count} modules with the base's own Python")
@@ -164,7 +164,7 @@ def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
 
 
 def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:
-    """What was pushed: the image, or now the index of the images that were; without its tag yet."""
+    """Return the pushed image, or push the index of several; without its tag."""
     if order.push is None or not isinstance(content, ImageIndex):
         return parts[0].pushed
     report.step(f"pushing the index of {len(parts)} images to {order.push}")
@@ -174,17 +174,10 @@ def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Repor
     return replace(indexed, uploaded=sent, existing=existing)
 
 
-def _shared(order: Order, stack: ExitStack, report: Reporter) -> SharedCache | None:
-    """What the repository that is pushed to has of layers."""
-    if order.push is None or not order.remote_cache or order.builder != "assemble":
-        return None
-    return stack.enter_context(SharedCache(order.push, warn=report.warn))
-
-
 def check_destinations(order: Order, report: Reporter) -> bool:
-    """Fail before the long work when its result would have nowhere to go, or an option cannot be meant.
+    """Check options and destinations before the long work starts.
 
-    Say whether tags may not move there, as far as that can be known.
+    Return whether tags are immutable there, if known.
     """
     settled = False
     size_limit()
@@ -205,10 +198,10 @@ def check_destinations(order: Order, report: Reporter) -> bool:
 
 
 def _check_tags(builder: Builder) -> None:
-    """Refuse tags that name another image than will be made: of one environment there is one image, by this builder."""
+    """Refuse tags that name another image: the assembler makes one image of an environment."""
     if builder.target is None:
         return
-    # Engines make other bytes each time.
+    # Engines make different bytes each time.
     environment = builder.recipe.environment if isinstance(builder, Assembler) else None
     for tag in builder.tags:
         check_tag(replace(builder.target, tag=tag), environment)
@@ -256,11 +249,3 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
     if order.require_identical:
         run.proof.require_identical()
     return run
-
-
-def _keep_small(cache: Path, report: Reporter) -> None:
-    """Hold the cache to the size that the user set, if any."""
-    limit = size_limit()
-    gone = prune(cache, keep=limit) if limit is not None else ()
-    if gone:
-        report.note(f"the cache is over its limit: {sum(it.size for it in gone) / 1e6:.1f} MB removed")

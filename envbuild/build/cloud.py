@@ -59,7 +59,7 @@ def printed_yaml(order: Order) -> bytes:
 
 
 def options_of(order: Order) -> CloudBuild:
-    """The order's options, and what each context wants to be told."""
+    """Return the order's options with the build arguments of every context."""
     assert order.cloud is not None
     return replace(order.cloud, build_args=(*order.cloud.build_args, ("SOURCE_DATE_EPOCH", str(MTIME))))
 
@@ -69,7 +69,7 @@ def _refuse(where: str, what: str, todo: str) -> None:
 
 
 class Cloud(ContextBuilder):
-    """Cloud Build, which is told nothing of this machine's indexes."""
+    """Builds in Cloud Build, which does not know this machine's indexes."""
 
     __slots__ = ()
 
@@ -97,7 +97,7 @@ class Cloud(ContextBuilder):
         )
 
     def _built(self, context: Path, options: CloudBuild) -> Reference:
-        """Build, and say of a build that failed which lock entry it was about."""
+        """Build; the error of a failed build names its entry of the lock."""
         try:
             return cloudbuild.build(context, options, self.temporary_name(), self.report)
         except BuildError as error:

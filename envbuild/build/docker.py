@@ -16,7 +16,7 @@ from envbuild.build.context import ContextBuilder
 from envbuild.build.order import Order
 from envbuild.engine.build import Built, built, loaded_base
 from envbuild.engine.building import Transcript
-from envbuild.engine.buildkit import Client, build_remotely, can_buildkit, find_client, require_buildx
+from envbuild.engine.buildkit import build_remotely, can_buildkit, find_client, require_buildx
 from envbuild.engine.client import connected
 from envbuild.engine.image import find_image
 from envbuild.engine.push import push_image
@@ -71,7 +71,8 @@ class Docker(ContextBuilder):
         base = "" if self.pullable() else enter(loaded_base(engine, self.base.image, self.report))
         # The context and the secrets are not needed any longer than the build.
         with self.prepared(settings, base, secrets=client is not None) as prepared:
-            self.report.step(f"building by {_called(client)}")
+            name = f"BuildKit, with the client {client.path}" if client else "the engine's classic builder"
+            self.report.step(f"building by {name}")
             request = prepared.request
             image = enter(built(engine, request, self.report, buildkit=client, running=running, logins=self._logins()))
         run = self.confirmed({})
@@ -144,7 +145,3 @@ def _digest(metadata: Path) -> Digest:
     except (OSError, ValueError, KeyError, TypeError) as error:
         todo = "see that the builder can push to the registry"
         raise BuildError("buildx does not say what it pushed", where=str(metadata), todo=todo) from error
-
-
-def _called(client: Client | None) -> str:
-    return "the engine's first builder" if client is None else f"BuildKit, with the client {client.path}"

@@ -164,7 +164,7 @@ def _tell(child: Assembled, report: Reporter) -> None:
 
 
 def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | None:
-    """By what the sources of a child are compiled: the interpreter of its parent's base; None where it is for others.
+    """Return the compiler of a child's bytecode: the interpreter of its parent's base; None for another machine.
 
     Then a warning says so, and the child has no bytecode. Of the parent only the base's layers are read, and only
     where no earlier run here did so. BaseError, RegistryError where they cannot be;
@@ -178,10 +178,10 @@ def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | 
     facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)
     found = replace(base, python_path=facts.python_path, interpreter=facts.interpreter)
 
-    def told(count: int) -> None:
+    def progress(count: int) -> None:
         report.note(f"compiling {count} modules with the base's own Python")
 
-    return compiling_on(found, cache, "build without bytecode, or on a machine that can run the base", told)
+    return compiling_on(found, cache, "build without bytecode, or on a machine that can run the base", progress)
 
 
 def child_name(parent: Digest, requirements: Sequence[str], below: Lock, addition: Addition, label: str) -> Reference:

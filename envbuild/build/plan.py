@@ -141,7 +141,7 @@ def _check_archive(path: Path) -> None:
     check_archive(path)
     if _is_foreign(path):
         todo = "remove it, or give --archive another file"
-        raise UsageError("the file is there, and is no archive of envbuild", where=str(path), todo=todo)
+        raise UsageError("the file exists, and is not an archive of envbuild", where=str(path), todo=todo)
 
 
 def _check_folder(folder: Path) -> None:

@@ -98,7 +98,7 @@ def run(
 def _serve(order: "ServeOrder", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
     """Make what serves; print the result, or just what it would start from and be given."""
     from envbuild.serve.build import serve
-    from envbuild.serve.model import check_serving
+    from envbuild.serve.check import check_serving
     from envbuild.serve.origin import find_start
 
     if dry_run:

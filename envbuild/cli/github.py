@@ -14,7 +14,7 @@ from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
     from envbuild.oci.image import Image
-    from envbuild.serve.model import Served
+    from envbuild.serve.model import ServeResult
 
 Row = tuple[str, str, str]
 """What is compared, as it is in the training image, and as it is in the serving image."""
@@ -57,7 +57,7 @@ def annotation(error: EnvbuildError) -> str:
     return f"::error {told}::{_data(printable(str(error)))}"
 
 
-def served_rows(served: "Served") -> Iterator[Row]:
+def served_rows(served: "ServeResult") -> Iterator[Row]:
     """What a serving image has beyond the training image or does without, and what the gate found."""
     parent, image = served.origin.parent, served.image
     yield "image", str(served.origin.reference or parent.digest), str(served.digest)

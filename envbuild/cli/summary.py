@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from envbuild.build import Outcome, Part
     from envbuild.oci.image import Layer
     from envbuild.registry import PushResult
-    from envbuild.serve.model import Served, ServeOrder
+    from envbuild.serve.model import ServeOrder, ServeResult
     from envbuild.serve.origin import Start
 
 _NAME = 70
@@ -138,7 +138,7 @@ def _said(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else "yes" if value is True else str(value)
 
 
-def served_summary(served: "Served", seconds: float) -> Iterator[str]:
+def served_summary(served: "ServeResult", seconds: float) -> Iterator[str]:
     """One line for each layer on top of the training image; then the whole."""
     if served.runtime is None:
         known, layers = {it.diff_id for it in served.origin.parent.image.layers}, served.image.layers
@@ -151,14 +151,14 @@ def served_summary(served: "Served", seconds: float) -> Iterator[str]:
     yield f"{sent}{seconds:.1f} s"
 
 
-def served_reference(served: "Served") -> str:
+def served_reference(served: "ServeResult") -> str:
     """What the next program finds the image by: in the registry, else in the engine, else as a file or folder."""
     if served.reference:
         return str(served.reference)
     return served.loaded or f"{served.archive or served.layout}@{served.digest}"
 
 
-def served_result(served: "Served", seconds: float) -> dict[str, Any]:
+def served_result(served: "ServeResult", seconds: float) -> dict[str, Any]:
     """The whole for the next program."""
     origin = served.origin
     return {

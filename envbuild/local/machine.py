@@ -152,7 +152,9 @@ def gpu_findings(subject: Subject, variant: Variant, platform: str, machine: Mac
     """All that a container with GPUs needs of a machine; nothing more once it is clear that there are none."""
     engine, there = machine.engine, machine.accelerator
     if engine and engine.gpus and not engine.near:
-        yield _remote_finding()
+        says = "the engine runs on another machine or in a virtual one, so that its GPUs cannot be seen from here"
+        todo = "request it with `--variant gpu` if its driver is new enough"
+        yield Finding(about="GPU", rule=_ENGINE, agrees=False, severity="warning", says=says, why=_BLIND, todo=todo)
         return
     if there is None or there.kind != "nvidia" or not there.gpus:
         yield _absent_finding(there)
@@ -182,18 +184,10 @@ def names_of(accelerator: Accelerator | None) -> str:
     return ", ".join(dict.fromkeys(gpu.name for gpu in (accelerator.gpus if accelerator else ())))
 
 
-def _remote_finding() -> Finding:
-    says = (
-        "the engine runs on another machine, or in a virtual one, and its GPUs and their driver are not seen from here"
-    )
-    todo = "ask for it by `--variant gpu`, where its driver is known to be new enough"
-    return Finding(about="GPU", rule=_ENGINE, agrees=False, severity="warning", says=says, why=_BLIND, todo=todo)
-
-
 def _absent_finding(there: Accelerator | None) -> Finding:
     if there and there.kind == "nvidia":
         says, found = "there is a driver of NVIDIA, and it shows no GPU", "none shown"
-        todo = "see what nvidia-smi says; after an update of the driver the machine has to start anew"
+        todo = "see what nvidia-smi says; after an update of the driver restart the machine"
     else:
         found = "a TPU" if there and there.kind == "tpu" else "no NVIDIA GPU"
         says, todo = (
@@ -233,11 +227,11 @@ def _engine_finding(engine: Engine, names: str) -> Finding:
 
 
 def _unknown_driver(side: Side) -> Finding:
-    """What rules pass over, as it is not said, may be why the framework finds no GPU here."""
+    """Report that rules cannot compare the driver, which may be why the framework finds no GPU."""
     cuda = cuda_of(side)
     lost = f"which driver serves CUDA {cuda} here" if cuda else "which CUDA is to run"
     says = f"nothing says {lost}, so that the driver is not compared"
-    todo = "compare them by what nvidia-smi says, and the framework's list of tested builds"
+    todo = "compare the output of nvidia-smi with the framework's list of tested builds"
     wanted, found = f"a driver that serves CUDA {cuda or ''}".rstrip(), "not known"
     return differs("driver", "driver", says, wanted=wanted, found=found, todo=todo, severity="warning")
 

@@ -81,7 +81,7 @@ CUSTOM_PREFIXES = ("SimpleML", "Sentencepiece", "Wordpiece")
 """Operations of TensorFlow Decision Forests and TensorFlow Text, which bear no mark of their library."""
 _FILE = "saved_model.pb"
 RELATION = "verified-compatible"
-"""What is stamped of a server that was held against the model, and does not share its environment."""
+"""The stamped relation of a server that was compared with the model and does not share its environment."""
 _TITLES = {"tf-serving": "TensorFlow Serving", "triton": "Triton"}
 _LABEL = "org.opencontainers.image.title"
 _TRY = "try the model in that image once"
@@ -90,7 +90,7 @@ _TODO = "take a server of the run's own TensorFlow, or --server fastapi, which s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSays:
-    """What an image's config says of the server in it."""
+    """The server that an image's config names."""
 
     version: str | None = None
     cuda: str | None = None
@@ -185,8 +185,8 @@ class Compatible:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """The two sides."""
+class Comparison:
+    """A model and the server that it is compared with."""
 
     server: ServerName
     version: str
@@ -205,9 +205,9 @@ class Held:
 
 
 def check_compatible(order: ServeOrder, origin: Origin, report: Reporter) -> Compatible:
-    """Hold the model against the server that was ordered; what disagrees is in the findings.
+    """Compare the model with the requested server; the findings list what disagrees.
 
-    UsageError where nobody says which server, or of what version; RegistryError where its image cannot be had.
+    UsageError without a server or version, RegistryError if its image cannot be read.
     """
     server = order.server
     assert server in DEFAULT_IMAGES, "only servers with images of their own are asked for"
@@ -218,11 +218,11 @@ def check_compatible(order: ServeOrder, origin: Origin, report: Reporter) -> Com
     model = (origin.stamped and origin.stamped.model) or origin.manifest.model
     if model is None:
         raise UsageError("nothing says what the model is", where=order.model or "", todo="give the stamped model")
-    version = _said(order, server) or says.version or version_in(server, wanted.tag or "")
+    version = _requested_version(order, server) or says.version or version_in(server, wanted.tag or "")
     if version is None:
         what, todo = f"nothing says which version of {_TITLES[server]} this is", "give --server-version"
         raise UsageError(what, where=str(wanted), todo=todo)
-    held = Held(
+    held = Comparison(
         server=server,
         version=version,
         tag=wanted.tag or "",
@@ -232,13 +232,13 @@ def check_compatible(order: ServeOrder, origin: Origin, report: Reporter) -> Com
         saved=saved_facts(order.model or model.uri) if model.format == "saved_model" else None,
     )
     reference = wanted.at(image.found_as or image.digest)
-    return Compatible(reference=reference, version=version, findings=tuple(compared(held)))
+    return Compatible(reference=reference, version=version, findings=tuple(compare_with_server(held)))
 
 
-def compared(held: Held) -> Iterator[Finding]:
+def compare_with_server(held: Comparison) -> Iterator[Finding]:
     """Yield what has to agree between a model and a server."""
-    yield from _named(held)
-    yield from _said_version(held)
+    yield from _check_server(held)
+    yield from _check_version(held)
     yield _artifact(held)
     if held.model.format == "saved_model":
         yield _tensorflow(held)
@@ -263,11 +263,11 @@ def _image(order: ServeOrder, server: ServerName) -> Reference:
         raise UsageError(f"this names no image: {error}", where=text, todo="give HOST/NAME:TAG or @DIGEST") from error
 
 
-def _said(order: ServeOrder, server: ServerName) -> str | None:
+def _requested_version(order: ServeOrder, server: ServerName) -> str | None:
     return version_in(server, order.server_version) if order.server_version else None
 
 
-def _named(held: Held) -> Iterator[Finding]:
+def _check_server(held: Comparison) -> Iterator[Finding]:
     """Whether it is such a server at all: of another image no version says anything."""
     if held.says.names_server:
         return
@@ -277,7 +277,7 @@ def _named(held: Held) -> Iterator[Finding]:
     yield _finding("server-image", says, wanted=title, why="Another program would be stamped as it.", todo=todo)
 
 
-def _said_version(held: Held) -> Iterator[Finding]:
+def _check_version(held: Comparison) -> Iterator[Finding]:
     said = held.says.version or version_in(held.server, held.tag)
     if said is None or _same(said, held.version):
         return
@@ -286,7 +286,7 @@ def _said_version(held: Held) -> Iterator[Finding]:
     yield _finding("server-version", says, wanted=held.version, found=said, todo=todo)
 
 
-def _artifact(held: Held) -> Finding:
+def _artifact(held: Comparison) -> Finding:
     """Whether the server has anything that loads such a file."""
     kind, can = held.model.format or "unknown", _loads(held)
     if kind in can:
@@ -296,7 +296,7 @@ def _artifact(held: Held) -> Finding:
     return _finding("server-artifact", says, wanted=kind, found=", ".join(sorted(can)), todo=todo)
 
 
-def _loads(held: Held) -> frozenset[str]:
+def _loads(held: Comparison) -> frozenset[str]:
     if held.server == "tf-serving":
         return frozenset({"saved_model"})
     parts = held.tag.partition("-")[2] if version_in("triton", held.tag) else "py3"
@@ -305,7 +305,7 @@ def _loads(held: Held) -> frozenset[str]:
     return can - {"saved_model"} if gone else can
 
 
-def _tensorflow(held: Held) -> Finding:
+def _tensorflow(held: Comparison) -> Finding:
     """Whether the server's TensorFlow is the run's or a later one."""
     theirs = held.version if held.server == "tf-serving" else since(TRITON_TENSORFLOW, held.version)
     ours = _writer(held)
@@ -316,7 +316,7 @@ def _tensorflow(held: Held) -> Finding:
 
 
 def tensorflow_finding(ours: str, theirs: str, title: str) -> Finding:
-    """Hold the TensorFlow that saved a model against the one that is to load it."""
+    """Compare the TensorFlow that saved a model with the one that loads it."""
     rule, saved, loads = "server-tensorflow", _minor(ours), _minor(theirs)
     if saved is None or loads is None:
         return _unknown(rule, f"{ours} and {theirs} cannot be compared as versions", _TODO)
@@ -331,7 +331,7 @@ def tensorflow_finding(ours: str, theirs: str, title: str) -> Finding:
     return _finding(rule, says, wanted=ours, found=theirs, why=why, todo=_TODO, severity="warning")
 
 
-def _saved(held: Held) -> Iterator[Finding]:
+def _saved(held: Comparison) -> Iterator[Finding]:
     if held.saved is None:
         yield _unknown("server-signature", "the SavedModel's signatures could not be read", _TRY)
         return
@@ -349,7 +349,7 @@ def _saved(held: Held) -> Iterator[Finding]:
         yield _finding("server-operations", says, found=", ".join(custom), why=why, todo=todo)
 
 
-def _onnx(held: Held) -> Finding:
+def _onnx(held: Comparison) -> Finding:
     theirs, ours = since(TRITON_ONNX, held.version), _installed(held, "onnxruntime", "onnxruntime-gpu")
     if ours is None or theirs is None:
         side = "the run had" if ours is None else f"{held.title} has"
@@ -362,7 +362,7 @@ def _onnx(held: Held) -> Finding:
     return _finding("server-onnx", says, wanted=ours, found=theirs, why=why, todo="take a newer Triton")
 
 
-def _cuda(held: Held) -> Iterator[Finding]:
+def _cuda(held: Comparison) -> Iterator[Finding]:
     """Whether CUDA and cuDNN have the major versions that the run's framework was built with."""
     framework = held.origin.manifest.framework
     if held.origin.variant != "gpu" or framework is None or framework.cuda is None:
@@ -383,14 +383,14 @@ def _cuda(held: Held) -> Iterator[Finding]:
         yield _finding("server-cuda", says, wanted=ours, found=theirs, why=why, todo=_TODO, severity="warning")
 
 
-def _writer(held: Held) -> str | None:
+def _writer(held: Comparison) -> str | None:
     """The TensorFlow that saved the model, by its own files; else the run's."""
     said = [it.version for it in held.model.written_by if it.name == "tensorflow"]
     found = [it.version for it in held.origin.manifest.frameworks if it.name == "tensorflow"]
     return next(iter(said + found), None)
 
 
-def _installed(held: Held, *names: str) -> str | None:
+def _installed(held: Comparison, *names: str) -> str | None:
     return next((it.version for it in held.origin.manifest.distributions if it.name in names), None)
 
 

@@ -63,7 +63,7 @@ _TOLD = 10
 """Files that are named; the others are counted."""
 _STEPS = 10
 """Files that are named; the others are counted."""
-_COPY = "find out who wrote it; copy the model again from the run, or train and stamp anew"
+_COPY = "find out who wrote it; copy the model again from the run, or train and stamp it again"
 
 
 def server_parts(order: ServeOrder, origin: Origin) -> Server:
@@ -77,7 +77,7 @@ def server_parts(order: ServeOrder, origin: Origin) -> Server:
         case "fastapi":
             return _fastapi(order, origin)
         case "tf-serving" | "triton":
-            todo = "leave out --app, --cmd, --embed-model and --slim: the model is only held against that server"
+            todo = "leave out --app, --cmd, --embed-model and --slim: the model is only compared with that server"
             raise UsageError(f"{order.server} is an image of its own, and nothing is put into it", todo=todo)
         case _:
             assert_never(order.server)
@@ -136,17 +136,17 @@ def _written(order: ServeOrder) -> Iterator[Path]:
 
 
 def application(folder: Path, without: Iterable[Path] = ()) -> Content:
-    """Take a folder as `/app`: files and links, 0755 where their owner may execute them, and 0644 else.
+    """Return a folder as `/app`: files and links, with mode 0755 if their owner may execute them, else 0644.
 
-    `without` are files and folders that are no part of it. UsageError where it is none, has nothing to take, has links
-    that leave it, sockets or devices, or holds keys and credentials: a layer can be read by all who may pull it.
+    `without` are files and folders to leave out. UsageError for a missing or empty folder, for links that leave it,
+    sockets and devices, and for keys and credentials: everyone who can pull the image can read them.
     Folders without files are left out.
     """
     if not folder.is_dir():
         raise UsageError("the application is to be a folder", where=str(folder), todo="give the folder with its files")
     root = folder.resolve()
     try:
-        found = {path: os.lstat(root / path) for path in _taken(root, _inside(root, without))}
+        found = {path: os.lstat(root / path) for path in _walk(root, _inside(root, without))}
     except OSError as error:
         what = f"the application cannot be read: {error.strerror}"
         raise UsageError(what, where=str(error.filename), todo=f"see that it may be read, or {_OUT}") from error
@@ -179,7 +179,7 @@ def _inside(root: Path, paths: Iterable[Path]) -> frozenset[str]:
     return frozenset(place.relative_to(root).as_posix() for place in places if place.is_relative_to(root))
 
 
-def _taken(root: Path, without: frozenset[str]) -> Iterator[str]:
+def _walk(root: Path, without: frozenset[str]) -> Iterator[str]:
     """Yield the paths of everything but folders that nothing leaves out; OSError."""
     patterns = _patterns(root)
     # `!src` brings no src/.env back: only what names it does.
@@ -209,7 +209,7 @@ def _matcher(patterns: Iterable[str]) -> Any:
         try:
             pattern.match("")
         except re.error as error:
-            what = f"a line of {_IGNORE_FILE} is no pattern: {pattern.cleaned_pattern!r}"
+            what = f"a line of {_IGNORE_FILE} is not a valid pattern: {pattern.cleaned_pattern!r}"
             raise UsageError(what, where=_IGNORE_FILE, todo="write it as Docker's documentation says") from error
     return found
 
@@ -296,11 +296,10 @@ def _plain(data: bytes) -> bytes:
 
 @contextmanager
 def embedded(origin: Origin, cache: Path, report: Reporter) -> Iterator[Content]:
-    """Yield the model's files as `/model`; one in Cloud Storage lies on the cache's disk meanwhile.
+    """Yield the model's files as `/model`; those in Cloud Storage are copied to the cache's disk meanwhile.
 
-    VerifyError for a model that is not the one that was stamped, or has files that the run did not save so: changed,
-    missing or additional. What no record has a digest of is a warning. UsageError where only a manifest was given;
-    StampError where the model cannot be had.
+    VerifyError if the model is not the stamped one, or a file is changed, missing or additional. A file without a
+    recorded digest is a warning. UsageError if only a manifest was given; StampError if the model cannot be read.
     """
     if origin.stamped is None:
         todo = "give the model's own URI or folder in place of the manifest"
@@ -363,17 +362,17 @@ def _check_files(
         raise VerifyError("two of the model's files have one name in a manifest", where=model.uri, todo=todo)
     missing, extra = sorted(seen.old.keys() - seen.new.keys()), sorted(seen.new.keys() - seen.old.keys())
     whole = recorded.file_count == len(recorded.files)
-    anew = [path for path in seen.common if exact and is_rewritten(seen.old[path], seen.new[path])]
-    anew = [path for path in anew if path not in seen.changed]
+    rewritten = [path for path in seen.common if exact and is_rewritten(seen.old[path], seen.new[path])]
+    rewritten = [path for path in rewritten if path not in seen.changed]
     faults = [
         *(f"{path} is not what the run saved" for path in seen.changed),
-        *(f"{path} is written anew" for path in anew),
+        *(f"{path} was rewritten" for path in rewritten),
         *(f"{path} is missing" for path in missing),
         *(f"{path} is there besides" for path in extra if whole),
     ]
     if faults:
-        paths = (*seen.changed, *anew, *missing, *extra)
-        raise _refused([f"{it}: {_told(path, seen)}" for it, path in zip(faults, paths, strict=False)], model.uri)
+        paths = (*seen.changed, *rewritten, *missing, *extra)
+        raise _refused([f"{it}: {_difference(path, seen)}" for it, path in zip(faults, paths, strict=False)], model.uri)
     if extra:
         report.warn(f"the run's manifest lists {len(seen.old)} files of the model; {len(extra)} more were not compared")
     if seen.by_size:
@@ -395,14 +394,14 @@ def _as_model(model: HeldModel, found: Mapping[str, Sums]) -> Model:
     return Model(uri=model.uri, files=files, file_count=len(files))
 
 
-def _told(path: str, seen: Changes) -> str:
+def _difference(path: str, seen: Changes) -> str:
     """What is recorded of a file and what was found, by the digests that both have where there are any."""
     old, new = seen.old.get(path), seen.new.get(path)
     by_sum = bool(old and old.crc32c and not old.sha256)
-    return f"recorded {_said(old, by_sum=by_sum)}, found {_said(new, by_sum=by_sum)}"
+    return f"recorded {_describe(old, by_sum=by_sum)}, found {_describe(new, by_sum=by_sum)}"
 
 
-def _said(file: ModelFile | None, *, by_sum: bool) -> str:
+def _describe(file: ModelFile | None, *, by_sum: bool) -> str:
     if file is None:
         return "nothing"
     digest = f"crc32c {file.crc32c}" if by_sum else f"sha256 {file.sha256}" if file.sha256 else "no digest"

@@ -1,4 +1,4 @@
-"""One container that serves, from its start to its end: whether it gets ready, predicts, and stops when told to."""
+"""One container that serves, from its start to its end: whether it gets ready, predicts, and stops on SIGTERM."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ _STARTUP, _HEALTH, _STOP, _OUTPUT = "serve-startup", "serve-health", "serve-stop
 _WRITES = "serve-writes"
 RULES = {
     "serve-untried": "an image that was started before it is pushed",
-    _STARTUP: "a container that starts, and runs until it is told to stop",
+    _STARTUP: "a container that starts, and runs until it gets SIGTERM",
     _HEALTH: "a health route that answers 200 in time",
     PREDICTED: "predictions of the predict route as they were recorded",
     _STOP: "a container that ends with 0 after SIGTERM",
@@ -62,7 +62,7 @@ _TODO = {
 __all__ = ["RULES", "Patience", "check_gate", "gate"]
 
 _INSTEAD = "--gate auto pushes the image without having started it"
-_UNSEEN = "nobody has seen that the image starts, answers and predicts what was recorded"
+_UNSEEN = "the image may not start, answer or predict what was recorded"
 _READ_ONLY = "read-only file system"
 """What the C library calls EROFS."""
 
@@ -78,7 +78,7 @@ class Patience:
     predict: int = 120
     """For the predictions; the first call of a model compiles it."""
     stop: float = 30.0
-    """From SIGTERM to the end: what Kubernetes waits, unless it is told otherwise, before it kills."""
+    """Seconds from SIGTERM to SIGKILL, by default as in Kubernetes."""
     calm: float = 10.0
     """How long a container without a health route is seen to stay up."""
     output: int = 16 << 20
@@ -120,7 +120,7 @@ class Trial:
                 yield self._ended(f"before {route} answered 200")
                 return
             if self.serving.age > self.patience.start:
-                yield self._fault(_HEALTH, f"{route} gave no 200 within {self.patience.start:g} s: {_said(reply)}")
+                yield self._fault(_HEALTH, f"{route} gave no 200 within {self.patience.start:g} s: {_describe(reply)}")
                 return
             time.sleep(pause)
             pause = min(pause * 2, _LATEST)
@@ -140,18 +140,18 @@ class Trial:
         if self.serving.ended_within(0 if again.status else _LATEST) is not None:
             yield self._ended(f"when {route} was asked for the golden sample")
         elif not fine:
-            yield self._fault(rule, f"{says}: {_said(again)}")
+            yield self._fault(rule, f"{says}: {_describe(again)}")
 
     def _calm(self) -> Iterator[Finding]:
         if self.serving.ended_within(self.patience.calm) is None:
             yield _ok(_STARTUP, f"the container still runs {self.patience.calm:g} s after its start")
         else:
-            yield self._ended("although a server runs until it is told to stop")
+            yield self._ended("although a server runs until it gets SIGTERM")
 
     def _stopped(self) -> Iterator[Finding]:
         began = time.monotonic()
         if self.serving.ended() is not None:
-            yield self._ended("before it was told to stop")
+            yield self._ended("before it got SIGTERM")
             return
         code = self.serving.end(self.patience.stop)
         if self.serving.output.flooded:
@@ -192,7 +192,7 @@ def _ok(rule: str, says: str) -> Finding:
     return Finding(about=rule.removeprefix("serve-"), rule=rule, agrees=True, says=says)
 
 
-def _said(reply: Reply) -> str:
+def _describe(reply: Reply) -> str:
     if reply.status is None:
         return reply.fault
     first = " ".join(reply.body.split())[:_SHOWN]
@@ -207,10 +207,10 @@ def _coded(code: int) -> str:
 def gate(
     order: ServeOrder, origin: Origin, image: Image, server: Server, report: Reporter, patience: Patience | None = None
 ) -> tuple[Finding, ...]:
-    """Try an image in the engine that this machine is set up for; nothing of it is left there.
+    """Run an image in this machine's engine as a serving platform does; nothing of it is left there.
 
-    VerifyError where something fails, with all that failed; a warning where nothing could be tried, and
-    MissingComponentError instead if the order requires it. StampError for a model that was named and cannot be had.
+    VerifyError with all that failed; a warning without an engine, or MissingComponentError if the order requires the
+    gate. StampError if the given model cannot be read.
     """
     if order.gate == "off":
         return ()
@@ -264,7 +264,7 @@ class _Attempt:
 
     @property
     def model(self) -> str | None:
-        """Where the model lies, by whoever says it first."""
+        """The URI of the model."""
         stamped = self.origin.stamped
         return stamped.uri if stamped else self.order.model or self.origin.manifest.model_uri
 
@@ -293,21 +293,21 @@ def _tried(it: _Attempt, client: docker.DockerClient) -> Iterator[Finding]:
         return
     with ExitStack() as stack:
         try:
-            model = _held(it, stack)
+            model = _local_model(it, stack)
         except StampError as error:
             if it.order.model or it.order.gate == "require":
                 raise
-            yield _untried(f"the model cannot be had: {error.what}", error.todo)
+            yield _untried(f"cannot read the model: {error.what}", error.todo)
             return
         it.report.step("trying the image in a container engine")
         name = stack.enter_context(loaded_base(client, it.image, it.report))
         request = _request(it)
         if request is None:
             yield from _by_itself(it, client, name, model)
-        yield from _served(it, client, name, model, request)
+        yield from _serve(it, client, name, model, request)
 
 
-def _held(it: _Attempt, stack: ExitStack) -> HeldModel | None:
+def _local_model(it: _Attempt, stack: ExitStack) -> HeldModel | None:
     """The model's files on this machine; None where there is no model, as for a server that needs none."""
     return stack.enter_context(held(it.model, it.order.order.cache, it.report)) if it.model else None
 
@@ -320,7 +320,7 @@ def _request(it: _Attempt) -> _Request | None:
     try:
         return _Request(*request_of(golden))
     except UnfitError as error:
-        it.report.note(f"the golden sample is no request, so that the model is run by itself: {error}")
+        it.report.note(f"the golden sample cannot be sent as a request, so the model runs without the server: {error}")
         return None
 
 
@@ -334,7 +334,7 @@ def _by_itself(it: _Attempt, client: docker.DockerClient, name: str, model: Held
         yield from golden_check(manifest, model, runner)
 
 
-def _served(
+def _serve(
     it: _Attempt, client: docker.DockerClient, name: str, model: HeldModel | None, request: _Request | None
 ) -> Iterator[Finding]:
     """Serve, and say so where it is the read-only root file system that the server fails for."""

@@ -26,7 +26,7 @@ from envbuild.oci.image import Image
 from envbuild.oci.layout import write_layout
 from envbuild.registry import publish
 from envbuild.serve.compatible import RELATION
-from envbuild.serve.model import Origin, Served, ServeOrder
+from envbuild.serve.model import Origin, ServeOrder, ServeResult
 from envbuild.stamp import Seen, StampEntry, stamp
 
 
@@ -53,10 +53,10 @@ def _write_layout(folder: Path, image: Image, report: Reporter) -> None:
         write_layout(image, staged, name=LAYOUT_NAME)
 
 
-def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, report: Reporter) -> str:
-    """Write the image on the model that was there at first; return the record's name.
+def stamp_served(order: ServeOrder, served: ServeResult, now: datetime, early: Seen, report: Reporter) -> str:
+    """Stamp the image on the model that was there at the start; return the record's name.
 
-    Of a manifest, the training image that was made of it is stamped first, so that both can be held against each other.
+    Without a stamped training image, the one that was built is stamped first, so that both can be compared.
     """
     model, origin = order.order.stamp, served.origin
     assert model is not None, "the caller looked"
@@ -90,7 +90,7 @@ def stamp_served(order: ServeOrder, served: Served, now: datetime, early: Seen, 
     return results[-1].record
 
 
-def joined_lock(served: Served) -> bytes:
+def joined_lock(served: ServeResult) -> bytes:
     """The training lock joined with what is above it, as PEP 751 has it."""
     below = served.slimmed.lock if served.slimmed else served.origin.parent.lock
     wheels = tuple(sorted((*below.wheels, *served.above.wheels), key=lambda it: it.name))
@@ -98,7 +98,7 @@ def joined_lock(served: Served) -> bytes:
     return pylock_text(replace(below, wheels=wheels), base=base)
 
 
-def _of_serving(order: ServeOrder, served: Served) -> StampEntry:
+def _of_serving(order: ServeOrder, served: ServeResult) -> StampEntry:
     origin = served.origin
     return StampEntry(
         role="serve",
@@ -114,7 +114,7 @@ def _of_serving(order: ServeOrder, served: Served) -> StampEntry:
     )
 
 
-def _of_training(served: Served) -> StampEntry:
+def _of_training(served: ServeResult) -> StampEntry:
     origin = served.origin
     return StampEntry(
         role="train",
@@ -128,7 +128,7 @@ def _of_training(served: Served) -> StampEntry:
     )
 
 
-def publish_served(order: ServeOrder, served: Served, report: Reporter, started: datetime) -> None:
+def publish_served(order: ServeOrder, served: ServeResult, report: Reporter, started: datetime) -> None:
     """Attach what is wanted to the image that was built and pushed, and only then set its tags; errors as `attest`.
 
     A reused image keeps what its builder attached.
@@ -173,7 +173,7 @@ def _base(origin: Origin) -> tuple[str, Digest]:
 
 
 def _files(origin: Origin) -> Iterator[tuple[str, Digest]]:
-    """The model's files as they are now, which were held against the run's."""
+    """Yield the model's current files, which were compared with the run's."""
     model = origin.stamped.model if origin.stamped else None
     for file in model.files if model else ():
         if file.sha256:

@@ -42,7 +42,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*")
 _TOOLS = frozenset({"pip", "setuptools", "uv", "wheel"})
 """They come with an environment and are not asked for."""
 _PROOFS = frozenset({"golden", "serve-golden"})
-"""The rules that hold predictions against the recorded sample."""
+"""The rules that compare predictions with the recorded sample."""
 
 
 def find_slimmed(
@@ -83,21 +83,21 @@ def imports_of(code: Mapping[str, bytes | Path]) -> frozenset[str]:
             try:
                 found |= imported(content if isinstance(content, bytes) else content.read_bytes())
             except (SyntaxError, ValueError, RecursionError) as error:
-                what = f"what this program imports cannot be told: {error}"
+                what = f"cannot read the imports of this program: {error}"
                 todo = f"correct it, leave it out of the application, or {_WITHOUT}"
                 raise UsageError(what, where=path, todo=todo) from error
     return frozenset(found)
 
 
 def slim_parent(origin: Origin, slim: Slimmed, order: ServeOrder, report: Reporter) -> Parent:
-    """Assemble the environment anew from what is left, below which the training image's own layers stay, by digest.
+    """Assemble the environment from what is left, on the training image's own layers where they stay, by digest.
 
     Bytecode is left out: it belongs to layers that may be others now. BuildError for an image that envbuild did not
     assemble; LockError and WheelError for the wheels of layers that have to be made.
     """
     parts = _Parts.of(origin.parent)
     recipe = parts.recipe(slim, origin.environment)
-    cache = LayerCache(order.order.cache, parts.known(recipe), report.note)
+    cache = LayerCache(order.order.cache, parts.cache(recipe), report.note)
     theirs = {it.descriptor.digest: it for it in parts.parent.image.layers}
     report.step(f"assembling the environment without {len(slim.dropped)} distributions")
 
@@ -138,14 +138,14 @@ def _declared(reader: FactReader, wheels: tuple[LockedWheel, ...], report: Repor
 
 
 def _used(wheel: LockedWheel, modules: frozenset[str], reader: FactReader) -> bool:
-    """Whether a program imports something of it, or that cannot be told."""
+    """Whether a program imports something of it, or may do so."""
     brought = reader.modules(wheel) if modules else frozenset[str]()
     return brought is None or not modules.isdisjoint(brought)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """An image that envbuild assembled, taken apart by what its history says of each layer."""
+    """An image that envbuild assembled, split by the history of its layers."""
 
     parent: Parent
     config: Mapping[str, Any]
@@ -169,8 +169,8 @@ class _Parts:
         foreign = [line for line in lines[count:] if not line.startswith(OURS)] or list(parts.unknown())
         if foreign or not wheels:
             line = foreign[0] if foreign else "none of them is of envbuild"
-            what = f"the training image has layers that cannot be told apart: {line}"
-            todo = f"build it anew by this release, without an engine, or {_WITHOUT}"
+            what = f"cannot identify a layer of the training image: {line}"
+            todo = f"build it again with this release, without an engine, or {_WITHOUT}"
             raise BuildError(what, where=parent.name or str(parent.digest), todo=todo)
         return parts
 
@@ -203,14 +203,14 @@ class _Parts:
         labels |= {SLIM_LABEL: ",".join(slim.lock.slim), SLIM_OF_LABEL: str(environment)}
         return self._recipe(slim.lock, tuple(sorted(labels.items())), self._python)
 
-    def known(self, recipe: Recipe) -> "_Known":
+    def cache(self, recipe: Recipe) -> "_ParentCache":
         """The layers that are the same, by the keys of the assembler; and no shared path where there was none."""
         whole = self._recipe(self.parent.lock, (), recipe.python_path)
         labels = [*(it.label for it in plan_layers(whole)), ENVIRONMENT_LINE]
         pairs = zip(cache_keys(whole).layers, labels, strict=False)
         alone = () if OVERLAPS_LINE in self.lines else cache_keys(recipe).notes[:1]
         layers = {key: self.lines[label] for key, label in pairs if label in self.lines}
-        return _Known(layers, alone, self.parent.name or str(self.parent.digest))
+        return _ParentCache(layers, alone, self.parent.name or str(self.parent.digest))
 
     @property
     def _python(self) -> str:
@@ -233,8 +233,8 @@ class _Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What the training image has, as a cache that others share."""
+class _ParentCache:
+    """The training image as a shared cache of layers."""
 
     layers: Mapping[Digest, Layer]
     alone: tuple[Digest, ...]
@@ -243,7 +243,7 @@ class _Known:
     """The training image."""
 
     def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest]) -> None:
-        """Nobody has to be asked."""
+        """Do nothing: everything is known."""
 
     def layer(self, key: Digest) -> Claim[LayerResult] | None:
         """The training image's layer."""
@@ -305,13 +305,13 @@ def _roots(
     markers: Mapping[str, str],
 ) -> list[str]:
     """What stays whatever requires it."""
-    asked = _asked(manifest, names, declared, markers)
+    asked = _requested(manifest, names, declared, markers)
     brought = needed(training, declared, markers, training) if asked else frozenset[str]()
     asked |= {str(canonicalize_name(it.distribution)) for it in (manifest.framework, *manifest.frameworks) if it}
     return [name for name in names if name not in training and (name in asked or name not in brought)]
 
 
-def _asked(
+def _requested(
     manifest: TrainingManifest, names: Iterable[str], declared: Declared, markers: Mapping[str, str]
 ) -> frozenset[str]:
     """What was asked for by name; nothing where the record's marks cannot be all of them.
@@ -375,6 +375,6 @@ def proof_of(slim: Slimmed, findings: Iterable[Finding], gate: Gate) -> Finding:
         agrees=False,
         severity="error" if gate == "require" else "warning",
         says=f"{without}, and nothing shows that predictions are the same without them",
-        why="what imports one of them all the same fails or computes otherwise, and nobody has looked",
+        why="a program that imports one of them fails or computes something else, and nothing tested it",
         todo="record golden inputs with the run and build where an engine is (docs/golden.md), or build without --slim",
     )

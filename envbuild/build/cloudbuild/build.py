@@ -24,7 +24,7 @@ from envbuild.stamp import gcs
 
 
 class Report(Protocol):
-    """Who is told what happens."""
+    """Reports progress."""
 
     def step(self, text: str, /) -> None:
         """Announce a stage."""
@@ -37,7 +37,7 @@ class Report(Protocol):
 
 
 def check_base(base: str) -> None:
-    """Refuse what `--base` means that Cloud Build cannot pull; BaseError, UsageError for what is no base.
+    """Refuse a `--base` that Cloud Build cannot pull; BaseError, UsageError for an invalid one.
 
     That is a folder, a bootstrapped `debian:SUITE`, and a registry of this machine.
     """
@@ -132,13 +132,13 @@ def _cancelled(api: Service, known: str, mark: str, report: Report) -> None:
 
 
 def _digest(build: Build, target: Reference) -> Digest:
-    """The digest that Cloud Build's push told; BuildError when it told none."""
+    """Return the digest of Cloud Build's push; BuildError without one."""
     found = {image.digest for image in build.results.images if _repository(image.name) == target.name}
     with suppress(ValueError):
         [only] = found
         return Digest.parse(only)
     todo = "see the build's results; run the command again"
-    raise BuildError("the build told no digest of its image", where=f"build {build.id}", todo=todo)
+    raise BuildError("the build reported no digest of its image", where=f"build {build.id}", todo=todo)
 
 
 def _repository(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What Cloud Build is told beside the context; every value is checked where it comes in."""
+"""Options, build plan and source archive of a build in Cloud Build; every value is checked."""
 
 import hashlib
 import os
@@ -214,22 +214,22 @@ def _step(options: CloudBuild) -> dict[str, Any]:
         "env": ["DOCKER_BUILDKIT=1"],
         "args": ["build", "--progress=plain", f"--tag=${_IMAGE}", *_arguments(options), "."],
     }
-    return step | ({"secretEnv": [name for name, _ in _named(options)]} if options.secrets else {})
+    return step | ({"secretEnv": [name for name, _ in _substitution_names(options)]} if options.secrets else {})
 
 
 def _arguments(options: CloudBuild) -> list[str]:
     """Docker's options; a secret comes through a variable of the step, so that no file and no argument has it."""
     values = [] if options.network else ["--network=none"]
     values += [f"--build-arg={name}={_literal(value)}" for name, value in options.build_args]
-    return values + [f"--secret=id={secret.id},env={name}" for name, secret in _named(options)]
+    return values + [f"--secret=id={secret.id},env={name}" for name, secret in _substitution_names(options)]
 
 
-def _named(options: CloudBuild) -> list[tuple[str, Any]]:
+def _substitution_names(options: CloudBuild) -> list[tuple[str, Any]]:
     return [(f"ENVBUILD_SECRET_{number}", secret) for number, secret in enumerate(options.secrets)]
 
 
 def _available(options: CloudBuild) -> list[dict[str, str]]:
-    return [{"versionName": secret.version, "env": name} for name, secret in _named(options)]
+    return [{"versionName": secret.version, "env": name} for name, secret in _substitution_names(options)]
 
 
 def _literal(value: str) -> str:
@@ -311,7 +311,7 @@ class _Gzip:
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._rest, self._crc, self._plain = file, bytearray(), 0, 0
         self._sha256, self._md5, self.size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
-        self._put(gzip.start())
+        self._upload_archive(gzip.start())
 
     def write(self, data: bytes) -> int:
         self._crc, self._plain = zlib.crc32(data, self._crc), self._plain + len(data)
@@ -323,16 +323,16 @@ class _Gzip:
 
     def end(self, path: Path) -> Packed:
         self._stored(bytes(self._rest), final=True)
-        self._put(gzip.end(self._crc, self._plain))
+        self._upload_archive(gzip.end(self._crc, self._plain))
         self._file.flush()
         md5 = b64encode(self._md5.digest()).decode()
         return Packed(path=path, size=self.size, sha256=self._sha256.hexdigest(), md5=md5)
 
     def _stored(self, data: bytes, *, final: bool) -> None:
         for piece in gzip.stored(data, final=final):
-            self._put(piece)
+            self._upload_archive(piece)
 
-    def _put(self, data: bytes | memoryview) -> None:
+    def _upload_archive(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         self._sha256.update(data)
         self._md5.update(data)

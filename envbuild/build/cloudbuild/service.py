@@ -75,7 +75,7 @@ class Service:
     def check(self) -> None:
         """Ask for one build, which needs the API to be on and the caller to be known; BuildError otherwise."""
         request = {"parent": self.parent, "page_size": 1}
-        with self._told():
+        with self._translated_errors():
             next(iter(self.client.list_builds(request=request, retry=_retry(), timeout=_ONE_ANSWER)), None)
 
     def create(self, described: Mapping[str, Any], mark: str) -> Build:
@@ -97,7 +97,7 @@ class Service:
                 unsure = False
                 raise
 
-        with self._told():
+        with self._translated_errors():
             try:
                 return _retry()(attempt)()
             except RetryError:
@@ -111,14 +111,14 @@ class Service:
 
     def get(self, identity: str) -> Build:
         """Return a build as it is now."""
-        with self._told():
+        with self._translated_errors():
             return self.client.get_build(
                 request={"name": f"{self.parent}/builds/{identity}"}, retry=_retry(), timeout=_ONE_ANSWER
             )
 
     def cancel(self, known: str, mark: str) -> list[str]:
         """End the build with this id, or, where none is known, what runs with this tag; return the ids."""
-        with self._told():
+        with self._translated_errors():
             found = [known] if known else [it.id for it in self._marked(mark) if it.status not in ENDED]
             for identity in found:
                 self._cancel(identity)
@@ -135,7 +135,7 @@ class Service:
         return [build for _, build in zip(range(100), found, strict=False) if mark in build.tags]
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         where = f"Cloud Build, {self.parent}"
         try:
             yield
@@ -197,7 +197,7 @@ def _retry() -> Retry:
 
 
 def _refused(error: GoogleAPICallError, where: str, project: str) -> BuildError:
-    said = _said(error)
+    said = _message_of(error)
     match error.code:
         case 401:
             return BuildError("Cloud Build wants other credentials (401)", where=where, todo=_LOGIN)
@@ -227,13 +227,13 @@ def _given_up(error: RetryError, where: str, project: str) -> BuildError:
     cause = error.cause
     if isinstance(cause, TooManyRequests):
         todo = f"run the command again later, or raise the quota of builds of project {project}"
-        return BuildError(f"Cloud Build's quota is used up (429): {_said(cause)}", where=where, todo=todo)
+        return BuildError(f"Cloud Build's quota is used up (429): {_message_of(cause)}", where=where, todo=todo)
     if isinstance(cause, GoogleAPICallError):
-        return BuildError(f"Cloud Build kept answering {cause.code}: {_said(cause)}", where=where, todo=_AGAIN)
+        return BuildError(f"Cloud Build kept answering {cause.code}: {_message_of(cause)}", where=where, todo=_AGAIN)
     return BuildError("Cloud Build could not be reached", where=where, todo=_NETWORK)
 
 
-def _said(error: GoogleAPICallError) -> str:
+def _message_of(error: GoogleAPICallError) -> str:
     """One line of what Cloud Build itself said."""
     return " ".join("".join(x if x.isprintable() else " " for x in str(error.message or "")).split())[:500]
 
@@ -277,12 +277,12 @@ class Log:
             self._offset += len(data)
             *lines, rest = (self._rest + data).split(b"\n")
             self._rest = rest[-_LONGEST:]
-            yield from map(self._kept, lines)
+            yield from map(self._keep_line, lines)
         if final and self._rest:
-            yield self._kept(self._rest)
+            yield self._keep_line(self._rest)
             self._rest = b""
 
-    def _kept(self, line: bytes) -> str:
+    def _keep_line(self, line: bytes) -> str:
         text = without_credentials(line[:_LONGEST].decode(errors="replace").rstrip("\r"))
         text = "".join(letter if letter.isprintable() else " " for letter in text)
         self.last.append(text)
@@ -306,7 +306,7 @@ class Log:
 
 
 def failure(build: Build, options: CloudBuild, last: Sequence[str], log: str) -> BuildError:
-    """Explain the end of a build that is no success: the step, what can be done, and the last lines of its log."""
+    """Explain a failed build: the step, what to do, and the last lines of its log."""
     step = next((step for step in build.steps if step.status in FAILED), None)
     lines = [_ended(build, options, step), *(f"  | {line}" for line in last)]
     where = f"build {build.id}, log {log}" + (f", {build.log_url}" if build.log_url else "")
