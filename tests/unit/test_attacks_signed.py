@@ -342,7 +342,7 @@ def test_ci_signs_no_other_files_than_those_that_training_signed(site, gcs, monk
 
     monkeypatch.setattr(envbuild.serve.build, usual.__name__, late)
     done = site(*words, *more, *(["--embed-model"] if when == "embed" else []))
-    says = "weights.bin was rewritten" if kept else "weights.bin is not what the run saved"
+    says = "weights.bin is written anew" if kept else "weights.bin is not what the run saved"
     refused(done, says, 16 if when == "embed" else 15)
     # Whoever trains again has a manifest of its own.
     newer = manifest(site, "newer.json", model=model_facts(uri))
@@ -357,7 +357,7 @@ def test_objects_that_were_written_anew_since_the_run_are_not_signed(site, gcs):
     gcs.put("models", "runs/1/saved_model.pb", b"graph")
     private, _ = key_pair(site.folder)
     words = ("from-manifest", "manifest.json", "--push", f"{site.host}/late:1", "--stamp", "gs://models/runs/1")
-    refused(site(*words, "--sign", private), "saved_model.pb was rewritten", 15)
+    refused(site(*words, "--sign", private), "saved_model.pb is written anew", 15)
     built(site, "manifest.json", "--stamp", "gs://models/runs/1")
 
 
