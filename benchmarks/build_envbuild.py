@@ -74,7 +74,7 @@ def make_recipe(base: Base, lock: Lock, variables: list[str], bytecode: str = ""
 def made(
     recipe: Recipe, base: Base, folder: Path, reference: Reference, shared: SharedCache, compiling: Compiling | None
 ) -> Reference:
-    """What `envbuild.build.making.Making.made` does, without CUDA's proof and without telling."""
+    """What `envbuild.build.assembler.Assembler.build` does, without CUDA's proof and without telling."""
     cache, keys = LayerCache(folder, shared), cache_keys(recipe)
     with Arrivals(folder) as arrivals, Upload(reference) as upload:
         cache.look_up(keys.layers, keys.notes)

@@ -1,23 +1,27 @@
-"""The order of the stages, on one screen; what is slow or remote is in the stages, what is printed is the caller's."""
+"""The stages of a build in their order: base, lock, recipe, image, push, attestations, files, stamp."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 from envbuild.base.interpreter import check_compiles, compiling_on
 from envbuild.base.resolve import check_base, resolve_base
 from envbuild.base.system import System, lock_system
-from envbuild.build.attesting import check_attestations, publish_parts
-from envbuild.build.check import check_builder, check_engine
-from envbuild.build.job import Job
-from envbuild.build.making import Making
-from envbuild.build.order import PLATFORMS, Order, Outcome, Part, Plan, Reporter
-from envbuild.build.outputs import write_outputs
-from envbuild.build.stamping import report_stamps, signer_for, stamp_content
+from envbuild.build.assembler import Assembler
+from envbuild.build.builder import Builder
+from envbuild.build.order import Order, Outcome, Part, Plan, Reporter
+from envbuild.build.outputs import (
+    check_attestations,
+    publish_parts,
+    signer_for,
+    stamp_content,
+    stamp_parts,
+    write_outputs,
+)
+from envbuild.build.plan import check_builder, check_engine
 from envbuild.cache import prune, size_limit
-from envbuild.errors import RegistryError, counted
+from envbuild.errors import counted
 from envbuild.image.assembler import Compiling
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.lock.model import Target
@@ -29,18 +33,14 @@ from envbuild.registry.artifact_registry import check_repository
 from envbuild.registry.pull import pull
 from envbuild.registry.push import PushResult, check_push, push_index
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.registry.tags import check_tag, stamped_tag, tag_stamped
-from envbuild.stamp.history import Snapshot
-from envbuild.stamp.record import Content as Files
-from envbuild.stamp.record import StampEntry
-from envbuild.stamp.signature import Signer
-from envbuild.stamp.stamping import StampResult, check_stampable, stamp
+from envbuild.registry.tags import check_tag
+from envbuild.stamp.stamping import check_stampable
 
 _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
 
 
 def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) -> Outcome:
-    """Carry the plans out: lock, make and push (or write) the image; the stamp comes last, or not at all."""
+    """Carry out the plans: lock, build, push or write the image, and stamp it last."""
     for plan in plans if order.bytecode else ():
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
     early = check_stampable(order.stamp, signer_for(order, order.continued)) if order.stamp else None
@@ -48,11 +48,15 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     if early:
         stamp_content(order, plans[0].manifest, early)
     if order.attestations.key:
-        # A key vouches for what was made here, and not for what others say that they made.
+        # A signature covers only layers that were built here.
         order = replace(order, remote_cache=False)
-    settings = _settings(order)
+    settings = read_settings(order.find_links, offline=order.offline)
+    if order.ca_bundle:
+        settings = replace(settings, ca_bundle=str(order.ca_bundle.absolute()))
     with ExitStack() as until:
-        shared = _shared(order, until, report)
+        shared = None
+        if order.push and order.remote_cache and order.builder == "assemble":
+            shared = until.enter_context(SharedCache(order.push, warn=report.warn))
         parts = tuple(_part(order, plan, settings, shared, report, until, settled=settled) for plan in plans)
         images = [part.assembled.image for part in parts]
         content: Content = images[0] if len(parts) == 1 else image_index(images)
@@ -60,8 +64,10 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
         publish_parts(order, parts, pushed, report, now)
         outcome = write_outputs(order, parts, content, pushed, report)
     if order.stamp and early:
-        outcome = replace(outcome, stamped=_stamp(order.stamp, order, parts, now, report, early))
-    _keep_small(order.cache, report)
+        outcome = replace(outcome, stamped=stamp_parts(order.stamp, order, parts, now, report, early))
+    limit = size_limit()
+    if limit is not None and (removed := prune(order.cache, keep=limit)):
+        report.note(f"the cache was over its limit: {sum(it.size for it in removed) / 1e6:.1f} MB removed")
     return outcome
 
 
@@ -75,7 +81,7 @@ def _part(
     *,
     settled: bool,
 ) -> Part:
-    """Make the image of one platform, and push it; `settled` where tags may not move."""
+    """Build and push the image of one platform; `settled` if tags are immutable."""
     base = _base(order, plan, report)
     run = _lock(order, plan, base.target, settings, report)
     system = _system(order, plan, base, report)
@@ -83,7 +89,7 @@ def _part(
     compiling = _compiling(order, base, report) if order.bytecode else None
     recipe = make_recipe(plan.stack, run.lock, base, compiled_by(base.interpreter) if compiling else "")
     target = replace(order.push, tag=None) if order.push else None
-    job = _job(order)(
+    builder = _builder(order)(
         order=order,
         plan=plan,
         recipe=recipe,
@@ -97,27 +103,27 @@ def _part(
         system=system,
     )
     if settled:
-        _check_tags(job)
-    made = job.made(settings)
+        _check_tags(builder)
+    result = builder.build(settings)
     return Part(
         plan=plan,
         recipe=recipe,
-        assembled=made.assembled,
-        pushed=made.pushed,
-        tags=job.tags,
-        found=made.found,
-        imports=made.imports,
+        assembled=result.assembled,
+        pushed=result.pushed,
+        tags=builder.tags,
+        found=result.found,
+        imports=result.imports,
         lock=run.lock,
-        pylock=job.pylock(made.run),
-        proof=made.run.proof,
+        pylock=builder.pylock(result.run),
+        proof=result.run.proof,
         # Of folders alone all wheels are copied anyway, and people without a network build such a context.
-        wheelhouse=made.wheelhouse or (order.offline and not recipe.packages),
-        named=made.named,
+        wheelhouse=result.wheelhouse or (order.offline and not recipe.packages),
+        named=result.named,
     )
 
 
 def _system(order: Order, plan: Plan, base: Base, report: Reporter) -> System:
-    """What the run had loaded of its system and the base lacks, where that is wanted."""
+    """Lock the system packages that the run had loaded and the base lacks."""
     if not order.system_packages:
         return System()
     found = lock_system(plan.manifest, base, order.cache, report.step, offline=order.offline)
@@ -128,10 +134,10 @@ def _system(order: Order, plan: Plan, base: Base, report: Reporter) -> System:
     return found
 
 
-def _job(order: Order) -> type[Job]:
-    """What makes the image."""
+def _builder(order: Order) -> type[Builder]:
+    """Return the class of the builder."""
     if order.builder == "assemble":
-        return Making
+        return Assembler
     if order.builder == "cloudbuild":
         from envbuild.build.cloud import Cloud  # noqa: PLC0415 - Google's library is slow to import
 
@@ -141,20 +147,15 @@ def _job(order: Order) -> type[Job]:
     return Buildx if order.builder_name else Docker
 
 
-def _settings(order: Order) -> IndexSettings:
-    settings = read_settings(order.find_links, offline=order.offline)
-    return replace(settings, ca_bundle=str(order.ca_bundle.absolute())) if order.ca_bundle else settings
-
-
 def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
-    def told(count: int) -> None:
+    def progress(count: int) -> None:
         report.note(f"compiling {count} modules with the base's own Python")
 
-    return compiling_on(base, order.cache, _NO_BYTECODE, told)
+    return compiling_on(base, order.cache, _NO_BYTECODE, progress)
 
 
 def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:
-    """What was pushed: the image, or now the index of the images that were; without its tag yet."""
+    """Return the pushed image, or push the index of several; without its tag."""
     if order.push is None or not isinstance(content, ImageIndex):
         return parts[0].pushed
     report.step(f"pushing the index of {len(parts)} images to {order.push}")
@@ -164,17 +165,10 @@ def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Repor
     return replace(indexed, uploaded=sent, existing=existing)
 
 
-def _shared(order: Order, stack: ExitStack, report: Reporter) -> SharedCache | None:
-    """What the repository that is pushed to has of layers."""
-    if order.push is None or not order.remote_cache or order.builder != "assemble":
-        return None
-    return stack.enter_context(SharedCache(order.push, warn=report.warn))
-
-
 def check_destinations(order: Order, report: Reporter) -> bool:
-    """Fail before the long work when its result would have nowhere to go, or an option cannot be meant.
+    """Check options and destinations before the long work starts.
 
-    Say whether tags may not move there, as far as that can be known.
+    Return whether tags are immutable there, if known.
     """
     settled = False
     size_limit()
@@ -194,16 +188,16 @@ def check_destinations(order: Order, report: Reporter) -> bool:
     return settled
 
 
-def _check_tags(job: Job) -> None:
-    """Refuse tags that name another image than will be made: of one environment there is one image, by this builder."""
-    if job.target is None:
+def _check_tags(builder: Builder) -> None:
+    """Refuse tags that name another image: the assembler makes one image of an environment."""
+    if builder.target is None:
         return
-    # Engines make other bytes each time.
-    environment = job.recipe.environment if isinstance(job, Making) else None
-    for tag in job.tags:
-        check_tag(replace(job.target, tag=tag), environment)
-    if environment and job.order.push and job.order.push.tag and not job.wanted_tags:
-        check_tag(job.order.push, environment, indexed=True)
+    # Engines make different bytes each time.
+    environment = builder.recipe.environment if isinstance(builder, Assembler) else None
+    for tag in builder.tags:
+        check_tag(replace(builder.target, tag=tag), environment)
+    if environment and builder.order.push and builder.order.push.tag and not builder.wanted_tags:
+        check_tag(builder.order.push, environment, indexed=True)
 
 
 def _base(order: Order, plan: Plan, report: Reporter) -> Base:
@@ -246,53 +240,3 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
     if order.require_identical:
         run.proof.require_identical()
     return run
-
-
-def _stamp(model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, early: Snapshot) -> str:
-    """Write each platform's image on the model that was there at first; the last record names them all."""
-    for part in parts:
-        _tag_stamped(part, report)
-    signer, content = signer_for(order, order.continued), stamp_content(order, parts[0].plan.manifest, early, report)
-    results = [_stamp_part(model, order, part, now, early, signer, content) for part in parts]
-    report_stamps(results, report, signed=signer is not None)
-    return results[-1].record
-
-
-def _tag_stamped(part: Part, report: Reporter) -> None:
-    """Give the image a tag that a cleanup policy can keep it by; without one it is on the model all the same."""
-    if part.pushed is None:
-        return
-    try:
-        tag_stamped(part.pushed.reference)
-    except RegistryError as error:
-        tag = stamped_tag(part.digest)
-        report.warn(
-            f"the image has not got the tag {tag}, by which cleanup policies keep what is stamped: {error.what}"
-        )
-
-
-def _stamp_part(
-    model: str, order: Order, part: Part, now: datetime, early: Snapshot, signer: Signer | None, files: Files | None
-) -> StampResult:
-    entry = StampEntry(
-        role="train",
-        variant=part.plan.stack.variant,
-        platform=PLATFORMS[part.recipe.target.machine],
-        reference=str(part.pushed.reference) if part.pushed else None,
-        digest=part.digest,
-        environment=part.recipe.environment,
-        overrides=part.plan.stack.overrides,
-        identity=part.proof.summary,
-        tag=order.push.tag if order.push else None,
-    )
-    lock = part.pylock
-    given = order.manifest
-    return stamp(model, entry, manifest=given, lock=lock, now=now, early=early, signer=signer, content=files)
-
-
-def _keep_small(cache: Path, report: Reporter) -> None:
-    """Hold the cache to the size that the user set, if any."""
-    limit = size_limit()
-    gone = prune(cache, keep=limit) if limit is not None else ()
-    if gone:
-        report.note(f"the cache is over its limit: {sum(it.size for it in gone) / 1e6:.1f} MB removed")

@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from envbuild.build import cloudbuild
+from envbuild.build.builder import BuildResult
 from envbuild.build.cloudbuild import CloudBuild
-from envbuild.build.context import Context, staged_context
-from envbuild.build.contextual import ContextJob
-from envbuild.build.job import Made
+from envbuild.build.context import Context, ContextBuilder, staged_context
 from envbuild.build.order import PLATFORMS, Order, Plan
 from envbuild.engine.transcript import find_wheel
 from envbuild.errors import BuildError, UsageError
@@ -60,7 +59,7 @@ def printed_yaml(order: Order) -> bytes:
 
 
 def options_of(order: Order) -> CloudBuild:
-    """The order's options, and what each context wants to be told."""
+    """Return the order's options with the build arguments of every context."""
     assert order.cloud is not None
     return replace(order.cloud, build_args=(*order.cloud.build_args, ("SOURCE_DATE_EPOCH", str(MTIME))))
 
@@ -69,8 +68,8 @@ def _refuse(where: str, what: str, todo: str) -> None:
     raise UsageError(what, where=where, todo=todo)
 
 
-class Cloud(ContextJob):
-    """Cloud Build, which is told nothing of this machine's indexes."""
+class Cloud(ContextBuilder):
+    """Builds in Cloud Build, which does not know this machine's indexes."""
 
     __slots__ = ()
 
@@ -78,7 +77,7 @@ class Cloud(ContextJob):
     def own_tag(self) -> str:
         return f"cloudbuild-{self.recipe.environment.short}"
 
-    def made(self, settings: IndexSettings) -> Made:
+    def build(self, settings: IndexSettings) -> BuildResult:
         """Build there; the wheels lie in the context, unless secrets of Secret Manager say how to get them."""
         options = options_of(self.order)
         wheelhouse = self.fetched_wheels(settings, secrets=bool(options.secrets))
@@ -89,7 +88,7 @@ class Cloud(ContextJob):
         assert reference.digest is not None
         image = self.marked(self.from_registry(reference.digest))
         run = self.confirmed({})
-        return Made(
+        return BuildResult(
             assembled=Assembled(image=image, overlaps=(), results={}, true={}),
             pushed=PushResult(reference=reference, uploaded=0, existing=0),
             run=run,
@@ -98,7 +97,7 @@ class Cloud(ContextJob):
         )
 
     def _built(self, context: Path, options: CloudBuild) -> Reference:
-        """Build, and say of a build that failed which lock entry it was about."""
+        """Build; the error of a failed build names its entry of the lock."""
         try:
             return cloudbuild.build(context, options, self.temporary_name(), self.report)
         except BuildError as error:

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 from envbuild.base.build import engine_login
 from envbuild.base.process import running
-from envbuild.build.contextual import ContextJob
-from envbuild.build.job import Made
+from envbuild.build.builder import BuildResult
+from envbuild.build.context import ContextBuilder
 from envbuild.build.order import Order
 from envbuild.engine.build import Built, built, loaded_base
 from envbuild.engine.buildkit import build_remotely, find_client, require_buildkit, require_buildx
@@ -56,13 +56,13 @@ def _refuse(where: str, what: str, todo: str) -> None:
     raise UsageError(what, where=where, todo=todo)
 
 
-class Docker(ContextJob):
+class Docker(ContextBuilder):
     """The engine that this machine is set up for."""
 
     __slots__ = ()
 
-    def made(self, settings: IndexSettings) -> Made:
-        """Build by the engine's BuildKit."""
+    def build(self, settings: IndexSettings) -> BuildResult:
+        """Build with the engine's BuildKit."""
         enter = self.until.enter_context
         engine = enter(connected(INSTEAD))
         client = require_buildkit(engine, INSTEAD)
@@ -77,7 +77,7 @@ class Docker(ContextJob):
         pushed = self._pushed(image) if self.target else None
         found = self.from_registry(pushed.reference.digest) if pushed else self._saved(image)  # type: ignore[arg-type]
         content = self.marked(found)
-        return Made(
+        return BuildResult(
             assembled=Assembled(image=content, overlaps=(), results={}, true={}),
             pushed=pushed,
             run=run,
@@ -98,12 +98,12 @@ class Docker(ContextJob):
         return save_image(image, folder, self.base.image.layers, self.report)
 
 
-class Buildx(ContextJob):
+class Buildx(ContextBuilder):
     """A builder of buildx by its name: on another machine, or in Kubernetes."""
 
     __slots__ = ()
 
-    def made(self, settings: IndexSettings) -> Made:
+    def build(self, settings: IndexSettings) -> BuildResult:
         """Build there and push from there; the digest is the one that the builder was given by the registry."""
         client = require_buildx(find_client(), self.order.builder_name)
         if not self.pullable():
@@ -119,7 +119,7 @@ class Buildx(ContextJob):
             digest = _digest(metadata)
         image = self.marked(self.from_registry(digest))
         run = self.confirmed({})
-        return Made(
+        return BuildResult(
             assembled=Assembled(image=image, overlaps=(), results={}, true={}),
             pushed=PushResult(reference=self.target.at(digest), uploaded=0, existing=0),
             run=run,

@@ -1,6 +1,6 @@
-"""From an image and requirements to the image with more distributions on top, in an engine or wherever it is wanted."""
+"""What a build that is like an earlier one goes by: the base that the earlier one's lock names."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,8 +23,39 @@ from envbuild.oci.reference import DOCKER_HUB, Reference
 from envbuild.recipe import LAYER_FORMAT
 from envbuild.registry.pull import pull
 
+_CUDA, _BOOTSTRAPPED = "cuda", "debian:"
 _KEY = 12
 """Digits of the key that an image in an engine is tagged by."""
+
+
+def recorded_base(lock: Lock, *, variant: str, same_platform: bool) -> str | None:
+    """The base that a lock was made for, by digest on the lock's own platform; None where the profile has to say.
+
+    A base with CUDA is for the GPU alone, and a folder of another machine is for nobody. The tag that it was asked for
+    by stays, as images name their base by it.
+    """
+    said: Mapping[str, str] = dict(lock.base)
+    name = said.get("name", "")
+    if not name or (_CUDA in name and variant == "cpu"):
+        return None
+    if name.startswith(_BOOTSTRAPPED):
+        return name
+    if is_nameless(lock):
+        return None
+    try:
+        reference = Reference.parse(name)
+    except ValueError:
+        return None
+    if same_platform and "digest" in said:
+        return str(replace(reference, digest=Digest.parse(said["digest"])))
+    return name
+
+
+def is_nameless(lock: Lock) -> bool:
+    """Whether a lock was made for a base that lies in a folder, so that its name does not say where."""
+    name = dict(lock.base).get("name", "")
+    # All that lie in a registry are named with it.
+    return bool(name) and not name.startswith(_BOOTSTRAPPED) and "/" not in name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +163,7 @@ def _tell(child: Assembled, report: Reporter) -> None:
 
 
 def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | None:
-    """By what the sources of a child are compiled: the interpreter of its parent's base; None where it is for others.
+    """Return the compiler of a child's bytecode: the interpreter of its parent's base; None for another machine.
 
     Then a warning says so, and the child has no bytecode. Of the parent only the base's layers are read, and only
     where no earlier run here did so. BaseError, RegistryError where they cannot be;
@@ -146,10 +177,10 @@ def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | 
     facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)
     found = replace(base, python_path=facts.python_path, interpreter=facts.interpreter)
 
-    def told(count: int) -> None:
+    def progress(count: int) -> None:
         report.note(f"compiling {count} modules with the base's own Python")
 
-    return compiling_on(found, cache, "build without bytecode, or on a machine that can run the base", told)
+    return compiling_on(found, cache, "build without bytecode, or on a machine that can run the base", progress)
 
 
 def child_name(parent: Digest, requirements: Sequence[str], below: Lock, addition: Addition, label: str) -> Reference:

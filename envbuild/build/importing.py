@@ -26,33 +26,33 @@ from envbuild.verify.imports import (
 )
 
 if TYPE_CHECKING:
-    from envbuild.build.job import Job
+    from envbuild.build.builder import Builder
 
 _ASKED_FOR = frozenset({"requirements", "mlflow", "conda-environment"})
 """Formats of incomplete records that have what somebody asked for; the others list what was installed."""
 
 
 def try_imports(
-    job: "Job", run: LockedRun, image: Image | None, settings: IndexSettings, place: Place | None
+    builder: "Builder", run: LockedRun, image: Image | None, settings: IndexSettings, place: Place | None
 ) -> Imports:
     """Import in the image what the run imported; VerifyError.
 
     What this machine tried before is not tried again, unless `--import-check always` asks for it.
     """
-    order, manifest, stack = job.order, job.plan.manifest, job.plan.stack
+    order, manifest, stack = builder.order, builder.plan.manifest, builder.plan.stack
     names, cache = imported_distributions(stack, manifest, run.required), LayerCache(order.cache)
-    key = Digest.of(canonical_json(["tried on this machine", str(job.recipe.environment), sorted(names)]))
+    key = Digest.of(canonical_json(["tried on this machine", str(builder.recipe.environment), sorted(names)]))
     if order.import_check == "auto" and (known := cache.noted(key, Imports.from_dict)):
-        job.report.note(f"imported in {known.place} earlier: {counted(len(known.modules), 'module')}")
-        _warn_untold(known, job)
+        builder.report.note(f"imported in {known.place} earlier: {counted(len(known.modules), 'module')}")
+        _warn_untold(known, builder)
         return known
-    job.report.step("importing in the image what the run imported")
+    builder.report.step("importing in the image what the run imported")
     if place:
-        found = _tried(job, run, names, settings, place)
+        found = _tried(builder, run, names, settings, place)
     else:
         assert image, "there is an image or a place that has it"
-        with place_for(image, stack.machine, job.report) as found_place:
-            found = _tried(job, run, names, settings, found_place)
+        with place_for(image, stack.machine, builder.report) as found_place:
+            found = _tried(builder, run, names, settings, found_place)
     if found.modules:
         cache.note(key, found.to_dict(), share=False)
     return found
@@ -70,14 +70,14 @@ def imported_distributions(stack: Stack, manifest: TrainingManifest, required: f
     return frozenset({str(canonicalize_name(stack.distribution)), *(asked or installed - required)}) - {"pip"}
 
 
-def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
+def _tried(builder: "Builder", run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
     if place.runner is None:
-        check_metadata(run, job.plan.manifest, job.order.cache)
-        job.report.warn(f"no module was imported, only metadata was looked at: {place.why}")
+        check_metadata(run, builder.plan.manifest, builder.order.cache)
+        builder.report.warn(f"no module was imported, only metadata was looked at: {place.why}")
         return Imports(place="metadata")
     versions = {wheel.name.replace("-", "_"): wheel.version for wheel in run.lock.wheels}
     modules: dict[str, str] = {}
-    with open_question((), run.lock.target, settings, job.order.cache) as question:
+    with open_question((), run.lock.target, settings, builder.order.cache) as question:
         for wheel in run.lock.wheels:
             if wheel.name in names:
                 files, own = question.reader.files(wheel) or (), wheel.name.replace("-", "_")
@@ -85,22 +85,22 @@ def _tried(job: "Job", run: LockedRun, names: frozenset[str], settings: IndexSet
                 # Of several packages the largest is the project's own: others are plug-ins of what need not be there.
                 main = [own] if own in public else sorted(public, key=lambda it: -_size(it, files))[:1]
                 modules |= dict.fromkeys(main, wheel.version)
-    first = [job.plan.stack.framework] if job.plan.stack.framework in modules else []
+    first = [builder.plan.stack.framework] if builder.plan.stack.framework in modules else []
     pins = {wheel.name: wheel.version for wheel in run.lock.wheels}
-    known = broken_hand_limits(pins, job.plan.profiles.limits)
+    known = broken_hand_limits(pins, builder.plan.profiles.limits)
     asked = ImportRequest(
         modules=tuple(dict.fromkeys((*first, *sorted(modules)))),
         versions=versions | {module: version for module, version in modules.items() if "." not in module},
         known=tuple(f"{it.pin} needs {it.limit.requirement}, as {it.limit.reason}" for it in known if it.limit.breaks),
-        gpu=job.plan.stack.variant == "gpu",
+        gpu=builder.plan.stack.variant == "gpu",
     )
     found = check_imports(place, asked)
     if modules:
         many = f"{len(found.modules)} of {counted(len(modules), 'module')}"
-        job.report.note(f"imported in {place.name}: {many}")
+        builder.report.note(f"imported in {place.name}: {many}")
     else:
-        job.report.note("nothing was imported: the record does not say what the run asked for by name")
-    _warn_untold(found, job)
+        builder.report.note("nothing was imported: the record does not say what the run asked for by name")
+    _warn_untold(found, builder)
     return found
 
 
@@ -110,6 +110,6 @@ def _size(module: str, files: Iterable[str]) -> int:
     return sum(f"/{it}".startswith((f"/{folder}/", f"/{folder}.")) for it in files)
 
 
-def _warn_untold(found: Imports, job: "Job") -> None:
+def _warn_untold(found: Imports, builder: "Builder") -> None:
     for module, why in found.untold:
-        job.report.warn(f"whether {module} can be imported could not be tried: {why}")
+        builder.report.warn(f"whether {module} can be imported could not be tried: {why}")

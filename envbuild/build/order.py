@@ -93,13 +93,13 @@ class Order:
     builder_name: str = ""
     """A builder of buildx to build by, on other machines perhaps; empty for the engine itself."""
     cloud: "CloudBuild | None" = None
-    """What Cloud Build is told, where it builds."""
+    """Options of Cloud Build."""
     ca_bundle: Path | None = None
     """Certificate authorities that indexes are believed by, before those of pip and of this machine."""
     system_packages: bool = True
     """Whether the image gets the Debian packages that the run had libraries loaded from and the base lacks."""
     attestations: AttestOptions = field(default_factory=AttestOptions)
-    """What is said of each image that is pushed, and what signs it."""
+    """Attestations of each pushed image, and the key that signs them."""
     minimum_record: int = 0
     """The lowest number of a signed record that is accepted and continued."""
     continued: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ class Part:
     pylock: bytes
     """The lock as it is stamped and written into the context."""
     proof: Proof
-    """How far the wheels are the very files that the run had."""
+    """How many wheels are the files that the run had."""
     found: bool = False
     """Whether the image was found in the registry, and not built now."""
     imports: "Imports | None" = None

@@ -1,23 +1,41 @@
 """Where the image goes besides a registry: a layout, an archive, an engine; and the build context for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envbuild.attest.attach import attest, check_key, sign
+from envbuild.attest.statement import DEBIAN, Facts
 from envbuild.build.context import Context, write_context
-from envbuild.build.order import Order, Outcome, Part, Reporter
-from envbuild.errors import BuildError
+from envbuild.build.order import PLATFORMS, Order, Outcome, Part, Reporter
+from envbuild.errors import BuildError, RegistryError, StampError, UsageError
 from envbuild.files import staged_folder
+from envbuild.manifest.model import TrainingManifest
+from envbuild.oci.digest import Digest
 from envbuild.oci.image import Content
 from envbuild.oci.layout import Archive, write_archive, write_layout
 from envbuild.oci.reference import Reference
+from envbuild.recipe import Recipe
 from envbuild.registry.push import PushResult
+from envbuild.registry.tags import publish, stamped_tag, tag_stamped
+from envbuild.stamp.history import Snapshot
+from envbuild.stamp.record import Content as ModelFiles
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.signature import Signer
+from envbuild.stamp.stamping import StampResult, stamp
+from envbuild.stamp.store import parse_model_uri
 
 if TYPE_CHECKING:
     from envbuild.engine.load import Loaded
 
 LAYOUT_NAME = "latest"
 """What a layout calls its image."""
+_TODO = (
+    "give the model that this run saved, or the manifest of the run that saved this one; --stamp-anyway stamps it all "
+    "the same, and the record says so"
+)
 
 
 def write_outputs(
@@ -79,3 +97,196 @@ def _write_contexts(folder: Path, parts: Sequence[Part], order: Order) -> None:
         name = "context" if len(parts) == 1 else f"context/{part.platform.replace('/', '-')}"
         context = Context(recipe=part.recipe, lock=part.lock, pylock=part.pylock, wheelhouse=part.wheelhouse)
         write_context(folder / name, context, order)
+
+
+def check_attestations(order: Order) -> None:
+    """Fail before the long work where nothing could be signed; UsageError, and what `check_key` raises."""
+    if order.attestations.key and order.push is None:
+        what, todo = "signatures lie beside an image in a registry, and nothing is pushed", "give --push REPO too"
+        raise UsageError(what, where="--sign", todo=todo)
+    check_key(order.attestations)
+
+
+def publish_parts(
+    order: Order, parts: Sequence[Part], pushed: PushResult | None, report: Reporter, started: datetime
+) -> None:
+    """Attach what is wanted to each image that was built and pushed, sign their index, and only then set tags.
+
+    A reused image keeps what its builder attached. Errors as `attest`.
+    """
+    tags = {part.pushed.reference: part.tags for part in parts if part.pushed}
+    index = pushed.reference if pushed and len(parts) > 1 else None
+    if index:
+        tags[index] = (order.push.tag,) if order.push and order.push.tag else ()
+
+    def attach() -> None:
+        for part in parts:
+            if part.pushed and part.found:
+                report.note("the reused image keeps the SBOM and provenance that its builder attached")
+            elif part.pushed:
+                attest(_facts(order, part, part.pushed, started), order.attestations, report)
+        if index:
+            sign(index, order.attestations, report)
+
+    publish(tags, attach)
+
+
+def _facts(order: Order, part: Part, pushed: PushResult, started: datetime) -> Facts:
+    recipe = part.recipe
+    return Facts(
+        reference=pushed.reference,
+        image=part.assembled.image,
+        locks=(part.lock,),
+        lock_digests=(Digest.of(part.pylock),),
+        role="train",
+        variant=part.plan.stack.variant,
+        platform=PLATFORMS[recipe.target.machine],
+        environment=recipe.environment,
+        base_name=public_base(recipe),
+        base_digest=recipe.base_digest,
+        manifest=Digest.of(order.manifest),
+        parameters=(*build_options(order), *_overrides(part)),
+        started=started,
+        finished=datetime.now(UTC),
+    )
+
+
+def public_base(recipe: Recipe) -> str:
+    """What the base is called where that is the same for everybody; empty where it lies in a folder here."""
+    return recipe.base_asked or (recipe.base_name if recipe.base_name.startswith(DEBIAN) else "")
+
+
+def build_options(order: Order) -> Iterator[tuple[str, str]]:
+    """The options that say how it is built, chosen or not; where it goes and where wheels lie here is left out."""
+    yield "builder", order.builder
+    yield "resolver", order.resolver
+    yield "cuda-source", order.cuda_source
+    flags = {
+        "build": order.build,
+        "bytecode": order.bytecode,
+        "offline": order.offline,
+        "require-identical": order.require_identical,
+    }
+    yield from ((name, "yes") for name, on in flags.items() if on)
+
+
+def _overrides(part: Part) -> Iterator[tuple[str, str]]:
+    """What was set by hand; a base may be a folder here, and the base is said elsewhere."""
+    yield from ((f"set {key}", value) for key, value in part.plan.stack.overrides if key != "base")
+
+
+def stamp_content(
+    order: Order, manifest: TrainingManifest, early: Snapshot, report: Reporter | None = None
+) -> ModelFiles | None:
+    """Read the files of the model that is to be stamped; StampError where they are not those that the manifest lists.
+
+    Where it lists none, they have to be those of the stamp in place. With a key, files that were stamped for this very
+    manifest have to be those of then: other content can have the checksum that a manifest has. What was forced there
+    for this manifest need not be forced again. `early` is that stamp, as it was read at first.
+    """
+    from envbuild.verify.rules.model import compare_files, doubt  # noqa: PLC0415 - a build without a stamp needs no rules
+    from envbuild.verify.sources.model import as_stamped, content_of, files_now, folder_of, mismatch, recorded  # noqa: PLC0415
+
+    uri, stamp = order.stamp, early.continued
+    assert uri is not None, "the caller looked"
+    before = stamp.content if stamp else None
+    saved, stamped = recorded(manifest.model, None, uri), recorded(None, before, uri)
+    exact = order.attestations.key is not None
+    again = stamp is not None and Digest.of(order.manifest) in {image.manifest_sha256 for image in stamp.images}
+    wanted = as_stamped(manifest.model, before if exact and again else None, uri) or stamped
+    place = uri if parse_model_uri(uri).folder else folder_of(uri, manifest)
+    now = files_now(place, saved or stamped, patient=True)
+    problem = mismatch(wanted, now, order.manifest, by_run=bool(saved), exact=exact)
+    if saved is None and report:
+        report.warn(f"{order.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
+    sizes = doubt(compare_files(wanted, now, by_name=True)) if wanted and now else ""
+    if saved and sizes and report and not problem:
+        report.warn(f"the files of {uri} are as {order.manifest_name} records them{sizes}")
+    content = content_of(now) if now else ModelFiles(files=(), file_count=None)
+    unchanged = before and stamped and not mismatch(stamped, now, order.manifest, exact=exact)
+    if before and unchanged and (not saved or (problem and again and before.forced)):
+        return replace(content, forced=before.forced)
+    if not problem:
+        return content if now else None
+    elsewhere = f"that {order.manifest_name} records, which was saved to {saved.uri}" if saved else ""
+    earlier = f"that was stamped at {stamp.created}, and {order.manifest_name} lists no files" if stamp else ""
+    what = f"the model is not the one {elsewhere or earlier}: {problem}"
+    if not order.stamp_anyway:
+        raise StampError(what, where=uri, todo=_TODO)
+    if report:
+        report.warn(f"stamping {uri} although {what}")
+    return replace(content, forced=problem)
+
+
+def signer_for(order: Order, trusted: Sequence[str] = ()) -> Signer | None:
+    """What signs records; None without a key. Records of the `trusted` public keys are continued as well."""
+    if order.attestations.key is None:
+        return None
+    from envbuild.attest.bundle import record_signer  # noqa: PLC0415 - its libraries are slow to import
+
+    return record_signer(order.attestations.key, trusted, order.minimum_record)
+
+
+def report_stamps(results: Sequence[StampResult], report: Reporter, *, signed: bool) -> None:
+    """Say the number of the last record, if it is signed, and which images of the record before it does not name."""
+    last = results[-1].stamp
+    for result in results:
+        for image in result.dropped:
+            if last.image(image.slot) is None:
+                slot = " ".join(image.slot)
+                report.warn(f"{result.reason_dropped}, and its {slot} was not stamped again: it was {image.image}")
+    if any(it.unsigned_now for it in results):
+        report.warn("this stamp is not signed, and the one before was: --signed refuses the model now; give --sign KEY")
+    if not any(it.changed for it in results):
+        report.note(f"the model already has this stamp, of {last.created}")
+    if signed:
+        report.note(f"record {last.counter} of the model, signed; --minimum-record {last.counter} refuses older ones")
+
+
+def stamp_parts(
+    model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, early: Snapshot
+) -> str:
+    """Write each platform's image on the model that was there at first; the last record names them all."""
+    for part in parts:
+        tag_as_stamped(part.pushed.reference if part.pushed else None, report)
+    signer, content = signer_for(order, order.continued), stamp_content(order, parts[0].plan.manifest, early, report)
+    results = [_stamp_part(model, order, part, now, early, signer, content) for part in parts]
+    report_stamps(results, report, signed=signer is not None)
+    return results[-1].record
+
+
+def tag_as_stamped(reference: Reference | None, report: Reporter) -> None:
+    """Give a pushed image the tag that cleanup policies keep; warn if the registry refuses it."""
+    if reference is None:
+        return
+    assert reference.digest is not None, "a push ends with a reference by digest"
+    try:
+        tag_stamped(reference)
+    except RegistryError as error:
+        tag = stamped_tag(reference.digest)
+        report.warn(f"cannot set the tag {tag}, which cleanup policies keep: {error.what}")
+
+
+def _stamp_part(
+    model: str,
+    order: Order,
+    part: Part,
+    now: datetime,
+    early: Snapshot,
+    signer: Signer | None,
+    files: ModelFiles | None,
+) -> StampResult:
+    entry = StampEntry(
+        role="train",
+        variant=part.plan.stack.variant,
+        platform=PLATFORMS[part.recipe.target.machine],
+        reference=str(part.pushed.reference) if part.pushed else None,
+        digest=part.digest,
+        environment=part.recipe.environment,
+        overrides=part.plan.stack.overrides,
+        identity=part.proof.summary,
+        tag=order.push.tag if order.push else None,
+    )
+    lock = part.pylock
+    given = order.manifest
+    return stamp(model, entry, manifest=given, lock=lock, now=now, early=early, signer=signer, content=files)

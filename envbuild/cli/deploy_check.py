@@ -108,7 +108,7 @@ def _reference(model: str, image: str) -> "Reference":
 
 
 def _policy(path: Path | None) -> "Policy":
-    from envbuild.serve.gate_deploy import RULES
+    from envbuild.serve.deploy import RULES
     from envbuild.verify.policy import Policy, read_policy
     from envbuild.verify.rules.catalogue import TITLES
 
@@ -120,7 +120,7 @@ def _findings(
 ) -> "tuple[Reference, tuple[Finding, ...]]":
     """Return the image by the digest that was checked, as a tag may move meanwhile, and what was found."""
     from envbuild.registry.pull import pull
-    from envbuild.serve.gate_deploy import deploy_findings, digest_of
+    from envbuild.serve.deploy import deploy_findings, digest_of
     from envbuild.verify.sources.model import read_model
 
     progress.step(f"reading model {one_line(model)}")

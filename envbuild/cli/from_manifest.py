@@ -85,7 +85,7 @@ def _check_training(serving: ServeOptions, image: ImageOptions) -> None:
 def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
     """Plan and build; print the result, or just the plan."""
     from envbuild.build import build, make_plans
-    from envbuild.build.check import check_order
+    from envbuild.build.plan import check_order
 
     check_order(order)
     started = time.monotonic()

@@ -14,7 +14,7 @@ from envbuild.cli.console import err, printable
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
-    from envbuild.serve.model import Served
+    from envbuild.serve.model import ServeResult
 
 Row = tuple[str, str, str]
 """A subject, its value in the training image, and in the serving image."""
@@ -57,7 +57,7 @@ def annotation(error: EnvbuildError) -> str:
     return f"::error {','.join(texts)}::{_data(printable(str(error)))}"
 
 
-def serving_rows(served: "Served") -> Iterator[Row]:
+def serving_rows(served: "ServeResult") -> Iterator[Row]:
     """Yield how a serving image differs from the training image, and what the gate found."""
     parent, image = served.origin.parent, served.image
     yield "image", str(served.origin.reference or parent.digest), str(served.digest)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from envbuild.build import Outcome, Part
     from envbuild.oci.image import Layer
     from envbuild.registry.push import PushResult
-    from envbuild.serve.model import Served, ServeOrder
+    from envbuild.serve.model import ServeOrder, ServeResult
     from envbuild.serve.origin import Start
 
 _NAME = 70
@@ -126,7 +126,7 @@ def plan_lines(planned: dict[str, Any]) -> Iterator[str]:
             yield f"{name} {text}"
 
 
-def serving_summary(served: "Served", seconds: float) -> Iterator[str]:
+def serving_summary(served: "ServeResult", seconds: float) -> Iterator[str]:
     """Yield a line for each layer on top of the training image; then the totals."""
     if served.runtime is None:
         known, layers = {it.diff_id for it in served.origin.parent.image.layers}, served.image.layers
@@ -139,14 +139,14 @@ def serving_summary(served: "Served", seconds: float) -> Iterator[str]:
     yield f"{sent}{seconds:.1f} s"
 
 
-def serving_reference(served: "Served") -> str:
+def serving_reference(served: "ServeResult") -> str:
     """Return the image's reference in the registry, else its id in the engine, else its file or folder."""
     if served.reference:
         return str(served.reference)
     return served.loaded or f"{served.archive or served.layout}@{served.digest}"
 
 
-def serving_result(served: "Served", seconds: float) -> dict[str, Any]:
+def serving_result(served: "ServeResult", seconds: float) -> dict[str, Any]:
     """Return the result as --json prints it."""
     origin = served.origin
     return {

@@ -173,7 +173,11 @@ class _Run:
         except _NotStartedError as error:
             return int(error.args[0])
         finally:
-            _remove(self.client, name)
+            try:
+                self.client.api.remove_container(name, force=True, v=True)
+            except APIError as error:
+                if error.status_code not in (404, 409):  # it was never created, or somebody else removes it
+                    raise
 
     def _create(self, name: str, config: dict[str, Any]) -> None:
         before, self.client.api.timeout = self.client.api.timeout, _PATIENCE
@@ -287,14 +291,6 @@ def _caller() -> Caller:
     except KeyError:
         name = "user"
     return Caller(uid=os.getuid(), gid=os.getgid(), groups=tuple(os.getgroups()), name=name)
-
-
-def _remove(client: docker.DockerClient, name: str) -> None:
-    try:
-        client.api.remove_container(name, force=True, v=True)
-    except APIError as error:
-        if error.status_code not in (404, 409):  # it was never created, or somebody else removes it
-            raise
 
 
 def container_config(

@@ -21,6 +21,7 @@ from envbuild.local.data import (
     check_mounts,
     is_free,
     is_seen,
+    message_text,
     mounts_below,
     place_of,
     read_maps,
@@ -28,7 +29,6 @@ from envbuild.local.data import (
     resolve_here,
     rewritten,
     seen_at,
-    shown,
 )
 from envbuild.local.model import Choice, Mount, Settled, Subject
 from envbuild.manifest.hardware import Accelerator
@@ -139,7 +139,7 @@ def adc_findings(settled: Settled) -> Iterator[Finding]:
     """Credentials that say where the real ones are, which the container does not see."""
     for mount in settled.mounts:
         if mount.target == TARGET:
-            yield from (_elsewhere(mount.source, doubt) for doubt in _doubts(_read(mount.source)))
+            yield from (_credentials_finding(mount.source, doubt) for doubt in _missing_sources(_read(mount.source)))
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -155,7 +155,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def _doubts(value: Mapping[str, Any]) -> Iterator[str]:
+def _missing_sources(value: Mapping[str, Any]) -> Iterator[str]:
     """What else these credentials need (google-auth: `external_account`, `impersonated_service_account`)."""
     source = value.get("credential_source")
     if isinstance(source, dict):
@@ -167,10 +167,10 @@ def _doubts(value: Mapping[str, Any]) -> Iterator[str]:
             yield "they read a certificate of this machine"
     inner = value.get("source_credentials")
     if isinstance(inner, dict):
-        yield from _doubts(inner)
+        yield from _missing_sources(inner)
 
 
-def _elsewhere(path: Path, doubt: str) -> Finding:
+def _credentials_finding(path: Path, doubt: str) -> Finding:
     return Finding(
         rule=_RULE,
         about="credentials",
@@ -195,7 +195,7 @@ def settle(
     """Gather what the container gets: by the run, by `.env` files, by options, each going before those named earlier.
 
     Of this machine's files it gets what `maps` and the subject's name say, and with `yes_data` what the run read below
-    the working folder. UsageError for an option, a file, a map or credentials that cannot be meant. No message shows a
+    the working folder. UsageError for an option, a file, a map or invalid credentials. No message shows a
     value.
     """
     mapped = read_maps(maps, environment.get("HOME"))
@@ -208,20 +208,18 @@ def settle(
     named, more = _model(subject, mapped, mounts)
     given, mounts = named | given, [*mounts, *more]
     if with_adc:
-        given = _with_adc(given, environment)
+        # The caller's project gives way to one that was named; the file does not.
+        named = {name: (value, "adc") for name, value in adc_variables(environment).items()}
+        given = named | given | {ADC: named[ADC]}
         mounts.append(adc_mount(environment))
     check_mounts(mounts)
+    needed = {it.name for it in subject.contract.variables if it.present}
     return Settled(
         variables={name: value for name, (value, _) in sorted(given.items())},
         mounts=tuple(mounts),
-        missing=_missing(subject, given),
+        missing=tuple(sorted(needed - given.keys() - _OF_CONTAINERS)),
         where={name: source for name, (_, source) in sorted(given.items())},
     )
-
-
-def _missing(subject: Subject, given: RecordOptions) -> tuple[str, ...]:
-    needed = {it.name for it in subject.contract.variables if it.present}
-    return tuple(sorted(needed - given.keys() - _OF_CONTAINERS))
 
 
 def _of_run(subject: Subject, maps: Sequence[DataMap]) -> RecordOptions:
@@ -241,7 +239,7 @@ def _of_run(subject: Subject, maps: Sequence[DataMap]) -> RecordOptions:
 
 
 def _is_portable(name: str, value: str, places: Mapping[str, str], maps: Sequence[DataMap]) -> bool:
-    """Whether a value is no matter of the run's machine or job: Vertex AI's are what can be found here."""
+    """Whether a value does not depend on the run's machine or job; Vertex AI's places are mapped."""
     if name not in _OF_MACHINES or name in places or name == _FORMAT:
         return True
     return name.startswith("AIP_") and rewritten(value, maps) != value
@@ -268,7 +266,7 @@ def _option(number: int, text: str, environment: Mapping[str, str]) -> tuple[str
     name, equals, value = text.partition("=")
     if not VARIABLE.fullmatch(name):
         # Without a = it may be a value that was meant to stay secret.
-        where = f"-e {shown(repr(name))}=..." if equals and name else "--env"
+        where = f"-e {message_text(repr(name))}=..." if equals and name else "--env"
         todo = "give NAME=VALUE, or NAME alone; no name has spaces or what cannot be printed in it"
         raise UsageError(f"-e number {number} names no variable", where=where, todo=todo)
     if equals:
@@ -279,7 +277,7 @@ def _option(number: int, text: str, environment: Mapping[str, str]) -> tuple[str
         raise UsageError("the file that this names is not in the container", where=f"-e {name}", todo=todo)
     if name not in environment:
         raise UsageError(
-            "this variable is not set here", where=f"-e {shown(name)}", todo="set it, or give -e NAME=VALUE"
+            "this variable is not set here", where=f"-e {message_text(name)}", todo="set it, or give -e NAME=VALUE"
         )
     _check(name, environment[name])
     return name, (environment[name], "shell")
@@ -287,7 +285,9 @@ def _option(number: int, text: str, environment: Mapping[str, str]) -> tuple[str
 
 def _check(name: str, value: str) -> None:
     if "\0" in value or not encodable(value):
-        raise UsageError("the value of this variable is no text", where=name, todo="give it as UTF-8, without NUL")
+        raise UsageError(
+            "the value of this variable is not valid text", where=name, todo="give it as UTF-8, without NUL"
+        )
 
 
 def run_places(subject: Subject, variables: Mapping[str, str]) -> list[tuple[Data, str]]:
@@ -349,23 +349,19 @@ def _place_of_model(
     return target, Mount(source=source, target=target, read_only=True)
 
 
-def _with_adc(given: RecordOptions, environment: Mapping[str, str]) -> RecordOptions:
-    """The caller's project gives way to one that was named; the file does not."""
-    named = {name: (value, "adc") for name, value in adc_variables(environment).items()}
-    return named | given | {ADC: named[ADC]}
-
-
 def contract_json(subject: Subject, choice: Choice, settled: Settled) -> bytes:
     """The contract of a run as ENVBUILD_CONTRACT has it: names of variables, places of data, GPUs, packages.
 
     No value of a variable is in it. Data in Cloud Storage that is not mapped is left out: only the program can read it.
     """
     contract = subject.contract
+    # An image that is built here has its lock in it.
+    lock = subject.locks.get(choice.pull.slot) if choice.pull else None
     value = {
         "variables": sorted({it.name for it in contract.variables if it.present}),
         "data": [found for it in contract.data if (found := _data(it, settled))],
         "gpu": _gpu(subject.side) if choice.gpus else {},
-        "packages": _packages(subject, choice),
+        "packages": {it.name: it.version for it in lock.wheels} if lock else {},
     }
     said = {name: it for name, it in value.items() if it}
     return json.dumps(said, sort_keys=True, separators=(",", ":")).encode("ascii")
@@ -382,40 +378,25 @@ def _data(data: Data, settled: Settled) -> dict[str, Any] | None:
         return {"path": posixpath.dirname(path[: path.index("*") + 1]), "uri": data.uri}
     named = {"path": path, "uri": data.uri}
     # Who names another place means other data.
-    return named if path != seen_at(data.uri) else _known({**named, "size": data.size, "objects": data.objects})
+    return named if path != seen_at(data.uri) else _without_none({**named, "size": data.size, "objects": data.objects})
 
 
 def _gpu(side: Side) -> dict[str, Any]:
     accelerator, framework = side.accelerator or Accelerator(), side.framework
     sizes = [it.memory for it in accelerator.gpus if not (it.mig and it.mig.enabled)]
     known = [size for size in sizes if size]
-    return _known(
+    floor = minimum_driver(cuda_of(side) or "")
+    names = framework.compute_capabilities if framework else ()  # sm_80, compute_80
+    capabilities = {(int(it[1]), int(it[2])) for name in names if (it := _ARCHITECTURE.fullmatch(name))}
+    return _without_none(
         {
             "count": len(accelerator.gpus) or None,
             "memory": min(known) if known and len(known) == len(accelerator.gpus) else None,
-            "driver": _driver(side),
-            "capabilities": _capabilities(framework.compute_capabilities if framework else ()) or None,
+            "driver": floor[0] if floor else None,
+            "capabilities": [f"{major}.{minor}" for major, minor in sorted(capabilities)] or None,
         }
     )
 
 
-def _driver(side: Side) -> str | None:
-    """The lowest driver for the CUDA that is to run."""
-    floor = minimum_driver(cuda_of(side) or "")
-    return floor[0] if floor else None
-
-
-def _capabilities(texts: tuple[str, ...]) -> list[str]:
-    """`8.0` of `sm_80` and of `compute_80`."""
-    found = {(int(match[1]), int(match[2])) for text in texts if (match := _ARCHITECTURE.fullmatch(text))}
-    return [f"{major}.{minor}" for major, minor in sorted(found)]
-
-
-def _packages(subject: Subject, choice: Choice) -> dict[str, str]:
-    """What a stamped image was locked with; one that is made here has its own lock in it."""
-    lock = subject.locks.get(choice.pull.slot) if choice.pull else None
-    return {it.name: it.version for it in lock.wheels} if lock else {}
-
-
-def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}

@@ -76,7 +76,7 @@ def reserved(path: Path) -> str | None:
 
 
 def socket_in(path: Path) -> Path | None:
-    """The path itself or the first file found in it that is a socket: whoever sees one can talk to its program."""
+    """The path itself or the first file found in it that is a socket: everyone who sees one can talk to its program."""
     if path.is_socket():
         return path
     return next((Path(it.path) for it in islice(_entries(path), _ENTRIES) if _is_socket(it)), None)
@@ -102,7 +102,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _is_socket(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a socket; ordinary entries are told without a look at the disk."""
+    """Whether it is a socket; ordinary entries need no look at the disk."""
     if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False) or entry.is_symlink():
         return False
     return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
@@ -142,7 +142,7 @@ def rewritten(value: str, maps: Iterable[DataMap]) -> str:
 
 
 def seen_at(place: str) -> str | None:
-    """The path of a place in the container, if it were mounted as it should be; None where it is no path there."""
+    """The path of a place in the container, if it were mounted as it should be; None for a URL."""
     if place.startswith("gs://"):
         return f"/gcs/{place[5:]}"
     if place.startswith("file://"):
@@ -192,13 +192,14 @@ def workspace_mount(warn: Callable[[str], object]) -> Mount:
 
 
 def check_mounts(mounts: Sequence[Mount]) -> None:
-    """See that engines can be told each path, and that each mount within another has a place there.
+    """Check that engines can mount each path, and that each mount within another has a place there.
 
     The engine would make that place otherwise, as root, in the folder here.
     """
     for it in mounts:
         if not encodable(str(it.source)):
-            raise UsageError("no engine can be told this path", where=shown(str(it.source)), todo="rename it, in UTF-8")
+            todo = "rename it, in UTF-8"
+            raise UsageError("engines cannot mount this path", where=message_text(str(it.source)), todo=todo)
     for outer, inner in permutations(mounts, 2):
         if inner.target != outer.target and within(inner.target, outer.target):
             place = outer.source / inner.target[len(outer.target) + 1 :]
@@ -225,7 +226,7 @@ def is_free(path: str) -> bool:
     return path != "/" and not needed and not path.startswith(_CUDA)
 
 
-def shown(text: str) -> str:
+def message_text(text: str) -> str:
     """A text of the caller's in one line, for messages, without what looks like a secret.
 
     What follows the `=` of a mapping is a path, whatever the place before it is called.
@@ -265,7 +266,7 @@ def _split(text: str, home: str | None) -> tuple[str, Path, bool]:
     sources = [text[cut + 1 :] for cut in cuts]
     readings = [(text[:cut], *found) for cut, it in zip(cuts, sources, strict=True) if (found := _source(it, home))]
     if not readings:
-        names = " or ".join(shown(_without_mode(it)) or "''" for it in sources)
+        names = " or ".join(message_text(_without_mode(it)) or "''" for it in sources)
         raise UsageError(f"there is no such file or folder here: {names}", where=_data(text), todo="correct the path")
     if len(readings) > 1:
         raise UsageError("this can be read in two ways", where=_data(text), todo="give an absolute path after the =")
@@ -310,4 +311,4 @@ def _bucket_uri(place: str, text: str) -> str:
 
 
 def _data(text: str) -> str:
-    return f"--data {shown(text)}"
+    return f"--data {message_text(text)}"

@@ -15,7 +15,7 @@ from envbuild.errors import UsageError
 from envbuild.local.container import home
 from envbuild.local.contract import TARGET
 from envbuild.local.data import is_seen
-from envbuild.local.model import Launch, Mount, Port, Settled
+from envbuild.local.model import Launch, Mount, Settled
 
 CONTRACT = "ENVBUILD_CONTRACT"
 """It holds names of variables, and no value."""
@@ -55,7 +55,7 @@ def variables(launch: Launch, settled: Settled) -> dict[str, str]:
 def referred(launch: Launch, settled: Settled) -> frozenset[str]:
     """Variables that take their values from the shell or the editor: those that the caller gave and that may be secret.
 
-    A manifest's variables never do: whoever wrote it could name any variable of the caller's, and its value.
+    A manifest's variables never do: its author could name any variable of the caller's, and get its value.
     """
     return frozenset(it for it in _private(launch, settled) if settled.where.get(it) != "run")
 
@@ -102,6 +102,9 @@ def compose(image: str, launch: Launch, settled: Settled, name: str) -> bytes:
 
     Values that may be secret are taken from the shell that calls Compose, or from `.env` beside the file.
     """
+    # GPUs by NVIDIA's driver, however the engine has them (Compose Deploy Specification, devices).
+    which = {"device_ids": list(launch.devices)} if launch.devices else {"count": "all"}
+    gpus = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
     service = {
         "image": image,
         "init": True,
@@ -112,14 +115,21 @@ def compose(image: str, launch: Launch, settled: Settled, name: str) -> bytes:
         "volumes": [_volume(it, own=it == workspace(launch)) for it in launch.mounts],
         # No image has the caller's id, so that nobody made a home for it.
         "tmpfs": [f"{home(launch)}:mode=1777"] if home(launch) else None,
-        "ports": [_port(it) for it in launch.ports],
+        "ports": [
+            {"target": it.container, "host_ip": it.address, "protocol": "tcp"}
+            | ({"published": str(it.host)} if it.host else {})
+            for it in launch.ports
+        ],
         "shm_size": launch.shm_size,
         "stdin_open": launch.interactive or None,
         "tty": launch.interactive or None,
-        "deploy": _deploy(launch) if launch.gpus else None,
+        "deploy": {"resources": {"reservations": {"devices": [gpus]}}} if launch.gpus else None,
     }
     said = {key: it for key, it in service.items() if it not in (None, [])}
-    value = {"name": _project(name), "services": {SERVICE: said}}
+    # The last part of the name, in the letters of Compose's projects.
+    last = name.rstrip("/").rpartition("/")[2].partition("@")[0].lower()
+    project = re.sub(r"[^a-z0-9_-]+", "-", last).strip("-_") or "envbuild"
+    value = {"name": project, "services": {SERVICE: said}}
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 16)
     return f"# {remark('--compose')}\n{text}".encode()
 
@@ -145,24 +155,6 @@ def _volume(mount: Mount, *, own: bool) -> dict[str, Any]:
     return volume | ({"read_only": True} if mount.read_only else {})
 
 
-def _port(port: Port) -> dict[str, Any]:
-    published = {"published": str(port.host)} if port.host else {}
-    return {"target": port.container, "host_ip": port.address, "protocol": "tcp", **published}
-
-
-def _deploy(launch: Launch) -> dict[str, Any]:
-    """GPUs by NVIDIA's driver, whichever way the engine has them (Compose Deploy Specification, devices)."""
-    which = {"device_ids": list(launch.devices)} if launch.devices else {"count": "all"}
-    device = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
-    return {"resources": {"reservations": {"devices": [device]}}}
-
-
-def _project(name: str) -> str:
-    """The last part of a name in the letters that projects may have."""
-    words = re.sub(r"[^a-z0-9_-]+", "-", name.rstrip("/").rpartition("/")[2].partition("@")[0].lower()).strip("-_")
-    return words or "envbuild"
-
-
 def _compose_literal(text: str) -> str:
     """A text in which nothing is replaced (Compose Specification, Interpolation)."""
     return text.replace("$", "$$")
@@ -175,6 +167,8 @@ def devcontainer(image: str, launch: Launch, settled: Settled, name: str, *, opt
     from the editor's own variables.
     """
     user = owner(launch, "${localEnv:%s:%d}")
+    unreferable = sorted(it for it in referred(launch, settled) if not _REFERABLE.fullmatch(it))
+    size = [f"--shm-size={launch.shm_size}"] if launch.shm_size else []
     value = {
         "name": name,
         "image": image,
@@ -188,7 +182,7 @@ def devcontainer(image: str, launch: Launch, settled: Settled, name: str, *, opt
         # It would build another image on this one, and no image has the caller's name.
         "updateRemoteUserUID": False,
         "init": True,
-        "runArgs": _arguments(launch, settled),
+        "runArgs": [f"--env={it}" for it in unreferable] + size,
         "postStartCommand": list(launch.command[:1]) if launch.command[0].endswith(_CHECK) else None,
         "forwardPorts": [it.container for it in launch.ports],
         "customizations": {
@@ -216,12 +210,6 @@ def _editor_variables(launch: Launch, settled: Settled, *, optional_gpu: bool) -
     # The editor asks for all GPUs, or for none.
     chosen = {"CUDA_VISIBLE_DEVICES": ",".join(launch.devices)} if optional_gpu and launch.devices else {}
     return chosen | found
-
-
-def _arguments(launch: Launch, settled: Settled) -> list[str]:
-    """Arguments of `docker run`."""
-    names = sorted(it for it in referred(launch, settled) if not _REFERABLE.fullmatch(it))
-    return [f"--env={it}" for it in names] + ([f"--shm-size={launch.shm_size}"] if launch.shm_size else [])
 
 
 def _editor_mount(mount: Mount) -> str:

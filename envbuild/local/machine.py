@@ -3,7 +3,8 @@
 import platform
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,24 +12,19 @@ from envbuild.capture.accelerator import accelerator_facts
 from envbuild.capture.files import present, read_text
 from envbuild.capture.host import cpu_facts
 from envbuild.files import cache_folder
-from envbuild.local.model import Engine, EngineKind, GpuWay, Machine
-from envbuild.local.subject import machine_of
+from envbuild.local.model import Engine, EngineKind, GpuWay, Machine, Subject, Variant
+from envbuild.local.subject import chosen_side, machine_of
 from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.validation import read_or_none
-from envbuild.verify.sources import Side
-
-if TYPE_CHECKING:
-    import docker
-from collections.abc import Iterator
-from dataclasses import replace
-
-from envbuild.local.model import Subject, Variant
-from envbuild.local.subject import chosen_side
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import apply_rules
 from envbuild.verify.rules.catalogue import agree, differs
 from envbuild.verify.rules.frameworks import builds
 from envbuild.verify.rules.hardware import compute_capability, cuda_of, driver
+from envbuild.verify.sources import Side
+
+if TYPE_CHECKING:
+    import docker
 
 T = TypeVar("T")
 
@@ -153,19 +149,21 @@ def gpu_findings(subject: Subject, variant: Variant, platform: str, machine: Mac
     """All that a container with GPUs needs of a machine; nothing more once it is clear that there are none."""
     engine, there = machine.engine, machine.accelerator
     if engine and engine.gpus and not engine.near:
-        yield _unseen()
+        says = "the engine runs on another machine or in a virtual one, so that its GPUs cannot be seen from here"
+        todo = "request it with `--variant gpu` if its driver is new enough"
+        yield Finding(about="GPU", rule=_ENGINE, agrees=False, severity="warning", says=says, why=_BLIND, todo=todo)
         return
     if there is None or there.kind != "nvidia" or not there.gpus:
-        yield _absent(there)
+        yield _absent_finding(there)
         return
     names = names_of(there)
     yield agree("gpu-absent", "GPU", names)
     side = chosen_side(subject, variant, platform)
-    if _is_unmade(subject, side, platform):
-        yield _unmade()
+    if _has_no_wheels(subject, side, platform):
+        yield _no_wheels_finding()
     if engine:
-        yield _given(engine, names)
-    yield from _served(side, machine)
+        yield _engine_finding(engine, names)
+    yield from _driver_findings(side, machine)
 
 
 def obstacle(subject: Subject, variant: Variant, platform: str, machine: Machine) -> str | None:
@@ -183,18 +181,10 @@ def names_of(accelerator: Accelerator | None) -> str:
     return ", ".join(dict.fromkeys(gpu.name for gpu in (accelerator.gpus if accelerator else ())))
 
 
-def _unseen() -> Finding:
-    says = (
-        "the engine runs on another machine, or in a virtual one, and its GPUs and their driver are not seen from here"
-    )
-    todo = "ask for it by `--variant gpu`, where its driver is known to be new enough"
-    return Finding(about="GPU", rule=_ENGINE, agrees=False, severity="warning", says=says, why=_BLIND, todo=todo)
-
-
-def _absent(there: Accelerator | None) -> Finding:
+def _absent_finding(there: Accelerator | None) -> Finding:
     if there and there.kind == "nvidia":
         says, found = "there is a driver of NVIDIA, and it shows no GPU", "none shown"
-        todo = "see what nvidia-smi says; after an update of the driver the machine has to start anew"
+        todo = "see what nvidia-smi says; after an update of the driver restart the machine"
     else:
         found = "a TPU" if there and there.kind == "tpu" else "no NVIDIA GPU"
         says, todo = (
@@ -204,18 +194,18 @@ def _absent(there: Accelerator | None) -> Finding:
     return differs("gpu-absent", "GPU", says, wanted="an NVIDIA GPU", found=found, todo=todo, why=_BLIND)
 
 
-def _is_unmade(subject: Subject, side: Side, platform: str) -> bool:
+def _has_no_wheels(subject: Subject, side: Side, platform: str) -> bool:
     """Whether the framework has no build for CUDA there, and nobody stamped one all the same."""
     stamped = ("train", "gpu", platform) in {it.slot for it in subject.images} or subject.image is not None
     return machine_of(platform) == "aarch64" and not stamped and "tensorflow" in builds(side)
 
 
-def _unmade() -> Finding:
+def _no_wheels_finding() -> Finding:
     says, todo = "TensorFlow has no wheels with CUDA for aarch64", "use a machine with x86_64"
     return differs("compute-capability", "tensorflow", says, wanted="CUDA for aarch64", found="none", todo=todo)
 
 
-def _given(engine: Engine, names: str) -> Finding:
+def _engine_finding(engine: Engine, names: str) -> Finding:
     called = "podman" if engine.kind == "podman" else "Docker"
     if engine.ignores_gpus:
         says = f"podman {engine.version} gives no GPUs to what is started by its socket"
@@ -233,20 +223,20 @@ def _given(engine: Engine, names: str) -> Finding:
     return Finding(about="GPU toolkit", rule=_ENGINE, agrees=False, says=says, why=_BLIND, todo=todo)
 
 
-def _uncompared(side: Side) -> Finding:
-    """What rules pass over, as it is not said, may be why the framework finds no GPU here."""
+def _unknown_driver(side: Side) -> Finding:
+    """Report that rules cannot compare the driver, which may be why the framework finds no GPU."""
     cuda = cuda_of(side)
     lost = f"which driver serves CUDA {cuda} here" if cuda else "which CUDA is to run"
     says = f"nothing says {lost}, so that the driver is not compared"
-    todo = "compare them by what nvidia-smi says, and the framework's list of tested builds"
+    todo = "compare the output of nvidia-smi with the framework's list of tested builds"
     wanted, found = f"a driver that serves CUDA {cuda or ''}".rstrip(), "not known"
     return differs("driver", "driver", says, wanted=wanted, found=found, todo=todo, severity="warning")
 
 
-def _served(side: Side, machine: Machine) -> Iterator[Finding]:
+def _driver_findings(side: Side, machine: Machine) -> Iterator[Finding]:
     """Driver and compute capability; one GPU of several that the framework has code for is enough."""
     host = side_of_machine(machine)
-    yield from apply_rules(side, host, (driver,)) or (() if side.variant == "cpu" else (_uncompared(side),))
+    yield from apply_rules(side, host, (driver,)) or (() if side.variant == "cpu" else (_unknown_driver(side),))
     found = apply_rules(side, host, (compute_capability,))
     some = any(it.agrees or it.severity != "error" for it in found)
     yield from (replace(it, severity="warning") if some and it.severity == "error" else it for it in found)

@@ -1,4 +1,4 @@
-"""What is wanted, what this machine is, what was decided, and what is started."""
+"""The subject to reproduce, this machine, the choice, and the launch."""
 
 import re
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class Subject:
     locks: Mapping[Slot, Lock] = field(default_factory=dict)
     """Of each stamped image, by the copy beside the record."""
     model: str | None = None
-    """The model that was named; where a manifest says that one lies is no more than its writer's word."""
+    """The model that the user named; the location in a manifest is only a claim."""
     named: str | None = None
     """The one file of the model that was given on the command line: only that is mounted, and not the folder around."""
     image: str | None = None
@@ -117,7 +117,7 @@ class Choice:
     expected: StampedImage | None = None
     """What the model is stamped with for the same variant and platform, if that was never pushed: building gives it."""
     nearest: StampedImage | None = None
-    """The stamped image whose pins it is held against; None without a stamp."""
+    """The stamped image whose pins are compared; None without a stamp."""
     reasons: tuple[str, ...] = ()
     """Each in a sentence, in the order in which they were found."""
 

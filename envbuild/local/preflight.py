@@ -1,4 +1,4 @@
-"""What is looked at before anything is downloaded: the machine, the contract, and what the choice makes different."""
+"""The checks before anything is downloaded: machine, contract and disk; and the golden sample."""
 
 import posixpath
 from collections.abc import Iterator
@@ -25,7 +25,6 @@ from envbuild.verify.rules.catalogue import agree, differs, listing
 from envbuild.verify.rules.frameworks import builds
 from envbuild.verify.rules.hardware import cpu_flags, memory
 from envbuild.verify.rules.platform import system
-from envbuild.verify.sources import Side
 
 _PULLED, _BUILT, _INSTALLED = 3, 5, 3
 """Room by the compressed size: that, and two of it unpacked; of an image that is built also its wheels and layers."""
@@ -45,7 +44,7 @@ def preflight(
     settled: Settled,
     engine: bool = True,
 ) -> Iterator[Finding]:
-    """All findings, what agrees among them; an error is what cannot go well.
+    """Yield all findings, including those that agree; an error would make the run fail.
 
     `size` is that of the image's layers in bytes, 0 for one that the engine has; `engine` is false for a virtual
     environment, which needs none.
@@ -74,14 +73,18 @@ def _engine(machine: Machine) -> Finding:
 def _hardware(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Finding]:
     side, host = chosen_side(subject, choice.variant, choice.platform), side_of_machine(machine)
     yield from _architecture(subject, choice, machine)
-    yield from apply_rules(_with_avx(side), host, (cpu_flags,))
+    cpu = side
+    if side.machine == "x86_64" and "tensorflow" in builds(side):  # which its wheels need
+        facts = side.cpu or Cpu()
+        cpu = replace(side, cpu=replace(facts, flags=tuple(sorted({*facts.flags, "avx", "sse2"}))))
+    yield from apply_rules(cpu, host, (cpu_flags,))
     yield from _gpus(subject, choice, machine)
     if choice.gpus:
         yield from apply_rules(side, host, (memory,))
 
 
 def _architecture(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Finding]:
-    """Emulation, and another architecture or system than the run's, which no rounding survives."""
+    """Yield emulation, and an architecture or system that differs from the run's."""
     here, there = machine_of(choice.platform), subject.side.machine
     run = machine_of(there) if there else here
     if choice.platform != machine.platform:
@@ -90,7 +93,17 @@ def _architecture(subject: Subject, choice: Choice, machine: Machine) -> Iterato
         says, todo = f"there are no images for {here}", "use a machine with x86_64 or aarch64"
         yield differs("machine", "architecture", says, wanted="x86_64 or aarch64", found=here, todo=todo)
     elif run != here:
-        yield _not_identical(run, here)
+        says = f"the run was on {run}, and here it is {here}: predictions are close to the run's, and not bit-identical"
+        yield differs(
+            "machine",
+            "architecture",
+            says,
+            wanted=run,
+            found=here,
+            todo="compare predictions with those of the run by `--golden`, or use a machine of its architecture",
+            severity="warning",
+            why="Each architecture has its own wheels, whose kernels round differently.",
+        )
     else:
         yield agree("machine", "architecture", here, wanted=run, found=here)
     if subject.image is None:
@@ -111,23 +124,8 @@ def _emulated(platform: str, machine: Machine) -> Finding:
     return differs("machine", "architecture", says, wanted=wanted, found=found, todo=todo, severity="warning", why=why)
 
 
-def _not_identical(run: str, here: str) -> Finding:
-    says = f"the run was on {run}, and here it is {here}: predictions are close to the run's, and not bit-identical"
-    why = "Each architecture has wheels of its own, whose kernels round differently."
-    todo = "compare predictions with those of the run by `--golden`, or use a machine of its architecture"
-    return differs("machine", "architecture", says, wanted=run, found=here, todo=todo, severity="warning", why=why)
-
-
-def _with_avx(side: Side) -> Side:
-    """The run's instruction sets, and those that TensorFlow's wheels take for granted whatever was recorded."""
-    if side.machine != "x86_64" or "tensorflow" not in builds(side):
-        return side
-    cpu = side.cpu or Cpu()
-    return replace(side, cpu=replace(cpu, flags=tuple(sorted({*cpu.flags, "avx", "sse2"}))))
-
-
 def _gpus(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Finding]:
-    """Everything that GPUs need, where they are to be had; else that the run had some."""
+    """Yield what GPUs need if the choice uses them; else that the run had some."""
     if choice.gpus:
         yield from gpu_findings(subject, choice.variant, choice.platform, machine)
         return
@@ -150,14 +148,25 @@ def _gpus(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Findin
 
 
 def _disk(subject: Subject, choice: Choice, machine: Machine, size: int | None, *, engine: bool) -> Finding:
-    free, place = machine.free, _place(machine)
+    free, host = machine.free, machine.engine
+    if host and not host.near:
+        place = "on the engine's machine"
+    else:
+        place = f"in {host.folder}, where the engine keeps images" if host and host.folder else "for the cache"
     if size == 0:
         return Finding(about="disk", agrees=True, says="nothing has to be downloaded")
     if free is None:
-        says, todo = f"nobody knows how much is free {place}", "see to it that there is room for some GB"
+        says, todo = f"cannot see how much is free {place}", "make sure that a few GB are free"
         return Finding(about="disk", agrees=False, severity="note", says=says, todo=todo)
-    about = _size(subject, choice, size)
-    times, what = _room(subject, choice) if engine else (_INSTALLED, "its wheels, and them unpacked")
+    nearest = choice.pull or choice.expected or choice.nearest
+    lock = subject.locks.get(nearest.slot) if nearest and nearest.variant == choice.variant else None
+    about = size or (sum(it.size for it in lock.wheels) if lock else 0) or _USUAL[choice.variant]
+    if not engine:
+        times, what = _INSTALLED, "its wheels, packed and unpacked"
+    elif choice.pull or subject.image:
+        times, what = _PULLED, "its layers, packed and unpacked"
+    else:
+        times, what = _BUILT, "its wheels, and its layers packed and unpacked"
     wanted, found = f"{about * times / 1e9:.1f} GB", f"{free / 1e9:.1f} GB"
     says = f"{found} are free {place}, and it takes up to {wanted}"
     if free >= about * times:
@@ -166,27 +175,6 @@ def _disk(subject: Subject, choice: Choice, machine: Machine, size: int | None, 
     images = "images that are not used (docker image prune), or " if engine else ""
     todo = f"remove {images}old downloads (envbuild cache prune)"
     return Finding(about="disk", agrees=False, says=says, wanted=wanted, found=found, why=why, todo=todo)
-
-
-def _room(subject: Subject, choice: Choice) -> tuple[int, str]:
-    """How many times its size an image takes to come here, and what lies there then."""
-    if choice.pull or subject.image:
-        return _PULLED, "its layers, and them unpacked"
-    return _BUILT, "its wheels, its layers, and them unpacked"
-
-
-def _place(machine: Machine) -> str:
-    engine = machine.engine
-    if engine and not engine.near:
-        return "on the engine's machine"
-    return f"in {engine.folder}, where the engine keeps images" if engine and engine.folder else "for the cache"
-
-
-def _size(subject: Subject, choice: Choice, size: int | None) -> float:
-    """Bytes of the image: as they are known, else of the wheels that the same variant is locked with, else as usual."""
-    nearest = choice.pull or choice.expected or choice.nearest
-    lock = subject.locks.get(nearest.slot) if nearest and nearest.variant == choice.variant else None
-    return size or (sum(it.size for it in lock.wheels) if lock else 0) or _USUAL[choice.variant]
 
 
 def _variables(settled: Settled) -> Iterator[Finding]:
@@ -204,7 +192,7 @@ def _variables(settled: Settled) -> Iterator[Finding]:
 
 
 def _data(subject: Subject, settled: Settled, *, engine: bool) -> Iterator[Finding]:
-    """Places that the program reads: mounted, in the folder that is mounted, or to be read with credentials."""
+    """Yield the places that the program reads and the container cannot."""
     places = run_places(subject, settled.variables)
     lost = [(it, place) for it, place in places if not _is_reached(place, settled, engine=engine)]
     yield from (_unreached(it, place) for it, place in lost)
@@ -225,10 +213,10 @@ def _is_reached(place: str, settled: Settled, *, engine: bool) -> bool:
 
 
 def _exists(path: str) -> bool:
-    """Whether it lies here; this folder is the one that the container works in."""
+    """Whether a path exists here; the working folder is the container's."""
     try:
         return Path(path).exists()
-    except (OSError, ValueError):  # a folder that may not be looked into, or what is no path
+    except (OSError, ValueError):  # an unreadable folder, or an invalid path
         return False
 
 
@@ -239,44 +227,43 @@ def _unreached(data: Data, place: str) -> Finding:
         says = "it is not mapped, and the container has no credentials"
         todo = f"map a copy of it: `--data {quote(place)}=PATH`, or pass credentials by `--with-adc`"
     elif path is None:
-        todo = "see to it that the program can read it from there"
+        todo = "make sure that the program can read it from there"
     elif within(path, WORKSPACE):
         todo = "start in the folder where it lies"
     elif not is_free(path):
-        todo = "map a copy of it to a place of its own, which the program is told by a variable"
+        todo = "map a copy of it to a place of its own, and name it in a variable"
     elif source := resolve_here(path):
-        says, todo = _offered(path, source)
+        if reason := exposure(source):
+            says, todo = f"the run read {path}; {reason}", f"map a copy of what it needs: `--data {quote(path)}=PATH`"
+        else:
+            below = "--yes-data, or " if source.is_relative_to(Path.cwd().resolve()) else ""
+            says = f"the run read {path}, which is here and is not mounted"
+            todo = f"give {below}--data {quote(f'{path}={source}')}"
     else:
         todo = f"map a copy of it: `--data {quote(place)}=PATH`"
     todo = f"{todo}, or {named}" if named else todo
     return differs("data-absent", data.uri, says, wanted="there", found="not seen", todo=todo, severity="warning")
 
 
-def _offered(path: str, source: Path) -> tuple[str, str]:
-    """What is said of a place of the run that is here too, and the option that mounts it."""
-    if reason := exposure(source):
-        return f"the run read {path}; {reason}", f"map a copy of what it needs: `--data {quote(path)}=PATH`"
-    below = "--yes-data, or " if source.is_relative_to(Path.cwd().resolve()) else ""
-    return f"the run read {path}, which is here and is not mounted", f"give {below}--data {quote(f'{path}={source}')}"
-
-
 def parity(subject: Subject, runner: Runner, *, cache: Path, report: Reporter) -> Iterator[Finding]:
     """Run the recorded sample in an environment; yield what differs, else one finding with the largest difference.
 
-    UsageError at once where nobody says which sample or model is meant, StampError where the model cannot be had,
-    VerifyError where a manifest names files outside of the working folder as its model.
+    UsageError without a sample or a model, StampError if the model cannot be read, VerifyError if a manifest names a
+    model outside of the working folder.
     """
     manifest, model = subject.manifest, subject.model
     if manifest is None or (model is None and manifest.model_uri is None):
         lacks = "sample" if manifest is None else "model"
         todo = "give a stamped model, or the manifest of a run that says where its model lies"
-        raise UsageError(f"nothing says which {lacks} is meant", where=f"--golden, {subject.name}", todo=todo)
+        raise UsageError(f"there is no {lacks} to run", where=f"--golden, {subject.name}", todo=todo)
+
+    def outside_folder(uri: ModelUri) -> str:
+        if uri.bucket is not None or Path(uri.path).resolve().is_relative_to(Path.cwd().resolve()):
+            return ""
+        return (
+            f"the manifest says that its model is {uri.path}, outside of this folder; give the model itself as TARGET"
+        )
+
     if recorded := recorded_model(subject):
-        model = str(recorded.prove(_elsewhere))
+        model = str(recorded.prove(outside_folder))
     return check(manifest, model or manifest.model_uri or "", [runner], cache=cache, report=report)
-
-
-def _elsewhere(uri: ModelUri) -> str:
-    if uri.bucket is not None or Path(uri.path).resolve().is_relative_to(Path.cwd().resolve()):
-        return ""
-    return f"the manifest says that its model is {uri.path}, outside of this folder; give the model itself as TARGET"

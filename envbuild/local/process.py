@@ -1,4 +1,4 @@
-"""An interactive shell in a virtual environment, whose own start files do not put another Python before it."""
+"""A command or shell in a virtual environment, as if it were started without envbuild in between."""
 
 import errno
 import os
@@ -32,21 +32,64 @@ _BASHRC = """\
 [ -r ~/.bashrc ] && . ~/.bashrc
 . {activate}
 """
-_MISSING, _UNUSABLE = 127, 126
-"""What shells answer where there is no such program, and where it cannot be started (POSIX, "Exit Status")."""
-_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_MISSING, _NOT_EXECUTABLE = 127, 126
+"""Exit codes of shells (POSIX, "Exit Status")."""
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _OF_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-"""What a terminal sends to the program, too."""
+"""Signals that a terminal sends to the command itself, too."""
 _OTHERS = ("PYTHONHOME", "PYTHONPATH", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__")
 """Variables that lead a Python to the modules of another."""
+
+
+def run_command(command: Sequence[str], variables: Mapping[str, str], folder: Path) -> int:
+    """Run a command in a virtual environment, by default the user's shell; return its exit code.
+
+    128 and the number of the signal that ended it; 127 for a missing program, 126 for one that cannot be executed. The
+    caller holds the environment by `held_venv`.
+    """
+    environment = active(os.environ, variables, folder)
+    with ExitStack() as stack:
+        words, more = (list(command), {}) if command else stack.enter_context(shell(environment, folder))
+        forwarding = stack.enter_context(_forwarded_signals())
+        try:
+            child = subprocess.Popen(words, env=environment | more)
+        except OSError as error:
+            is_missing = error.errno == errno.ENOENT
+            sys.stderr.write(f"envbuild: {words[0]}: {'not found' if is_missing else error.strerror}\n")
+            return _MISSING if is_missing else _NOT_EXECUTABLE
+        forwarding.start(child)
+        code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def active(outer: Mapping[str, str], variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return the variables of a command: those of this process that suit the environment, and its own."""
+    folder = folder.absolute()
+    own = {name: value for name, value in outer.items() if name not in _OTHERS} | dict(variables)
+    # Not every framework looks for CUDA's libraries in wheels.
+    libraries = sorted(map(str, folder.glob("lib/python3.*/site-packages/nvidia/*/lib")))
+    first = {"PATH": [str(folder / "bin")], "LD_LIBRARY_PATH": libraries}
+    after = {"PATH": own.get("PATH") or os.defpath, "LD_LIBRARY_PATH": own.get("LD_LIBRARY_PATH") or ""}
+    paths = {name: os.pathsep.join(filter(None, [*places, after[name]])) for name, places in first.items() if places}
+    compilers = [f"--xla_gpu_cuda_data_dir={it}" for it in folder.glob("lib/python3.*/site-packages/nvidia/cuda_nvcc")]
+    flags = {"XLA_FLAGS": own.get("XLA_FLAGS") or compilers[0]} if compilers else {}
+    return own | paths | flags | {"VIRTUAL_ENV": str(folder)}
+
+
+def translated(settled: Settled, folder: Path) -> dict[str, str]:
+    """Return a contract's variables with paths of this machine instead of the container's mounts and /opt/env."""
+    places = {it.target.rstrip("/"): str(it.source) for it in settled.mounts} | {PREFIX: str(folder.absolute())}
+    longest = sorted(places, key=len, reverse=True)
+    pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, longest))})(?![\w.-])")
+    return {name: pattern.sub(lambda it: places[it[1]], value) for name, value in settled.variables.items()}
 
 
 @contextmanager
 def shell(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Yield the command of the user's shell, and variables for it.
 
-    What pyenv and conda write into start files comes after the variables that a shell is started with, so bash, zsh and
-    fish are told to activate the environment after these. Any other shell has the variables only.
+    The start files of pyenv and conda change variables after a shell has started, so bash, zsh and fish activate the
+    environment after these files. Any other shell has the variables only.
     """
     program = environment.get("SHELL") or "/bin/sh"
     activate = folder.absolute() / "bin" / "activate"
@@ -65,90 +108,40 @@ def shell(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[list[s
             yield ([program, "--rcfile", f"{ours}/.bashrc"], {}) if name == "bash" else ([program], {"ZDOTDIR": ours})
 
 
-def run_command(command: Sequence[str], variables: Mapping[str, str], folder: Path) -> int:
-    """Run a command in a virtual environment, without one the user's shell; return its exit code.
-
-    128 and the signal's number where one ended it; 127 for a program that is not there, 126 for one that cannot be
-    started. That nobody changes the environment meanwhile is for the caller to see to, by `held_venv`.
-    """
-    environment = active(os.environ, variables, folder)
-    with ExitStack() as stack:
-        words, more = (list(command), {}) if command else stack.enter_context(shell(environment, folder))
-        passing = stack.enter_context(_passing_signals())
-        try:
-            child = subprocess.Popen(words, env=environment | more)
-        except OSError as error:
-            return _not_started(words[0], error)
-        passing.to(child)
-        code = child.wait()
-    return code if code >= 0 else 128 - code
-
-
-def active(outer: Mapping[str, str], variables: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The variables of a program in an environment: those around it, as far as they lead to no other, and its own."""
-    folder = folder.absolute()
-    own = {name: value for name, value in outer.items() if name not in _OTHERS} | dict(variables)
-    first = {"PATH": [str(folder / "bin")], "LD_LIBRARY_PATH": _libraries(folder)}
-    after = {"PATH": own.get("PATH") or os.defpath, "LD_LIBRARY_PATH": own.get("LD_LIBRARY_PATH") or ""}
-    paths = {name: os.pathsep.join(filter(None, [*places, after[name]])) for name, places in first.items() if places}
-    compilers = [f"--xla_gpu_cuda_data_dir={it}" for it in folder.glob("lib/python3.*/site-packages/nvidia/cuda_nvcc")]
-    flags = {"XLA_FLAGS": own.get("XLA_FLAGS") or compilers[0]} if compilers else {}
-    return own | paths | flags | {"VIRTUAL_ENV": str(folder)}
-
-
-def _libraries(folder: Path) -> list[str]:
-    """CUDA's libraries that are wheels, which not every framework looks for beside itself."""
-    return sorted(map(str, folder.glob("lib/python3.*/site-packages/nvidia/*/lib")))
-
-
-def translated(settled: Settled, folder: Path) -> dict[str, str]:
-    """The variables of a contract with paths of this machine instead of a container's: of mounts, and /opt/env."""
-    places = {it.target.rstrip("/"): str(it.source) for it in settled.mounts} | {PREFIX: str(folder.absolute())}
-    longest = sorted(places, key=len, reverse=True)
-    found = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, longest))})(?![\w.-])")
-    return {name: found.sub(lambda it: places[it[1]], value) for name, value in settled.variables.items()}
-
-
-class _Passing:
-    """Signals that only this process gets, on their way to the program; early ones wait for it."""
+class _Forwarding:
+    """Forwards signals that only this process gets; those before the start wait for it."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
-        self._early: list[int] = []
+        self._pending: list[int] = []
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
         if self._child is None:
-            self._early.append(number)
+            self._pending.append(number)
         else:
             self._child.send_signal(number)
 
-    def to(self, child: subprocess.Popen[bytes]) -> None:
-        """Let them go to this program."""
+    def start(self, child: subprocess.Popen[bytes]) -> None:
+        """Forward to this process."""
         self._child = child
-        for number in self._early:
+        for number in self._pending:
             child.send_signal(number)
 
 
 @contextmanager
-def _passing_signals() -> Iterator[_Passing]:
-    """Outlive the signals that the program gets as well, and pass on those that only this process gets."""
-    passing = _Passing()
-    handlers = dict.fromkeys(_PASSED_ON, passing) | dict.fromkeys(_OF_TERMINAL, _leave)
-    # What this process ignores, such as under nohup, the program is to ignore too.
-    heard = {number: it for number, it in handlers.items() if signal.getsignal(number) is not signal.SIG_IGN}
-    before = {number: signal.signal(number, handler) for number, handler in heard.items()}
+def _forwarded_signals() -> Iterator[_Forwarding]:
+    """Outlive the signals that the command gets as well, and forward the others."""
+    forwarding = _Forwarding()
+
+    def outlive(_number: int, _frame: FrameType | None) -> None:
+        """Do nothing: the command would inherit SIG_IGN, but not a handler."""
+
+    handlers = dict.fromkeys(_FORWARDED, forwarding) | dict.fromkeys(_OF_TERMINAL, outlive)
+    # The command also ignores what this process ignores, such as under nohup.
+    heeded = {number: it for number, it in handlers.items() if signal.getsignal(number) is not signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in heeded.items()}
     try:
-        yield passing
+        yield forwarding
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing; that a signal is ignored would be inherited by the program, a handler is not."""
-
-
-def _not_started(program: str, error: OSError) -> int:
-    missing = error.errno == errno.ENOENT
-    sys.stderr.write(f"envbuild: {program}: {'not found' if missing else error.strerror}\n")
-    return _MISSING if missing else _UNUSABLE

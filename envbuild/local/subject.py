@@ -64,7 +64,7 @@ def subject_of_image(name: str, side: Side) -> Subject:
 
 
 def _disagreeing(it: StampedModel) -> Iterator[Finding]:
-    """What of the model's folder is not as it was; what a missing copy would have said can be had in other ways."""
+    """Yield what changed in the model's folder; a missing copy is only a warning."""
     for finding in artifact_findings(it):
         if not finding.agrees:
             yield replace(finding, severity="warning") if finding.rule == "artifact-copies" else finding
@@ -73,7 +73,7 @@ def _disagreeing(it: StampedModel) -> Iterator[Finding]:
 def chosen_side(subject: Subject, variant: Variant, platform: str) -> Side:
     """What would run here, as rules read it: the stamped lock's packages where there is one, else the run's.
 
-    GPU, CPU and all else that the run had stay, as that is what this machine is held against.
+    The run's GPU, CPU and all else stay, as this machine is compared with them.
     """
     side = replace(subject.side, kind="image", variant=variant, machine=machine_of(platform))
     lock = subject.locks.get(("train", variant, platform))
@@ -92,7 +92,7 @@ def machine_of(platform: str) -> str:
 
 
 def side_of_named(text: str, client: docker.DockerClient | None, machine: str, report: Reporter) -> Side:
-    """What an image says of itself: the engine's own, else the registry's or that of a layout or archive here."""
+    """Return the facts of an image: of the engine's, else the registry's, or of a layout or archive here."""
     if client is not None and not lies_here(text):
         try:
             known = client.api.inspect_image(_bare(text))
@@ -110,7 +110,7 @@ def side_of_named(text: str, client: docker.DockerClient | None, machine: str, r
             raise BuildError("the image's config is not valid JSON", where=text, todo="build it again") from error
 
 
-def brought(text: str, client: docker.DockerClient, machine: str, report: Reporter) -> tuple[str, str | None]:
+def load_image(text: str, client: docker.DockerClient, machine: str, report: Reporter) -> tuple[str, str | None]:
     """The engine's name of an image, and its digest in a registry; what lies here is loaded, all else pulled."""
     if not lies_here(text):
         found = find_image(client, _bare(text), report)
@@ -145,7 +145,7 @@ def lies_here(text: str) -> bool:
 def _check_name(text: str) -> None:
     """Refuse a bare word, which is a mistyped model more often than an image of Docker Hub."""
     if not lies_here(text) and not set("/:@") & set(text):
-        what = "nothing of this name lies here, and the engine has no image that is called so"
+        what = "no file here and no image in the engine has this name"
         todo = f"give a model's folder, a manifest, or an image with its registry or tag: {text}:latest"
         raise UsageError(what, where=f"TARGET {text}", todo=todo)
 

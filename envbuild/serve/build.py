@@ -1,55 +1,82 @@
-"""From a training image to the image that serves: what is put on top, proven, tried, pushed and stamped."""
+"""From a training image to the image that serves: lock, assemble, prove, run the gate, push and stamp."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 from envbuild.build import Order, Reporter, make_plans
 from envbuild.build.build import check_destinations
 from envbuild.build.extend import compiling_for, extended
-from envbuild.build.stamping import signer_for, stamp_content
+from envbuild.build.outputs import signer_for, stamp_content
 from envbuild.errors import RegistryError, VerifyError
 from envbuild.image.assembler import Compiling
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.image.child import Addition, Parent, checked, find_child_difference
-from envbuild.image.content import Content
+from envbuild.image.content import Content, measured
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above, useless
 from envbuild.lock.settings import read_settings
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image
-from envbuild.registry.pull import pull
+from envbuild.oci.image import Image, canonical_json
+from envbuild.oci.reference import Reference
+from envbuild.recipe import LAYER_FORMAT
+from envbuild.registry.pull import find_tagged, pull
 from envbuild.registry.push import PushResult, push
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.serve.application import application_of
-from envbuild.serve.attesting import publish_served
 from envbuild.serve.check import OWN_RUNTIME, check_serving
 from envbuild.serve.compatible import check_compatible
-from envbuild.serve.embed import embedded
+from envbuild.serve.contents import application_of, embedded, server_parts
 from envbuild.serve.gate import check_gate, gate
-from envbuild.serve.lookup import find_serving, labelled, recipe_digest, serving_tag
-from envbuild.serve.model import APP_FOLDER, Origin, Served, ServeOrder, Server, Slimmed
+from envbuild.serve.model import APP_FOLDER, Origin, ServeOrder, Server, ServeResult, Slimmed
 from envbuild.serve.origin import find_origin
-from envbuild.serve.outputs import place
-from envbuild.serve.servers import server_parts
-from envbuild.serve.slim import proof_of
-from envbuild.serve.slim_parent import find_slimmed, slim_parent
-from envbuild.serve.stamping import stamp_served
+from envbuild.serve.publish import place, publish_served, stamp_served
+from envbuild.serve.slim import find_slimmed, proof_of, slim_parent
 from envbuild.stamp.stamping import check_stampable
+from envbuild.trust import Claim
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
 
+RECIPE_LABEL = "dev.envbuild.serving"
+"""The label with the digest of all inputs that decide a serving image's bytes."""
+_NAME = 60
 """Letters of a layer's name beside a bar."""
 
 
-def serve(order: ServeOrder, report: Reporter, now: datetime) -> Served:
-    """Make the image that serves a model, or hold the model against a server that brings its own; the stamp comes last.
+def recipe_digest(parent: Parent, above: Lock, addition: Addition, compiled: str) -> Digest:
+    """Digest the inputs of a serving image's bytes; `compiled` names the compiler, and is empty without bytecode.
 
-    UsageError, StampError, RegistryError, MissingComponentError for what can be told early; LockError where what is
-    added and the environment exclude each other; VerifyError where serving would not have training's environment, or
-    the gate fails.
+    BuildError for a file that cannot be read.
+    """
+    config = asdict(replace(addition, contents=()))
+    wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
+    contents = [[it.line, str(measured(it).key)] for it in addition.contents]
+    value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, contents, compiled]
+    return Digest.of(canonical_json(value))
+
+
+def labelled(addition: Addition, recipe: Digest) -> Addition:
+    """Add the label of the recipe."""
+    return replace(addition, labels=(*addition.labels, (RECIPE_LABEL, str(recipe))))
+
+
+def serving_tag(recipe: Digest) -> str:
+    """Return `serve-a1b2c3d4e5f6`; the image that it names is checked."""
+    return f"serve-{recipe.short}"
+
+
+def find_serving(target: Reference, recipe: Digest, machine: str) -> Claim[Image] | None:
+    """Find the image of a recipe in a repository; None if it has none. RegistryError as `pull`."""
+    return find_tagged(replace(target, tag=serving_tag(recipe), digest=None), machine=machine)
+
+
+def serve(order: ServeOrder, report: Reporter, now: datetime) -> ServeResult:
+    """Build the image that serves a model, or compare the model with a server that brings its own; then stamp it.
+
+    UsageError, StampError, RegistryError, MissingComponentError from early checks; LockError if the added requirements
+    and the environment exclude each other; VerifyError if serving would not have training's environment, or the gate
+    fails.
     """
     check_serving(order)
     signer = signer_for(order.order, order.training_keys)
@@ -57,7 +84,7 @@ def serve(order: ServeOrder, report: Reporter, now: datetime) -> Served:
     check_destinations(order.order, report)
     check_gate(order)
     if order.order.attestations.key:
-        # A key vouches for what was made here, and not for what others say that they made.
+        # A signature covers only layers that were built here.
         order = replace(order, order=replace(order.order, remote_cache=False))
     if early and order.model is None:  # of a manifest, the training image is built next
         stamp_content(order.order, make_plans(order.order)[0].manifest, early)
@@ -65,7 +92,7 @@ def serve(order: ServeOrder, report: Reporter, now: datetime) -> Served:
     order = replace(order, order=replace(order.order, manifest=origin.manifest_bytes))
     if early and order.model:
         stamp_content(order.order, origin.manifest, early)
-    make = _beside if order.server in OWN_RUNTIME else _built
+    make = _compare_with_server if order.server in OWN_RUNTIME else _build
     served = make(order, origin, report)
     publish_served(order, served, report, now)
     if early:
@@ -73,13 +100,13 @@ def serve(order: ServeOrder, report: Reporter, now: datetime) -> Served:
     return served
 
 
-def _beside(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
-    """Hold the model against a server with a runtime of its own; nothing is built."""
-    report.step(f"holding the model against {order.server}")
+def _compare_with_server(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
+    """Compare the model with a server that brings its own runtime; nothing is built."""
+    report.step(f"comparing the model with {order.server}")
     found = check_compatible(order, origin, report)
     _tell(found.findings, report)
     _refuse(found.findings, "this server may not compute what the model was trained to", str(found.reference))
-    return Served(
+    return ServeResult(
         origin=origin,
         image=pull(found.reference, machine=origin.parent.lock.target.machine),
         above=Lock(target=origin.parent.lock.target, wheels=()),
@@ -91,20 +118,22 @@ def _beside(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
     )
 
 
-def _built(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
-    """Put on top what serving needs, prove that nothing below moved, try it, and take it where it is wanted."""
+def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
+    """Add what serving needs, prove that no layer below changed, run the gate, and push or write the image."""
     check_gate(order, origin.platform)
     server = server_parts(order, origin)
     above = _above(order, server, origin.parent.lock, report)
     with ExitStack() as until:
-        shared = _shared(order.order, until, report)
+        shared = None
+        if order.order.push and order.order.remote_cache:
+            shared = until.enter_context(SharedCache(order.order.push, warn=report.warn))
         contents = tuple(_contents(order, origin, server, report, until))
         slim = _slimmed(order, origin, server, above, contents, report)
         parent = slim_parent(origin, slim, order, report) if slim else origin.parent
         addition = _addition(order, server, above, contents)
         plan = _plan(order.order, parent, above, addition, report)
         try:
-            image = known = _known(order.order, plan, shared, report)
+            image = known = _find_known(order.order, plan, shared, report)
         except VerifyError as error:
             report.warn(
                 f"not using the registry's image of these inputs: {error.what}; building it here without the "
@@ -112,11 +141,11 @@ def _built(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
             )
             image = known = shared = None
         if image is None:
-            image = _made(order.order, plan, shared, report, until)
-        findings = _tried(order, origin, image, server, slim, report)
+            image = _assemble(order.order, plan, shared, report, until)
+        findings = _check_image(order, origin, image, server, slim, report)
         pushed = _pushed(order.order, image, report)
         layout, loaded = place(order.order, image, report, pushed=pushed is not None)
-    return Served(
+    return ServeResult(
         origin=origin,
         image=image,
         above=above,
@@ -134,7 +163,7 @@ def _built(order: ServeOrder, origin: Origin, report: Reporter) -> Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """Everything that decides the image's bytes."""
+    """The inputs that decide the image's bytes."""
 
     parent: Parent
     above: Lock
@@ -144,7 +173,7 @@ class _Plan:
 
 
 def _above(order: ServeOrder, server: Server, below: Lock, report: Reporter) -> Lock:
-    """Lock what the server and the application need beyond the environment, none of whose pins can move."""
+    """Lock what the server and the application need; no pin of the environment changes."""
     requirements = (*server.requirements, *order.extras)
     if not requirements:
         return Lock(target=below.target, wheels=())
@@ -173,13 +202,6 @@ def _options(order: Order, report: Reporter) -> Options:
     )
 
 
-def _shared(order: Order, until: ExitStack, report: Reporter) -> SharedCache | None:
-    """What the repository that is pushed to has of layers."""
-    if order.push is None or not order.remote_cache:
-        return None
-    return until.enter_context(SharedCache(order.push, warn=report.warn))
-
-
 def _addition(order: ServeOrder, server: Server, above: Lock, contents: tuple[Content, ...]) -> Addition:
     addition = Addition(
         variables=server.variables,
@@ -199,7 +221,7 @@ def _plan(order: Order, parent: Parent, above: Lock, addition: Addition, report:
 def _contents(
     order: ServeOrder, origin: Origin, server: Server, report: Reporter, until: ExitStack
 ) -> Iterator[Content]:
-    """The files, what changes least below all others."""
+    """Yield the files; those that change least come first."""
     if order.embed:
         yield until.enter_context(embedded(origin, order.order.cache, report))
     if server.files:
@@ -211,19 +233,19 @@ def _contents(
 def _slimmed(
     order: ServeOrder, origin: Origin, server: Server, above: Lock, contents: Sequence[Content], report: Reporter
 ) -> Slimmed | None:
-    """What the image does without; None where it is all of training's environment."""
+    """Return what a slim image leaves out; None if it has all of training's environment."""
     if not order.slim:
         return None
     code = {path: file for it in contents for path, file in it.files.items() if path.startswith(f"{APP_FOLDER}/")}
     found = find_slimmed(order, origin, server, above, code, report)
     if not found.dropped:
-        report.note("nothing is there that only training uses")
+        report.note("no distribution serves training alone")
         return None
     return found
 
 
-def _known(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter) -> Image | None:
-    """The image of equal inputs in the registry that is pushed to; VerifyError if it is another."""
+def _find_known(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter) -> Image | None:
+    """Return the target repository's image of equal inputs; VerifyError if its content differs."""
     if order.push is None or not order.remote_cache:
         return None
     try:
@@ -241,20 +263,20 @@ def _known(order: Order, plan: _Plan, shared: SharedCache | None, report: Report
     return image
 
 
-def _made(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter, until: ExitStack) -> Image:
-    """Put the image together; its layers can be opened until then, and others find them where it is pushed to."""
+def _assemble(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter, until: ExitStack) -> Image:
+    """Assemble the image; its layers can be opened until the stack closes."""
     report.step("assembling the serving image")
     cache, options = LayerCache(order.cache, shared, report.note), _options(order, report)
-    made = until.enter_context(
+    child = until.enter_context(
         extended(plan.parent, plan.above, plan.addition, options, report, compiling=plan.compiling, cache=cache)
     )
-    return made.image
+    return child.image
 
 
-def _tried(
+def _check_image(
     order: ServeOrder, origin: Origin, image: Image, server: Server, slim: Slimmed | None, report: Reporter
 ) -> tuple[Finding, ...]:
-    """Refuse an image that has not all of training's environment, or that the gate does not let through."""
+    """Raise VerifyError for an image without all of training's environment, or that fails the gate."""
     report.step("proving that serving has training's environment")
     train, what = origin.parent.image, "the serving image would not have training's environment"
     proof = prove_sharing(train, image, report.progress)
@@ -282,7 +304,7 @@ def _tell(findings: Sequence[Finding], report: Reporter) -> None:
 
 
 def _refuse(findings: Sequence[Finding], what: str, where: str) -> None:
-    """VerifyError where a finding is an error, with all that are."""
+    """Raise VerifyError with all findings that are errors."""
     wrong = [it for it in findings if not it.agrees and it.severity == "error"]
     if wrong:
         says = "\n  - ".join((f"{what}:", *(f"{it.about}: {it.says}" for it in wrong)))
@@ -290,7 +312,7 @@ def _refuse(findings: Sequence[Finding], what: str, where: str) -> None:
 
 
 def _pushed(order: Order, image: Image, report: Reporter) -> PushResult | None:
-    """Push the image by its digest; tags are set when everything is attached to it."""
+    """Push the image by its digest; its tags are set after its attachments."""
     if order.push is None:
         return None
     report.step(f"pushing to {order.push}")

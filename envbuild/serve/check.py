@@ -1,18 +1,18 @@
-"""What of an order for a serving image cannot be meant: told before anything is read but the files of --app."""
+"""Checks of an order for a serving image, before anything but the files of --app is read."""
 
 from pathlib import Path
 from typing import NoReturn
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from envbuild.build.check import check_outputs
+from envbuild.build.plan import check_outputs
 from envbuild.errors import UsageError
-from envbuild.serve.application import application_of
+from envbuild.serve.compatible import version_in
+from envbuild.serve.contents import application_of
 from envbuild.serve.model import ServeOrder
-from envbuild.serve.server_versions import version_in
 
 OWN_RUNTIME = frozenset({"tf-serving", "triton"})
-"""Servers that bring their own libraries: nothing is built for them, and compatibility is what is checked."""
+"""Servers that bring their own libraries: nothing is built for them, and only compatibility is checked."""
 
 _SUCH = {"tf-serving": "2.15.1", "triton": "24.02"}
 
@@ -54,10 +54,10 @@ def _check_own_runtime(order: ServeOrder) -> None:
         "--load": order.order.load,
     }
     if order.server_version and order.server and version_in(order.server, order.server_version) is None:
-        what, todo = f"this is no version of {order.server}", f"give one such as {_SUCH[order.server]}"
+        what, todo = f"invalid version of {order.server}", f"give one such as {_SUCH[order.server]}"
         _refuse(f"--server-version {order.server_version}", what, todo)
     if useless := [name for name, value in given.items() if value]:
-        what = f"{order.server} brings its own runtime: nothing is built, and the model is held against its release"
+        what = f"{order.server} brings its own runtime: nothing is built, and the model is compared with its release"
         _refuse(f"--server {order.server}, {', '.join(useless)}", what, "leave out all but --server and its release")
 
 
@@ -80,19 +80,19 @@ def _check_built(order: ServeOrder) -> None:
 
 
 def _check_apart(app: Path, out: Path) -> None:
-    """What is written below the application is no part of it, so that around it nothing would be left."""
+    """Refuse an output folder that holds the application: nothing would be left of it."""
     if app.resolve().is_relative_to(out.resolve()):
         what = "the application's folder is what is written to"
         _refuse(f"--app {app}, --out {out}", what, "give --out another folder; it may lie in the application's")
 
 
 def check_requirement(text: str) -> None:
-    """Refuse what is no requirement (PEP 508); UsageError."""
+    """Raise UsageError for an invalid requirement (PEP 508)."""
     try:
         Requirement(text)
     except InvalidRequirement as error:
         todo = "give a name, with a version where it matters: --extra 'fastapi>=0.115'"
-        raise UsageError(f"this is no requirement: {error}", where=f"--extra {text}", todo=todo) from error
+        raise UsageError(f"invalid requirement: {error}", where=f"--extra {text}", todo=todo) from error
 
 
 def _refuse(where: str, what: str, todo: str) -> NoReturn:

@@ -1,42 +1,174 @@
-"""A model held against a server that brings its own runtime: TensorFlow Serving, Triton.
-
-Such a server cannot share the training environment. What can be known is whether its versions load what that
-environment saved: a SavedModel is read by the same release of TensorFlow and by later ones of the same major version
-(tensorflow.org/guide/versions, "Compatibility of SavedModels, graphs and checkpoints").
-"""
+"""Which server an image has, and which frameworks that server brings."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
 from envbuild.build import Reporter
+from envbuild.capture.formats import BYTES, wire_fields
+from envbuild.capture.gcs import Unread
+from envbuild.capture.places import RangeReader, place_of
 from envbuild.errors import UsageError
 from envbuild.manifest.artifact import Model
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
 from envbuild.serve.model import Origin, ServeOrder, ServerName
-from envbuild.serve.saved_model import SavedFacts, saved_facts
-from envbuild.serve.server_versions import (
-    DEFAULT_IMAGES,
-    TRITON_BACKENDS,
-    TRITON_ONNX,
-    TRITON_TENSORFLOW,
-    TRITON_WITHOUT_TENSORFLOW,
-    ImageSays,
-    image_says,
-    since,
-    version_in,
-)
 from envbuild.verify.findings import Finding, Severity
 
+TRITON_TENSORFLOW = {
+    "23.01": "2.11.0",
+    "23.04": "2.12.0",
+    "23.08": "2.13.0",
+    "23.12": "2.14.0",
+    "24.02": "2.15.0",
+    "24.07": "2.16.1",
+    "25.02": "2.17.0",
+}
+"""The TensorFlow of Triton's backend from this release on; of a release between two it is the earlier one's or newer.
+
+From the containers of the same month that NVIDIA tested with (github.com/triton-inference-server/model_navigator,
+docs/support_matrix.md and CHANGELOG.md, "external components used during testing").
+"""
+TRITON_WITHOUT_TENSORFLOW = "25.03"
+"""The first release that has no TensorFlow backend (github.com/triton-inference-server/server/pull/8068)."""
+TRITON_ONNX = {
+    "24.04": "1.17.3",
+    "24.05": "1.18.0",
+    "24.07": "1.18.1",
+    "24.09": "1.19.2",
+    "24.12": "1.20.1",
+    "25.03": "1.21.0",
+    "25.05": "1.22.0",
+    "25.08": "1.23.0",
+    "25.10": "1.23.1",
+    "25.11": "1.23.2",
+    "26.02": "1.24.1",
+    "26.03": "1.24.2",
+    "26.04": "1.24.4",
+    "26.07": "1.27.0",
+    "26.08": "1.28.0",
+}
+"""ONNX Runtime from this release on (github.com/triton-inference-server/server, docs/introduction/compatibility.md)."""
+TRITON_BACKENDS = {
+    "py3": frozenset({"saved_model", "onnx", "torchscript"}),
+    "tf2-python-py3": frozenset({"saved_model"}),
+    "pyt-python-py3": frozenset({"torchscript"}),
+}
+"""What images of Triton can serve, by the end of their tags; others have none of these backends."""
+DEFAULT_IMAGES = {
+    "tf-serving": "docker.io/tensorflow/serving:{version}",
+    "triton": "nvcr.io/nvidia/tritonserver:{version}-py3",
+}
+_TRITON = re.compile(r"(2[0-9]\.[01][0-9])(?:\.[0-9]+)?(?:-|\Z)")
+_TENSORFLOW = re.compile(r"r?v?([0-9]+\.[0-9]+(?:\.[0-9]+)?(?:-?rc[0-9]+)?)(?:-|\Z)")
+_SAID = {
+    "tf-serving": ("tensorflow_serving_github_branchtag", "org.opencontainers.image.version"),
+    "triton": ("NVIDIA_TRITON_SERVER_VERSION",),
+}
+"""Labels and variables of the vendors' own images."""
+_NAMES = {
+    "tf-serving": re.compile(r"tensorflow[\W_]?serving|tf[\W_]serving|tensorflow_model_server", re.IGNORECASE),
+    "triton": re.compile(r"triton", re.IGNORECASE),
+}
+"""The servers' own names, and those of their programs, as labels, variables and commands have them."""
+INTERNAL = "__saved_model_init_op"
+"""A signature that TensorFlow writes for itself."""
+CUSTOM_PREFIXES = ("SimpleML", "Sentencepiece", "Wordpiece")
+"""Operations of TensorFlow Decision Forests and TensorFlow Text, which bear no mark of their library."""
+_FILE = "saved_model.pb"
 RELATION = "verified-compatible"
-"""What is stamped of a server that was held against the model, and does not share its environment."""
+"""The stamped relation of a server that was compared with the model and does not share its environment."""
 _TITLES = {"tf-serving": "TensorFlow Serving", "triton": "Triton"}
 _LABEL = "org.opencontainers.image.title"
 _TRY = "try the model in that image once"
 _TODO = "take a server of the run's own TensorFlow, or --server fastapi, which serves with the training environment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSays:
+    """The server that an image's config names."""
+
+    version: str | None = None
+    cuda: str | None = None
+    cudnn: str | None = None
+    names_server: bool = True
+    """Whether anything in it names the server: a label, a variable, or what is started."""
+
+
+def image_says(server: ServerName, inner: Mapping[str, object]) -> ImageSays:
+    """Read an image's labels and variables (OCI image-spec, config.md); NVIDIA's base images say CUDA and cuDNN."""
+    labels, variables = inner.get("Labels"), inner.get("Env")
+    said = {str(key): str(value) for key, value in labels.items()} if isinstance(labels, dict) else {}
+    said |= dict(str(entry).partition("=")[::2] for entry in (variables if isinstance(variables, list) else ()))
+    found = (version_in(server, said[name]) for name in _SAID.get(server, ()) if name in said)
+    started = [inner.get("Entrypoint"), inner.get("Cmd")]
+    return ImageSays(
+        version=next((it for it in found if it), None),
+        cuda=said.get("CUDA_VERSION") or None,
+        cudnn=said.get("NV_CUDNN_VERSION") or said.get("CUDNN_VERSION") or None,
+        names_server=bool(_NAMES[server].search(json.dumps([said, started]))),
+    )
+
+
+def version_in(server: ServerName, text: str) -> str | None:
+    """Return the version that a tag or label begins with: `2.15.1-gpu`, `24.02-py3`; None for `latest`."""
+    found = (_TRITON if server == "triton" else _TENSORFLOW).match(text)
+    return found[1] if found else None
+
+
+def since(table: Mapping[str, str], release: str) -> str | None:
+    """Return what a table has for a release or the last before it; None before its first."""
+    wanted = Version(release)
+    known = [found for first, found in table.items() if Version(first) <= wanted]
+    return known[-1] if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFacts:
+    """The names in a SavedModel, sorted."""
+
+    signatures: tuple[str, ...]
+    operations: tuple[str, ...]
+
+    @property
+    def custom_operations(self) -> tuple[str, ...]:
+        """Those that TensorFlow itself has not: `Addons>GeluV2`, as libraries have to name theirs."""
+        return tuple(it for it in self.operations if ">" in it or it.startswith(CUSTOM_PREFIXES))
+
+
+def saved_facts(uri: str) -> SavedFacts | None:
+    """Read the first graph of a SavedModel; None where it cannot be read."""
+    try:
+        place = place_of(uri)
+        paths = [str(it["path"]) for it in place.files if str(it["path"]).rpartition("/")[2] == _FILE]
+        source = place.open(min(paths, key=lambda path: path.count("/")))
+        _, start, end = next(_messages(source, 0, source.size, 2))
+        signatures = {_name(source, first, last) for _, first, last in _messages(source, start, end, 5)}
+        operations = {
+            _name(source, first, last)
+            for _, info, info_end in _messages(source, start, end, 1)
+            for _, listed, listed_end in _messages(source, info, info_end, 2)
+            for _, first, last in _messages(source, listed, listed_end, 1)
+        }
+    except (Unread, ValueError, StopIteration):
+        return None
+    return SavedFacts(signatures=tuple(sorted(signatures - {INTERNAL})), operations=tuple(sorted(operations)))
+
+
+def _messages(source: RangeReader, start: int, end: int, wanted: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where the values of one field lie."""
+    for number, kind, first, last in wire_fields(source, start, end):
+        if (number, kind) == (wanted, BYTES):
+            yield number, first, last
+
+
+def _name(source: RangeReader, start: int, end: int) -> str:
+    """The first field of a message, where maps have their key and operations their name."""
+    _, first, last = next(_messages(source, start, end, 1))
+    return source.at(first, last - first).decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +184,8 @@ class Compatible:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """The two sides."""
+class Comparison:
+    """A model and the server that it is compared with."""
 
     server: ServerName
     version: str
@@ -72,9 +204,9 @@ class Held:
 
 
 def check_compatible(order: ServeOrder, origin: Origin, report: Reporter) -> Compatible:
-    """Hold the model against the server that was ordered; what disagrees is in the findings.
+    """Compare the model with the requested server; the findings list what disagrees.
 
-    UsageError where nobody says which server, or of what version; RegistryError where its image cannot be had.
+    UsageError without a server or version, RegistryError if its image cannot be read.
     """
     server = order.server
     assert server in DEFAULT_IMAGES, "only servers with images of their own are asked for"
@@ -85,11 +217,11 @@ def check_compatible(order: ServeOrder, origin: Origin, report: Reporter) -> Com
     model = (origin.stamped and origin.stamped.model) or origin.manifest.model
     if model is None:
         raise UsageError("nothing says what the model is", where=order.model or "", todo="give the stamped model")
-    version = _said(order, server) or says.version or version_in(server, wanted.tag or "")
+    version = _requested_version(order, server) or says.version or version_in(server, wanted.tag or "")
     if version is None:
         what, todo = f"nothing says which version of {_TITLES[server]} this is", "give --server-version"
         raise UsageError(what, where=str(wanted), todo=todo)
-    held = Held(
+    held = Comparison(
         server=server,
         version=version,
         tag=wanted.tag or "",
@@ -99,13 +231,13 @@ def check_compatible(order: ServeOrder, origin: Origin, report: Reporter) -> Com
         saved=saved_facts(order.model or model.uri) if model.format == "saved_model" else None,
     )
     reference = wanted.at(image.found_as or image.digest)
-    return Compatible(reference=reference, version=version, findings=tuple(compared(held)))
+    return Compatible(reference=reference, version=version, findings=tuple(compare_with_server(held)))
 
 
-def compared(held: Held) -> Iterator[Finding]:
+def compare_with_server(held: Comparison) -> Iterator[Finding]:
     """Yield what has to agree between a model and a server."""
-    yield from _named(held)
-    yield from _said_version(held)
+    yield from _check_server(held)
+    yield from _check_version(held)
     yield _artifact(held)
     if held.model.format == "saved_model":
         yield _tensorflow(held)
@@ -130,11 +262,11 @@ def _image(order: ServeOrder, server: ServerName) -> Reference:
         raise UsageError(f"this names no image: {error}", where=text, todo="give HOST/NAME:TAG or @DIGEST") from error
 
 
-def _said(order: ServeOrder, server: ServerName) -> str | None:
+def _requested_version(order: ServeOrder, server: ServerName) -> str | None:
     return version_in(server, order.server_version) if order.server_version else None
 
 
-def _named(held: Held) -> Iterator[Finding]:
+def _check_server(held: Comparison) -> Iterator[Finding]:
     """Whether it is such a server at all: of another image no version says anything."""
     if held.says.names_server:
         return
@@ -144,7 +276,7 @@ def _named(held: Held) -> Iterator[Finding]:
     yield _finding("server-image", says, wanted=title, why="Another program would be stamped as it.", todo=todo)
 
 
-def _said_version(held: Held) -> Iterator[Finding]:
+def _check_version(held: Comparison) -> Iterator[Finding]:
     said = held.says.version or version_in(held.server, held.tag)
     if said is None or _same(said, held.version):
         return
@@ -153,7 +285,7 @@ def _said_version(held: Held) -> Iterator[Finding]:
     yield _finding("server-version", says, wanted=held.version, found=said, todo=todo)
 
 
-def _artifact(held: Held) -> Finding:
+def _artifact(held: Comparison) -> Finding:
     """Whether the server has anything that loads such a file."""
     kind, can = held.model.format or "unknown", _loads(held)
     if kind in can:
@@ -163,7 +295,7 @@ def _artifact(held: Held) -> Finding:
     return _finding("server-artifact", says, wanted=kind, found=", ".join(sorted(can)), todo=todo)
 
 
-def _loads(held: Held) -> frozenset[str]:
+def _loads(held: Comparison) -> frozenset[str]:
     if held.server == "tf-serving":
         return frozenset({"saved_model"})
     parts = held.tag.partition("-")[2] if version_in("triton", held.tag) else "py3"
@@ -172,7 +304,7 @@ def _loads(held: Held) -> frozenset[str]:
     return can - {"saved_model"} if gone else can
 
 
-def _tensorflow(held: Held) -> Finding:
+def _tensorflow(held: Comparison) -> Finding:
     """Whether the server's TensorFlow is the run's or a later one."""
     theirs = held.version if held.server == "tf-serving" else since(TRITON_TENSORFLOW, held.version)
     ours = _writer(held)
@@ -183,7 +315,7 @@ def _tensorflow(held: Held) -> Finding:
 
 
 def tensorflow_finding(ours: str, theirs: str, title: str) -> Finding:
-    """Hold the TensorFlow that saved a model against the one that is to load it."""
+    """Compare the TensorFlow that saved a model with the one that loads it."""
     rule, saved, loads = "server-tensorflow", _minor(ours), _minor(theirs)
     if saved is None or loads is None:
         return _unknown(rule, f"{ours} and {theirs} cannot be compared as versions", _TODO)
@@ -198,7 +330,7 @@ def tensorflow_finding(ours: str, theirs: str, title: str) -> Finding:
     return _finding(rule, says, wanted=ours, found=theirs, why=why, todo=_TODO, severity="warning")
 
 
-def _saved(held: Held) -> Iterator[Finding]:
+def _saved(held: Comparison) -> Iterator[Finding]:
     if held.saved is None:
         yield _unknown("server-signature", "the SavedModel's signatures could not be read", _TRY)
         return
@@ -216,7 +348,7 @@ def _saved(held: Held) -> Iterator[Finding]:
         yield _finding("server-operations", says, found=", ".join(custom), why=why, todo=todo)
 
 
-def _onnx(held: Held) -> Finding:
+def _onnx(held: Comparison) -> Finding:
     theirs, ours = since(TRITON_ONNX, held.version), _installed(held, "onnxruntime", "onnxruntime-gpu")
     if ours is None or theirs is None:
         side = "the run had" if ours is None else f"{held.title} has"
@@ -229,7 +361,7 @@ def _onnx(held: Held) -> Finding:
     return _finding("server-onnx", says, wanted=ours, found=theirs, why=why, todo="take a newer Triton")
 
 
-def _cuda(held: Held) -> Iterator[Finding]:
+def _cuda(held: Comparison) -> Iterator[Finding]:
     """Whether CUDA and cuDNN have the major versions that the run's framework was built with."""
     framework = held.origin.manifest.framework
     if held.origin.variant != "gpu" or framework is None or framework.cuda is None:
@@ -250,14 +382,14 @@ def _cuda(held: Held) -> Iterator[Finding]:
         yield _finding("server-cuda", says, wanted=ours, found=theirs, why=why, todo=_TODO, severity="warning")
 
 
-def _writer(held: Held) -> str | None:
+def _writer(held: Comparison) -> str | None:
     """The TensorFlow that saved the model, by its own files; else the run's."""
     said = [it.version for it in held.model.written_by if it.name == "tensorflow"]
     found = [it.version for it in held.origin.manifest.frameworks if it.name == "tensorflow"]
     return next(iter(said + found), None)
 
 
-def _installed(held: Held, *names: str) -> str | None:
+def _installed(held: Comparison, *names: str) -> str | None:
     return next((it.version for it in held.origin.manifest.distributions if it.name in names), None)
 
 

@@ -1,4 +1,4 @@
-"""What is wanted of a serving image, what it starts from, and what came of it."""
+"""The order for a serving image, the training image below it, and the result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -123,7 +123,7 @@ class Slimmed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServeResult:
     """What was built, and where it is now."""
 
     origin: Origin

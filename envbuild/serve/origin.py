@@ -1,4 +1,4 @@
-"""What a serving image starts from: the stamped training image, another variant of it, or a manifest's environment."""
+"""Whether the training image that a signed serving image starts with is signed itself, by a key that is named."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -7,8 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from envbuild.build import Order, Part, Plan, Reporter, build, make_plans
-from envbuild.build.again import is_nameless, recorded_base
-from envbuild.build.extend import find_parent
+from envbuild.build.extend import find_parent, is_nameless, recorded_base
 from envbuild.build.order import PLATFORMS
 from envbuild.cache import workplace
 from envbuild.errors import BaseError, StampError, UsageError, VerifyError
@@ -21,13 +20,47 @@ from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES, read_layout
 from envbuild.oci.reference import Reference
 from envbuild.serve.model import Origin, ServeOrder
-from envbuild.serve.parent import check_parent
 from envbuild.stamp.record import Stamp, StampedImage, lock_name
 from envbuild.stamp.signature import Proof
+from envbuild.verify.registries import check_signed
 from envbuild.verify.sources.model import StampedModel, artifact_findings, current_stamp, manifest_copy, read_model
 
 _CARRIED = "python"
 """What was set by hand for one variant that goes for another as well."""
+
+
+def check_parent(order: ServeOrder, image: StampedImage, model: str, report: Reporter) -> None:
+    """VerifyError unless the parent key, by default the public half of --sign's, has signed the stamped training image.
+
+    Everyone who can write to the model's folder can change its stamp, so the stamp alone proves nothing.
+    Without either key nothing is asked; errors as `check_signed`.
+    """
+    key = order.parent_key or _public_half(order.order.attestations.key)
+    if not key:
+        return
+    named = f"by {order.parent_key}" if order.parent_key else "by --sign's key"
+    todo = "give --parent-key, or push the training image with --sign; verify --deep builds it again and compares"
+    if not image.reference:
+        what = f"the training image {image.digest} is not signed {named}: it was never pushed"
+        raise VerifyError(what, where=model, todo=todo)
+    report.step(f"looking for signatures of the training image {image.reference}")
+    wrong = [it.says for it in check_signed(Reference.parse(image.reference), key) if not it.agrees]
+    if wrong:
+        what = f"the training image {image.reference} is not signed {named}: {'; '.join(wrong)}"
+        raise VerifyError(what, where=model, todo=todo)
+
+
+def _public_half(key: str | None) -> str:
+    """The public key of what signs, in PEM, or its identity; empty where nothing does."""
+    if not key:
+        return ""
+    from envbuild.attest.keyless import KEYLESS, Identity  # noqa: PLC0415 - its libraries are slow to import
+    from envbuild.attest.keys import signer_of  # noqa: PLC0415 - its libraries are slow to import
+
+    public = signer_of(key).public_key
+    if isinstance(public, Identity):
+        return f"{KEYLESS}:{public.issuer}={public.name}"
+    return str(public.keyval["public"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +91,7 @@ class Start:
         return self.stamped.locks.get(self.nearest.slot) if self.stamped and self.nearest else None
 
     @property
-    def words(self) -> str:
+    def slot(self) -> str:
         """`cpu linux/amd64`."""
         return f"{self.variant} {self.platform}"
 
@@ -211,11 +244,11 @@ def _parent(start: Start, lock: Lock, out: Path, report: Reporter) -> Parent | N
 def _located(lock: Lock, folders: Sequence[Path]) -> Lock:
     """Say where wheels that came from no index lie now; the stamped lock only has their names."""
 
-    def found(wheel: LockedWheel) -> LockedWheel:
+    def locate(wheel: LockedWheel) -> LockedWheel:
         path = next((it for folder in folders if (it := folder / wheel.filename).is_file()), None)
         return replace(wheel, url=path.absolute().as_uri()) if path and is_local(wheel) else wheel
 
-    return replace(lock, wheels=tuple(map(found, lock.wheels)))
+    return replace(lock, wheels=tuple(map(locate, lock.wheels)))
 
 
 def _in_layout(folder: Path, start: Start) -> Image | None:
@@ -240,7 +273,7 @@ def _machine(platform: str) -> str:
 def _built(start: Start, order: Order, report: Reporter, now: datetime) -> Origin:
     """Build the training image, or find it by its environment where it would be pushed; nothing is stamped."""
     why = "it is built" if start.stamped is None else "it is made from the run's manifest and lock"
-    report.step(f"training image for {start.words}: {why}")
+    report.step(f"training image for {start.slot}: {why}")
     with workplace(order.cache) as folder:
         wanted = _training_order(start, order, folder / "out")
         part: Part = build(wanted, make_plans(wanted), report, now).parts[0]
@@ -282,7 +315,7 @@ def _training_order(start: Start, order: Order, out: Path) -> Order:
     base = order.base or recorded_base(start.lock, variant=start.variant, same_platform=same)
     if base is None and start.image and is_nameless(start.lock):
         what, todo = "the training image's base lies in a folder, which nothing names", "give that OCI layout by --base"
-        raise UsageError(what, where=f"{start.name}, {start.words}", todo=todo)
+        raise UsageError(what, where=f"{start.name}, {start.slot}", todo=todo)
     overrides = {key: text for key, text in start.nearest.overrides if start.image or key == _CARRIED}
     variant: Variant = "gpu" if start.variant == "gpu" else "cpu"
     return replace(
@@ -300,12 +333,12 @@ def _check_built(start: Start, part: Part) -> None:
     """VerifyError where what was built is not what is stamped, or has other versions than the lock it is made from."""
     if start.image and part.digest != start.image.digest:
         what = f"the model is stamped with {start.image.digest}, and its manifest now gives {part.digest}"
-        todo = "push the stamped image from where it still lies, or build, push and stamp the training image anew"
-        raise VerifyError(what, where=f"{start.name}, {start.words}", todo=todo)
+        todo = "push the stamped image from where it still lies, or build, push and stamp the training image again"
+        raise VerifyError(what, where=f"{start.name}, {start.slot}", todo=todo)
     if start.lock and (moved := list(_moved(start.lock, part.lock))):
         what = "\n  - ".join(("this variant would have other versions than the one that is stamped:", *moved))
         todo = "have an index or a folder (--find-links DIR) that still has the stamped versions"
-        raise VerifyError(what, where=f"{start.name}, {start.words}", todo=todo)
+        raise VerifyError(what, where=f"{start.name}, {start.slot}", todo=todo)
 
 
 def _moved(before: Lock, after: Lock) -> Iterator[str]:

@@ -26,7 +26,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, float(seconds))  # a socket's own time limit begins anew with each byte
     try:
-        answer = asked(method, int(port), route, sys.argv[5:])
+        answer = request(method, int(port), route, sys.argv[5:])
         signal.setitimer(signal.ITIMER_REAL, 0)
     except ConnectionRefusedError:
         answer = {"refused": True}
@@ -37,7 +37,7 @@ def main() -> None:
     json.dump(answer, sys.stdout)
 
 
-def asked(method: str, port: int, route: str, files: list[str]) -> dict[str, Any]:
+def request(method: str, port: int, route: str, files: list[str]) -> dict[str, Any]:
     """Send one request, with a file as its body where one is named; return what is answered."""
     body = None
     if files:

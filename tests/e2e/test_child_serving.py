@@ -28,8 +28,7 @@ from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import DOCKER_HUB, Reference
 from envbuild.oci.rootfs import read_tree
 from envbuild.recipe import Base, Recipe
-from envbuild.serve.application import application
-from envbuild.serve.embed import embedded
+from envbuild.serve.contents import application, embedded
 from envbuild.serve.model import Origin
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp

@@ -306,7 +306,7 @@ def test_a_command_without_routes_is_seen_to_stay_and_the_model_is_run_by_itself
     found = attempt(served(train), server=Server(), patience=SOON)
     assert ids(found) == [("golden", True), ("serve-startup", True), ("serve-stop", True)]
     assert found[1].says == "the container still runs 2 s after its start"
-    with pytest.raises(VerifyError, match="although a server runs until it is told to stop"):
+    with pytest.raises(VerifyError, match="although a server runs until it gets SIGTERM"):
         attempt(served(train, start="sys.exit()"), server=Server(), patience=SOON)
     keras_file(tmp_path / "model/it.keras", by=3)
     with pytest.raises(VerifyError, match=r"(?s)4\.0 was recorded.*\[golden\]|golden: 2 of 2 numbers"):
@@ -325,7 +325,7 @@ def test_an_image_for_another_machine_is_not_tried(attempt, train):
 def test_a_model_that_is_gone_is_told_and_nothing_is_started(attempt, train, tmp_path):
     [finding] = attempt(served(train), model=tmp_path / "none", gate_="auto")
     assert (finding.id, finding.severity) == ("serve-untried", "warning")
-    assert "the model cannot be had" in finding.says
+    assert "cannot read the model" in finding.says
 
 
 def test_ctrl_c_leaves_nothing(attempt, train, engine):

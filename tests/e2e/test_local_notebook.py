@@ -166,7 +166,7 @@ def test_without_an_engine_the_server_has_a_virtual_environment_beside_the_other
     python = make_server(environment, below, options, REPORTER)
     code = "import six, sys, ipykernel; print(sys.prefix, six.__file__, ipykernel.__file__, sep='\\n')"
     prefix, shared, own = command_output(str(python), "-c", code).splitlines()
-    assert Path(prefix) == python.parent.parent == notebook.beside(environment)
+    assert Path(prefix) == python.parent.parent == notebook.server_folder(environment)
     assert Path(shared).is_relative_to(environment)
     assert Path(own).is_relative_to(prefix)
     token, port, told = notebook.new_token(), notebook.free_port(), Queue[str]()
@@ -174,7 +174,7 @@ def test_without_an_engine_the_server_has_a_virtual_environment_beside_the_other
     monkeypatch.setenv("HOME", str(tmp_path))
     command = notebook.server_command(str(python), port)
     with running(command, tmp_path / "log", lambda: True), notebook.announced(port, token, told.put):
-        assert told.get(timeout=60) == notebook.address(port, token)
+        assert told.get(timeout=60) == f"http://127.0.0.1:{port}/tree?token={token}"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from envbuild.serve.servers import REQUIREMENTS
+from envbuild.serve.contents import REQUIREMENTS
 from tests.e2e.services import command_output
 from tests.environ import cleaned
 from tests.unit.serving_app import FOLDER, strict

@@ -8,7 +8,7 @@ import pytest
 
 from envbuild.errors import UsageError
 from envbuild.image.content import measured
-from envbuild.serve.application import application
+from envbuild.serve.contents import application
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n-----END PRIVATE KEY-----\n"
 ACCOUNT = '{"type": "service_account", "private_key": "-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkqhkiG9w0B\\n"}'
@@ -117,7 +117,7 @@ def test_what_is_no_application_is_refused(tmp_path):
     Path(os.fsdecode(os.fsencode(tmp_path / "bytes") + b"/\xff")).write_text("")
     with pytest.raises(UsageError, match="not UTF-8"):
         application(tmp_path / "bytes")
-    with pytest.raises(UsageError, match=r"no pattern: '\[z-a\]'"):
+    with pytest.raises(UsageError, match=r"not a valid pattern: '\[z-a\]'"):
         application(make(tmp_path / "pattern", "a", ignore="[z-a]"))
     (make(tmp_path / "lines", "a") / ".dockerignore").write_bytes(b"\xff")
     with pytest.raises(UsageError, match=r"\.dockerignore is not UTF-8"):

@@ -123,7 +123,7 @@ def test_a_record_that_is_a_link_is_not_read(model, secret):
 def test_links_within_the_model_are_stamped_and_embedded(model, tmp_path):
     (model.folder / "latest.bin").symlink_to("weights.bin")
     put_stamp(model.uri)
-    from envbuild.serve.embed import embedded
+    from envbuild.serve.contents import embedded
 
     with embedded(origin_of(model.uri), tmp_path / "cache", Told().reporter()) as content:
         assert "/model/latest.bin" in content.files

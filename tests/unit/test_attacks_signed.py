@@ -19,7 +19,7 @@ from envbuild.capture.model import model_facts
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
-from envbuild.serve.embed import embedded
+from envbuild.serve.contents import embedded
 from envbuild.stamp.history import read_stamp
 from envbuild.stamp.record import StampEntry, lock_name, manifest_name
 from envbuild.stamp.stamping import stamp

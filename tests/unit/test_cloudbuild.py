@@ -210,7 +210,7 @@ def test_a_build_that_takes_too_long_ends(cloud, context, target):
         ("EXPIRED", "waited too long"),
         ("INTERNAL_ERROR", "failed by itself: as the test wants"),
         ("FAILURE", "the build failed: as the test wants"),
-        ("SUCCESS", "told no digest"),
+        ("SUCCESS", "no digest"),
     ],
 )
 def test_each_way_to_end_is_told(cloud, context, target, status, words):

@@ -13,9 +13,21 @@ from envbuild.manifest.model import Framework
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
-from envbuild.serve.compatible import Compatible, Held, check_compatible, compared, tensorflow_finding
-from envbuild.serve.saved_model import SavedFacts, saved_facts
-from envbuild.serve.server_versions import TRITON_ONNX, TRITON_TENSORFLOW, ImageSays, image_says, since, version_in
+from envbuild.serve.compatible import (
+    TRITON_ONNX,
+    TRITON_TENSORFLOW,
+    Comparison,
+    Compatible,
+    ImageSays,
+    SavedFacts,
+    check_compatible,
+    compare_with_server,
+    image_says,
+    saved_facts,
+    since,
+    tensorflow_finding,
+    version_in,
+)
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 from tests.unit.modelling import MODELS
@@ -27,7 +39,7 @@ SERVES = SavedFacts(signatures=("serving_default",), operations=("AddV2",))
 GPU = Framework(name="tensorflow", distribution="tensorflow", version="2.15.1", cuda="12.2", cudnn="8")
 
 
-def held(kind="saved_model", *, server="tf-serving", version="2.15.1", tag="", writer="2.15.1", **other) -> Held:
+def held(kind="saved_model", *, server="tf-serving", version="2.15.1", tag="", writer="2.15.1", **other) -> Comparison:
     """A model and a server that fit, but for what is said."""
     variant, framework = other.pop("variant", "cpu"), other.pop("framework", None)
     written = (Writer(name="tensorflow", version=writer),) if writer else ()
@@ -39,17 +51,17 @@ def held(kind="saved_model", *, server="tf-serving", version="2.15.1", tag="", w
         "origin": origin_of(image_of(), manifest, variant),
         "model": model,
     }
-    return Held(server=server, version=version, tag=tag, **known | other)
+    return Comparison(server=server, version=version, tag=tag, **known | other)
 
 
-def wrong(it: Held) -> dict[str, str]:
-    return {found.id: found.severity for found in compared(it) if not found.agrees}
+def wrong(it: Comparison) -> dict[str, str]:
+    return {found.id: found.severity for found in compare_with_server(it) if not found.agrees}
 
 
 def test_what_fits_has_no_fault():
     assert wrong(held()) == {}
     assert wrong(held(server="triton", version="24.03", tag="24.03-py3")) == {}
-    assert {it.id for it in compared(held())} == {"server-artifact", "server-tensorflow", "server-signature"}
+    assert {it.id for it in compare_with_server(held())} == {"server-artifact", "server-tensorflow", "server-signature"}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +195,7 @@ def test_the_servers_image_is_named_by_digest(tmp_path):
         assert "--server-version" in caught.value.todo
 
 
-def test_which_server_is_meant_has_to_be_said(tmp_path):
+def test_which_server_is_meant_has_to_be_requested_version(tmp_path):
     origin = origin_of(image_of(), manifest_with(None))
     with pytest.raises(UsageError, match="which Triton is meant"):
         check_compatible(order_of(tmp_path, server="triton"), origin, reporter([]))

@@ -90,9 +90,7 @@ def test_a_stamped_image_prints_the_reference_to_deploy_and_nothing_else(site):
 def test_the_training_image_may_be_deployed_and_is_said_to_be_no_server(site):
     done = site("deploy-check", "model", site.train)
     assert (done.returncode, done.stdout) == (0, f"{site.train}\n"), done.stderr
-    assert (
-        "note     role: it is the image that the model was trained in, and what it starts is no server" in done.stderr
-    )
+    assert "note     role: it is the image that the model was trained in, and it does not start a server" in done.stderr
     (site.folder / "policy.toml").write_text('[rules]\ndeploy-image = "error"\n')
     assert site("deploy-check", "model", site.train, "--policy", "policy.toml").returncode == 16
 

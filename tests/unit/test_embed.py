@@ -14,7 +14,7 @@ from envbuild.lock.model import Lock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.oci.digest import Digest
-from envbuild.serve.embed import embedded
+from envbuild.serve.contents import embedded
 from envbuild.serve.model import Origin
 from envbuild.verify.sources.model import read_model
 from tests.fakes.images import image_of

@@ -26,7 +26,7 @@ from envbuild.oci.image import Image
 from envbuild.serve import probe
 from envbuild.serve.gate import RULES, check_gate, gate
 from envbuild.serve.gate_container import Output
-from envbuild.serve.gate_sample import UnfitError, held_answer, request_of
+from envbuild.serve.gate_request import UnfitError, held_answer, request_of
 from envbuild.serve.model import Origin, ServeOrder, Server
 from tests.fakes.engine import serving_engine
 from tests.fakes.index import closed_port
@@ -97,9 +97,9 @@ def test_several_inputs_are_objects_by_name_and_so_are_several_outputs():
     [
         ("<html>busy</html>", "the answer has no predictions: <html>busy</html>"),
         ({"outputs": []}, 'the answer has no predictions: {"outputs": []}'),
-        ({"predictions": 3}, 'the predictions are no list: {"predictions": 3}'),
+        ({"predictions": 3}, 'the predictions are not a list: {"predictions": 3}'),
         ({"predictions": [[1.0], [2.0, 3.0]]}, "the predictions do not all have the same shape"),
-        ({"predictions": ["a", "b"]}, 'a prediction is no number: "a"'),
+        ({"predictions": ["a", "b"]}, 'a prediction is not a number: "a"'),
         ({"predictions": [{"a": 1}, {"b": 1}]}, "the predictions do not all have the same outputs"),
         ({"predictions": [2.0]}, "output has the shape [1], and [2] was recorded"),
         ({"predictions": [2.0, "NaN"]}, "nan, and 4.0 was recorded"),

@@ -51,7 +51,7 @@ def test_the_stamped_image_that_this_machine_can_run_is_pulled(machine, variant,
     assert (choice.variant, choice.gpus, choice.pull, choice.nearest) == (variant, variant == "gpu", own, own)
     assert choice.platform == machine.platform
     assert why in choice.reasons[0]
-    assert "stamped with it: nothing is chosen anew" in choice.reasons[-1]
+    assert "the model is stamped with it" in choice.reasons[-1]
 
 
 @pytest.mark.parametrize("machine", [LAPTOP, OLD, MAC])
@@ -64,7 +64,7 @@ def test_a_variant_that_is_not_stamped_is_built_and_held_against_the_one_that_is
         None,
         GPU,
     )
-    assert "made from the run's manifest" in choice.reasons[-1]
+    assert "built from the run's manifest" in choice.reasons[-1]
 
 
 def test_what_was_never_pushed_is_built_and_expected():
@@ -95,8 +95,8 @@ def test_what_is_asked_for_stays_chosen(machine):
     subject = stamped(GPU, CPU)
     forced, slow = choose(subject, machine, "gpu"), choose(subject, machine, "cpu")
     assert (forced.pull, forced.gpus, slow.pull, slow.gpus) == (GPU, True, CPU, False)
-    assert ("; yet " in forced.reasons[0]) == (machine is not WORKSTATION)
-    assert "; yet " not in slow.reasons[0]
+    assert ("; but " in forced.reasons[0]) == (machine is not WORKSTATION)
+    assert "; but " not in slow.reasons[0]
 
 
 def test_another_architecture_is_said_not_to_be_bit_identical():
@@ -129,12 +129,12 @@ GIVEN: list[tuple[Subject, Machine, str, str, bool, str]] = [
     (made("gpu"), WORKSTATION, "auto", "gpu", True, "it gets the GPUs"),
     (made("gpu"), LAPTOP, "auto", "gpu", False, "on the CPU: this machine has no NVIDIA GPU"),
     (made("gpu"), OLD, "auto", "gpu", False, "needs driver 525.60.13"),
-    (made("gpu"), WORKSTATION, "cpu", "gpu", False, "on the CPU, as was asked for"),
-    (made("gpu"), LAPTOP, "gpu", "gpu", True, "yet this machine has no NVIDIA GPU"),
+    (made("gpu"), WORKSTATION, "cpu", "gpu", False, "on the CPU, as requested"),
+    (made("gpu"), LAPTOP, "gpu", "gpu", True, "but this machine has no NVIDIA GPU"),
     (made("cpu"), WORKSTATION, "auto", "cpu", False, "which it was made for"),
     (made(None, cuda=None), WORKSTATION, "auto", "gpu", True, "it gets the GPUs"),
     (made(None, cuda=None), LAPTOP, "auto", "cpu", False, "no NVIDIA GPU"),
-    (made("cpu"), MAC, "auto", "cpu", False, "this machine is linux/arm64: it runs by emulation"),
+    (made("cpu"), MAC, "auto", "cpu", False, "this machine is linux/arm64: it runs only by emulation"),
 ]
 
 

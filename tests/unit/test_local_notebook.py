@@ -85,7 +85,7 @@ def test_a_port_that_somebody_listens_on_is_not_taken(port):
 
 def test_a_server_beside_an_environment_has_its_own_packages_first_and_then_the_environments(tmp_path):
     environment = tmp_path / "an env"
-    server = notebook.beside(environment)
+    server = notebook.server_folder(environment)
     for folder in (environment, server):
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         [site] = folder.glob("lib/python*/site-packages")
@@ -93,7 +93,7 @@ def test_a_server_beside_an_environment_has_its_own_packages_first_and_then_the_
     [site] = environment.glob("lib/python*/site-packages")
     (site / "only.py").write_text("")
     (site / "path.pth").write_text("import sys; sys.marked = True\n")
-    notebook.let_see(server, environment)
+    notebook.link_packages(server, environment)
     code = "import both, only, sys; print(both.HERE, sys.marked)"
     done = subprocess.run([server / "bin/python", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["an", "env-notebook", "True"]
@@ -107,14 +107,14 @@ def test_a_server_that_is_there_is_not_resolved_again_and_one_for_another_lock_i
     here = dataclasses.replace(HERE, machine=platform.machine(), python=platform.python_version())
     below, above = Lock(target=here, wheels=()), Lock(target=here, wheels=(one,))
     make_venv(server, above, here.python, REPORTER, cache=tmp_path / "cache")
-    assert notebook.noted(server, below) is None
-    notebook.note(server, below, above)
-    assert notebook.noted(server, below) == above
-    assert notebook.noted(server, above) is None
+    assert notebook.read_note(server, below) is None
+    notebook.write_note(server, below, above)
+    assert notebook.read_note(server, below) == above
+    assert notebook.read_note(server, above) is None
     with notebook.held_server(tmp_path / "env", below, options(tmp_path / "none"), REPORTER) as python:
         assert subprocess.run([python, "-c", "import tool"], check=False).returncode == 0
     (server / "lib/envbuild-notebook.json").write_text("[]")
-    assert notebook.noted(server, below) is None
+    assert notebook.read_note(server, below) is None
 
 
 def test_an_image_that_may_be_another_tomorrow_is_no_ground(tmp_path):

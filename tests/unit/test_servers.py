@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from envbuild.errors import UsageError
 from envbuild.manifest.artifact import Model
-from envbuild.serve.servers import REQUIREMENTS, server_parts
+from envbuild.serve.contents import REQUIREMENTS, server_parts
 from tests.fakes.images import image_of
 from tests.unit.serving_app import FOLDER
 from tests.unit.test_gate import order_of, origin_of

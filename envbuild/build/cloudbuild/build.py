@@ -13,12 +13,8 @@ from google.cloud.storage import Client
 
 from envbuild.base.resolve import registry_reference
 from envbuild.build.cloudbuild import service
-from envbuild.build.cloudbuild.failure import failure
-from envbuild.build.cloudbuild.log import Log
-from envbuild.build.cloudbuild.options import CloudBuild
-from envbuild.build.cloudbuild.plan import plan, submitted
-from envbuild.build.cloudbuild.service import ENDED, Service
-from envbuild.build.cloudbuild.source import Source, check_owned, packed, upload
+from envbuild.build.cloudbuild.plan import TIMEOUT, CloudBuild, Source, check_owned, packed, plan, submitted, upload
+from envbuild.build.cloudbuild.service import ENDED, Log, Service, failure
 from envbuild.errors import BaseError, BuildError, EnvbuildError, RegistryError
 from envbuild.google_api import timeout_of
 from envbuild.network import is_loopback
@@ -31,7 +27,7 @@ from envbuild.stamp import gcs
 
 
 def check_base(base: str) -> None:
-    """Refuse what `--base` means that Cloud Build cannot pull; BaseError, UsageError for what is no base.
+    """Refuse a `--base` that Cloud Build cannot pull; BaseError, UsageError for an invalid one.
 
     That is a folder, a bootstrapped `debian:SUITE`, and a registry of this machine.
     """
@@ -94,7 +90,7 @@ def _watched(api: Service, log: Log, started: Build, options: CloudBuild, report
     if started.log_url:
         report.note(started.log_url)
     current = started
-    unit = min(1.0, timeout_of(service.TIMEOUT) / 60)
+    unit = min(1.0, timeout_of(TIMEOUT) / 60)
     retry = Retry(first=unit, factor=1.3, longest=5 * unit)  # looks at a long build more seldom
     for number in itertools.count(1):
         # The state first: what was written before the build ended is in the log that is read after.
@@ -128,13 +124,13 @@ def _cancelled(api: Service, known: str, mark: str, report: Reporter) -> None:
 
 
 def _digest(build: Build, target: Reference) -> Digest:
-    """The digest that Cloud Build's push told; BuildError when it told none."""
+    """Return the digest of Cloud Build's push; BuildError without one."""
     found = {image.digest for image in build.results.images if _repository(image.name) == target.name}
     with suppress(ValueError):
         [only] = found
         return Digest.parse(only)
     todo = "see the build's results; run the command again"
-    raise BuildError("the build told no digest of its image", where=f"build {build.id}", todo=todo)
+    raise BuildError("the build reported no digest of its image", where=f"build {build.id}", todo=todo)
 
 
 def _repository(name: str) -> str:

@@ -240,7 +240,7 @@ def _proof_faults(it: StampedModel, same: list[str], seen: Changes) -> Iterator[
     unhashed = tuple(path for path in by_size if has_digest(seen.old[path]) and not has_digest(seen.new[path]))
     yield from _differing(unhashed, _UNHASHED, seen, todo=_HASH)
     unknown = tuple(path for path in by_size if path not in unhashed)
-    yield from _differing(unknown, "compare_files by size only", seen, todo=_STAMP_CHECKSUMS)
+    yield from _differing(unknown, "compared by size only", seen, todo=_STAMP_CHECKSUMS)
     lists = [one for one in (it.manifest and it.manifest.model, it.stamp and it.stamp.content) if one and one.files]
     if all(one.file_count != len(one.files) for one in lists):
         count = max((one.file_count or 0 for one in lists), default=0)

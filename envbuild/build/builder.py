@@ -1,4 +1,4 @@
-"""What every builder is given, and what all of them see to."""
+"""The interface of the three builders, and the checks that they share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -36,14 +36,14 @@ def is_proven(manifest: TrainingManifest, run: LockedRun) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """The image, and where it is."""
+class BuildResult:
+    """The built image, and where it is."""
 
     assembled: Assembled
     pushed: PushResult | None
     """None when the image was not pushed."""
     run: LockedRun
-    """The lock, held against the files."""
+    """The lock, compared with the files."""
     found: bool = False
     """Whether the image was found in the registry, and not built now."""
     imports: "Imports | None" = None
@@ -55,8 +55,8 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job(ABC):
-    """What is made, from what."""
+class Builder(ABC):
+    """A builder of one image: `Assembler`, `Docker`, `Buildx` or `Cloud`."""
 
     order: Order
     plan: Plan
@@ -68,20 +68,20 @@ class Job(ABC):
     target: Reference | None
     """Where the image is pushed to, without a tag: its tags are set when everything is attached to it."""
     until: ExitStack
-    """What the image needs until it is wherever it is wanted."""
+    """Closes what the image needs until it is pushed or written."""
     compiling: Compiling | None = None
-    """By what bytecode is made, where the image is to have it."""
+    """The compiler of bytecode, if the image has bytecode."""
     system: System = field(default_factory=System)
-    """What the recipe's Debian packages are unpacked with."""
+    """Unpacks the recipe's Debian packages."""
 
     @abstractmethod
-    def made(self, settings: IndexSettings) -> Made:
-        """Make the image, and push it where that is wanted."""
+    def build(self, settings: IndexSettings) -> BuildResult:
+        """Build the image, and push it if requested."""
 
     @property
     @abstractmethod
     def tags(self) -> tuple[str, ...]:
-        """What will name the image in the end."""
+        """The tags of the image."""
 
     @property
     def wanted_tags(self) -> tuple[str, ...]:
@@ -91,15 +91,15 @@ class Job(ABC):
 
     @property
     def proof(self) -> Digest:
-        """What this machine notes when it found CUDA's libraries."""
+        """The key under which this machine notes the loader proof."""
         return Digest.of(canonical_json(["loader proof of this machine", str(self.recipe.environment)]))
 
     def proved(self, cache: LayerCache) -> bool:
-        """Whether nothing is left to prove."""
+        """Whether the loader proof is done, or not needed."""
         return self.plan.stack.cuda is None or cache.noted(self.proof, bool) is True
 
     def prove(self, cache: LayerCache, arrivals: Arrivals) -> None:
-        """Fail before the image has a name where the framework would not find its CUDA libraries in it."""
+        """Raise VerifyError if the framework would not find its CUDA libraries in the image."""
         if self.proved(cache):
             return
         self.report.step("looking for CUDA's libraries as the loader does")
@@ -116,9 +116,9 @@ class Job(ABC):
     def try_imports(
         self, run: LockedRun, image: Image | None, settings: IndexSettings, place: "Place | None" = None
     ) -> "Imports | None":
-        """Import in the image what the run imported; None where that is proven or not wanted. VerifyError.
+        """Import in the image what the run imported; None if that is proven or not requested. VerifyError.
 
-        `place` is where the image can be tried, where it is there already.
+        `place` has the image already, if given.
         """
         wanted = self.order.import_check
         if wanted == "never" or (wanted == "auto" and is_proven(self.plan.manifest, run)):
@@ -128,7 +128,7 @@ class Job(ABC):
         return try_imports(self, run, image, settings, place)
 
     def confirmed(self, true: Mapping[Digest, Collection[str]]) -> LockedRun:
-        """Hold what the index showed against what it then served; the proof may lose by it."""
+        """Compare the metadata of the index with the files that it served, and correct the proof."""
         confirmed = confirm(self.run, self.order.cache, true)
         if self.order.require_identical:
             confirmed.proof.require_identical()
@@ -139,5 +139,5 @@ class Job(ABC):
         return pylock_text(run.lock, run.proof, dict(run.built), self.base.to_dict())
 
     def fetched(self, done: int, total: int, _text: str) -> None:
-        """Show how many bytes of wheels are here."""
+        """Report how many bytes of wheels were fetched."""
         self.report.progress("fetching", done, total)

@@ -1,10 +1,10 @@
-"""From the recipe to the image: wheels arrive, layers are made, and layers are sent, all at the same time."""
+"""The builder without a daemon: downloads, layers and uploads run at the same time."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from envbuild.build.job import Job, Made
+from envbuild.build.builder import Builder, BuildResult
 from envbuild.build.order import Reporter
 from envbuild.errors import RegistryError, VerifyError, counted
 from envbuild.image.assembler import Assembled, assemble, cache_keys, find_difference, wheels_to_read
@@ -16,20 +16,20 @@ from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.blobs import GrowingBlob
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image, Layer
+from envbuild.oci.image import Image
 from envbuild.registry.pull import environment_tag, find_environment
 from envbuild.registry.push import PushResult, Upload, push
 
 """Letters of a layer's name beside a bar."""
 
 
-class Making(Job):
-    """The assembler: no daemon, and the same bytes everywhere."""
+class Assembler(Builder):
+    """Assembles an image without a daemon, with the same bytes everywhere."""
 
     __slots__ = ()
 
-    def made(self, settings: IndexSettings) -> Made:
-        """Find the image, or make it, and push it where that is wanted."""
+    def build(self, settings: IndexSettings) -> BuildResult:
+        """Reuse the image of the registry, or assemble it, and push it if requested."""
         try:
             image = self._existing()
         except VerifyError as error:
@@ -37,11 +37,11 @@ class Making(Job):
                 f"not using the registry's image of this environment: {error.what}; building it here without the "
                 "registry's cache"
             )
-            return replace(self, shared=None).build(settings)
-        return self._found(image, settings) if image else self.build(settings)
+            return replace(self, shared=None).assemble(settings)
+        return self._reuse(image, settings) if image else self.assemble(settings)
 
     def _existing(self) -> Image | None:
-        """The image of this very environment in the registry that is pushed to; VerifyError if it is another."""
+        """Return the target repository's image of this environment; VerifyError if its content differs."""
         if self.target is None or not self.order.remote_cache:
             return None
         try:
@@ -52,21 +52,21 @@ class Making(Job):
         return claim.prove(self._find_difference) if claim else None
 
     def _find_difference(self, image: Image) -> str:
-        """How an image of the registry differs from the one that would be built of its layers."""
+        """Return how an image of the registry differs from the one that would be built."""
         cache = LayerCache(self.order.cache, self.shared)
         return find_difference(image, self.recipe, self.base, cache, self.compiling)
 
-    def _found(self, image: Image, settings: IndexSettings) -> Made:
-        """Nothing has to be made, only tagged."""
+    def _reuse(self, image: Image, settings: IndexSettings) -> BuildResult:
+        """Push the found image by its digest; nothing is built."""
         self.report.note(f"the registry has the environment {self.recipe.environment.short} already; nothing is built")
         run = self.confirmed({})
         imports = self.try_imports(run, image, settings)
         assembled = Assembled(image=image, overlaps=(), results={}, true={})
-        assert self.target is not None, "it was found there"
-        return Made(assembled=assembled, pushed=push(image, self.target), run=run, imports=imports, found=True)
+        assert self.target is not None, "the image was found in the target repository"
+        return BuildResult(assembled=assembled, pushed=push(image, self.target), run=run, imports=imports, found=True)
 
-    def build(self, settings: IndexSettings) -> Made:
-        """Make the image, and push it where that is wanted; no image is tagged before everything was checked."""
+    def assemble(self, settings: IndexSettings) -> BuildResult:
+        """Assemble the image, and push it if requested; its tags are set after all checks."""
         cache = LayerCache(self.order.cache, self.shared, self.report.note)
         keys = cache_keys(self.recipe)
         cache.look_up(keys.layers, keys.notes)
@@ -78,7 +78,7 @@ class Making(Job):
         with self._upload() as upload:
             self._announce(needed)
             arrivals.start(needed)
-            offer = upload.offer if upload else _ignore
+            offer = upload.offer if upload else lambda _layer: None
             if needed:
                 for layer in self.base.image.layers:
                     offer(layer)
@@ -92,14 +92,14 @@ class Making(Job):
                 self.compiling,
                 self._proving,
                 self.system.layer,
-                self._begun(upload),
+                self._sender(upload),
             )
             self.prove(cache, arrivals)
             _tell(assembled, self.report, self.recipe.owned)
             run = self.confirmed(assembled.true)
             imports = self.try_imports(run, assembled.image, settings)
             pushed = self._finish(upload, assembled, cache) if upload else None
-        return Made(assembled=assembled, pushed=pushed, run=run, imports=imports)
+        return BuildResult(assembled=assembled, pushed=pushed, run=run, imports=imports)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class Making(Job):
                     self.shared.stop()  # which `_landed` may be waiting for
                 raise
 
-    def _begun(self, upload: Upload | None) -> Begun | None:
+    def _sender(self, upload: Upload | None) -> Begun | None:
         """What sends a layer while it is made, where the registry would be known to have it."""
         return upload.follow if upload and self.shared and self.shared.names_what_it_has() else None
 
@@ -157,12 +157,8 @@ class Making(Job):
         return result
 
 
-def _ignore(_: Layer) -> None:
-    """Send nothing."""
-
-
 def _tell(assembled: Assembled, report: Reporter, owned: Mapping[str, str]) -> None:
-    """Say what of the image nobody asked for and somebody may want to know."""
+    """Report bytecode, remarks and overlaps of the image."""
     if tally := assembled.bytecode:
         report.note(f"{tally.compiled} modules have bytecode; {tally.refused} do not compile")
         for path in tally.gave_up:

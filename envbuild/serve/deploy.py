@@ -11,7 +11,7 @@ from envbuild.oci.image import Image, Layer, platform_name
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
-from envbuild.stamp.record import Stamp, StampedImage
+from envbuild.stamp.record import Stamp
 from envbuild.verify.findings import Finding
 from envbuild.verify.registries import RULE as SIGNED
 from envbuild.verify.registries import registry_findings, tag_findings
@@ -26,14 +26,14 @@ from envbuild.verify.sources.model import StampedModel, artifact_findings, side_
 RULE = "deploy-image"
 RULES = {RULE: "an image that the model is stamped with"}
 """What the rule is about that is this check's own."""
-_OTHERS = "nobody has stamped it on the model, so that only what it holds speaks for it"
+_OTHERS = "it is not stamped on the model, so that only its content is checked"
 _SERVE = "deploy an image that envbuild from-manifest MODEL --role serve stamped on the model"
 _NO_SERVER = "a deployment that names no command of its own starts no server"
 _FORMER = "somebody stamped another image in its place, and may have had a reason"
 _ALONE = "nothing says that it computes as the model was trained"
 _ROLES = ("serve", "train")
 """Those of a signed stamp that may be deployed."""
-_UNSIGNED = "whoever may write to the registry can put other files into such an image"
+_UNSIGNED = "everyone who can push to the registry can put other files into such an image"
 
 
 def digest_of(image: Image) -> Digest:
@@ -70,12 +70,12 @@ def _stamped(model: StampedModel, stamp: Stamp, given: Reference, image: Image, 
         yield from registry_findings(replace(stamp, images=(own,)))
     yield from tag_findings(stamp, given)
     # What it was stamped with was checked when it was built, so none of its layers is read.
-    yield from _held(model, given, image, (), report)
+    yield from _compare_content(model, given, image, (), report)
 
 
 def _for_training(stamp: Stamp, digest: Digest) -> Finding:
     wanted = ", ".join(str(it.digest) for it in stamp.images if it.role == "serve")
-    says = "it is the image that the model was trained in, and what it starts is no server"
+    says = "it is the image that the model was trained in, and it does not start a server"
     return Finding(
         about="role", rule=RULE, agrees=False, severity="note", says=says, wanted=wanted, found=str(digest),
         why=_NO_SERVER, todo=_SERVE,
@@ -83,28 +83,32 @@ def _for_training(stamp: Stamp, digest: Digest) -> Finding:
 
 
 def _of_others(model: StampedModel, stamp: Stamp, given: Reference, image: Image, report: Report) -> Iterator[Finding]:
-    """What somebody else made has to have all of the training environment."""
+    """Check that an image of somebody else has all of the training environment."""
     yield from tag_findings(stamp, given)
     digest, platform = digest_of(image), platform_name(image)
     trained = [it for it in stamp.images if it.role == "train" and it.platform == platform and it.reference]
-    until = _until(model, digest)
-    says = f"{digest} is none of the model's {len(stamp.images)} images" if until is None else f"{digest} {until}"
+    replaced = _replaced_at(model, digest)
+    says = f"{digest} is none of the model's {len(stamp.images)} images" if replaced is None else f"{digest} {replaced}"
     if not trained:
         yield _unknown(f"{says}, and none of these is a training image for {platform} in a registry", stamp, digest)
         return
     yield replace(
-        _unknown(f"{says}: held against the training image", stamp, digest),
+        _unknown(f"{says}: compared with the training image", stamp, digest),
         severity="note",
-        why=_OTHERS if until is None else _FORMER,
+        why=_OTHERS if replaced is None else _FORMER,
     )
-    train, below = _below(trained, image)
+    pulled = []
+    for it in trained:
+        machine = next(name for name, architecture in ARCHITECTURES.items() if it.platform == f"linux/{architecture}")
+        pulled.append((it, pull(Reference.parse(str(it.reference)), machine=machine)))
+    train, below = next((pair for pair in pulled if _begins(pair[1], image)), pulled[0])
     yield from (it.with_targets(str(train.reference), str(given)) for it in prove_sharing(below, image, report))
     added = image.layers[len(below.layers) :] if _begins(below, image) else image.layers
-    yield from _held(model, given, image, added, report)
+    yield from _compare_content(model, given, image, added, report)
 
 
-def _until(model: StampedModel, digest: Digest) -> str | None:
-    """When another image took the place of one that this very model was stamped with; None for one that never was."""
+def _replaced_at(model: StampedModel, digest: Digest) -> str | None:
+    """Say when another image replaced a stamped one; None if the image was never stamped on this model."""
     stamps = [it.stamp for it in model.history.records if it.stamp]
     for newer, older in pairwise(stamps):
         if own := next((it for it in older.images if it.digest == digest and older.anchor == newer.anchor), None):
@@ -112,10 +116,10 @@ def _until(model: StampedModel, digest: Digest) -> str | None:
     return None
 
 
-def _held(
+def _compare_content(
     model: StampedModel, given: Reference, image: Image, layers: Sequence[Layer], report: Report
 ) -> Iterator[Finding]:
-    """Hold what the image decides by its variables, and a model in some of its layers, against the model."""
+    """Compare the image's variables, and a model in some of its layers, with the model."""
     inner = json.loads(image.config).get("config") or {}
     variables, name = dict(str(it).partition("=")[::2] for it in inner.get("Env") or ()), str(given)
     place = model_place(variables, str(inner.get("WorkingDir") or "/"))
@@ -131,17 +135,6 @@ def _unknown(says: str, stamp: Stamp, found: Digest) -> Finding:
     )
 
 
-def _below(trained: list[StampedImage], image: Image) -> tuple[StampedImage, Image]:
-    """The training image whose layers an image begins with; the first where it begins with none of them."""
-    pulled = [(it, _pulled(str(it.reference), it.platform)) for it in trained]
-    return next((pair for pair in pulled if _begins(pair[1], image)), pulled[0])
-
-
 def _begins(train: Image, image: Image) -> bool:
     ours = [it.diff_id for it in train.layers]
     return [it.diff_id for it in image.layers[: len(ours)]] == ours
-
-
-def _pulled(reference: str, platform: str) -> Image:
-    machine = next(name for name, architecture in ARCHITECTURES.items() if platform == f"linux/{architecture}")
-    return pull(Reference.parse(reference), machine=machine)

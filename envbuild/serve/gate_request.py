@@ -1,4 +1,4 @@
-"""A golden sample as a request for predictions, and the answer held against what was recorded."""
+"""A golden sample as a request for predictions, and the answer compared with the recorded outputs."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ RULE = "serve-golden"
 _LARGEST = 1_400_000
 """Bytes of a request's rows: Vertex AI's shared endpoints take 1.5 MB in all (custom container requirements)."""
 _MOST = 1024
-"""Rows of a request, which `--server fastapi` takes unless it is told otherwise."""
+"""Rows of a request, which `--server fastapi` accepts by default."""
 _DEEPEST = 32
 """Dimensions; NumPy has at most 64, and models fewer than ten."""
 _WHY = "clients get no predictions, or none that anybody has seen to be right"
@@ -25,7 +25,7 @@ _TODO = "have the predict route answer as Vertex AI's contract says: one predict
 
 
 class UnfitError(Exception):
-    """Why numbers cannot be told in JSON, or JSON is none of them."""
+    """Numbers that JSON cannot represent, or JSON that holds no numbers."""
 
 
 def request_of(golden: Golden) -> tuple[bytes, Golden]:
@@ -50,7 +50,7 @@ def request_of(golden: Golden) -> tuple[bytes, Golden]:
 
 
 def held_answer(golden: Golden, body: str) -> Iterator[Finding]:
-    """Hold what a predict route answered against the recorded outputs, within the sample's tolerance.
+    """Compare the answer of a predict route with the recorded outputs, within the sample's tolerance.
 
     JSON has no types, so that numbers are compared as numbers.
     """
@@ -113,7 +113,7 @@ def _predictions(body: str) -> list[Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnfitError(f"the answer has no predictions: {body[:200]}") from error
     if not isinstance(found, list):
-        raise UnfitError(f"the predictions are no list: {body[:200]}")
+        raise UnfitError(f"the predictions are not a list: {body[:200]}")
     return found
 
 
@@ -158,7 +158,7 @@ def _number(value: Any) -> float:
     if value in ("NaN", "Infinity", "-Infinity", None):
         return float(value or "NaN")
     if not isinstance(value, int | float):
-        raise UnfitError(f"a prediction is no number: {json.dumps(value)[:100]}")
+        raise UnfitError(f"a prediction is not a number: {json.dumps(value)[:100]}")
     try:
         return float(value)
     except OverflowError:

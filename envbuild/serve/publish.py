@@ -1,0 +1,191 @@
+"""Where a serving image goes besides a registry: a layout, an archive, an engine."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from envbuild.attest.attach import attest
+from envbuild.attest.statement import DEBIAN, Facts
+from envbuild.build import Order, Reporter
+from envbuild.build.outputs import (
+    LAYOUT_NAME,
+    build_options,
+    into_archive,
+    into_engine,
+    report_stamps,
+    signer_for,
+    stamp_content,
+    tag_as_stamped,
+)
+from envbuild.files import staged_folder
+from envbuild.image.rebase import named_base
+from envbuild.lock.formats import pylock_text
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image
+from envbuild.oci.layout import write_layout
+from envbuild.registry.tags import publish
+from envbuild.serve.compatible import RELATION
+from envbuild.serve.model import Origin, ServeOrder, ServeResult
+from envbuild.stamp.history import Snapshot
+from envbuild.stamp.record import StampEntry
+from envbuild.stamp.stamping import stamp
+
+
+def place(order: Order, image: Image, report: Reporter, *, pushed: bool) -> tuple[Path | None, str | None]:
+    """Write the image wherever it is wanted; return its layout and the engine's name of it.
+
+    An OCI layout is written where nothing else was asked for. BuildError, MissingComponentError.
+    """
+    layout = None if pushed or order.archive or order.load else order.out
+    if layout:
+        _write_layout(layout, image, report)
+    if order.archive:
+        into_archive(order, order.archive, image, report)
+    return layout, into_engine(order.load, image, report).id if order.load else None
+
+
+def _write_layout(folder: Path, image: Image, report: Reporter) -> None:
+    report.step(f"writing the OCI layout {folder}")
+    # What a layout has already stays where it is; a new one appears whole.
+    if (folder / "index.json").exists():
+        write_layout(image, folder, name=LAYOUT_NAME)
+        return
+    with staged_folder(folder) as staged:
+        write_layout(image, staged, name=LAYOUT_NAME)
+
+
+def stamp_served(order: ServeOrder, served: ServeResult, now: datetime, early: Snapshot, report: Reporter) -> str:
+    """Stamp the image on the model that was there at the start; return the record's name.
+
+    Without a stamped training image, the one that was built is stamped first, so that both can be compared.
+    """
+    model, origin = order.order.stamp, served.origin
+    assert model is not None, "the caller looked"
+    manifest, signer = origin.manifest_bytes, signer_for(order.order, order.training_keys)
+    files = stamp_content(order.order, origin.manifest, early, report)
+    results, built_on = [], origin.built_on
+    if origin.pylock:
+        tag_as_stamped(origin.reference, report)
+        entry = _of_training(served)
+        lock = origin.pylock
+        results.append(
+            stamp(model, entry, manifest=manifest, lock=lock, now=now, early=early, signer=signer, content=files)
+        )
+        built_on = results[-1].stamp.image(entry.slot)
+    tag_as_stamped(served.pushed.reference if served.pushed else None, report)
+    lock, entry = joined_lock(served), _of_serving(order, served)
+    results.append(
+        stamp(
+            model,
+            entry,
+            manifest=manifest,
+            lock=lock,
+            now=now,
+            early=early,
+            signer=signer,
+            content=files,
+            built_on=built_on,
+        )
+    )
+    report_stamps(results, report, signed=signer is not None)
+    return results[-1].record
+
+
+def joined_lock(served: ServeResult) -> bytes:
+    """The training lock joined with what is above it, as PEP 751 has it."""
+    below = served.slimmed.lock if served.slimmed else served.origin.parent.lock
+    wheels = tuple(sorted((*below.wheels, *served.above.wheels), key=lambda it: it.name))
+    base = dict(served.origin.parent.lock.base)
+    return pylock_text(replace(below, wheels=wheels), base=base)
+
+
+def _of_serving(order: ServeOrder, served: ServeResult) -> StampEntry:
+    origin = served.origin
+    return StampEntry(
+        role="serve",
+        variant=origin.variant,
+        platform=origin.platform,
+        reference=str(served.reference) if served.reference else None,
+        digest=served.digest,
+        environment=origin.environment,
+        overrides=origin.overrides,
+        identity=origin.identity,
+        tag=order.order.push.tag if order.order.push and served.pushed else None,
+        relation=RELATION if served.runtime else None,
+    )
+
+
+def _of_training(served: ServeResult) -> StampEntry:
+    origin = served.origin
+    return StampEntry(
+        role="train",
+        variant=origin.variant,
+        platform=origin.platform,
+        reference=str(origin.reference) if origin.reference else None,
+        digest=origin.parent.digest,
+        environment=origin.environment,
+        overrides=origin.overrides,
+        identity=origin.identity,
+    )
+
+
+def publish_served(order: ServeOrder, served: ServeResult, report: Reporter, started: datetime) -> None:
+    """Attach what is wanted to the image that was built and pushed, and only then set its tags; errors as `attest`.
+
+    A reused image keeps what its builder attached.
+    """
+    if served.pushed is None:
+        return
+    if served.found:
+        report.note("the reused image keeps the SBOM and provenance that its builder attached")
+        publish({served.pushed.reference: served.tags})
+        return
+    origin = served.origin
+    name, digest = _base(origin)
+    facts = Facts(
+        reference=served.pushed.reference,
+        image=served.image,
+        locks=(served.slimmed.lock if served.slimmed else origin.parent.lock, served.above),
+        lock_digests=(Digest.of(joined_lock(served)),),
+        role="serve",
+        variant=origin.variant,
+        platform=origin.platform,
+        environment=origin.environment,
+        base_name=name,
+        base_digest=digest,
+        manifest=Digest.of(origin.manifest_bytes),
+        model=origin.stamped.uri if origin.stamped else None,
+        model_files=tuple(_files(origin)),
+        parent=origin.reference,
+        parameters=tuple(_parameters(order)),
+        started=started,
+        finished=datetime.now(UTC),
+    )
+    wanted = order.order.attestations
+    publish({facts.reference: served.tags}, lambda: attest(facts, wanted, report))
+
+
+def _base(origin: Origin) -> tuple[str, Digest]:
+    """What the training image stands on; a folder of this machine is never named."""
+    name, digest = named_base(origin.parent.image)
+    asked = dict(origin.parent.lock.base).get("name", "")
+    found = name or (asked if asked.startswith(DEBIAN) else "")
+    return found, Digest.parse(digest) if digest else origin.parent.digest
+
+
+def _files(origin: Origin) -> Iterator[tuple[str, Digest]]:
+    """Yield the model's current files, which were compared with the run's."""
+    model = origin.stamped.model if origin.stamped else None
+    for file in model.files if model else ():
+        if file.sha256:
+            yield file.path, Digest(file.sha256)
+
+
+def _parameters(order: ServeOrder) -> Iterator[tuple[str, str]]:
+    yield from build_options(order.order)
+    texts = {"server": order.server or "", "extra": ", ".join(order.extras), "cmd": " ".join(order.cmd)}
+    yield from ((name, text) for name, text in texts.items() if text)
+    flags = {"app": order.app is not None, "embed-model": order.embed, "slim": order.slim}
+    yield from ((name, "yes") for name, on in flags.items() if on)
+    yield "gate", order.gate
