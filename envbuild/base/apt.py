@@ -56,7 +56,7 @@ Acquire::Retries "3";
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class AptSource:
     """One address that apt reads packages from."""
 
     address: str
@@ -89,7 +89,7 @@ def find_mirror(folder: Path) -> Mirror:
     return Mirror(archive=used[0].address, security=used[1].address if used[1:] else None, keyrings=keyrings)
 
 
-def _likeness(source: Source) -> int:
+def _likeness(source: AptSource) -> int:
     """Return how much an address looks like a Debian archive: other archives may have the same suites."""
     last = source.address.rstrip("/").rpartition("/")[2]
     return 2 if last in ("debian", "debian-security") else int("debian" in last)
@@ -105,9 +105,9 @@ def source_lines(suite: str, mirror: Mirror) -> dict[str, str]:
     return lines
 
 
-def read_sources(folder: Path) -> Sequence[Source]:
+def read_sources(folder: Path) -> Sequence[AptSource]:
     """Read all sources of apt; `folder` is `/etc/apt`. Files that cannot be read are left out."""
-    found: list[Source] = []
+    found: list[AptSource] = []
     for path in (folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))):
         try:
             text = path.read_text(errors="replace")
@@ -120,20 +120,20 @@ def read_sources(folder: Path) -> Sequence[Source]:
     return found
 
 
-def _one_line(text: str) -> Iterator[Source]:
+def _one_line(text: str) -> Iterator[AptSource]:
     for options, address, suite, components in _LINE.findall(text):
         signed_by = next((it.partition("=")[2] for it in options.split() if it.startswith("signed-by=")), "")
-        yield Source(address=address, suites=(suite,), components=tuple(components.split()), signed_by=signed_by)
+        yield AptSource(address=address, suites=(suite,), components=tuple(components.split()), signed_by=signed_by)
 
 
-def _deb822(text: str) -> Iterator[Source]:
+def _deb822(text: str) -> Iterator[AptSource]:
     for stanza in re.split(r"\n\s*\n", text):
         fields = {name.lower(): value.split() for name, value in _FIELD.findall(stanza)}
         if "deb" in fields.get("types", ()) and fields.get("enabled") != ["no"]:
             signed_by = " ".join(fields.get("signed-by", ()))
             suites, components = tuple(fields.get("suites", ())), tuple(fields.get("components", ()))
             for address in fields.get("uris", ()):
-                yield Source(address=address, suites=suites, components=components, signed_by=signed_by)
+                yield AptSource(address=address, suites=suites, components=components, signed_by=signed_by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,16 @@ from google.cloud.storage import Client
 
 from envbuild.base.resolve import registry_reference
 from envbuild.build.cloudbuild import service
-from envbuild.build.cloudbuild.plan import TIMEOUT, CloudBuild, Source, check_owned, packed, plan, submitted, upload
+from envbuild.build.cloudbuild.plan import (
+    TIMEOUT,
+    CloudBuild,
+    UploadedContext,
+    check_owned,
+    packed,
+    plan,
+    submitted,
+    upload,
+)
 from envbuild.build.cloudbuild.service import ENDED, Log, Service, failure
 from envbuild.errors import BaseError, BuildError, EnvbuildError, RegistryError
 from envbuild.google_api import timeout_of
@@ -75,7 +84,7 @@ def _check_bucket(storage: Client, options: CloudBuild) -> None:
         check_owned(storage, options.project, options.contexts[0])
 
 
-def _uploaded(context: Path, storage: Client, options: CloudBuild, report: Reporter) -> Source:
+def _uploaded(context: Path, storage: Client, options: CloudBuild, report: Reporter) -> UploadedContext:
     _check_bucket(storage, options)
     bucket, prefix = options.contexts
     with packed(context) as archive:

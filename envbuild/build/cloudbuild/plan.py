@@ -273,7 +273,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class UploadedContext:
     """Where a context lies."""
 
     bucket: str
@@ -376,7 +376,7 @@ def check_owned(client: Client, project: str, bucket: str) -> None:
         raise BuildError(f"project {project} has no such bucket", where=where, todo=todo)
 
 
-def upload(client: Client, context: Packed, bucket: str, prefix: str) -> Source:
+def upload(client: Client, context: Packed, bucket: str, prefix: str) -> UploadedContext:
     """Put a packed context into a bucket, unless it is there; BuildError when it cannot be, or lies there falsely."""
     name = "/".join(filter(None, (prefix, f"{context.sha256}.tar.gz")))
     blob, where = client.bucket(bucket).blob(name), f"gs://{bucket}/{name}"
@@ -394,7 +394,7 @@ def upload(client: Client, context: Packed, bucket: str, prefix: str) -> Source:
     if (blob.md5_hash, blob.size) != (context.md5, context.size):
         todo = "remove the object, and find out who wrote it; contexts are named by their content"
         raise BuildError("another context lies under this one's name", where=where, todo=todo)
-    return Source(bucket=bucket, name=name, generation=int(blob.generation))
+    return UploadedContext(bucket=bucket, name=name, generation=int(blob.generation))
 
 
 def _reload(blob: Any, where: str, bucket: str) -> None:
