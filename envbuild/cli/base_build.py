@@ -102,8 +102,7 @@ def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
     from envbuild.base.build import BaseOrder
     from envbuild.oci.reference import refuse_login
 
-    names = {"--parent": options.parent, "--python-image": options.python_image, "--tag": options.tag}
-    for option, value in names.items():
+    for option, value in {"--parent": options.parent, "--python-image": options.python_image}.items():
         refuse_login(value or "", option)  # before they are shown, sent as build arguments, or noted
     stack = _stack(options.manifest, options, progress) if options.manifest is not None else None
     order = BaseOrder(
@@ -123,8 +122,9 @@ def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
 
 
 def _name(tag: str) -> "Reference":
-    from envbuild.oci.reference import Reference
+    from envbuild.oci.reference import Reference, refuse_login
 
+    refuse_login(tag, "--tag")
     try:
         name = Reference.parse(tag)
     except ValueError as error:

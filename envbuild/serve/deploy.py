@@ -27,7 +27,7 @@ RULE = "deploy-image"
 RULES = {RULE: "an image that the model is stamped with"}
 """What the rule is about that is this check's own."""
 _OTHERS = "it is not stamped on the model, so that only its content is checked"
-_SERVE = "deploy an image that envbuild from-manifest MODEL --role serve stamped on the model"
+_SERVE = "deploy an image that envbuild serve MODEL stamped on the model"
 _NO_SERVER = "a deployment that names no command of its own starts no server"
 _FORMER = "somebody stamped another image in its place, and may have had a reason"
 _ALONE = "nothing says that it computes as the model was trained"

@@ -472,7 +472,7 @@ def test_of_a_python_that_is_too_old_only_that_is_said(tmp_path):
         ('[ "$1" = -c ] && echo "Python 3.9" || exit 1', 10, "exit code 1"),
         ("exit 1", 10, "exit code 1"),
         ('mkdir -p "$(dirname "$3")"; echo garbage > "$3"', 10, "the manifest is not JSON"),
-        ('mkdir -p "$(dirname "$3")"; echo "{}" > "$3"', 10, "no training manifest"),
+        ('mkdir -p "$(dirname "$3")"; echo "{}" > "$3"', 10, "not a training manifest"),
     ],
 )
 def test_programs_that_cannot_capture_are_told_apart(tmp_path, source, code, said):

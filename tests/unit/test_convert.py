@@ -153,7 +153,7 @@ def test_records_and_folders_come_from_a_bucket(desk):
         assert json.loads(freeze.stdout)["source"]["file"] == "freeze.txt"
         model = json.loads(desk.run("gs://runs/2/model/", **env).stdout)
         assert [it["name"] for it in model["distributions"]][:2] == ["cloudpickle", "mlflow"]
-        assert "does not exist" in desk.run("gs://runs/3/freeze.txt", code=10, **env).stderr
+        assert "there is no such object" in desk.run("gs://runs/3/freeze.txt", code=10, **env).stderr
 
 
 def test_includes_stay_in_the_folder_of_the_record(desk):

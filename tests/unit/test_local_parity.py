@@ -48,9 +48,9 @@ def test_the_largest_difference_is_said_within_the_tolerance_too(tmp_path, by, s
 
 
 def test_neither_sample_nor_model_is_guessed(tmp_path):
-    with pytest.raises(UsageError, match="which model is meant"):
+    with pytest.raises(UsageError, match="there is no model to run"):
         found(subject_of(DOUBLED), tmp_path)
-    with pytest.raises(UsageError, match="which sample is meant"):
+    with pytest.raises(UsageError, match="there is no sample to run"):
         found(Subject(name="image", side=SIDE, image="image", model="m"), tmp_path)
     [finding] = found(subject_of(None, model="m"), tmp_path)
     assert finding.id == "golden-sample"

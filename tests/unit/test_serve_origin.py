@@ -115,4 +115,4 @@ def test_a_lock_that_was_changed_beside_the_stamp_is_not_used(site):
     copy.write_text(copy.read_text().replace("1.26.4", "1.26.3"))
     done = site(*site.words("--push", f"{site.host}/serving:v1"))
     assert (done.returncode, done.stdout) == (15, "")
-    assert "its content is not what the record says" in done.stderr
+    assert "does not match the record" in done.stderr

@@ -159,7 +159,7 @@ def test_with_a_key_an_object_that_was_written_anew_with_the_same_checksum_is_an
     assert faults(bucket.uri, proof) == []
     bucket.put("weights.dat", b"one")
     assert faults(bucket.uri) == []
-    assert faults(bucket.uri, proof) == [("error", "weights.dat is written anew since it was stamped")]
+    assert faults(bucket.uri, proof) == [("error", "weights.dat is written again since it was stamped")]
 
 
 def test_a_record_of_before_reads_back_as_the_bytes_that_it_was(files):

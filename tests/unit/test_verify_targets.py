@@ -208,7 +208,7 @@ def test_equal_targets_of_every_kind_agree(site):
         (("manifest.json", "manifest.json", "--python", "python3"), "no target is host"),
         (("manifest.json", "host", "--python", ""), "names no interpreter"),
         (("manifest.json", "host", "--format", "sarif", "--json"), "another format"),
-        (("gs://acme/mo\ndel", "host"), "names no model"),
+        (("gs://acme/mo\ndel", "host"), "not a model's path or URI"),
         (("host", "manifest.json", "--golden"), "where: --golden"),
         (("manifest.json", "host", "--policy", "absent.toml"), "policy cannot be read"),
         (("manifest.json", "host", "--python", "/absent/python"), "cannot be run"),

@@ -190,7 +190,7 @@ def _copy_findings(it: StampedModel) -> Iterator[Finding]:
     for name, fault in sorted(it.faults.items()):
         why = "The record names it by digest; without it nothing says what the run had."
         todo = f"copy the model's whole folder, with envbuild/, from where it was stamped; or {_STAMP_AGAIN}"
-        yield replace(_fault("copies", f"{name}: {fault}", found=fault, why=why, todo=todo), about=name)
+        yield replace(_fault("copies", fault, found=fault, why=why, todo=todo), about=name)
     if it.stamp and not it.faults:
         says = "manifest and lock of every stamped image lie beside the record, unchanged"
         yield Finding(about="copies", rule="artifact-copies", agrees=True, says=says)
