@@ -365,7 +365,7 @@ def _check_files(
     rewritten = [path for path in rewritten if path not in seen.changed]
     faults = [
         *(f"{path} is not what the run saved" for path in seen.changed),
-        *(f"{path} is written anew" for path in rewritten),
+        *(f"{path} is written again" for path in rewritten),
         *(f"{path} is missing" for path in missing),
         *(f"{path} is there besides" for path in extra if whole),
     ]
