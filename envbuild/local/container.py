@@ -22,6 +22,7 @@ from typing import Any
 
 import docker
 from docker.errors import APIError, NotFound
+from requests import RequestException
 
 from envbuild.engine.client import explanation, translated_errors
 from envbuild.engine.container import parents, tar_stream
@@ -163,9 +164,12 @@ class _Run:
     def start(self, config: dict[str, Any]) -> int:
         """Create the container by a name of ours, so that it is removed even if the engine's answer is lost."""
         name = f"envbuild-local-{secrets.token_hex(6)}"
+        before, self.client.api.timeout = self.client.api.timeout, _PATIENCE
         try:
             with self._refusals():
-                self._create(name, config)
+                self.client.api.create_container_from_config(config, name)
+                if path := home(self.launch):
+                    self.client.api.put_archive(name, "/", home_archive(path))
                 self.signals.is_running = True
                 if self.signals.pending:
                     return 128 + self.signals.pending[0]
@@ -178,15 +182,8 @@ class _Run:
             except APIError as error:
                 if error.status_code not in (404, 409):  # it was never created, or somebody else removes it
                     raise
-
-    def _create(self, name: str, config: dict[str, Any]) -> None:
-        before, self.client.api.timeout = self.client.api.timeout, _PATIENCE
-        try:
-            self.client.api.create_container_from_config(config, name)
-            if path := home(self.launch):
-                self.client.api.put_archive(name, "/", home_archive(path))
-        finally:
-            self.client.api.timeout = before
+            finally:
+                self.client.api.timeout = before
 
     def _attach(self, name: str) -> int:
         """Start the container by the engine's client, forward signals until it ends, and return its exit code."""
@@ -211,7 +208,10 @@ class _Run:
             process.wait()
 
     def _forward(self, name: str, number: int, *, kill: bool) -> bool:
-        """Send a signal to the container, SIGKILL for a second SIGINT; False if it is not running."""
+        """Send a signal to the container, SIGKILL for a second SIGINT; False if it is not running.
+
+        An engine that does not answer loses the signal: the command goes on.
+        """
         try:
             if number != signal.SIGINT and not self.init:
                 self.client.api.stop(name, timeout=_GRACE)
@@ -220,11 +220,13 @@ class _Run:
                 self.client.api.kill(name, "SIGKILL" if is_killed else signal.Signals(number).name)
         except APIError:
             return False
+        except RequestException:
+            return True
         return True
 
     def _report_ports(self, name: str) -> bool:
         """Report the addresses of published ports; False if the container is not running yet."""
-        with suppress(NotFound):
+        with suppress(APIError, RequestException):
             container = self.client.api.inspect_container(name)
             if not container["State"]["Running"]:
                 return False

@@ -68,7 +68,7 @@ _SERVED = "AIP_STORAGE_URI"
 """Where Vertex AI says that the model lies ("Custom container requirements for inference")."""
 _FORMAT = "AIP_DATA_FORMAT"
 
-RecordOptions = dict[str, tuple[str, str]]
+SourcedVariables = dict[str, tuple[str, str]]
 """Values with where they come from, by name."""
 _ARCHITECTURE = re.compile(r"(?:(?:sm|compute)_)?(\d+?)\.?(\d)[af]?")
 
@@ -222,7 +222,7 @@ def settle(
     )
 
 
-def _of_run(subject: Subject, maps: Sequence[DataMap]) -> RecordOptions:
+def _of_run(subject: Subject, maps: Sequence[DataMap]) -> SourcedVariables:
     """What the run recorded, and the places of its data, as far as that is of use on another machine."""
     recorded = dict(subject.manifest.variables) if subject.manifest else {}
     places = {it.variable: it.uri for it in subject.contract.data if it.variable}
@@ -245,7 +245,7 @@ def _is_portable(name: str, value: str, places: Mapping[str, str], maps: Sequenc
     return name.startswith("AIP_") and rewritten(value, maps) != value
 
 
-def _of_files(paths: Sequence[Path], environment: Mapping[str, str]) -> RecordOptions:
+def _of_files(paths: Sequence[Path], environment: Mapping[str, str]) -> SourcedVariables:
     """What `.env` files say; credentials that they name are of this machine, and only come by --with-adc."""
     found: dict[str, str] = {}
     for path in paths:
@@ -256,7 +256,7 @@ def _of_files(paths: Sequence[Path], environment: Mapping[str, str]) -> RecordOp
     return {name: (value, ".env") for name, value in found.items()}
 
 
-def _of_options(options: Sequence[str], environment: Mapping[str, str]) -> RecordOptions:
+def _of_options(options: Sequence[str], environment: Mapping[str, str]) -> SourcedVariables:
     """What `-e` says; a value that is written out goes before the caller's own."""
     parts = [_option(number, text, environment) for number, text in enumerate(options, 1)]
     return dict(sorted(parts, key=lambda it: it[1][1] == "option"))
@@ -318,7 +318,7 @@ def _mapped(value: str, source: str, maps: Sequence[DataMap]) -> tuple[str, str]
     return (here, "data") if here != value and source != "run" else (here, source)
 
 
-def _model(subject: Subject, maps: Sequence[DataMap], mounts: Sequence[Mount]) -> tuple[RecordOptions, list[Mount]]:
+def _model(subject: Subject, maps: Sequence[DataMap], mounts: Sequence[Mount]) -> tuple[SourcedVariables, list[Mount]]:
     """The variables that name the model, and its own mount; nothing where it is not to be found from here."""
     recorded = recorded_model(subject)
     text = subject.named or subject.model

@@ -180,7 +180,7 @@ def serving(client: docker.DockerClient, launch: Launch) -> Iterator[Serving]:
         log_config=LogConfig(type="none"),  # the engine must not fill its disk with what is printed
     )
     try:
-        with _decode():
+        with _translated_refusal():
             api.create_container(
                 launch.image, name=name, volumes=[FOLDER], environment=dict(launch.variables), host_config=host
             )
@@ -188,7 +188,7 @@ def serving(client: docker.DockerClient, launch: Launch) -> Iterator[Serving]:
         api.put_archive(name, FOLDER, tar_stream(files, dict.fromkeys(parents(files), 0o755)))
         output = Output(launch.output)
         with _heard(client, name, output):
-            with _decode():
+            with _translated_refusal():
                 api.start(name)
             yield Serving(client, name, output)
     finally:
@@ -197,7 +197,7 @@ def serving(client: docker.DockerClient, launch: Launch) -> Iterator[Serving]:
 
 
 @contextmanager
-def _decode() -> Iterator[None]:
+def _translated_refusal() -> Iterator[None]:
     try:
         yield
     except APIError as error:
