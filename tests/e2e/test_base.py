@@ -24,7 +24,7 @@ pytestmark = pytest.mark.real
 BOOTSTRAP = """
 import sys
 from pathlib import Path
-from envbuild.base import resolve_base
+from envbuild.base.resolve import resolve_base
 base = resolve_base("debian:bookworm", machine="x86_64", cache=Path(sys.argv[1]), pull=None, report=print)
 print(base.digest)
 """

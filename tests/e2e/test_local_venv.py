@@ -48,7 +48,7 @@ import subprocess, sys
 from pathlib import Path
 from envbuild.cli.console import Progress
 from envbuild.local.venv import held_venv
-from envbuild.lock import read_pylock
+from envbuild.lock.formats import read_pylock
 folder, lock, cache = map(Path, sys.argv[1:])
 locked = read_pylock(lock.read_bytes(), str(lock), lock.parent)
 with Progress() as told, held_venv(folder, locked, locked.target.python, told, cache=cache) as python:

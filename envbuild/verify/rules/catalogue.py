@@ -144,7 +144,7 @@ TITLES: Mapping[str, str] = {rule.id: rule.title for rule in CATALOGUE} | {
     "golden-sample": "a recorded sample of predictions",
     "signed": "an image that a key has signed",
 }
-"""Policies may name these and no others; docs/rules.md says more of the catalogue's, docs/verify.md has the others."""
+"""Policies may name these and no others; docs/findings.md lists them."""
 
 
 def differs(  # noqa: PLR0913 - one for each field of a finding
