@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match.stack import Stack
 
+Out = Annotated[Path, where_option(help="Write requirements.txt and pylock.toml here.", metavar="DIR", file_okay=False)]
+
 
 @grouped()
 def run(
     manifest: Manifest,
     *,
-    out: Annotated[
-        Path, where_option(help="Write requirements.txt and pylock.toml here.", metavar="DIR", file_okay=False)
-    ] = Path("envbuild-lock"),
+    out: Out = Path("envbuild-lock"),
     platform: RunPlatform = None,
     base: Annotated[
         str | None, what_option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
