@@ -76,7 +76,7 @@ def test_what_is_in_the_registry_is_made_anew_byte_for_byte(built, envbuild, tmp
     assert (result["agrees"], result["digest"]) == (True, str(built.pushed.reference.digest))
     assert "assembling all layers" in done.stderr
     says = {it["about"]: it["says"] for it in result["findings"]}
-    assert says["layers made anew"].startswith(f"{len(built.layers)} layers, made anew from 3 wheels")
+    assert says["layers made anew"].startswith(f"{len(built.layers)} layers, made again from 3 wheels")
     assert len([it for it in built.layers if it.created_by.startswith("bytecode")]) == 1
 
 
