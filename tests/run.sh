@@ -51,9 +51,9 @@ if [[ $status -eq 0 ]]; then
   stage dependencies "$bin/deptry" --no-ansi envbuild profiles
   examples=envbuild
   [[ ${1:-all} != long ]] || examples=explore
-  stage unit limited 1020 "$bin/pytest" -q -n 2 --reruns 1 --hypothesis-profile "$examples" --basetemp "$work/unit" tests/unit
+  stage unit limited 1140 "$bin/pytest" -q -n 2 --reruns 1 --hypothesis-profile "$examples" --basetemp "$work/unit" tests/unit
   if [[ $parts == test ]]; then
-    selected="real and not slow" most=1380
+    selected="real and not slow" most=1260
     [[ ${1:-all} != long ]] || selected="slow" most=10800
     stage e2e limited "$most" "$bin/pytest" -q -n 2 --reruns 1 --dist loadfile -m "$selected" --durations=15 --basetemp "$work/e2e" tests/e2e
   fi
