@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -247,8 +248,12 @@ class _Run:
             self.client.api.stop(name, timeout=_GRACE)
             return lost
         if str(state["StartedAt"]).startswith("0001-"):
-            self.client.api.start(name)  # says why the client could not
-            return code or 1
+            self.client.api.start(name)  # raises the engine's reason, if it has one
+            with suppress(APIError):  # it has ended
+                self.client.api.kill(name)
+            client = " ".join([Path(self.command[0]).name, *self.command[1:]])
+            what = f"cannot attach to the container: {client} start exited with code {code}"
+            raise BuildError(what, todo=f"mend what the message above says; try the client alone: {client} info")
         if state.get("OOMKilled"):
             self.report("the container ran out of memory and was killed: free memory, or give the engine more")
         # The client fails after a command that succeeded if it cannot write the output.

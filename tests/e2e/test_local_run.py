@@ -99,7 +99,15 @@ class Local:
     @property
     def environment(self) -> dict[str, str]:
         """The caller's, without settings that are for the engine alone; the engine's client reads its home."""
-        ours = {"DOCKER_HOST": f"unix://{self.tap.socket}", "HOME": str(self.tap.socket.parent)}
+        runtime = self.tap.socket.parent / "runtime"
+        if not runtime.exists():  # of podman, which takes none but its caller's own
+            runtime.mkdir(mode=0o700)
+            os.chown(runtime, NOBODY, NOBODY)
+        ours = {
+            "DOCKER_HOST": f"unix://{self.tap.socket}",
+            "HOME": str(self.tap.socket.parent),
+            "XDG_RUNTIME_DIR": str(runtime),
+        }
         return {name: it for name, it in cleaned(os.environ).items() if name != "CONTAINERS_CONF"} | ours
 
     def run(self, *command: str, input: bytes = b"", **launch: Any) -> subprocess.CompletedProcess[bytes]:  # noqa: A002
@@ -255,6 +263,14 @@ def test_files_in_the_mounted_folder_are_the_callers(anywhere, name):
     assert done.stdout.decode().splitlines() == ["here", "65534", "65534", "nobody", "/tmp/home"]
     made = (folder / "made").stat()
     assert (made.st_uid, made.st_gid) == (NOBODY, NOBODY)
+
+
+def test_a_client_that_fails_by_itself_is_named_and_the_container_removed(request):
+    with local_podman(request.getfixturevalue("podman_folder")) as local:
+        (local.tap.socket.parent / "runtime").write_text("not a folder")
+        done = local.run("sh", "-c", "sleep 60", user=NOBODY)
+        assert done.returncode == 13
+        assert "podman --url unix://" in done.stderr.decode()
 
 
 def callers_own(local: Local, name: str) -> Path:
