@@ -1,44 +1,228 @@
 """`envbuild base`: list, show, build, mirror and push base images."""
 
 import json
-from dataclasses import asdict, replace
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbuild.cli import base_build
-from envbuild.cli.command import App, examples, what_option
+from envbuild.cli.arguments import base_of, check_place, machine_of, read_run, report_decisions
+from envbuild.cli.command import ADVANCED, HOW, WHAT, WHERE, App, examples, flag, grouped, option
 from envbuild.cli.console import Progress, check_stdout
-from envbuild.cli.options import AsJson, CreateRepository, Platform
-from envbuild.cli.references import base_of, check_place, machine_of, repository
+from envbuild.cli.options import (
+    AsJson,
+    CreateRepository,
+    CudaSource,
+    Platform,
+    Set,
+    VariantName,
+    read_reference,
+    repository,
+)
+from envbuild.errors import RegistryError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from envbuild.base.build import BaseOrder
     from envbuild.base.catalogue import KnownBase, MissingBase
     from envbuild.match.profiles import Profiles
+    from envbuild.match.stack import Stack
     from envbuild.oci.reference import Reference
 
 app = App(help="List, show, build, mirror and push base images.")
-app.command("build", epilog=base_build.EXAMPLES)(base_build.run)
 
 Ref = Annotated[str, typer.Argument(help="An image reference, an OCI layout folder, or debian:SUITE.", metavar="REF")]
 Target = Annotated[
     str, typer.Argument(help="The repository to push to; by default the tag stays.", metavar="TARGET_REPO[:TAG]")
 ]
-Only = Annotated[
-    str | None,
-    what_option(
-        "--platform", help="Copy only this platform's image; by default all, under the same digest.", metavar="PLATFORM"
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class BaseOptions:
+    """The options of `envbuild base build`."""
+
+    manifest: str | None = option(WHAT, "A run's manifest: build what it needs, on its parent.", "MANIFEST", "--for")
+    variant: VariantName = option(WHAT, "With --for: auto is gpu if the run used GPUs.", default="auto")
+    cuda_source: CudaSource = "auto"
+    set_: Set = None
+    parent: str | None = option(WHAT, "The parent: an image reference, a layout, or debian:SUITE.", "REF")
+    python: str | None = option(WHAT, "The Python to install: 3.11 or 3.11.2.", "VERSION")
+    python_image: str | None = option(
+        HOW, "An image with that Python in /usr/local, if the parent's suite lacks it.", "REF"
+    )
+    package: list[str] | None = option(WHAT, "Install this Debian package; repeatable.", "NAME=VERSION")
+    sources: Path | None = option(HOW, "Replace the parent's one-line sources of apt.", "FILE")
+    snapshot: str | None = option(HOW, "Use the distribution's archive of this time: 20240101T000000Z.", "TIME")
+    snapshot_host: str | None = option(ADVANCED, "The host of such archives: https://HOST/archive.", "URL")
+    platform: Platform = None
+    tag: str = option(WHERE, "Its name in the engine.", "NAME", default="envbuild-base:latest")
+    push: str | None = option(WHERE, "Push it there, too.", "REPO[:TAG]")
+    create_repository: CreateRepository = False
+    dry_run: bool = flag(HOW, "Print the docker command, and stop.")
+    as_json: AsJson = False
+
+
+@app.command(
+    "build",
+    epilog=examples(
+        "envbuild base build --for manifest.json",
+        "envbuild base build --parent debian:bookworm --python 3.11 --push europe-docker.pkg.dev/acme/ml/python:3.11",
     ),
-]
-InRegistry = Annotated[
-    str | None, what_option("--registry", help="Also list the tags of this repository.", metavar="REPO")
-]
+)
+@grouped()
+def build(*, options: BaseOptions) -> None:
+    """Build a base by the container engine: certificates, exactly one Python, and packages, on any Debian or Ubuntu.
+
+    Prints its reference by digest where it is pushed, else the engine's id.
+    """
+    check_stdout()
+    target = repository(options.push, "--push") if options.push is not None else None
+    name = read_reference(options.tag, "--tag", "give a name such as base:3.11")
+    if name.digest:
+        raise UsageError("a tag cannot have a digest", where=f"--tag {options.tag}", todo="leave out what follows @")
+    with Progress() as progress:
+        order, machine = _order(options, progress)
+        if options.dry_run:
+            from envbuild.files import base_dockerfile
+            from envbuild.oci.layout import ARCHITECTURES
+
+            typer.echo(order.command(base_dockerfile(), options.tag, f"linux/{ARCHITECTURES[machine]}"))
+            return
+        if target:  # fails before the long work
+            from envbuild.registry.push import check_push
+
+            check_place(target, progress, create=options.create_repository)
+            check_push(target)
+        result = _built(order, name, options.tag, machine, progress)
+        if target:
+            result |= push_from_engine(result["id"], target, progress, machine=machine, parent=result["parent"])
+    typer.echo(json.dumps(result, indent=2) if options.as_json else result["image"])
+
+
+def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
+    """Return what to build, and for which machine."""
+    from envbuild.base.build import BaseOrder
+    from envbuild.oci.reference import refuse_login
+
+    refuse_login(options.parent or "", "--parent")  # before it is shown, sent as a build argument, or noted
+    refuse_login(options.python_image or "", "--python-image")
+    stack = _stack(options.manifest, options, progress) if options.manifest is not None else None
+    try:
+        sources = options.sources.read_text().strip() if options.sources else ""
+    except (OSError, ValueError) as error:
+        todo = "give the path of a file with lines such as: deb http://HOST/debian bookworm main"
+        raise UsageError("the sources cannot be read", where=f"--sources {options.sources}", todo=todo) from error
+    order = BaseOrder(
+        parent=options.parent or (stack.base if stack else ""),
+        python=options.python or (stack.python if stack else ""),
+        python_image=options.python_image or "",
+        packages=tuple(options.package or ()),
+        sources=sources,
+        snapshot=options.snapshot or "",
+        snapshot_host=options.snapshot_host or "",
+        epoch=os.environ.get("SOURCE_DATE_EPOCH", ""),
+    )
+    if not order.parent:
+        todo = "give --for MANIFEST, or --parent REF, such as --parent debian:bookworm"
+        raise UsageError("the base has no parent", where="--parent", todo=todo)
+    return _with_python(order, progress), stack.machine if stack else machine_of(options.platform)
+
+
+def _stack(manifest: str, options: BaseOptions, progress: Progress) -> "Stack":
+    """Match the run, and report the decisions."""
+    from envbuild.files import data_folder
+    from envbuild.lock.system import wanted_packages
+    from envbuild.match.match import match
+    from envbuild.match.profiles import load_profiles
+    from envbuild.match.stack import pairs_of
+
+    found = read_run(manifest, progress)[2]
+    stack = match(
+        found,
+        load_profiles(data_folder("profiles")),
+        options.variant,
+        cuda_source=options.cuda_source,
+        overrides=pairs_of(options.set_ or ()),
+        machine=options.platform,
+    )
+    report_decisions(stack, progress)
+    if packages := ", ".join(f"{it.name}={it.version}" for it in wanted_packages(found.native)):
+        # Another suite has other versions, so the base does not get them.
+        progress.note(f"the run had libraries of {packages}: from-manifest adds those that a base lacks")
+    return stack
+
+
+def _with_python(order: "BaseOrder", progress: Progress) -> "BaseOrder":
+    """Choose the image with a Python that the parent's distribution lacks."""
+    from envbuild.base.build import decide_python
+    from envbuild.files import data_folder
+    from envbuild.match.profiles import load_profiles
+
+    if order.python_image:
+        return order
+    decision = decide_python(order.parent, order.python, load_profiles(data_folder("profiles"), ()))
+    if decision is None:
+        return order
+    progress.note(f"{decision.what}: {decision.value} - {decision.reason} [{decision.source}]")
+    return replace(order, python_image=decision.value)
+
+
+def _built(order: "BaseOrder", name: "Reference", tag: str, machine: str, progress: Progress) -> dict[str, Any]:
+    from envbuild.base.build import find_parent, make_base, pinned
+    from envbuild.files import base_dockerfile, cache_folder
+
+    parent = find_parent(order.parent, machine, cache_folder(), progress)
+    progress.step(f"building {tag} on {parent.name}")
+    order = replace(
+        order,
+        sources=order.sources or ("" if order.snapshot else parent.sources),
+        python_image=pinned(order.python_image, progress) if order.python_image else "",
+    )
+    base = make_base(order, parent, base_dockerfile(), name, machine, progress)
+    inside = asdict(base.inside)
+    progress.note(f"Python {base.inside.python}, glibc {base.inside.glibc}, {base.inside.distribution}")
+    remember_base(tag, "built", digest=base.id, parent=parent.name, **inside)
+    given = {"parent": parent.name, "python_image": order.python_image, "packages": order.packages}
+    return {"image": base.id, "id": base.id, "tag": tag} | given | inside
+
+
+def push_from_engine(
+    name: str, target: "Reference", progress: Progress, *, machine: str | None, parent: str = ""
+) -> dict[str, Any]:
+    """Push one of the engine's images, for `machine` where one is named; the digest is the registry's."""
+    from envbuild.base.build import push_base
+    from envbuild.base.catalogue import known_bases
+    from envbuild.files import cache_folder
+
+    progress.step(f"pushing {name} to {target}")
+    reference, inside = push_base(name, target, progress, machine=machine)
+    known = known_bases(cache_folder())
+    parent = parent or next((it.parent for it in known if name in (it.name, it.digest)), "")
+    remember_base(str(reference), "pushed", parent=parent, **asdict(inside))
+    return {"image": str(reference), "digest": str(reference.digest), "source": name} | asdict(inside)
+
+
+def remember_base(reference: str, how: str, *, digest: str = "", parent: str = "", **facts: str) -> None:
+    """Remember a base for `base list`, which looks up the facts that are not given."""
+    from envbuild.base.catalogue import KnownBase, cuda_of, remember
+    from envbuild.files import cache_folder
+
+    digest = digest or reference.rpartition("@")[2]
+    facts = {"cuda": cuda_of(parent)} | facts
+    remember(KnownBase(name=reference, how=how, digest=digest, parent=parent, **facts), cache_folder())
 
 
 @app.command("list", epilog=examples("envbuild base list", "envbuild base list --registry gcr.io/acme/python"))
-def list_bases(*, registry: InRegistry = None, platform: Platform = None, as_json: AsJson = False) -> None:
+@grouped()
+def list_bases(
+    *,
+    registry: str | None = option(WHAT, "Also list the tags of this repository.", "REPO"),
+    platform: Platform = None,
+    as_json: AsJson = False,
+) -> None:
     """List the bases that this machine knows: bootstrapped, mirrored, built and pushed here.
 
     For each: Python, glibc, CUDA and the releases that it serves. Then the missing bases of the matrix, and the command
@@ -135,7 +319,7 @@ def push(
             progress.note(f"{result['sent'] / 1e6:.1f} MB sent, {result['existing'] / 1e6:.1f} MB were there")
         else:
             machine = machine_of(platform) if platform else None
-            result = base_build.push_from_engine(name, place, progress, machine=machine)
+            result = push_from_engine(name, place, progress, machine=machine)
     typer.echo(json.dumps(result, indent=2) if as_json else result["image"])
 
 
@@ -149,7 +333,7 @@ def _pushed(source: str, target: "Reference", machine: str, progress: Progress) 
     done = push(base.image, replace(target, tag=target.tag or suite), report=progress)
     facts = {"python": base.target.python, "glibc": base.target.glibc, "distribution": base.distribution}
     parent = source if suite else ""
-    base_build.remember_base(str(done.reference), "pushed", parent=parent, machine=machine, **facts)
+    remember_base(str(done.reference), "pushed", parent=parent, machine=machine, **facts)
     return {
         "image": str(done.reference),
         "digest": str(done.reference.digest),
@@ -196,7 +380,16 @@ def show(ref: Ref, *, platform: Platform = None, as_json: AsJson = False) -> Non
 
 
 @app.command("mirror", epilog=examples("envbuild base mirror python:3.11-slim europe-docker.pkg.dev/acme/ml/python"))
-def mirror(source: Ref, target: Target, *, platform: Only = None, as_json: AsJson = False) -> None:
+@grouped()
+def mirror(
+    source: Ref,
+    target: Target,
+    *,
+    platform: str | None = option(
+        WHAT, "Copy only this platform's image; by default all, under the same digest.", "PLATFORM"
+    ),
+    as_json: AsJson = False,
+) -> None:
     """Copy a base into another registry, byte for byte, and print its reference there by digest.
 
     Layers that the registry has in another repository are mounted; all others are streamed, and nothing is
@@ -247,7 +440,6 @@ def _copied(source: "Reference", target: "Reference", machine: str | None, progr
 
 def _remember_mirror(mirror: "Reference", name: str, machine: str) -> None:
     """Remember it for `base list` by the digest of this machine's image, under which facts are kept."""
-    from envbuild.errors import RegistryError
     from envbuild.registry.pull import pull
 
     try:
@@ -256,4 +448,4 @@ def _remember_mirror(mirror: "Reference", name: str, machine: str) -> None:
         return  # it has none for this machine
     digest = str(image.found_as or image.digest)
     facts = {"parent": name, "machine": machine, "read_as": str(image.digest)}
-    base_build.remember_base(str(mirror), "mirrored", digest=digest, **facts)
+    remember_base(str(mirror), "mirrored", digest=digest, **facts)

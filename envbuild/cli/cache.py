@@ -2,13 +2,11 @@
 
 import json
 import os
-from typing import Annotated
 
 import typer
 
-from envbuild.cli.command import App, examples, how_option, what_option
-from envbuild.cli.options import AsJson
-from envbuild.cli.order import check_not_empty
+from envbuild.cli.command import HOW, WHAT, App, examples, flag, grouped, option
+from envbuild.cli.options import AsJson, check_not_empty
 from envbuild.errors import BuildError
 
 app = App(help="Show the size of the cache, and make it smaller.")
@@ -37,13 +35,11 @@ def info(*, as_json: AsJson = False) -> None:
 
 
 @app.command("prune", epilog=examples("envbuild cache prune --keep 20GB"))
+@grouped()
 def prune(
-    keep: Annotated[
-        str | None,
-        what_option(help="The size to keep, such as 20GB; by default ENVBUILD_CACHE_LIMIT, else 0.", metavar="SIZE"),
-    ] = None,
     *,
-    dry_run: Annotated[bool, how_option("--dry-run", help="Print what would be removed, and stop.")] = False,
+    keep: str | None = option(WHAT, "The size to keep, such as 20GB; by default ENVBUILD_CACHE_LIMIT, else 0.", "SIZE"),
+    dry_run: bool = flag(HOW, "Print what would be removed, and stop."),
     as_json: AsJson = False,
 ) -> None:
     """Remove what was not used for the longest time, and what killed runs left.

@@ -1,66 +1,51 @@
-"""`envbuild capture`: the manifest of a Python environment."""
+"""`envbuild capture`: the manifest of a Python environment: this one, another interpreter's, or that of an image."""
 
+import json
 import os
+import re
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 
-from envbuild.cli.command import WORDS, advanced_option, grouped, how_option, on_line, what_option, where_option
-from envbuild.cli.console import check_stdout
-from envbuild.errors import UsageError
+from envbuild.capture import script
+from envbuild.cli.command import ADVANCED, HOW, WHAT, WHERE, WORDS, flag, grouped, on_line, option
+from envbuild.cli.console import Progress, check_stdout
+from envbuild.errors import EnvbuildError, ManifestError, UsageError
+
+_TODO = "give the path of the interpreter that trained the model, such as ./venv/bin/python"
+_OWN_VARIABLES = ("PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__")
+"""Variables of envbuild's own interpreter, which would mislead another one."""
+_OLDEST_PYTHON = (3, 7)
+_VERSION = "import sys; print('Python %d.%d' % sys.version_info[:2])"
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class CaptureOptions:
     """The options of `envbuild capture`."""
 
-    out: Annotated[
-        str | None, where_option(help="Write the manifest here, also gs://..., not to stdout.", metavar="FILE")
-    ] = None
-    model: Annotated[
-        str | None, what_option(help="Where the trained model is: gs://..., a folder or a file.", metavar="URI")
-    ] = None
-    python: Annotated[
-        str | None, how_option(help="Capture by this interpreter, not envbuild's own.", metavar="PATH")
-    ] = None
-    image: Annotated[
-        str | None, how_option(help="Capture in a container of this image; --python is then in it.", metavar="REF")
-    ] = None
-    variable: Annotated[
-        list[str] | None, what_option(help="Also record this environment variable; repeatable.", metavar="NAME")
-    ] = None
-    requires: Annotated[
-        list[str] | None, what_option(help="A variable that the program depends on; repeatable.", metavar="NAME")
-    ] = None
-    data: Annotated[
-        list[str] | None,
-        what_option(help="A place that the program reads data from; repeatable.", metavar="[NAME=]URI"),
-    ] = None
-    preprocessing: Annotated[
-        list[str] | None, what_option(help="Code that serving has to share; repeatable.", metavar="PATH")
-    ] = None
-    load: Annotated[
-        list[str] | None,
-        how_option(help="Import this first, so that its libraries are recorded; repeatable.", metavar="MODULE"),
-    ] = None
-    golden: Annotated[
-        str | None, what_option(help="A batch of inputs and the model's predictions.", metavar="FILE.npz")
-    ] = None
-    command: Annotated[
-        str | None, what_option(help="The run's command; or give its words after --.", metavar="TEXT")
-    ] = None
-    config: Annotated[str | None, advanced_option(help="Read these options from a file too.", metavar="FILE")] = None
-    patch: Annotated[bool, what_option("--patch", help="Record uncommitted changes, without secrets.")] = False
-    deep: Annotated[bool, how_option("--deep", help="Hash every installed file, not only those that look changed.")] = (
-        False
-    )
-    as_script: Annotated[
-        bool, advanced_option("--script", help="Print capture as one file that runs anywhere, and stop.")
-    ] = False
+    out: str | None = option(WHERE, "Write the manifest here, also gs://..., not to stdout.", "FILE")
+    model: str | None = option(WHAT, "Where the trained model is: gs://..., a folder or a file.", "URI")
+    python: str | None = option(HOW, "Capture by this interpreter, not envbuild's own.", "PATH")
+    image: str | None = option(HOW, "Capture in a container of this image; --python is then in it.", "REF")
+    variable: list[str] | None = option(WHAT, "Also record this environment variable; repeatable.", "NAME")
+    requires: list[str] | None = option(WHAT, "A variable that the program depends on; repeatable.", "NAME")
+    data: list[str] | None = option(WHAT, "A place that the program reads data from; repeatable.", "[NAME=]URI")
+    preprocessing: list[str] | None = option(WHAT, "Code that serving has to share; repeatable.", "PATH")
+    load: list[str] | None = option(HOW, "Import this first, so that its libraries are recorded; repeatable.", "MODULE")
+    golden: str | None = option(WHAT, "A batch of inputs and the model's predictions.", "FILE.npz")
+    command: str | None = option(WHAT, "The run's command; or give its words after --.", "TEXT")
+    config: str | None = option(ADVANCED, "Read these options from a file too.", "FILE")
+    patch: bool = flag(WHAT, "Record uncommitted changes, without secrets.")
+    deep: bool = flag(HOW, "Hash every installed file, not only those that look changed.")
+    as_script: bool = flag(ADVANCED, "Print capture as one file that runs anywhere, and stop.", "--script")
 
 
 @grouped()
@@ -70,12 +55,14 @@ def run(ctx: typer.Context, *, options: CaptureOptions) -> None:
     Distributions and their origins, interpreter, framework, GPU, CPU, code; the model, its data and the variables that
     the program depends on. Prints the manifest, or with --out its path.
     """
-    from envbuild.capture import script
-
     out = options.out
     check_stdout(wanted=out is None)
     if options.as_script:
-        _check_alone(ctx)
+        others = [f"--{name}" for name in ctx.params if name != "as_script" and on_line(ctx, name)]
+        if others or WORDS in ctx.meta:
+            what = f"--script prints the file alone, and {', '.join(others) or 'a command'} would be ignored"
+            todo = "print the file, and give it the options when it runs"
+            raise UsageError(what, where="envbuild capture", todo=todo)
         typer.echo(script(), nl=False)
         return
     if out and Path(out).is_dir():
@@ -84,16 +71,9 @@ def run(ctx: typer.Context, *, options: CaptureOptions) -> None:
     _end()
 
 
-def _check_alone(ctx: typer.Context) -> None:
-    """Refuse options that --script would ignore."""
-    others = [f"--{name}" for name in ctx.params if name != "as_script" and on_line(ctx, name)]
-    if others or WORDS in ctx.meta:
-        what = f"--script prints the file alone, and {', '.join(others) or 'a command'} would be ignored"
-        raise UsageError(what, where="envbuild capture", todo="print the file, and give it the options when it runs")
-
-
 def _captured(options: CaptureOptions, command: list[str] | None) -> str:
     """Capture here, by another interpreter or in a container; return the text for stdout."""
+    from envbuild.capture.files import manifest_text
     from envbuild.capture.options import check_options, merge_options
     from envbuild.capture.record import capture
 
@@ -107,13 +87,9 @@ def _captured(options: CaptureOptions, command: list[str] | None) -> str:
         if image is None and python is None:
             manifest = capture(out=out, process="fresh", **arguments)
         else:
-            from envbuild.cli.interpreter import capture_elsewhere
-
             manifest = capture_elsewhere(arguments, out, python, image)
     except ValueError as error:
         raise UsageError(str(error), where="envbuild capture", todo="see envbuild capture --help") from error
-    from envbuild.capture.files import manifest_text
-
     return manifest_text(manifest) if out is None else f"{out}\n"
 
 
@@ -124,3 +100,113 @@ def _end() -> None:
             if stream is not None:
                 stream.flush()
         os._exit(0)
+
+
+def capture_elsewhere(
+    options: dict[str, Any], out: str | None, python: str | None, image: str | None
+) -> dict[str, Any]:
+    """Capture by `python`, or in `image`; model and data are read here, where the libraries for that are.
+
+    `options` are the arguments of `capture()`; ValueError for wrong ones.
+    """
+    from envbuild.capture.contract import contract_facts, required_names
+    from envbuild.capture.disagreements import tell_disagreements
+    from envbuild.capture.files import manifest_text
+    from envbuild.capture.gcs import check_out, write_out
+    from envbuild.capture.record import complete
+
+    check_out(out)
+    arguments = [f"--variable={name}" for name in options["variables"]]
+    arguments += [f"--load={name}" for name in options["load"]]
+    arguments += [f"--{name}" for name in ("patch", "deep") if options[name]]
+    command = options["command"]
+    arguments = ["--environment-only", *arguments, *(["--", *command] if command else [])]
+    if image is None:
+        environment = other_environment(str(python), arguments)
+        contract = contract_facts(options["requires"], options["data"], options["preprocessing"])
+        model = options["model_uri"] or os.environ.get("AIP_MODEL_DIR")
+    else:
+        from envbuild.engine.inspection import image_environment
+
+        arguments = [f"--requires={name}" for name in required_names(options["requires"])] + arguments
+        with Progress() as report:
+            environment = image_environment(image, arguments, python=python, report=report)
+        contract, model = environment.get("contract"), options["model_uri"]
+        if options["data"] or options["preprocessing"]:
+            ours = contract_facts((), options["data"], options["preprocessing"]) or {}
+            theirs = contract or {}
+            contract = {name: theirs.get(name, []) + ours.get(name, []) for name in theirs | ours} or None
+    manifest = complete(environment, contract, model, options["golden"])
+    if out is not None:
+        write_out(out, manifest_text(manifest))
+    tell_disagreements(manifest)
+    return manifest
+
+
+def other_environment(python: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run the capture script by `python`; UsageError if that is not Python, ManifestError if it fails."""
+    from envbuild.manifest import read_manifest
+
+    version = _version(python)
+    if version is not None and version < _OLDEST_PYTHON:  # it would print a syntax error
+        what = "this is Python {}.{}, and capture needs 3.7 or later".format(*version)
+        raise UsageError(what, where=f"--python {python}", todo=_TODO)
+    with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
+        # Its folder becomes the first of sys.path, so it has nothing else.
+        path, out = Path(folder, "envbuild_capture.py"), Path(folder, "out", "manifest.json")
+        path.write_text(script(), encoding="utf-8")
+        try:
+            # sitecustomize may print to stdout; only this process reports Ctrl-C.
+            code = subprocess.run(
+                [python, str(path), "--out", str(out), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__ or subprocess.DEVNULL,
+                env=_environment(),
+                start_new_session=True,
+                check=False,
+            ).returncode
+        except OSError as error:
+            what = f"this interpreter cannot be run: {error.strerror}"
+            raise UsageError(what, where=f"--python {python}", todo=_TODO) from error
+        try:
+            data = out.read_bytes()  # whole or absent, so a crash at the interpreter's end costs nothing
+        except OSError as error:
+            raise _failed(python, version, code) from error
+    read_manifest(data, f"--python {python}")
+    environment: dict[str, Any] = json.loads(data)
+    return environment
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment without variables of envbuild's own interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
+    own = environment.get("VIRTUAL_ENV")
+    if own and Path(own).resolve() == Path(sys.prefix).resolve():  # `uv run` sets it
+        for name in ("VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT"):
+            environment.pop(name, None)
+    return environment
+
+
+def _failed(python: str, version: tuple[int, int] | None, code: int) -> EnvbuildError:
+    where = f"--python {python}"
+    if version is None and code == 0:
+        return UsageError("this program captured nothing: it is not Python", where=where, todo=_TODO)
+    if version is not None and code == UsageError.exit_code:
+        what = "capture refused the options; its message is above"
+        return UsageError(what, where=where, todo="see envbuild capture --help")
+    known = f"Python {version[0]}.{version[1]}" if version else "this program, which may be no Python,"
+    how = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
+    todo = "read its message above, and check that it runs: PYTHON -c pass"
+    return ManifestError(f"{known} could not capture its environment ({how})", where=where, todo=todo)
+
+
+def _version(python: str) -> tuple[int, int] | None:
+    null = subprocess.DEVNULL
+    try:
+        text = subprocess.run(
+            [python, "-c", _VERSION], stdin=null, stdout=-1, stderr=null, env=_environment(), timeout=10, check=False
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(rb"Python (\d+)\.(\d+)\s*\Z", text)
+    return (int(found[1]), int(found[2])) if found else None

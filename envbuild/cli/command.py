@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args, get_type_hints
@@ -22,6 +22,8 @@ WHAT, WHERE, HOW, ADVANCED = PANELS = ("What", "Where to", "How", "Advanced")
 """The panels of options in `--help`."""
 what_option, where_option, how_option, advanced_option = (partial(typer.Option, rich_help_panel=it) for it in PANELS)
 """`typer.Option` for each panel."""
+_OPTION: Final = "option"
+"""The key of a field's metadata where `option` keeps names and settings."""
 WORDS: Final = "envbuild.words"
 """Where the words after `--` are, in a context's meta."""
 _CONFIGURATION, _TABLES = "envbuild.configuration", "envbuild.tables"
@@ -132,11 +134,24 @@ def examples(*lines: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
+def option(
+    panel: str, text: str, metavar: str | None = None, *names: str, default: Any = None, **more: Any
+) -> Any:  # as `dataclasses.field`
+    """Declare an option, with its help, for `grouped`: as a field of a dataclass, or a parameter's default."""
+    settings = {"help": text or None, "metavar": metavar, "rich_help_panel": panel} | more
+    return field(default=default, metadata={_OPTION: (names, settings)})
+
+
+def flag(panel: str, text: str, *names: str) -> Any:
+    """Declare an option without a value, by default `--` and the field's name."""
+    return option(panel, text, None, *names, default=False)
+
+
 def grouped(*hidden: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the fields of its parameters that are dataclasses as options; those of `hidden` are not shown.
 
-    Each field has a default and is annotated as an option; field names are unique among all groups. The dataclasses are
-    plain, as frozen ones with eq and repr make `--help` 10 ms slower.
+    Each field has a default, and is annotated as an option or declared by `option` or `flag`; field names are unique
+    among all groups. The dataclasses are plain, as frozen ones with eq and repr make `--help` 10 ms slower.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -147,14 +162,16 @@ def grouped(*hidden: str) -> Callable[[Callable[..., None]], Callable[..., None]
             if kind := groups.get(parameter.name):
                 types = get_type_hints(kind, include_extras=True)
                 hide = parameter.name in hidden
-                parameters += [_option(field, types[field.name], hidden=hide) for field in fields(kind)]
+                parameters += [_option(it.name, types[it.name], it, hidden=hide) for it in fields(kind)]
+            elif isinstance(parameter.default, Field):
+                parameters.append(_option(parameter.name, hints[parameter.name], parameter.default))
             else:
                 parameters.append(parameter.replace(annotation=hints[parameter.name]))
 
         @wraps(command)
         def flat(**given: Any) -> None:
             for name, kind in groups.items():
-                given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+                given[name] = kind(**{it.name: given.pop(it.name) for it in fields(kind)})
             command(**given)
 
         flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -164,13 +181,18 @@ def grouped(*hidden: str) -> Callable[[Callable[..., None]], Callable[..., None]
     return decorate
 
 
-def _option(field: Field[Any], annotation: Any, *, hidden: bool) -> inspect.Parameter:
-    if hidden:
+def _option(name: str, annotation: Any, declared: Field[Any], *, hidden: bool = False) -> inspect.Parameter:
+    if _OPTION in declared.metadata:
+        type_, (names, settings) = annotation, declared.metadata[_OPTION]
+        if declared.default is False and not names:
+            names = (f"--{name.replace('_', '-')}",)
+        info = typer.Option(*names, **settings)
+    else:
         type_, info = get_args(annotation)
         info = copy(info)
-        info.hidden = True
-        annotation = Annotated[type_, info]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+    info.hidden = info.hidden or hidden
+    annotation = Annotated[type_, info]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=declared.default, annotation=annotation)
 
 
 def commands_of(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -32,7 +32,7 @@ from envbuild.cli import (
 )
 from envbuild.cli.command import App, RunCommand, examples, load_configuration
 from envbuild.cli.console import err, printable
-from envbuild.cli.github import annotate_error
+from envbuild.cli.summary import annotate_error
 from envbuild.errors import BuildError, EnvbuildError
 
 _NO_READER: Final = 1

@@ -130,7 +130,7 @@ def _converted(ctx: typer.Context, option: "Option", parameter: Any, raw: Any) -
 def _check_text(key: str, text: str) -> None:
     """Refuse what every command refuses that has an option of this name."""
     if key == "platform":
-        from envbuild.cli.references import machine_of
+        from envbuild.cli.arguments import machine_of
 
         for name in text.split(","):
             machine_of(name.strip() or None)

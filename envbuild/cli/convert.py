@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from envbuild.cli import records
-from envbuild.cli.command import grouped, what_option, where_option
+from envbuild.cli.arguments import read_run
+from envbuild.cli.command import WHAT, WHERE, grouped, option
 from envbuild.cli.console import Progress, check_stdout
 from envbuild.cli.options import FactOptions
 from envbuild.errors import UsageError
@@ -19,10 +19,8 @@ def run(
     ],
     *,
     options: FactOptions,
-    model: Annotated[str | None, what_option(help="Where the trained model is.", metavar="URI")] = None,
-    out: Annotated[
-        str | None, where_option(help="Write the manifest here, also gs://..., not to stdout.", metavar="FILE")
-    ] = None,
+    model: str | None = option(WHAT, "Where the trained model is.", "URI"),
+    out: str | None = option(WHERE, "Write the manifest here, also gs://..., not to stdout.", "FILE"),
 ) -> None:
     """Convert another tool's record to a manifest.
 
@@ -38,7 +36,7 @@ def run(
     except ValueError as error:
         raise UsageError(str(error), where="envbuild convert", todo="see envbuild convert --help") from error
     with Progress() as progress:
-        name, data = records.read_record(record, options.kind, records.given_facts(options, model), progress)
+        name, data, _ = read_run(record, progress, options, model)
     if out is None:
         typer.echo(data, nl=False)
         return

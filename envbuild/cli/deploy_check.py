@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envbuild.cli.command import how_option
+from envbuild.cli.arguments import machine_of
+from envbuild.cli.command import HOW, grouped, option
 from envbuild.cli.console import Progress, check_stdout, one_line
-from envbuild.cli.options import AsJson, MinimumRecord, Platform, Signed
-from envbuild.cli.order import check_not_empty
-from envbuild.cli.references import machine_of
+from envbuild.cli.options import AsJson, MinimumRecord, Platform, Signed, check_not_empty, read_reference
 from envbuild.cli.targets import kind_of, marks_of, proof_of, required_keys, signature_findings
 from envbuild.errors import UsageError, VerifyError
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from envbuild.verify.reports import Verdict
 
 
+@grouped()
 def run(
     model: Annotated[
         str, typer.Argument(help="The stamped model: gs://, a file or folder.", metavar="MODEL", show_default=False)
@@ -34,9 +34,7 @@ def run(
         typer.Argument(help="The image to deploy: NAME:TAG or NAME@DIGEST.", metavar="IMAGE", show_default=False),
     ],
     *,
-    policy: Annotated[
-        Path | None, how_option("--policy", help="Severities and accepted findings, as for verify.", metavar="FILE")
-    ] = None,
+    policy: Path | None = option(HOW, "Severities and accepted findings, as for verify.", "FILE"),
     signed: Signed = None,
     minimum_record: MinimumRecord = None,
     platform: Platform = None,
@@ -81,8 +79,6 @@ def run(
 
 
 def _reference(model: str, image: str) -> "Reference":
-    from envbuild.oci.reference import Reference, refuse_login
-
     check_not_empty({"MODEL": model, "IMAGE": image})
     kind, name = kind_of(model)
     if kind != "model":
@@ -94,17 +90,12 @@ def _reference(model: str, image: str) -> "Reference":
             what = "there is no such file or folder, and an image is not a model"
             todo = "give the stamped model first: its folder, one of its files, or gs://BUCKET/FOLDER"
         raise UsageError(what, where=f"MODEL {one_line(model)}", todo=todo)
-    refuse_login(image, "IMAGE")
     if marks_of(Path(image)) or os.path.isfile(image):  # noqa: PTH113 - raises nothing
         what = "this image is on this machine, and only one in a registry can be deployed"
         todo = "push it, and give HOST/NAME:TAG or HOST/NAME@sha256:...; `envbuild verify` compares it here"
         raise UsageError(what, where=f"IMAGE {one_line(image)}", todo=todo)
-    try:
-        return Reference.parse(image.removeprefix("image:").removeprefix("docker://"))
-    except ValueError as error:
-        todo = "give an image of a registry: HOST/NAME:TAG or HOST/NAME@sha256:..."
-        what = f"this image cannot be deployed: {error}"
-        raise UsageError(what, where=f"IMAGE {one_line(image)}", todo=todo) from error
+    todo = "give an image of a registry: HOST/NAME:TAG or HOST/NAME@sha256:..."
+    return read_reference(image.removeprefix("image:").removeprefix("docker://"), "IMAGE", todo)
 
 
 def _policy(path: Path | None) -> "Policy":

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from envbuild.cli.command import how_option, what_option, where_option
+from envbuild.cli.arguments import machine_of, read_lock, read_run
+from envbuild.cli.capture import capture_elsewhere
+from envbuild.cli.command import HOW, WHAT, WHERE, flag, grouped, option
 from envbuild.cli.console import Progress, check_stdout, printable
 from envbuild.cli.options import AsJson, Platform
-from envbuild.cli.references import machine_of, read_lock
 from envbuild.cli.targets import kind_of
 from envbuild.errors import UsageError, VerifyError
 
@@ -25,11 +26,6 @@ _FORMS = "An image (a reference, an OCI layout, an archive, docker-daemon:NAME),
 _MAX_PATH = 4096
 """linux/limits.h."""
 _KINDS = {"image": "images", "manifest": "manifests", "lock": "locks", "model": "models", "host": "hosts"}
-Ignore = Annotated[
-    list[str] | None,
-    how_option(help="Leave out matching paths and what is in them; * matches slashes too. Repeatable.", metavar="GLOB"),
-]
-Python = Annotated[str | None, what_option(help="For host: this interpreter, not envbuild's own.", metavar="PATH")]
 
 
 class Difference(Protocol):
@@ -72,21 +68,19 @@ class Facts:
     manifest: "TrainingManifest | None" = None
 
 
+@grouped()
 def run(
     a: Annotated[str, typer.Argument(help=f"{_FORMS}.", metavar="A")],
     b: Annotated[str, typer.Argument(help="Its later state; likewise.", metavar="B")],
     *,
-    files: Annotated[bool, where_option("--files", help="List every file that differs, and how.")] = False,
-    ignore: Ignore = None,
-    as_installed: Annotated[
-        bool,
-        how_option(
-            "--as-installed", help="Ignore what installers may differ in: bytecode, INSTALLER, and their RECORD."
-        ),
-    ] = False,
-    mtimes: Annotated[bool, how_option("--mtimes", help="Compare the times of files too.")] = False,
+    files: bool = flag(WHERE, "List every file that differs, and how."),
+    ignore: list[str] | None = option(
+        HOW, "Leave out matching paths and what is in them; * matches slashes too. Repeatable.", "GLOB"
+    ),
+    as_installed: bool = flag(HOW, "Ignore what installers may differ in: bytecode, INSTALLER, and their RECORD."),
+    mtimes: bool = flag(HOW, "Compare the times of files too."),
     platform: Platform = None,
-    python: Python = None,
+    python: str | None = option(WHAT, "For host: this interpreter, not envbuild's own.", "PATH"),
     as_json: AsJson = False,
 ) -> None:
     """Show the differences between two images, or two runs.
@@ -175,12 +169,10 @@ def _compare_facts(a: Argument, b: Argument, python: str | None, progress: Progr
 
 
 def _manifest_facts(name: str, progress: Progress) -> Facts:
-    from envbuild.cli.records import read_run
     from envbuild.diff.facts import describe_manifest
-    from envbuild.manifest.importers.environment import RecordOptions
     from envbuild.oci.digest import Digest
 
-    _, data, manifest = read_run(name, None, RecordOptions(), progress)
+    _, data, manifest = read_run(name, progress)
     return Facts(described=describe_manifest(manifest), digest=str(Digest.of(data)), manifest=manifest)
 
 
@@ -212,7 +204,6 @@ def _host_facts(name: str, python: str | None, others: "Sequence[TrainingManifes
     from envbuild.capture.files import manifest_text
     from envbuild.capture.options import merge_options
     from envbuild.capture.record import capture
-    from envbuild.cli.interpreter import capture_elsewhere
     from envbuild.diff.facts import describe_host
     from envbuild.manifest import read_manifest
 

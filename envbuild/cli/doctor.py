@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envbuild.cli.command import how_option
+from envbuild.cli.command import HOW, flag, grouped
 from envbuild.cli.console import check_stdout, printable
 from envbuild.cli.options import AsJson
 from envbuild.errors import MissingComponentError, UsageError, VerifyError
@@ -19,10 +19,10 @@ Targets = Annotated[
     list[str] | None,
     typer.Argument(help="Stamped models or images; by default this machine.", metavar="[MODEL|IMAGE...]"),
 ]
-Offline = Annotated[bool, how_option("--offline", help="Use no network.")]
 
 
-def run(targets: Targets = None, *, offline: Offline = False, as_json: AsJson = False) -> None:
+@grouped()
+def run(targets: Targets = None, *, offline: bool = flag(HOW, "Use no network."), as_json: AsJson = False) -> None:
     """Check this machine, or the images of stamped models.
 
     Whether this machine lacks anything, or whether the images exist and will stay. One line for each check, with

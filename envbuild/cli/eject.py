@@ -5,16 +5,17 @@ from typing import Annotated
 
 import typer
 
-from envbuild.cli.command import how_option
+from envbuild.cli.command import HOW, flag, grouped
 from envbuild.cli.console import Progress, check_stdout
-from envbuild.cli.order import check_not_empty
+from envbuild.cli.options import check_not_empty
 from envbuild.errors import UsageError
 
 
+@grouped()
 def run(
     folder: Annotated[str, typer.Argument(help="Where to write them.", metavar="DIR")] = "templates",
     *,
-    force: Annotated[bool, how_option("--force", help="Overwrite changed templates.")] = False,
+    force: bool = flag(HOW, "Overwrite changed templates."),
 ) -> None:
     """Write the templates of the build context into a folder.
 

@@ -1,22 +1,27 @@
 """`envbuild from-manifest`: from a training run's manifest to an image and a stamped model."""
 
 import json
-import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from envbuild.cli.command import advanced_option, grouped
+from envbuild.cli.arguments import read_run, report_changes, report_decisions
+from envbuild.cli.command import ADVANCED, grouped, option
 from envbuild.cli.console import Progress, check_stdout
-from envbuild.cli.github import report_result
-from envbuild.cli.options import FactOptions, ImageOptions, LockOptions, Manifest
-from envbuild.cli.order import BuilderOptions, CloudOptions, OrderOptions
-from envbuild.cli.records import report_changes
+from envbuild.cli.options import (
+    BuilderOptions,
+    CloudOptions,
+    FactOptions,
+    ImageOptions,
+    LockOptions,
+    Manifest,
+    OrderOptions,
+)
 from envbuild.cli.serve import ServeOptions, make_serving_image
-from envbuild.cli.summary import reference, result, summary
+from envbuild.cli.summary import reference, report_result, result, summary
 from envbuild.cli.targets import check_key
 from envbuild.errors import UsageError
 
@@ -25,9 +30,6 @@ if TYPE_CHECKING:
 
     from envbuild.build import Order, Plan
 
-_DIGEST = re.compile(r"sha256:([0-9a-f]{12})[0-9a-f]{52}")
-"""Shortened for people; --json has it whole."""
-
 RoleName = Literal["train", "serve"]
 
 
@@ -35,7 +37,7 @@ RoleName = Literal["train", "serve"]
 def run(
     manifest: Manifest,
     *,
-    role: Annotated[RoleName, advanced_option(help="serve: the same as envbuild serve.", hidden=True)] = "train",
+    role: RoleName = option(ADVANCED, "serve: the same as envbuild serve.", default="train", hidden=True),
     serving: ServeOptions,
     record: FactOptions,
     image: ImageOptions,
@@ -60,7 +62,8 @@ def run(
         if image.stamp_anyway and image.stamp is None:
             todo = "give --stamp MODEL_URI too, or leave it out"
             raise UsageError("no model is stamped", where="--stamp-anyway", todo=todo)
-        order = options.order(*options.read(manifest, progress))
+        name, data, _ = read_run(manifest, progress, record)
+        order = options.order(name, data)
         order = replace(order, continued=(image.signed,) if image.signed is not None else ())
         _build(order, progress, dry_run=image.dry_run, as_json=image.as_json)
 
@@ -91,7 +94,10 @@ def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) 
     started = time.monotonic()
     plans = make_plans(order)
     for plan in plans:
-        _report_plan(plan, progress)
+        report_decisions(plan.stack, progress)
+        for line in plan.unserved:
+            progress.warn(f"{line}; it has to be built (--build) or given (--find-links DIR)")
+        report_changes(plan.stack, progress)
     if dry_run and order.cloud and not as_json:
         from envbuild.build.cloud import printed_yaml
 
@@ -109,18 +115,6 @@ def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) 
     value = result(outcome, time.monotonic() - started)
     report_result(value)
     typer.echo(json.dumps(value, indent=2) if as_json else reference(outcome))
-
-
-def _report_plan(plan: "Plan", progress: Progress) -> None:
-    stack = plan.stack
-    progress.step(f"{stack.title} on Python {stack.python}, {stack.variant}")
-    for decision in stack.decisions:
-        source = _DIGEST.sub(r"sha256:\1...", decision.source)
-        report = progress.warn if decision.warning else progress.note
-        report(f"{decision.what}: {decision.value} - {decision.reason} [{source}]")
-    for line in plan.unserved:
-        progress.warn(f"{line}; it has to be built (--build) or given (--find-links DIR)")
-    report_changes(stack, progress)
 
 
 def _print_plans(plans: "Sequence[Plan]", *, as_json: bool) -> None:

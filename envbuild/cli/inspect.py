@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbuild.cli.command import what_option
+from envbuild.cli.command import WHAT, flag, grouped
 from envbuild.cli.console import Progress, check_stdout, printable
 from envbuild.cli.options import AsJson, MinimumRecord, Signed
 from envbuild.errors import StampError
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 _SIGNED = {True: "signed by the key", False: "not signed", None: "signed; --signed KEY checks by whom"}
 
 
+@grouped()
 def run(
     model: Annotated[str, typer.Argument(help="A stamped model: gs://..., a folder, or a file.", metavar="MODEL")],
     *,
-    history: Annotated[
-        bool, what_option("--history", help="Show all records, the newest first, and their changes.")
-    ] = False,
+    history: bool = flag(WHAT, "Show all records, the newest first, and their changes."),
     signed: Signed = None,
     minimum_record: MinimumRecord = None,
     as_json: AsJson = False,

@@ -42,11 +42,11 @@ def run(ctx: typer.Context, target: Target, *, options: LocalOptions) -> None:
         todo = "change into a folder that exists: the command works in it"
         raise UsageError("the current folder has been removed", where="the current folder", todo=todo) from error
     if options.venv is not None:
-        from envbuild.cli.local_venv import run_in_venv
+        from envbuild.cli.local_run import run_in_venv
 
         code = run_in_venv(target, command, options, options.venv)
     else:
-        from envbuild.cli.local_container import run_in_container
+        from envbuild.cli.local_run import run_in_container
 
         code = run_in_container(target, command, options)
     if code:

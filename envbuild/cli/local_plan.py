@@ -4,11 +4,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from envbuild.cli.command import advanced_option, how_option, what_option, where_option
+from envbuild.cli.arguments import read_run
+from envbuild.cli.command import ADVANCED, HOW, WHAT, WHERE, flag, option
 from envbuild.cli.console import Progress, one_line, printable
 from envbuild.cli.options import FindLinks, MinimumRecord, Offline, Signed, VariantName
 from envbuild.cli.targets import kind_of, proof_of
@@ -30,63 +31,41 @@ CheckName = Literal["strict", "warn", "off"]
 class LocalOptions:
     """The options of `envbuild local`."""
 
-    variant: Annotated[VariantName, what_option(help="auto: what this machine can run, the stamped one if it can.")] = (
-        "auto"
+    variant: VariantName = option(WHAT, "auto: what this machine can run, the stamped one if it can.", default="auto")
+    base: str | None = option(
+        ADVANCED, "The base of an image that has to be built; by default the recorded one.", "REF"
     )
-    base: Annotated[
-        str | None,
-        advanced_option(help="The base of an image that has to be built; by default the recorded one.", metavar="REF"),
-    ] = None
     find_links: FindLinks = None
     offline: Offline = False
     signed: Signed = None
     minimum_record: MinimumRecord = None
-    venv: Annotated[
-        Path | None, where_option(help="Make a virtual environment there instead; needs no engine.", metavar="DIR")
-    ] = None
-    jupyter: Annotated[bool, what_option("--jupyter", help="Start a notebook server, apart from the environment.")] = (
-        False
+    venv: Path | None = option(WHERE, "Make a virtual environment there instead; needs no engine.", "DIR")
+    jupyter: bool = flag(WHAT, "Start a notebook server, apart from the environment.")
+    golden: bool = flag(WHAT, "Run the golden sample, and print the largest difference of predictions.")
+    devcontainer: bool = flag(WHERE, "Write .devcontainer/devcontainer.json, and start nothing.")
+    compose: bool = flag(WHERE, "Write compose.yaml, and start nothing.")
+    dry_run: bool = flag(HOW, "Print the plan, and stop before any download.")
+    as_json: bool = flag(WHERE, "With --dry-run or --golden, print one JSON object.", "--json")
+    env: list[str] | None = option(
+        HOW, "A variable; without =VALUE, this shell's; repeatable.", "NAME[=VALUE]", "--env", "-e"
     )
-    golden: Annotated[
-        bool, what_option("--golden", help="Run the golden sample, and print the largest difference of predictions.")
-    ] = False
-    devcontainer: Annotated[
-        bool, where_option("--devcontainer", help="Write .devcontainer/devcontainer.json, and start nothing.")
-    ] = False
-    compose: Annotated[bool, where_option("--compose", help="Write compose.yaml, and start nothing.")] = False
-    dry_run: Annotated[bool, how_option("--dry-run", help="Print the plan, and stop before any download.")] = False
-    as_json: Annotated[bool, where_option("--json", help="With --dry-run or --golden, print one JSON object.")] = False
-    env: Annotated[
-        list[str] | None,
-        how_option("--env", "-e", help="A variable; without =VALUE, this shell's; repeatable.", metavar="NAME[=VALUE]"),
-    ] = None
-    env_file: Annotated[
-        list[Path] | None,
-        how_option(help="Variables from this file, such as .env; none is read by default. Repeatable.", metavar="FILE"),
-    ] = None
-    data: Annotated[
-        list[str] | None,
-        how_option(
-            help="Where data is here: gs://bucket/path=./folder is seen at /gcs/bucket/path; :rw after the path lets "
-            "it be written, ,unsafe allows home and system folders. Repeatable.",
-            metavar="URI=PATH",
-        ),
-    ] = None
-    yes_data: Annotated[
-        bool, how_option("--yes-data", help="Mount the run's data below this folder, at the same path.")
-    ] = False
-    with_adc: Annotated[
-        bool, how_option("--with-adc", help="Let the container read your Application Default Credentials.")
-    ] = False
-    check: Annotated[CheckName, how_option(help="What a broken contract does, before the start and inside.")] = "strict"
-    port: Annotated[
-        list[str] | None,
-        how_option("--port", "-p", help="A port: HOST:CONTAINER, or one number for both; repeatable.", metavar="PORT"),
-    ] = None
-    shm_size: Annotated[str | None, advanced_option(help="Size of /dev/shm, such as 2GB.", metavar="SIZE")] = None
-    gpus: Annotated[
-        str | None, how_option(help="all, none, or the GPUs by index or UUID with commas.", metavar="GPUS")
-    ] = None
+    env_file: list[Path] | None = option(
+        HOW, "Variables from this file, such as .env; none is read by default. Repeatable.", "FILE"
+    )
+    data: list[str] | None = option(
+        HOW,
+        "Where data is here: gs://bucket/path=./folder is seen at /gcs/bucket/path; :rw after the path lets "
+        "it be written, ,unsafe allows home and system folders. Repeatable.",
+        "URI=PATH",
+    )
+    yes_data: bool = flag(HOW, "Mount the run's data below this folder, at the same path.")
+    with_adc: bool = flag(HOW, "Let the container read your Application Default Credentials.")
+    check: CheckName = option(HOW, "What a broken contract does, before the start and inside.", default="strict")
+    port: list[str] | None = option(
+        HOW, "A port: HOST:CONTAINER, or one number for both; repeatable.", "PORT", "--port", "-p"
+    )
+    shm_size: str | None = option(ADVANCED, "Size of /dev/shm, such as 2GB.", "SIZE")
+    gpus: str | None = option(HOW, "all, none, or the GPUs by index or UUID with commas.", "GPUS")
 
     def building(self) -> "Building":
         """Return how an image that is missing is built."""
@@ -163,11 +142,7 @@ def _subject(
 
             return subject_of_model(read_model(name, proof), name)
         case "manifest":
-            from envbuild.cli.records import read_run
-            from envbuild.manifest.importers.environment import RecordOptions
-
-            called, data, manifest = read_run(name, None, RecordOptions(), progress)
-            return subject_of_manifest(called, data, manifest)
+            return subject_of_manifest(*read_run(name, progress))
         case "image":
             from envbuild.local.subject import side_of_named
 

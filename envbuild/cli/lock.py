@@ -4,14 +4,14 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envbuild.cli import records
-from envbuild.cli.command import advanced_option, grouped, what_option, where_option
+from envbuild.cli.arguments import read_run, report_changes
+from envbuild.cli.command import ADVANCED, WHAT, WHERE, grouped, option
 from envbuild.cli.console import Progress, check_stdout
-from envbuild.cli.options import AsJson, FactOptions, LockOptions, Manifest, RunPlatform
+from envbuild.cli.options import AsJson, FactOptions, LockOptions, Manifest
 from envbuild.errors import UsageError, counted
 
 if TYPE_CHECKING:
@@ -20,34 +20,25 @@ if TYPE_CHECKING:
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match.stack import Stack
 
-Out = Annotated[Path, where_option(help="Write requirements.txt and pylock.toml here.", metavar="DIR", file_okay=False)]
-
 
 @grouped()
 def run(
     manifest: Manifest,
     *,
-    out: Out = Path("envbuild-lock"),
-    platform: RunPlatform = None,
-    base: Annotated[
-        str | None, what_option(help="Lock for the Python and glibc of this base, as in from-manifest.", metavar="REF")
-    ] = None,
-    glibc: Annotated[
-        str | None, advanced_option(help="Lock for this glibc; by default the base's.", metavar="2.N")
-    ] = None,
+    out: Path = option(
+        WHERE, "Write requirements.txt and pylock.toml here.", "DIR", default=Path("envbuild-lock"), file_okay=False
+    ),
+    platform: str | None = option(WHAT, "linux/amd64 or linux/arm64; by default the run's.", "PLATFORM"),
+    base: str | None = option(WHAT, "Lock for the Python and glibc of this base, as in from-manifest.", "REF"),
+    glibc: str | None = option(ADVANCED, "Lock for this glibc; by default the base's.", "2.N"),
     locks: LockOptions,
-    download: Annotated[
-        Path | None,
-        where_option(help="Put all wheels into this folder, for --find-links.", metavar="DIR", file_okay=False),
-    ] = None,
-    upgrade_package: Annotated[
-        list[str] | None,
-        what_option(help="Take a newer release, and move what has to follow; repeatable.", metavar="NAME[==V]"),
-    ] = None,
-    extra: Annotated[
-        list[str] | None,
-        what_option(help="Add this and what it needs, and change no version; repeatable.", metavar="REQUIREMENT"),
-    ] = None,
+    download: Path | None = option(WHERE, "Put all wheels into this folder, for --find-links.", "DIR", file_okay=False),
+    upgrade_package: list[str] | None = option(
+        WHAT, "Take a newer release, and move what has to follow; repeatable.", "NAME[==V]"
+    ),
+    extra: list[str] | None = option(
+        WHAT, "Add this and what it needs, and change no version; repeatable.", "REQUIREMENT"
+    ),
     record: FactOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -63,8 +54,8 @@ def run(
     started = time.monotonic()
     _check(out, download, {"--extra": extra, "--upgrade-package": upgrade_package})
     with Progress() as progress:
-        read = records.read_record(manifest, record.kind, records.given_facts(record), progress)
-        had, stack, base_glibc = _decide(read, locks, platform)
+        had = read_run(manifest, progress, record)[2]
+        stack, base_glibc = _decide(had, locks, platform)
         options = Options(
             cache=cache_folder(),
             resolver=locks.resolver,
@@ -78,7 +69,7 @@ def run(
         )
         for decision in (it for it in stack.decisions if it.warning):
             progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
-        records.report_changes(stack, progress)
+        report_changes(stack, progress)
         target = _target(stack, base, base_glibc, glibc, options.cache, progress)
         locked = _lock(had, stack, target, options, out, download, progress, identical=locks.require_identical)
         if options.raise_glibc:
@@ -103,12 +94,12 @@ def _check(out: Path, download: Path | None, given: Mapping[str, Iterable[str] |
     from envbuild.files import check_stageable
 
     check_stdout()
-    for option, text in ((option, text) for option, texts in given.items() for text in texts or ()):
+    for name, text in ((name, text) for name, texts in given.items() for text in texts or ()):
         try:
             Requirement(text)
         except InvalidRequirement as error:
-            todo = f"give a name, with a version where it matters: {option} 'fastapi==0.115.0'"
-            raise UsageError(f"not a requirement: {error}", where=f"{option} {text}", todo=todo) from error
+            todo = f"give a name, with a version where it matters: {name} 'fastapi==0.115.0'"
+            raise UsageError(f"not a requirement: {error}", where=f"{name} {text}", todo=todo) from error
     check_stageable(out, "--out")
     if download is not None and not download.is_dir():  # one that is whole already need not be writable
         check_stageable(download, "--download")
@@ -147,19 +138,14 @@ def _lock(
     return locked
 
 
-def _decide(
-    record: tuple[str, bytes], locks: LockOptions, platform: str | None
-) -> "tuple[TrainingManifest, Stack, str | None]":
-    """Return the manifest, its stack, and the glibc of the stack's base, where that is known."""
+def _decide(manifest: "TrainingManifest", locks: LockOptions, platform: str | None) -> "tuple[Stack, str | None]":
+    """Return the stack of a run, and the glibc of the stack's base, where that is known."""
     from envbuild.files import data_folder
-    from envbuild.manifest import read_manifest
     from envbuild.match.match import match
     from envbuild.match.profiles import FRAMEWORKS, load_profiles
     from envbuild.match.run import frameworks_of
     from envbuild.match.stack import pairs_of
 
-    name, data = record
-    manifest = read_manifest(data, name)
     overrides = pairs_of(locks.set_ or ())
     # Any framework may know the pins of a CUDA of --set.
     profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if overrides else frameworks_of(manifest))
@@ -173,7 +159,7 @@ def _decide(
         exclude_newer=locks.exclude_newer,
         drop=locks.drop or (),
     )
-    return manifest, stack, profiles.glibc_of(stack.base)
+    return stack, profiles.glibc_of(stack.base)
 
 
 def _target(

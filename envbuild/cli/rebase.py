@@ -7,33 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbuild.cli.command import what_option, where_option
+from envbuild.cli.arguments import base_named_by, base_of, check_place, machine_of, read_lock
+from envbuild.cli.command import WHAT, WHERE, grouped, option, what_option
 from envbuild.cli.console import Progress, check_stdout
-from envbuild.cli.options import AsJson, CreateRepository, Platform
-from envbuild.cli.references import base_named_by, base_of, check_place, machine_of, read_lock, repository
+from envbuild.cli.options import AsJson, CreateRepository, Platform, read_reference, repository
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.image.rebase import Rebased
     from envbuild.oci.reference import Reference
 
-Push = Annotated[
-    str | None, where_option(help="Push it there; by default to its own repository.", metavar="REPO[:TAG]")
-]
 
-
+@grouped()
 def run(
     image: Annotated[str, typer.Argument(help="An image that envbuild pushed.", metavar="IMAGE")],
     *,
     base: Annotated[str, what_option("--base", help="The new base, as in from-manifest.", metavar="REF")],
-    old_base: Annotated[
-        str | None, what_option(help="The image's base, if its annotations do not name it.", metavar="REF")
-    ] = None,
-    lock: Annotated[
-        Path | None,
-        what_option("--lock", help="The image's pylock.toml: then the result has its environment id.", metavar="FILE"),
-    ] = None,
-    push: Push = None,
+    old_base: str | None = option(WHAT, "The image's base, if its annotations do not name it.", "REF"),
+    lock: Path | None = option(WHAT, "The image's pylock.toml: then the result has its environment id.", "FILE"),
+    push: str | None = option(WHERE, "Push it there; by default to its own repository.", "REPO[:TAG]"),
     create_repository: CreateRepository = False,
     platform: Platform = None,
     as_json: AsJson = False,
@@ -70,16 +62,12 @@ def run(
 
 
 def _image(text: str) -> "Reference":
-    from envbuild.oci.reference import Reference, exists
+    from envbuild.oci.reference import exists
 
     if exists(text):
         todo = f"push it to a registry, and give its name there; a registry's image of this name is docker://{text}"
         raise UsageError("only an image in a registry can be rebased", where=f"IMAGE {text}", todo=todo)
-    try:
-        return Reference.parse(text.removeprefix("docker://"))
-    except ValueError as error:
-        todo = "give the reference of an image in a registry"
-        raise UsageError(f"not an image reference: {error}", where=f"IMAGE {text}", todo=todo) from error
+    return read_reference(text.removeprefix("docker://"), "IMAGE", "give the reference of an image in a registry")
 
 
 def _pushed(rebased: "Rebased", source: "Reference", target: "Reference", progress: Progress) -> dict[str, Any]:

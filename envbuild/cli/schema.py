@@ -1,17 +1,15 @@
 """`envbuild schema`: the JSON schemas of the training manifest and of the record on a model."""
 
 from importlib import resources
-from typing import Annotated
 
 import typer
 
-from envbuild.cli.command import what_option
+from envbuild.cli.command import WHAT, flag, grouped
 from envbuild.cli.console import check_stdout
 
-Record = Annotated[bool, what_option("--record", help="Print the schema of a stamp record instead.")]
 
-
-def run(*, record: Record = False) -> None:
+@grouped()
+def run(*, record: bool = flag(WHAT, "Print the schema of a stamp record instead.")) -> None:
     """Print the JSON schema of manifests or stamp records."""
     check_stdout()
     package = "envbuild.stamp" if record else "envbuild.manifest"

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from envbuild.cli.command import grouped, how_option, what_option, where_option
+from envbuild.cli.arguments import read_run
+from envbuild.cli.command import HOW, WHAT, WHERE, flag, grouped, option
 from envbuild.cli.console import Progress, check_stdout, one_line
-from envbuild.cli.github import report_result, serving_rows
-from envbuild.cli.options import FactOptions, ImageOptions, LockOptions
-from envbuild.cli.order import OrderOptions, check_not_empty
-from envbuild.cli.summary import plan_lines, serving_plan, serving_reference, serving_result, serving_summary
+from envbuild.cli.options import FactOptions, ImageOptions, LockOptions, OrderOptions, check_not_empty
+from envbuild.cli.summary import (
+    plan_lines,
+    report_result,
+    serving_plan,
+    serving_reference,
+    serving_result,
+    serving_rows,
+    serving_summary,
+)
 from envbuild.cli.targets import IMAGES, check_key, kind_of, marks_of
 from envbuild.errors import UsageError
 
@@ -37,36 +44,23 @@ Model = Annotated[
 class ServeOptions:
     """What is put on top of the training image, and how it is tested."""
 
-    server: Annotated[
-        ServerName | None,
-        what_option(help="fastapi is installed; the others bring their own runtime, which is checked."),
-    ] = None
-    server_version: Annotated[
-        str | None, what_option(help="The release of tf-serving or triton.", metavar="VERSION")
-    ] = None
-    server_image: Annotated[
-        str | None, what_option(help="The image of tf-serving or triton; stamped by digest.", metavar="REF")
-    ] = None
-    extra: Annotated[
-        list[str] | None,
-        what_option(help="Add this and what it needs, and change no version; repeatable.", metavar="REQUIREMENT"),
-    ] = None
-    app: Annotated[Path | None, what_option(help="Put the files of this folder into /app.", metavar="DIR")] = None
-    cmd: Annotated[
-        str | None, what_option(help="The command that the image starts, as for a shell.", metavar="COMMAND")
-    ] = None
-    embed_model: Annotated[bool, what_option("--embed-model", help="Put the model into /model, each file checked.")] = (
-        False
+    server: ServerName | None = option(
+        WHAT, "fastapi is installed; the others bring their own runtime, which is checked."
     )
-    slim: Annotated[bool, how_option("--slim", help="Leave out what only training needs.")] = False
-    gate: Annotated[GateName, how_option(help="Test the image before it is pushed; auto: if there is an engine.")] = (
-        "auto"
+    server_version: str | None = option(WHAT, "The release of tf-serving or triton.", "VERSION")
+    server_image: str | None = option(WHAT, "The image of tf-serving or triton; stamped by digest.", "REF")
+    extra: list[str] | None = option(
+        WHAT, "Add this and what it needs, and change no version; repeatable.", "REQUIREMENT"
     )
-    no_stamp: Annotated[bool, where_option("--no-stamp", help="Do not stamp the model.")] = False
-    parent_key: Annotated[
-        str | None,
-        how_option(help="The public key that signed the training image; by default --sign's own.", metavar="KEY"),
-    ] = None
+    app: Path | None = option(WHAT, "Put the files of this folder into /app.", "DIR")
+    cmd: str | None = option(WHAT, "The command that the image starts, as for a shell.", "COMMAND")
+    embed_model: bool = flag(WHAT, "Put the model into /model, each file checked.")
+    slim: bool = flag(HOW, "Leave out what only training needs.")
+    gate: GateName = option(HOW, "Test the image before it is pushed; auto: if there is an engine.", default="auto")
+    no_stamp: bool = flag(WHERE, "Do not stamp the model.")
+    parent_key: str | None = option(
+        HOW, "The public key that signed the training image; by default --sign's own.", "KEY"
+    )
 
 
 @grouped()
@@ -118,7 +112,9 @@ def _order(target: str, serving: ServeOptions, options: OrderOptions, progress: 
         where = f"--template {options.builder.template}, --role serve"
         raise UsageError("a serving image has no build context", where=where, todo="leave it out")
     model = _model(target, options)
-    name, data = (model, b"") if model else options.read(target if target == "-" else kind_of(target)[1], progress)
+    name, data = model or "", b""
+    if model is None:
+        name, data, _ = read_run(target if target == "-" else kind_of(target)[1], progress, options.record)
     _check_stamp(model, serving, options.image)
     _check_parent_key(model, serving.parent_key)
     order = options.order(name, data)

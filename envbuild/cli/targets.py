@@ -1,13 +1,16 @@
 """The targets of a command: the kind of an argument, its facts, and the keys that have to have signed it."""
 
+import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
+from envbuild.cli.arguments import read_lock, read_run
+from envbuild.cli.capture import other_environment
 from envbuild.cli.console import Progress, one_line
 from envbuild.errors import UsageError
 
@@ -139,14 +142,11 @@ class TargetReader:
             case "image":
                 return self._image(name)
             case "manifest":
-                from envbuild.cli.records import read_run
-                from envbuild.manifest.importers.environment import RecordOptions
                 from envbuild.verify.sources.manifest import side_of_manifest
 
-                _, _, manifest = read_run(name, None, RecordOptions(), self.progress)
+                manifest = read_run(name, self.progress)[2]
                 return Target(side=side_of_manifest(manifest, name), manifest=manifest)
             case "lock":
-                from envbuild.cli.references import read_lock
                 from envbuild.verify.sources.manifest import side_of_lock
 
                 return Target(side=side_of_lock(read_lock(Path(name), ""), name))
@@ -155,9 +155,9 @@ class TargetReader:
 
                 return Target(side=side_of_context(Path(name), name), folder=Path(name))
             case "host":
-                from envbuild.verify.sources.host import side_of_host
+                from envbuild.verify.sources.host import side_of_host, visible
 
-                return Target(side=side_of_host(self._environment(), contract, visible=_visible))
+                return Target(side=side_of_host(self._environment(), contract, visible=visible))
 
     def _image(self, name: str) -> "Target":
         from envbuild.diff.images import open_image
@@ -173,33 +173,10 @@ class TargetReader:
     def _environment(self) -> "TrainingManifest | None":
         if self.python is None:
             return None
-        import json
-
-        from envbuild.capture import script
-        from envbuild.cli.interpreter import other_environment
         from envbuild.manifest import read_manifest
 
-        facts = other_environment(self.python, script(), ())
+        facts = other_environment(self.python, ())
         return read_manifest(json.dumps(facts).encode(), f"--python {self.python}")
-
-
-def _visible(uri: str) -> bool | None:
-    from envbuild.verify.sources.host import visible
-
-    return visible(uri)
-
-
-def _reference(name: str) -> "Reference | None":
-    """Return an image's name in a registry; None for one on this machine."""
-    from envbuild.oci.reference import Reference, exists
-
-    plain = name.removeprefix("docker://")
-    if plain == name and exists(name.rpartition("@")[0] or name):
-        return None
-    try:
-        return Reference.parse(plain)
-    except ValueError:
-        return None
 
 
 def required_keys(signed: str | None, listed: tuple[str, ...]) -> tuple[str, ...]:
@@ -235,10 +212,11 @@ def proof_of(keys: Sequence[str], minimum: int | None) -> "Proof | None":
 
 def check_key(key: str | None) -> None:
     """Refuse anything but a public key, before any work; a key of Cloud KMS is read when it is needed."""
-    from envbuild.verify.registries import check_public_key
+    if key is None:
+        return
+    from envbuild.verify.registries import check_public_key  # imports an HTTP library
 
-    if key is not None:
-        check_public_key(key)
+    check_public_key(key)
 
 
 def check_signable(targets: Sequence[str]) -> None:
@@ -263,13 +241,19 @@ def signature_findings(
 
 def references_of(targets: Sequence[str]) -> "dict[str, Reference]":
     """Return the images among the targets that are in registries."""
+    images = ((text, kind_of(text)) for text in targets)
+    found = ((text, _reference(name)) for text, (kind, name) in images if kind == "image")
+    return {text: reference for text, reference in found if reference}
+
+
+def _reference(name: str) -> "Reference | None":
+    """Return an image's name in a registry; None for one on this machine."""
     from envbuild.oci.reference import Reference, exists
 
-    found: dict[str, Reference] = {}
-    for text in targets:
-        kind, name = kind_of(text)
-        plain = name.removeprefix("docker://")
-        if kind == "image" and (plain != name or not exists(name.rpartition("@")[0] or name)):
-            with suppress(ValueError):  # docker-daemon:NAME, and what else is no reference
-                found[text] = Reference.parse(plain)
-    return found
+    plain = name.removeprefix("docker://")
+    if plain == name and exists(name.rpartition("@")[0] or name):
+        return None
+    try:
+        return Reference.parse(plain)
+    except ValueError:  # docker-daemon:NAME, and what else is no reference
+        return None

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from envbuild.cli.command import grouped, how_option, what_option, where_option
+from envbuild.cli.arguments import base_named_by, base_of, machine_of, read_lock, read_run
+from envbuild.cli.command import HOW, WHAT, WHERE, flag, grouped, option
 from envbuild.cli.console import Progress, check_stdout, one_line
 from envbuild.cli.options import AsJson, CudaSource, MinimumRecord, Platform, Set, Signed
-from envbuild.cli.references import base_named_by, base_of, machine_of, read_lock
 from envbuild.cli.targets import (
     FORMS,
     TargetReader,
@@ -54,49 +54,28 @@ _NO_IMAGE = ("docker-daemon:", "docker-archive:", "oci-archive:")
 class VerifyOptions:
     """The options of `envbuild verify`."""
 
-    lock: Annotated[
-        Path | None,
-        what_option("--lock", help="Compare one image with the pylock.toml that it was built from.", metavar="FILE"),
-    ] = None
-    manifest: Annotated[
-        str | None,
-        what_option(
-            help="With --lock, the run's manifest: check its stack and its CUDA libraries too.", metavar="FILE"
-        ),
-    ] = None
-    base: Annotated[
-        str | None,
-        what_option(help="With --lock, the image's base, if its annotations do not name it.", metavar="REF"),
-    ] = None
+    lock: Path | None = option(WHAT, "Compare one image with the pylock.toml that it was built from.", "FILE")
+    manifest: str | None = option(
+        WHAT, "With --lock, the run's manifest: check its stack and its CUDA libraries too.", "FILE"
+    )
+    base: str | None = option(WHAT, "With --lock, the image's base, if its annotations do not name it.", "REF")
     cuda_source: CudaSource = "auto"
     set_: Set = None
-    deep: Annotated[
-        bool,
-        how_option("--deep", help="With --lock: fetch every wheel, and make every layer and the image manifest again."),
-    ] = False
-    golden: Annotated[bool, what_option("--golden", help="Check that the run recorded a golden sample.")] = False
-    run_: Annotated[
-        bool,
-        how_option(
-            "--run",
-            help="With --golden, run the model on the sample: in the given images and by --python; else in the stamped "
-            "images.",
-        ),
-    ] = False
-    python: Annotated[
-        str | None,
-        what_option(help="For host: the environment of this interpreter, besides the machine.", metavar="PATH"),
-    ] = None
+    deep: bool = flag(HOW, "With --lock: fetch every wheel, and make every layer and the image manifest again.")
+    golden: bool = flag(WHAT, "Check that the run recorded a golden sample.")
+    run_: bool = flag(
+        HOW,
+        "With --golden, run the model on the sample: in the given images and by --python; else in the stamped images.",
+        "--run",
+    )
+    python: str | None = option(WHAT, "For host: the environment of this interpreter, besides the machine.", "PATH")
     platform: Platform = None
     signed: Signed = None
     minimum_record: MinimumRecord = None
-    policy: Annotated[
-        Path | None, how_option("--policy", help="Severities by rule, and accepted findings.", metavar="FILE")
-    ] = None
-    form: Annotated[
-        FormName | None,
-        where_option("--format", help="The output, by default text; sarif and junit are for CI.", show_default=False),
-    ] = None
+    policy: Path | None = option(HOW, "Severities by rule, and accepted findings.", "FILE")
+    form: FormName | None = option(
+        WHERE, "The output, by default text; sarif and junit are for CI.", None, "--format", show_default=False
+    )
     as_json: AsJson = False
 
 
@@ -227,12 +206,10 @@ def _run(options: VerifyOptions, progress: Progress) -> "Run | None":
     """Read the run's record for --lock."""
     if options.manifest is None:
         return None
-    from envbuild.cli.records import read_record
-    from envbuild.manifest.importers.environment import RecordOptions
     from envbuild.match.stack import pairs_of
     from envbuild.verify.image import Run
 
-    name, data = read_record(options.manifest, None, RecordOptions(), progress)
+    name, data, _ = read_run(options.manifest, progress)
     return Run(manifest=data, name=name, cuda_source=options.cuda_source, overrides=pairs_of(options.set_ or ()))
 
 

@@ -14,14 +14,16 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
-
-import docker
 
 from envbuild.engine.transcript import Request, Transcript
 from envbuild.errors import MissingComponentError
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings
+
+if TYPE_CHECKING:
+    import docker
 
 Process = Callable[..., AbstractContextManager["subprocess.Popen[bytes]"]]
 """Starts a program, and ends it when the block ends."""
@@ -64,7 +66,7 @@ def require_buildx(client: Client | None, name: str) -> Client:
     return client
 
 
-def require_buildkit(engine: docker.DockerClient, instead: str) -> Client:
+def require_buildkit(engine: "docker.DockerClient", instead: str) -> Client:
     """Return a docker command that builds by the engine's BuildKit (Docker 18.09, API 1.39); MissingComponentError.
 
     `instead` is what the user can do without one.

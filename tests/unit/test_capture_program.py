@@ -17,8 +17,8 @@ from typer.main import get_command
 from envbuild.capture import capture, script
 from envbuild.capture.disagreements import tell_disagreements
 from envbuild.capture.record import is_chief, keras_callback
+from envbuild.cli.capture import other_environment
 from envbuild.cli.commands import app
-from envbuild.cli.interpreter import other_environment
 from envbuild.manifest import read_manifest
 from tests.fakes.gcs import FakeGcs
 from tests.unit.capturing import Environment, script_path
@@ -442,12 +442,12 @@ def test_the_other_interpreter_gets_the_environment_of_the_shell(env, monkeypatc
     monkeypatch.setenv("PYTHONPATH", "/also")
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     python = str(env.prefix / "bin/python")
-    assert other_environment(python, script(), ["--environment-only"])["python"]["environment"] == "venv"
+    assert other_environment(python, ["--environment-only"])["python"]["environment"] == "venv"
     seen = capfd.readouterr().err
     assert not [name for name in ("PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__") if f"'{name}'" in seen]
     assert "'PYTHONPATH'" in seen
     monkeypatch.setenv("VIRTUAL_ENV", "/other")
-    other_environment(python, script(), ["--environment-only"])
+    other_environment(python, ["--environment-only"])
     assert "'VIRTUAL_ENV'" in capfd.readouterr().err
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.capture.files import say
 from envbuild.cli import commands
-from envbuild.cli.github import annotate_error, annotation, report_result
+from envbuild.cli.summary import annotate_error, annotation, report_result
 from envbuild.errors import LockError
 from tests.tools.run_action import annotations, read_pairs
 from tests.unit.test_from_manifest import manifest_of

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from envbuild.build.cloudbuild import CloudBuild, Secret, check_base, find_project, plan_yaml
 from envbuild.build.cloudbuild.plan import packed, plan, submitted
-from envbuild.cli.order import CloudOptions, cloud_build
+from envbuild.cli.options import CloudOptions, cloud_build
 from envbuild.errors import BaseError, BuildError, UsageError
 from envbuild.oci.reference import Reference
 from tests.fakes.cloudbuild_rules import InvalidError, accepted

@@ -1,21 +1,25 @@
-"""Records of runs: where they are, and which facts they lack."""
+"""What arguments and options name: records of runs, repositories, bases, platforms and locks."""
 
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.cli.console import Progress
-from envbuild.cli.options import FactOptions, FormatName
+from envbuild.cli.options import FactOptions
 from envbuild.errors import ManifestError, UsageError, counted
 
 if TYPE_CHECKING:
-    from envbuild.manifest.importers.environment import RecordOptions
+    from envbuild.lock.model import Lock
     from envbuild.manifest.importers.record import Record
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match.stack import Stack
+    from envbuild.oci.image import Image
+    from envbuild.oci.reference import Reference
+    from envbuild.recipe import Base
 
 _OPTIONS = {
     "accelerator": "--gpu",
@@ -26,51 +30,36 @@ _OPTIONS = {
 """The option that gives a fact."""
 
 
-def given_facts(options: FactOptions, model: str | None = None) -> "RecordOptions":
-    """Return the facts that options give."""
-    from envbuild.manifest.importers.environment import RecordOptions
-
-    return RecordOptions(
-        python=options.python,
-        gpu=options.gpu,
-        platform=options.ran_on,
-        framework=options.framework,
-        model=model,
-    )
-
-
-def read_record(name: str, kind: FormatName | None, given: "RecordOptions", progress: Progress) -> tuple[str, bytes]:
-    """Return the name of a record and the bytes of the manifest it makes, as `read_run`."""
-    return read_run(name, kind, given, progress)[:2]
-
-
 def read_run(
-    name: str, kind: FormatName | None, given: "RecordOptions", progress: Progress
+    name: str, progress: Progress, options: FactOptions | None = None, model: str | None = None
 ) -> "tuple[str, bytes, TrainingManifest]":
-    """Return the name of a record and the manifest it makes, and report what the record lacks.
+    """Return the name of a record, and the manifest it makes, as bytes too; report what the record lacks.
 
-    A manifest that nothing is added to keeps its bytes, as its digest may be recorded already.
+    `options` and `model` are facts that the record lacks. A manifest that nothing is added to keeps its bytes, as its
+    digest may be recorded already.
     """
     from envbuild.manifest import read_manifest
     from envbuild.manifest.importers.detect import FORMATS, convert, detect
     from envbuild.manifest.importers.environment import RecordOptions, manifest_bytes
 
+    it = options or FactOptions()
+    given = RecordOptions(python=it.python, gpu=it.gpu, platform=it.ran_on, framework=it.framework, model=model)
     record = open_record(name)
-    found = kind or detect(record)
+    found = it.kind or detect(record)
     manifest = convert(record, found, given, datetime.now(UTC))
     if found == "capture":
         _report_gaps(manifest, progress)
         same = given == RecordOptions() or manifest == read_manifest(record.data, record.name)
         return record.name, record.data if same else manifest_bytes(manifest), manifest
-    detected = "" if kind else "; --from names another format"
+    detected = "" if it.kind else "; --from names another format"
     progress.step(f"{record.name} is read as {found}: {FORMATS[found]}{detected}")
     source = manifest.source
     whole = "everything that was installed" if source.complete else "not everything that was installed"
     progress.note(f"{counted(len(manifest.distributions), 'distribution')}, {whole}; Python {manifest.python.version}")
     _report_gaps(manifest, progress)
-    unknown = [f"{name} (give {_OPTIONS[name]})" if name in _OPTIONS else name for name in source.unknown]
-    if unknown:
-        progress.note(f"the record lacks: {', '.join(unknown)}")
+    if source.unknown:
+        lacks = (f"{name} (give {_OPTIONS[name]})" if name in _OPTIONS else name for name in source.unknown)
+        progress.note(f"the record lacks: {', '.join(lacks)}")
     data = manifest_bytes(manifest)
     return record.name, data, read_manifest(data, record.name)
 
@@ -79,6 +68,7 @@ def open_record(name: str) -> "Record":
     """Open a record: a path, a folder with one, - for stdin, or gs://; at most as large as a manifest may be."""
     from envbuild.capture.redact import scrub_line
     from envbuild.manifest import MAX_MANIFEST
+    from envbuild.manifest.importers.detect import main_file
     from envbuild.manifest.importers.record import Record
 
     scheme = re.match("[A-Za-z][A-Za-z0-9+.-]*(?=://)", name)
@@ -91,13 +81,7 @@ def open_record(name: str) -> "Record":
         return Record(name="stdin", data=sys.stdin.buffer.read(MAX_MANIFEST + 1))
     if name.startswith("gs://"):
         return _in_bucket(name)
-    return _on_disk(Path(name))
-
-
-def _on_disk(path: Path) -> "Record":
-    from envbuild.manifest.importers.detect import main_file
-    from envbuild.manifest.importers.record import Record
-
+    path = Path(name)
     if path.is_dir():
         path /= main_file(lambda name: (path / name).is_file(), str(path))
     data = _read(path)
@@ -157,6 +141,14 @@ def _object(uri: str) -> bytes | None:
         return read_object(client, place.bucket or "", place.path, limit=MAX_MANIFEST, error=ManifestError)
 
 
+def report_decisions(stack: "Stack", progress: Progress) -> None:
+    """Report what was decided for a run, and why; --json has digests whole."""
+    progress.step(f"{stack.title} on Python {stack.python}, {stack.variant}")
+    for it in stack.decisions:
+        source = re.sub(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}", r"\1...", it.source)
+        (progress.warn if it.warning else progress.note)(f"{it.what}: {it.value} - {it.reason} [{source}]")
+
+
 def report_changes(stack: "Stack", progress: Progress) -> None:
     """Report how the requirements differ from the run's distributions."""
     for change in stack.changes:
@@ -170,3 +162,66 @@ def _report_gaps(manifest: "TrainingManifest", progress: Progress) -> None:
     if manifest.installation.unreadable:
         what = "distributions of the run whose name or version no index can have are left out"
         progress.warn(f"{what}: {', '.join(manifest.installation.unreadable)}")
+
+
+def machine_of(platform: str | None) -> str:
+    """Return `x86_64` for `linux/amd64`; this machine's own where none is named; UsageError for one that is unknown."""
+    from platform import machine
+
+    from envbuild.oci.layout import ARCHITECTURES
+
+    known = {f"linux/{architecture}": name for name, architecture in ARCHITECTURES.items()}
+    if platform is not None and platform not in known:
+        todo = f"give {' or '.join(known)}"
+        raise UsageError("this platform is not known", where=f"--platform {platform}", todo=todo)
+    return known[platform] if platform else machine()
+
+
+def base_of(text: str, machine: str, progress: Progress) -> "Base":
+    """Read a base and its facts."""
+    from envbuild.base.resolve import resolve_base
+    from envbuild.files import cache_folder
+    from envbuild.registry.pull import pull
+
+    return resolve_base(
+        text,
+        machine=machine,
+        cache=cache_folder(),
+        pull=lambda reference, machine: pull(reference, machine=machine),
+        report=progress.note,
+    )
+
+
+def check_place(place: "Reference", progress: Progress, *, create: bool) -> None:
+    """Check that the repository exists, or create it; RegistryError."""
+    from envbuild.registry.artifact_registry import check_repository
+
+    repository = check_repository(place, create=create)
+    if repository and repository.created:
+        progress.note(f"created {repository.name}")
+    if repository and repository.hint:
+        progress.warn(repository.hint)
+
+
+def read_lock(path: Path, option: str = "--lock ") -> "Lock":
+    """Read the lock that an option or argument names; UsageError where there is no such file."""
+    from envbuild.lock.formats import read_pylock
+
+    try:
+        return read_pylock(path.read_bytes(), str(path), path.parent)
+    except FileNotFoundError as error:
+        raise UsageError("there is no such file", where=f"{option}{path}", todo="give the path of a lock") from error
+
+
+def base_named_by(image: "Image", source: str, option: str) -> str:
+    """Return the base that the image's annotations name, by digest; UsageError, which names the option, for none."""
+    from envbuild.image.rebase import named_base
+    from envbuild.oci.digest import Digest
+    from envbuild.oci.reference import Reference
+
+    name, digest = named_base(image)
+    try:
+        return str(replace(Reference.parse(name), digest=Digest.parse(digest)))
+    except ValueError as error:
+        todo = f"give {option} the base that it was built on"
+        raise UsageError("the image's annotations name no base", where=source, todo=todo) from error
