@@ -115,28 +115,11 @@ class Item:
         return self.path.name.startswith(".new-")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """All items of a kind."""
-
-    name: str
-    holds: str
-    things: int
-    size: int
-
-
-def kinds(folder: Path) -> tuple[Kind, ...]:
-    """The contents of the cache by kind, empty kinds included."""
+def kinds(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the number of items, and their bytes, of every kind in the cache."""
     found = list(_things(folder))
-    return tuple(
-        Kind(
-            name=name,
-            holds=holds,
-            things=sum(it.kind == name for it in found),
-            size=sum(it.size for it in found if it.kind == name),
-        )
-        for name, holds in KINDS.items()
-    )
+    sizes = {name: [it.size for it in found if it.kind == name] for name in KINDS}
+    return {name: (len(its), sum(its)) for name, its in sizes.items()}
 
 
 def prune(folder: Path, *, keep: int, now: float | None = None, dry_run: bool = False) -> tuple[Item, ...]:
@@ -183,24 +166,15 @@ def size_limit() -> int | None:
 
 def _things(folder: Path) -> Iterator[Item]:
     for kind in KINDS:
-        for path in _paths(folder / kind, whole=kind in _WHOLE):
+        paths: Iterable[Path] = (Path(place) / name for place, _, names in os.walk(folder / kind) for name in names)
+        if kind in _WHOLE:
+            paths = (folder / kind).iterdir() if (folder / kind).is_dir() else ()
+        for path in (it for it in paths if _OURS.fullmatch(it.name)):
             with suppress(OSError):  # removed meanwhile
-                yield _thing(kind, path)
-
-
-def _paths(folder: Path, *, whole: bool) -> Iterable[Path]:
-    if whole:
-        with suppress(OSError):
-            return [path for path in folder.iterdir() if _OURS.fullmatch(path.name)]
-        return ()
-    return (Path(place) / name for place, _, names in os.walk(folder) for name in names if _OURS.fullmatch(name))
-
-
-def _thing(kind: str, path: Path) -> Item:
-    files = [path] if not path.is_dir() else [Path(place) / name for place, _, names in os.walk(path) for name in names]
-    states = [file.lstat() for file in files] or [path.lstat()]
-    used = max(max(it.st_atime, it.st_mtime) for it in states)
-    return Item(kind=kind, path=path, size=sum(it.st_size for it in states), used=used)
+                files = [Path(place) / name for place, _, names in os.walk(path) for name in names]
+                states = [it.lstat() for it in files or [path]]
+                used = max(max(it.st_atime, it.st_mtime) for it in states)
+                yield Item(kind=kind, path=path, size=sum(it.st_size for it in states), used=used)
 
 
 def remove(path: Path) -> bool:

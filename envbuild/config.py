@@ -77,7 +77,7 @@ class Setting:
     value: Any
     """As the option takes it, relative paths made absolute."""
     where: str
-    """`/work/envbuild.toml, line 3: from-manifest.serve.extra`."""
+    """`/work/envbuild.toml: from-manifest.serve.extra`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +101,14 @@ class ConfigFile:
     """A configuration file as it was read."""
 
     path: Path
-    text: str = ""
     table: Mapping[str, Any] = field(default_factory=dict)
     """The whole file, or [tool.envbuild] of a pyproject.toml."""
     prefix: str = ""
     """The prefix of keys in messages: `tool.envbuild.` or nothing."""
 
     def where(self, key: str) -> str:
-        """Return the file, the line and the key: `/work/envbuild.toml, line 3: from-manifest.extra`."""
-        key = self.prefix + key
-        line = _line_of(self.text, key)
-        return f"{self.path}{f', line {line}' if line else ''}: {key}"
+        """Return the file and the key: `/work/envbuild.toml: from-manifest.extra`."""
+        return f"{self.path}: {self.prefix}{key}"
 
 
 def find_file(named: str | None, here: Path) -> ConfigFile | None:
@@ -169,35 +166,13 @@ def _read(path: Path, *, owned: bool = False) -> ConfigFile | None:
         reason = str(error).replace("Cannot overwrite a value", "a key is there twice")
         raise unreadable(f"this is not TOML: {reason}") from error
     if path.name != _PROJECT:
-        return ConfigFile(path=path, text=text, table=table)
+        return ConfigFile(path=path, table=table)
     tool = table.get("tool")
     if not isinstance(tool, dict) or "envbuild" not in tool:
         return None
     if not isinstance(tool["envbuild"], dict):
         raise unreadable("tool.envbuild is not a table")
-    return ConfigFile(path=path, text=text, table=tool["envbuild"], prefix="tool.envbuild.")
-
-
-def _line_of(text: str, key: str) -> int | None:
-    """Find the line that a key, or else the table around it, begins on; tomllib does not report it."""
-    lines: dict[str, int] = {}
-    table = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[+([^\]#]+)\]", line):
-            table = f"{_plain(header[1])}."
-            lines.setdefault(table[:-1], number)
-        elif pair := re.match(r"([^=#\[\]{}]+)=", line):
-            lines.setdefault(table + _plain(pair[1]), number)
-    key = _plain(key)
-    while key and key not in lines:
-        key = key.rpartition(".")[0]
-    return lines.get(key)
-
-
-def _plain(key: str) -> str:
-    """Write a key as messages have it."""
-    words = [re.sub(r"""^["']|["']$""", "", word.strip()).replace("_", "-") for word in key.split(".")]
-    return ".".join(_CAPTURE_NAMES.get(it, it) for it in words)
+    return ConfigFile(path=path, table=tool["envbuild"], prefix="tool.envbuild.")
 
 
 def read_settings(
@@ -205,7 +180,7 @@ def read_settings(
 ) -> Configuration:
     """Read the settings of the options from a file.
 
-    UsageError, with file, line and key, for a key that no option has, and for a value that it does not take. `check` is
+    UsageError, with file and key, for a key that no option has, and for a value that it does not take. `check` is
     called with each text of a value and where it stands.
     """
     by_command: dict[str, dict[str, Option]] = {}

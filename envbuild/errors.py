@@ -1,19 +1,4 @@
-"""All errors: what failed, where, and what to do next.
-
-EnvbuildError
-├── UsageError               2    an invalid option or argument
-├── ManifestError           10    an invalid or unreadable manifest
-├── MatchError              11    no stack fits the run
-├── LockError               12    a distribution that cannot be locked or fetched
-├── BuildError              13    assembling or building failed
-│   ├── WheelError                an invalid wheel
-│   └── BaseError                 a base image that is missing or does not fit
-├── RegistryError           14    a registry refused or could not be reached
-├── StampError              15    the model's metadata could not be read or written
-│   └── StampConflict             another stamp was written, or the model was replaced
-├── VerifyError             16    two things that must agree do not
-└── MissingComponentError   17    a required local program or service is missing
-"""
+"""All errors: what failed, where, and what to do next."""
 
 from typing import ClassVar
 

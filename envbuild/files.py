@@ -1,7 +1,6 @@
 """Files that appear whole or not at all."""
 
 import errno
-import fcntl
 import os
 import stat
 import tempfile
@@ -16,8 +15,6 @@ from envbuild.errors import BuildError, UsageError
 
 UNFINISHED = ".new-"
 """How the names of files and folders begin that are not whole yet."""
-_FICLONE = 0x40049409
-"""linux/fs.h."""
 
 
 @contextmanager
@@ -111,26 +108,15 @@ def settle(file: BinaryIO, temporary: Path, path: Path, *, mode: int = 0o644) ->
 
 
 def share(source: Path, target: Path, *, mode: int) -> bool:
-    """Let `target` hold what `source` holds without copying it; False where that cannot be.
+    """Make `target` a hard link to `source`, with one mode for both; False where that cannot be.
 
-    A clone (ioctl_ficlone(2)) where the file system knows them, as what is done to one file then never changes the
-    other; else a hard link, whose mode is that of both. Across file systems, or for a file of another user, neither.
+    As across file systems, or for a file of another user.
     """
-    with written_aside(target.parent) as (file, temporary), suppress(OSError):
-        if _cloned(source, file):
-            settle(file, temporary, target, mode=mode)
-        else:
-            temporary.unlink()
-            temporary.hardlink_to(source)
-            temporary.chmod(mode)
-            temporary.replace(target)
-        return True
-    return False
-
-
-def _cloned(source: Path, file: BinaryIO) -> bool:
-    with suppress(OSError), source.open("rb") as origin:
-        fcntl.ioctl(file.fileno(), _FICLONE, origin.fileno())
+    with written_aside(target.parent) as (_, temporary), suppress(OSError):
+        temporary.unlink()
+        temporary.hardlink_to(source)
+        temporary.chmod(mode)
+        temporary.replace(target)
         return True
     return False
 

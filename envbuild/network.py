@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import ssl
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -87,7 +86,7 @@ class _Backend(httpcore.NetworkBackend):
 
     def __init__(self, inner: httpcore.NetworkBackend) -> None:
         self._inner = inner
-        self._lines = _Lines()
+        self._last = dict[str, float]()
 
     def connect_tcp(
         self,
@@ -97,7 +96,7 @@ class _Backend(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: _Options = None,
     ) -> httpcore.NetworkStream:
-        return _Stream(self._inner.connect_tcp(host, port, timeout, local_address, socket_options), host, self._lines)
+        return _Stream(self._inner.connect_tcp(host, port, timeout, local_address, socket_options), host, self._last)
 
 
 class _Stream(httpcore.NetworkStream):
@@ -106,8 +105,9 @@ class _Stream(httpcore.NetworkStream):
     The caller's timeout limits that: a registry moves a large blob before it answers.
     """
 
-    def __init__(self, inner: httpcore.NetworkStream, host: str, lines: "_Lines") -> None:
-        self._lines = lines
+    def __init__(self, inner: httpcore.NetworkStream, host: str, last: dict[str, float]) -> None:
+        self._last = last
+        """When a line about a host was last reported, for all connections of a client."""
         self._inner, self._host, self._request, self._asking = inner, host, "", False
         self._bytes, self._seconds = 0, 0.0
         self.close, self.get_extra_info = inner.close, inner.get_extra_info  # type: ignore[method-assign]
@@ -116,7 +116,7 @@ class _Stream(httpcore.NetworkStream):
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
         inner = self._inner.start_tls(ssl_context, server_hostname, timeout)
-        return _Stream(inner, server_hostname or self._host, self._lines)
+        return _Stream(inner, server_hostname or self._host, self._last)
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         started = time.monotonic()
@@ -127,7 +127,9 @@ class _Stream(httpcore.NetworkStream):
         return data
 
     def _read(self, max_bytes: int, started: float, timeout: float | None) -> bytes:
-        end, lines = math.inf if timeout is None else timeout, _line_times()
+        end = math.inf if timeout is None else timeout
+        # Lines come after 10, 30, 60, 120 and each 120 more seconds of silence.
+        lines = (number * report.SILENCE for number in itertools.chain((1, 3, 6), itertools.count(12, 12)))
         while True:
             line = next(lines)
             left = min(line, end) - (time.monotonic() - started)
@@ -136,7 +138,10 @@ class _Stream(httpcore.NetworkStream):
             except httpcore.ReadTimeout:
                 if line >= end:
                     raise
-                self._lines.announce(self._host, self._request, time.monotonic() - started)
+                now = time.monotonic()
+                if now - self._last.get(self._host, -math.inf) >= report.SILENCE:
+                    self._last[self._host] = now
+                    report.announce(f"waiting for {self._host}: {self._request} ({now - started:.0f} s)")
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         if not self._asking:
@@ -158,25 +163,3 @@ class _Stream(httpcore.NetworkStream):
         if self._bytes < LOWEST_RATE * self._seconds:
             raise error(f"{self._bytes} bytes in {self._seconds:.0f} s is slower than {LOWEST_RATE} bytes a second")
         self._bytes, self._seconds = 0, 0.0
-
-
-class _Lines:
-    """Lines about silent hosts: one for all connections of a client to a host."""
-
-    def __init__(self) -> None:
-        self._lock, self._last = threading.Lock(), dict[str, float]()
-
-    def announce(self, host: str, request: str, waited: float) -> None:
-        """Report the request, unless a line of another connection did a moment ago."""
-        now = time.monotonic()
-        with self._lock:
-            if now - self._last.get(host, -math.inf) < report.SILENCE:
-                return
-            self._last[host] = now
-        report.announce(f"waiting for {host}: {request} ({waited:.0f} s)")
-
-
-def _line_times() -> Iterator[float]:
-    """Seconds of silence after which a line comes: 10, 30, 60, 120 and each 120 more."""
-    for number in itertools.chain((1, 3, 6), itertools.count(12, 12)):
-        yield number * report.SILENCE

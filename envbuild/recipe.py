@@ -104,34 +104,28 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything that decides the bytes; no wheel's address, and the base's name only if annotated."""
-        named = {"base_name": self.base_asked} if self.base_asked else {}
-        compiled = {"bytecode": self.bytecode} if self.bytecode else {}
-        packed = [{"name": it.name, "version": it.version, "sha256": str(it.sha256)} for it in self.packages]
-        return (
-            named
-            | compiled
-            | ({"packages": packed} if packed else {})
-            | ({"owners": dict(self.owners)} if self.owners else {})
-            | {
-                "layer_format": self.layer_format,
-                "base": str(self.base_digest),
-                "python": {"path": self.python_path, "version": self.target.python},
-                "machine": self.target.machine,
-                "prefix": self.prefix,
-                "user": self.user,
-                "variables": dict(self.variables),
-                "labels": dict(self.labels),
-                "wheels": [{"filename": wheel.filename, "sha256": str(wheel.sha256)} for wheel in self.wheels],
-            }
-        )
+        optional: dict[str, Any] = {
+            "base_name": self.base_asked,
+            "bytecode": self.bytecode,
+            "packages": [{"name": it.name, "version": it.version, "sha256": str(it.sha256)} for it in self.packages],
+            "owners": dict(self.owners),
+        }
+        return {name: value for name, value in optional.items() if value} | {
+            "layer_format": self.layer_format,
+            "base": str(self.base_digest),
+            "python": {"path": self.python_path, "version": self.target.python},
+            "machine": self.target.machine,
+            "prefix": self.prefix,
+            "user": self.user,
+            "variables": dict(self.variables),
+            "labels": dict(self.labels),
+            "wheels": [{"filename": wheel.filename, "sha256": str(wheel.sha256)} for wheel in self.wheels],
+        }
 
 
 def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "") -> Recipe:
     """Make the recipe of a stack, a lock and a base; `bytecode` is the result of `compiled_by`, if any."""
-    labels = {
-        VARIANT_LABEL: stack.variant,
-        PYTHON_LABEL: lock.target.python,
-    }
+    labels = {VARIANT_LABEL: stack.variant, PYTHON_LABEL: lock.target.python}
     if stack.framework != "none":
         labels["dev.envbuild.framework"] = f"{stack.distribution}=={stack.version}"
     if stack.cuda:

@@ -82,13 +82,9 @@ class Retry:
             raise error from transient
 
 
-def take_turns() -> None:
-    """Switch between threads often; for programs, as it changes the whole process."""
+def tune_interpreter() -> None:
+    """Switch between threads often, and collect cyclic garbage seldom; for programs, as it changes the process."""
     sys.setswitchinterval(_TURN)
-
-
-def collect_seldom() -> None:
-    """Collect cyclic garbage a twentieth as often; for programs, whose many objects are in no cycles."""
     gc.set_threshold(_NEW)
 
 

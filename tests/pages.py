@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 def exit_codes() -> str:
     """Each exit code and its meaning."""
-    rows = [f"|{code}|{meaning.replace('|', '/')}|" for code, meaning in sorted(commands._exit_codes())]
+    rows = [f"|{code}|{meaning.replace('|', '/')}|" for code, meaning in sorted(commands.EXIT_CODES.items())]
     return "\n".join(("|exit code|meaning|", "|---|---|", *rows))
 
 

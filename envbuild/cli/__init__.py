@@ -22,11 +22,10 @@ def main() -> NoReturn:
         signal.signal(signal.SIGINT, _leave)
     from envbuild.cli.commands import run
     from envbuild.cli.console import replace_streams
-    from envbuild.retry import collect_seldom, raise_again, take_turns
+    from envbuild.retry import raise_again, tune_interpreter
 
     replace_streams()
-    take_turns()
-    collect_seldom()
+    tune_interpreter()
     sys.unraisablehook = raise_again
     try:
         if heeded:

@@ -177,8 +177,8 @@ def machine_of(platform: str | None) -> str:
     return known[platform] if platform else machine()
 
 
-def base_of(text: str, machine: str, progress: Progress) -> "Base":
-    """Read a base and its facts."""
+def base_of(text: str, machine: str, progress: Progress, python: str | None = None) -> "Base":
+    """Read a base and its facts; an error names a base that has `python`."""
     from envbuild.base.resolve import resolve_base
     from envbuild.files import cache_folder
     from envbuild.registry.pull import pull
@@ -189,6 +189,7 @@ def base_of(text: str, machine: str, progress: Progress) -> "Base":
         cache=cache_folder(),
         pull=lambda reference, machine: pull(reference, machine=machine),
         report=progress.note,
+        wanted_python=python,
     )
 
 

@@ -10,7 +10,7 @@ import typer
 
 from envbuild.cli.arguments import base_of, check_place, machine_of, read_run, report_decisions
 from envbuild.cli.command import ADVANCED, HOW, WHAT, WHERE, App, examples, flag, grouped, option
-from envbuild.cli.console import Progress, check_stdout
+from envbuild.cli.console import Progress
 from envbuild.cli.options import (
     AsJson,
     CreateRepository,
@@ -78,7 +78,6 @@ def build(*, options: BaseOptions) -> None:
 
     Prints its reference by digest where it is pushed, else the engine's id.
     """
-    check_stdout()
     target = repository(options.push, "--push") if options.push is not None else None
     name = read_reference(options.tag, "--tag", "give a name such as base:3.11")
     if name.digest:
@@ -104,7 +103,9 @@ def build(*, options: BaseOptions) -> None:
 
 def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
     """Return what to build, and for which machine."""
-    from envbuild.base.build import BaseOrder
+    from envbuild.base.build import BaseOrder, decide_python
+    from envbuild.files import data_folder
+    from envbuild.match.profiles import load_profiles
     from envbuild.oci.reference import refuse_login
 
     refuse_login(options.parent or "", "--parent")  # before it is shown, sent as a build argument, or noted
@@ -128,7 +129,13 @@ def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
     if not order.parent:
         todo = "give --for MANIFEST, or --parent REF, such as --parent debian:bookworm"
         raise UsageError("the base has no parent", where="--parent", todo=todo)
-    return _with_python(order, progress), stack.machine if stack else machine_of(options.platform)
+    # Choose the image with a Python that the parent's distribution lacks.
+    if not order.python_image:
+        profiles = load_profiles(data_folder("profiles"), ())
+        if decision := decide_python(order.parent, order.python, profiles):
+            progress.note(f"{decision.what}: {decision.value} - {decision.reason} [{decision.source}]")
+            order = replace(order, python_image=decision.value)
+    return order, stack.machine if stack else machine_of(options.platform)
 
 
 def _stack(manifest: str, options: BaseOptions, progress: Progress) -> "Stack":
@@ -153,21 +160,6 @@ def _stack(manifest: str, options: BaseOptions, progress: Progress) -> "Stack":
         # Another suite has other versions, so the base does not get them.
         progress.note(f"the run had libraries of {packages}: from-manifest adds those that a base lacks")
     return stack
-
-
-def _with_python(order: "BaseOrder", progress: Progress) -> "BaseOrder":
-    """Choose the image with a Python that the parent's distribution lacks."""
-    from envbuild.base.build import decide_python
-    from envbuild.files import data_folder
-    from envbuild.match.profiles import load_profiles
-
-    if order.python_image:
-        return order
-    decision = decide_python(order.parent, order.python, load_profiles(data_folder("profiles"), ()))
-    if decision is None:
-        return order
-    progress.note(f"{decision.what}: {decision.value} - {decision.reason} [{decision.source}]")
-    return replace(order, python_image=decision.value)
 
 
 def _built(order: "BaseOrder", name: "Reference", tag: str, machine: str, progress: Progress) -> dict[str, Any]:
@@ -232,7 +224,6 @@ def list_bases(
     from envbuild.files import cache_folder, data_folder
     from envbuild.match.profiles import load_profiles
 
-    check_stdout()
     machine, profiles = machine_of(platform), load_profiles(data_folder("profiles"))
     tagged: Sequence[KnownBase] = ()
     if registry is not None:
@@ -309,7 +300,6 @@ def push(
     from envbuild.base.resolve import registry_reference
     from envbuild.oci.reference import refuse_login
 
-    check_stdout()
     refuse_login(name, "NAME")
     place = repository(target, "TARGET_REPO")
     with Progress() as progress:
@@ -355,7 +345,6 @@ def show(ref: Ref, *, platform: Platform = None, as_json: AsJson = False) -> Non
     """
     from envbuild.oci.layout import ARCHITECTURES
 
-    check_stdout()
     with Progress() as progress:
         base = base_of(ref, machine_of(platform), progress)
     shown: dict[str, Any] = {
@@ -397,7 +386,6 @@ def mirror(
     """
     from envbuild.base.resolve import registry_reference
 
-    check_stdout()
     place, found = repository(target, "TARGET_REPO"), registry_reference(source)
     machine = machine_of(platform) if platform or found is None else None
     with Progress() as progress:

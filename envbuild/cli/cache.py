@@ -15,21 +15,19 @@ app = App(help="Show the size of the cache, and make it smaller.")
 @app.command("info", epilog=examples("envbuild cache info"))
 def info(*, as_json: AsJson = False) -> None:
     """Show where the cache is, and the size of each kind of content."""
-    from dataclasses import asdict
-
-    from envbuild.cache import kinds, size_limit
+    from envbuild.cache import KINDS, kinds, size_limit
     from envbuild.files import cache_folder
 
     folder = cache_folder()
     found = kinds(folder)
-    total = sum(it.size for it in found)
+    total = sum(size for _, size in found.values())
     if as_json:
-        shown = {"folder": str(folder), "size": total, "limit": size_limit(), "kinds": [asdict(it) for it in found]}
-        typer.echo(json.dumps(shown, indent=2))
+        rows = [{"name": it, "holds": KINDS[it], "things": n, "size": size} for it, (n, size) in found.items()]
+        typer.echo(json.dumps({"folder": str(folder), "size": total, "limit": size_limit(), "kinds": rows}, indent=2))
         return
     typer.echo(str(folder))
-    for kind in found:
-        typer.echo(f"  {kind.size / 1e6:10.1f} MB  {kind.things:6}  {kind.name:12} {kind.holds}")
+    for name, (things, size) in found.items():
+        typer.echo(f"  {size / 1e6:10.1f} MB  {things:6}  {name:12} {KINDS[name]}")
     limit = size_limit()
     typer.echo(f"  {total / 1e6:10.1f} MB in all" + (f", of {limit / 1e6:.1f} MB that it may hold" if limit else ""))
 

@@ -17,7 +17,7 @@ import typer
 
 from envbuild.capture import script
 from envbuild.cli.command import ADVANCED, HOW, WHAT, WHERE, WORDS, flag, grouped, on_line, option
-from envbuild.cli.console import Progress, check_stdout
+from envbuild.cli.console import Progress
 from envbuild.errors import EnvbuildError, ManifestError, UsageError
 
 _TODO = "give the path of the interpreter that trained the model, such as ./venv/bin/python"
@@ -56,7 +56,6 @@ def run(ctx: typer.Context, *, options: CaptureOptions) -> None:
     the program depends on. Prints the manifest, or with --out its path.
     """
     out = options.out
-    check_stdout(wanted=out is None)
     if options.as_script:
         others = [f"--{name}" for name in ctx.params if name != "as_script" and on_line(ctx, name)]
         if others or WORDS in ctx.meta:

@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import Field, field, fields, is_dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args, get_
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from envbuild.errors import EnvbuildError, UsageError
+from envbuild.errors import BuildError, EnvbuildError, UsageError
 
 if TYPE_CHECKING:
     from envbuild.config import Configuration, Kind, Option, Place
@@ -29,6 +30,8 @@ WORDS: Final = "envbuild.words"
 _CONFIGURATION, _TABLES = "envbuild.configuration", "envbuild.tables"
 _HAVE_TABLES: Final = ("role", "builder")
 """Options whose values name tables below their command's."""
+_PRINT_WITHOUT_OUT: Final = ("capture", "convert")
+"""Commands that write their result either to --out or to stdout."""
 _PLACES: "Final[dict[str, Place]]" = {
     **dict.fromkeys(("DIR", "FILE", "FILE.npz", "PATH"), "path"),
     **dict.fromkeys(("REF", "REPO", "REPO[:TAG]"), "reference"),
@@ -62,6 +65,9 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an error that names an option gets the source of its value."""
         _check_configuration(ctx)
+        if sys.stdout is None and not (ctx.params.get("out") and command_name(ctx) in _PRINT_WITHOUT_OUT):
+            todo = "leave it open, or send the result to a file: > FILE"
+            raise BuildError("standard output is closed, and the result goes there", todo=todo)
         try:
             for option, parameter in options_of(command_name(ctx), self):
                 unset = ctx.params.get(parameter.name) is None

@@ -2,10 +2,10 @@
 
 import errno
 import os
+import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -30,7 +30,7 @@ from envbuild.cli import (
     serve,
     verify,
 )
-from envbuild.cli.command import App, RunCommand, examples, load_configuration
+from envbuild.cli.command import App, Command, RunCommand, examples, load_configuration
 from envbuild.cli.console import err, printable
 from envbuild.cli.summary import annotate_error
 from envbuild.errors import BuildError, EnvbuildError
@@ -59,29 +59,24 @@ _SET_CACHE: Final = (
 )
 
 
-def _exit_codes() -> Iterator[tuple[int, str]]:
-    yield 0, "Done"
-    yield _NO_READER, "The reader of stdout or stderr has ended"
-    for kind in EnvbuildError.__subclasses__():
-        yield kind.exit_code, (kind.__doc__ or "").partition("\n")[0].partition(";")[0].rstrip(".")
-    yield INTERRUPTED, "Interrupted"
-
-
+EXIT_CODES: Final = {
+    0: "Done",
+    _NO_READER: "The reader of stdout or stderr has ended",
+    **{it.exit_code: re.split(r"[;.\n]", it.__doc__ or "")[0] for it in EnvbuildError.__subclasses__()},
+    INTERRUPTED: "Interrupted",
+}
 app = App(
     name="envbuild",
     help="From a finished training run to a pushed image and a stamped model.",
-    epilog="\n".join(["\b", "Exit codes:", *(f"  {code:<4} {text}" for code, text in sorted(_exit_codes()))]),
+    epilog="\n".join(["\b", "Exit codes:", *(f"  {code:<4} {text}" for code, text in sorted(EXIT_CODES.items()))]),
 )
 
 
 def _version(*, wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
+        from importlib.metadata import version
 
-        try:
-            typer.echo(f"envbuild {version('envbuild')}")
-        except PackageNotFoundError:
-            typer.echo("envbuild, from a checkout that is not installed")
+        typer.echo(f"envbuild {version('envbuild')}")
         raise typer.Exit
 
 
@@ -102,87 +97,72 @@ def _root(
     load_configuration(ctx, os.environ.get("ENVBUILD_CONFIG") if config is None else config)
 
 
-app.add_typer(base.app, name="base")
-app.add_typer(cache.app, name="cache")
-app.command(
-    "capture",
-    cls=RunCommand,
-    options_metavar="[OPTIONS] [-- COMMAND...]",
-    epilog=examples(
+_COMMANDS: Final[dict[str, tuple[Any, ...]]] = {
+    "capture": (
+        capture.run,
         "envbuild capture --out manifest.json --model gs://acme/churn/7 -- python train.py",
         "envbuild capture --python ./venv/bin/python --out manifest.json",
         "envbuild capture --script > envbuild_capture.py",
     ),
-)(capture.run)
-app.command("config", epilog=examples("envbuild config", "envbuild config --schema > envbuild.schema.json"))(config.run)
-app.command(
-    "convert",
-    epilog=examples(
+    "config": (config.run, "envbuild config", "envbuild config --schema > envbuild.schema.json"),
+    "convert": (
+        convert.run,
         "pip freeze | envbuild convert - --python 3.11.9 --gpu none --out manifest.json",
         "envbuild convert mlruns/0/abc/artifacts/model --out manifest.json",
     ),
-)(convert.run)
-app.command(
-    "deploy-check",
-    epilog=examples("envbuild deploy-check gs://acme/churn/7 europe-docker.pkg.dev/acme/ml/churn:serve"),
-)(deploy_check.run)
-app.command("diff", epilog=examples("envbuild diff churn:6 churn:7 --files", "envbuild diff manifest.json host"))(
-    diff.run
-)
-app.command("doctor", epilog=examples("envbuild doctor", "envbuild doctor gs://acme/churn/7"))(doctor.run)
-app.command("eject", epilog=examples("envbuild eject ci/templates"))(eject.run)
-app.command(
-    "from-manifest",
-    epilog=examples(
+    "deploy-check": (
+        deploy_check.run,
+        "envbuild deploy-check gs://acme/churn/7 europe-docker.pkg.dev/acme/ml/churn:serve",
+    ),
+    "diff": (diff.run, "envbuild diff churn:6 churn:7 --files", "envbuild diff manifest.json host"),
+    "doctor": (doctor.run, "envbuild doctor", "envbuild doctor gs://acme/churn/7"),
+    "eject": (eject.run, "envbuild eject ci/templates"),
+    "from-manifest": (
+        from_manifest.run,
         "envbuild from-manifest manifest.json --dry-run",
         "envbuild from-manifest manifest.json --push europe-docker.pkg.dev/acme/ml/churn --stamp gs://acme/churn/7",
         "envbuild from-manifest requirements.txt --python 3.11.9 --gpu none --archive image.tar",
         "envbuild from-manifest manifest.json --push ... --builder cloudbuild --cloudbuild region=europe-west1",
     ),
-)(from_manifest.run)
-app.command(
-    "inspect",
-    epilog=examples("envbuild inspect gs://acme/churn/7", "envbuild inspect ./model --history --json"),
-)(inspect.run)
-app.command(
-    "local",
-    cls=RunCommand,
-    epilog=examples(
+    "inspect": (inspect.run, "envbuild inspect gs://acme/churn/7", "envbuild inspect ./model --history --json"),
+    "local": (
+        local.run,
         "envbuild local gs://acme/churn/7",
         "envbuild local gs://acme/churn/7 --data gs://acme/data=./data -- python evaluate.py",
         "envbuild local manifest.json --venv .venv --jupyter",
     ),
-)(local.run)
-app.command(
-    "lock",
-    epilog=examples(
+    "lock": (
+        lock.run,
         "envbuild lock manifest.json --out locked",
         "envbuild lock manifest.json --extra 'fastapi==0.115.0' --download wheels",
     ),
-)(lock.run)
-app.add_typer(profiles.app, name="profiles")
-app.command(
-    "rebase",
-    epilog=examples("envbuild rebase europe-docker.pkg.dev/acme/ml/churn:7 --base python:3.11-slim --push ..."),
-)(rebase.run)
-app.command("schema", epilog=examples("envbuild schema > manifest.schema.json"))(schema.run)
-app.command(
-    "serve",
-    epilog=examples(
+    "rebase": (
+        rebase.run,
+        "envbuild rebase europe-docker.pkg.dev/acme/ml/churn:7 --base python:3.11-slim --push ...",
+    ),
+    "schema": (schema.run, "envbuild schema > manifest.schema.json"),
+    "serve": (
+        serve.run,
         "envbuild serve gs://acme/churn/7 --server fastapi --push europe-docker.pkg.dev/acme/ml/churn-serve",
         'envbuild serve ./model --app app --cmd "python /app/serve.py" --load churn:serve',
         "envbuild serve gs://acme/churn/7 --server tf-serving --server-version 2.15.1",
     ),
-)(serve.run)
-app.command(
-    "verify",
-    epilog=examples(
+    "verify": (
+        verify.run,
         "envbuild verify gs://acme/churn/7",
         "envbuild verify gs://acme/churn/7 europe-docker.pkg.dev/acme/ml/churn-serve:7 --golden --run",
         "envbuild verify manifest.json host --python ./venv/bin/python",
         "envbuild verify churn:7 --lock pylock.toml --deep",
     ),
-)(verify.run)
+}
+"""The function of each command, and its examples."""
+for _name, (_command, *_examples) in _COMMANDS.items():
+    _class = RunCommand if _name in ("capture", "local") else Command
+    _metavar = {"options_metavar": "[OPTIONS] [-- COMMAND...]"} if _name == "capture" else {}
+    app.command(_name, cls=_class, epilog=examples(*_examples), **_metavar)(_command)
+app.add_typer(base.app, name="base")
+app.add_typer(cache.app, name="cache")
+app.add_typer(profiles.app, name="profiles")
 
 
 def run(arguments: list[str]) -> int:
@@ -196,7 +176,11 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return _NO_READER
     except OSError as error:
-        return _failed(_machine_error(error))
+        what, todo = _OS_ERRORS.get(error.errno or 0, (error.strerror or str(error), "check the path"))
+        where = next((str(name) for name in (error.filename2, error.filename) if name), "")
+        if error.errno in _UNWRITABLE and _in_cache(where):
+            what, todo = f"the cache cannot be written: {what}", _SET_CACHE
+        return _failed(BuildError(what, where=where, todo=todo))
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise
@@ -229,14 +213,6 @@ def _failed(error: EnvbuildError) -> int:
     console.print(printable(str(error)))
     annotate_error(error)
     return error.exit_code
-
-
-def _machine_error(error: OSError) -> BuildError:
-    what, todo = _OS_ERRORS.get(error.errno or 0, (error.strerror or str(error), "check the path"))
-    where = next((str(name) for name in (error.filename2, error.filename) if name), "")
-    if error.errno in _UNWRITABLE and _in_cache(where):
-        what, todo = f"the cache cannot be written: {what}", _SET_CACHE
-    return BuildError(what, where=where, todo=todo)
 
 
 def _in_cache(where: str) -> bool:

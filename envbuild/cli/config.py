@@ -4,8 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -15,12 +14,14 @@ from envbuild.cli.command import (
     check_path,
     commands_of,
     configuration_of,
+    flag,
+    grouped,
     option_values,
     options_of,
     reason_of,
     source_of,
 )
-from envbuild.cli.console import Progress, check_stdout, one_line, printable
+from envbuild.cli.console import Progress, one_line, printable
 from envbuild.cli.options import AsJson
 from envbuild.errors import UsageError
 
@@ -38,26 +39,21 @@ _SECRET: Final = re.compile(r"(?i)token|passw|secret|credential|key")
 """Names whose values are not shown."""
 _SET: Final = "(set)"
 
-All = Annotated[bool, typer.Option("--all", help="Show the defaults of all other options too.", rich_help_panel=WHAT)]
-Schema = Annotated[
-    bool, typer.Option("--schema", help="Print a JSON schema of envbuild.toml, and stop.", rich_help_panel=HOW)
-]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OptionValue:
     """The value of an option, unless the command line gives another one."""
 
-    option: str
-    """`from-manifest.push`, as in the file."""
-    value: Any
-    source: str
-    """`file`, `variable` or `default`."""
-    where: str
-    """`/work/envbuild.toml, line 1: push`, or the variable's name."""
-    variable: str
-    fault: str = ""
-    """Why the option does not take it."""
+    def __init__(self, table: str, option: "Option", value: Any, source: str, where: str, fault: str) -> None:
+        self.option = f"{table}.{option.key}"
+        """`from-manifest.push`, as in the file."""
+        self.value = _without_secrets(option.key, value)
+        self.source = source
+        """`file`, `variable` or `default`."""
+        self.where = where
+        """`/work/envbuild.toml: push`, or the variable's name."""
+        self.variable = option.variable
+        self.fault = fault
+        """Why the option does not take it."""
 
     def line(self) -> str:
         """Return it for people."""
@@ -65,14 +61,20 @@ class OptionValue:
         return f"{self.option} = {value}  [{self.where or self.source}]"
 
 
-def run(ctx: typer.Context, *, everything: All = False, schema: Schema = False, as_json: AsJson = False) -> None:
+@grouped()
+def run(
+    ctx: typer.Context,
+    *,
+    everything: bool = flag(WHAT, "Show the defaults of all other options too.", "--all"),
+    schema: bool = flag(HOW, "Print a JSON schema of envbuild.toml, and stop."),
+    as_json: AsJson = False,
+) -> None:
     """Show the options that the configuration and variables set.
 
-    Each with the file and line, or the variable, that it comes from. The file is envbuild.toml, or [tool.envbuild]
+    Each with the file, or the variable, that it comes from. The file is envbuild.toml, or [tool.envbuild]
     in pyproject.toml, of this folder or the nearest one above. The command line counts first, then variables, the
     file, and defaults. Secrets are not shown.
     """
-    check_stdout()
     commands = dict(commands_of(ctx.find_root().command))
     if schema:
         from envbuild import config
@@ -96,18 +98,13 @@ def _values(ctx: typer.Context, name: str, command: Any) -> Iterator[OptionValue
     for option, parameter, raw in option_values(calling, {}):
         value, fault = _converted(calling, option, parameter, raw)
         source, where = source_of(calling, option, parameter)
-        yield _option_value(name, option, value, fault, source, where)
+        yield OptionValue(name, option, value, source, where, fault)
     options = {option.key: (option, parameter) for option, parameter in options_of(name, command)}
     for table, settings in configuration_of(ctx).tables.items():
         for key, setting in settings.items() if table.startswith(f"{name}.") else ():
             option, parameter = options[key]
             fault = _converted(calling, option, parameter, setting.value)[1]
-            yield _option_value(table, option, setting.value, fault, "file", setting.where)
-
-
-def _option_value(table: str, option: "Option", value: Any, fault: str, source: str, where: str) -> OptionValue:
-    key, shown = f"{table}.{option.key}", _without_secrets(option.key, value)
-    return OptionValue(option=key, value=shown, source=source, where=where, variable=option.variable, fault=fault)
+            yield OptionValue(table, option, setting.value, "file", setting.where, fault)
 
 
 def _converted(ctx: typer.Context, option: "Option", parameter: Any, raw: Any) -> tuple[Any, str]:
@@ -118,30 +115,11 @@ def _converted(ctx: typer.Context, option: "Option", parameter: Any, raw: Any) -
             if option.local:
                 check_path(option, raw)
             value = parameter.process_value(ctx, raw)
-        for text in value if isinstance(value, list | tuple) else () if value is None else (value,):
-            _check_text(option.key, str(text))
     except typer.BadParameter as error:
         return value, reason_of(error)
     except UsageError as error:
         return value, f"{error.what}; {error.todo}"
     return value, ""
-
-
-def _check_text(key: str, text: str) -> None:
-    """Refuse what every command refuses that has an option of this name."""
-    if key == "platform":
-        from envbuild.cli.arguments import machine_of
-
-        for name in text.split(","):
-            machine_of(name.strip() or None)
-    elif key == "cmd":
-        from envbuild.cli.serve import words_of
-
-        words_of(text)
-    elif key == "extra":
-        from envbuild.serve.check import check_requirement
-
-        check_requirement(text)
 
 
 def _without_secrets(name: str, value: Any) -> Any:
@@ -167,7 +145,7 @@ def _print(ctx: typer.Context, values: list[OptionValue], unknown: list[str], *,
     if as_json:
         shown = {
             "file": str(file) if file else None,
-            "options": [asdict(it) for it in values],
+            "options": [vars(it) for it in values],
             "variables": own,
             "unknown": unknown,
             "error": str(broken) if broken else None,

@@ -7,13 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.filesize import decimal
 
-from envbuild.errors import BuildError
 from envbuild.report import announcing
 
 if TYPE_CHECKING:
@@ -177,21 +175,6 @@ def _started_bars(console: "Console") -> "Bars":
     bars = Progress(text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console, transient=True)
     bars.start()
     return bars
-
-
-def check_stdout(*, wanted: bool = True) -> None:
-    """BuildError where stdout is closed and the result would be lost; call it before the work is done."""
-    if wanted and sys.stdout is None:
-        todo = "leave it open, or send the result to a file: > FILE"
-        raise BuildError("standard output is closed, and the result goes there", todo=todo)
-
-
-def is_stdout(path: Path) -> bool:
-    """Whether a file is the one that stdout goes to."""
-    try:
-        return path.is_file() and os.path.samestat(path.stat(), os.fstat(1))
-    except OSError:
-        return False
 
 
 def replace_streams() -> None:

@@ -7,7 +7,7 @@ import typer
 
 from envbuild.cli.arguments import read_run
 from envbuild.cli.command import WHAT, WHERE, grouped, option
-from envbuild.cli.console import Progress, check_stdout
+from envbuild.cli.console import Progress
 from envbuild.cli.options import FactOptions
 from envbuild.errors import UsageError
 
@@ -30,7 +30,6 @@ def run(
     """
     from envbuild.capture.gcs import check_out, write_out
 
-    check_stdout(wanted=out is None)
     try:
         check_out(out)
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,17 +10,14 @@ import typer
 
 from envbuild.cli.arguments import machine_of
 from envbuild.cli.command import HOW, grouped, option
-from envbuild.cli.console import Progress, check_stdout, one_line
+from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import AsJson, MinimumRecord, Platform, Signed, check_not_empty, read_reference
 from envbuild.cli.targets import kind_of, marks_of, proof_of, required_keys, signature_findings
-from envbuild.errors import UsageError, VerifyError
+from envbuild.errors import UsageError, VerifyError, counted
 
 if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
-    from envbuild.stamp.signature import Proof
     from envbuild.verify.findings import Finding
-    from envbuild.verify.policy import Policy
-    from envbuild.verify.reports import Verdict
 
 
 @grouped()
@@ -48,30 +44,42 @@ def run(
     default, where any is an error. With --signed the key has to have signed the stamp and the image, and the stamp
     has to name the image.
     """
-    check_stdout()
-    given, machine, judge = _reference(model, image), machine_of(platform), _policy(policy)
+    from envbuild.registry.pull import pull
+    from envbuild.serve.deploy import RULES, deploy_findings, digest_of
+    from envbuild.verify.policy import Policy, read_policy
+    from envbuild.verify.reports import Verdict, lines, sound
+    from envbuild.verify.rules.catalogue import TITLES
+    from envbuild.verify.sources.model import read_model
+
+    given, machine = _reference(model, image), machine_of(platform)
+    judge = read_policy(policy, [*TITLES, *RULES]) if policy else Policy()
     keys = required_keys(signed, judge.keys)
     proof = proof_of(keys, minimum_record)
+    reference, failure = None, None
+    found: tuple[Finding, ...] = ()
     with Progress() as progress:
         try:
-            reference, found = _findings(kind_of(model)[1], given, machine, proof, progress)
+            progress.step(f"reading model {one_line(model)}")
+            stamped = read_model(kind_of(model)[1], proof)
+            progress.step(f"reading image {given}")
+            pulled = pull(given, machine=machine)
+            reference = given.at(digest_of(pulled))  # as a tag may move meanwhile
+            findings_of_image = deploy_findings(stamped, given, pulled, progress.progress)
+            signatures = signature_findings({str(reference): reference}, keys, progress)
+            found = (*findings_of_image, *signatures, *judge.registry_findings(reference))
         except VerifyError as error:
-            if as_json:
-                _print_json(_verdict(model, given, (), judge, error.what), None)
-            raise
-        signatures = signature_findings({str(reference): reference}, keys, progress)
-        found = (*found, *signatures, *judge.registry_findings(reference))
-    verdict = _verdict(model, given, found, judge)
+            failure = error
+    findings, failed = judge.judged(found, datetime.now(UTC).date()), failure.what if failure else ""
+    verdict = Verdict(targets=(model, str(given)), findings=findings, policy=judge, failed=failed)
     if as_json:
-        _print_json(verdict, reference)
-    else:
-        from envbuild.verify.reports import lines
-
-        for line in lines(verdict.findings):
-            typer.echo(one_line(line), err=True)
-    if verdict.wrong:
-        count, wrong = len(verdict.findings), len(verdict.wrong)
-        what = f"this image must not be deployed: {wrong} of {count} findings {'differs' if wrong == 1 else 'differ'}"
+        deploy = None if verdict.wrong or failure else str(reference)
+        typer.echo(json.dumps(sound({"image": deploy, **verdict.to_dict()}), indent=2))
+    if failure:
+        raise failure
+    for line in () if as_json else lines(findings):
+        typer.echo(one_line(line), err=True)
+    if wrong := len(verdict.wrong):
+        what = f"this image must not be deployed: {wrong} of {counted(len(findings), 'finding')} failed"
         todo = "do what the findings say, or deploy an image that the model is stamped with"
         raise VerifyError(what, where=one_line(f"{model} {image}"), todo=todo)
     if not as_json:
@@ -96,43 +104,3 @@ def _reference(model: str, image: str) -> "Reference":
         raise UsageError(what, where=f"IMAGE {one_line(image)}", todo=todo)
     todo = "give an image of a registry: HOST/NAME:TAG or HOST/NAME@sha256:..."
     return read_reference(image.removeprefix("image:").removeprefix("docker://"), "IMAGE", todo)
-
-
-def _policy(path: Path | None) -> "Policy":
-    from envbuild.serve.deploy import RULES
-    from envbuild.verify.policy import Policy, read_policy
-    from envbuild.verify.rules.catalogue import TITLES
-
-    return read_policy(path, [*TITLES, *RULES]) if path else Policy()
-
-
-def _findings(
-    model: str, given: "Reference", machine: str, proof: "Proof | None", progress: Progress
-) -> "tuple[Reference, tuple[Finding, ...]]":
-    """Return the image by the digest that was checked, as a tag may move meanwhile, and what was found."""
-    from envbuild.registry.pull import pull
-    from envbuild.serve.deploy import deploy_findings, digest_of
-    from envbuild.verify.sources.model import read_model
-
-    progress.step(f"reading model {one_line(model)}")
-    stamped = read_model(model, proof)
-    progress.step(f"reading image {given}")
-    image = pull(given, machine=machine)
-    reference = given.at(digest_of(image))
-    return reference, tuple(deploy_findings(stamped, given, image, progress.progress))
-
-
-def _verdict(
-    model: str, given: "Reference", found: "Sequence[Finding]", judge: "Policy", failed: str = ""
-) -> "Verdict":
-    from envbuild.verify.reports import Verdict
-
-    findings = judge.judged(found, datetime.now(UTC).date())
-    return Verdict(targets=(model, str(given)), findings=findings, policy=judge, failed=failed)
-
-
-def _print_json(verdict: "Verdict", reference: "Reference | None") -> None:
-    from envbuild.verify.reports import sound
-
-    deploy = None if verdict.wrong or reference is None else str(reference)
-    typer.echo(json.dumps(sound({"image": deploy, **verdict.to_dict()}), indent=2))

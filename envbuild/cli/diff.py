@@ -12,7 +12,7 @@ import typer
 from envbuild.cli.arguments import machine_of, read_lock, read_run
 from envbuild.cli.capture import capture_elsewhere
 from envbuild.cli.command import HOW, WHAT, WHERE, flag, grouped, option
-from envbuild.cli.console import Progress, check_stdout, printable
+from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import AsJson, Platform
 from envbuild.cli.targets import kind_of
 from envbuild.errors import UsageError, VerifyError
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from envbuild.diff.facts import Description
     from envbuild.manifest.model import TrainingManifest
 
+    Facts = tuple[Description, str | None, TrainingManifest | None]
+    """Of a manifest, a model, a lock or a host; the digest of its bytes, of a model's record; its manifest."""
+
+Digests = tuple[str | None, str | None]
 _FORMS = "An image (a reference, an OCI layout, an archive, docker-daemon:NAME), a manifest, a model, a lock, or host"
-_MAX_PATH = 4096
-"""linux/limits.h."""
 _KINDS = {"image": "images", "manifest": "manifests", "lock": "locks", "model": "models", "host": "hosts"}
 
 
@@ -38,16 +40,6 @@ class Difference(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """A difference, and the digests of what was compared."""
-
-    kind: str
-    """`images`."""
-    difference: Difference
-    digests: tuple[str | None, str | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
     """A or B."""
 
@@ -56,16 +48,6 @@ class Argument:
     """`manifest`; a build context is its lock."""
     name: str
     """Without a prefix for the kind."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """The facts of a manifest, a model, a lock or a host."""
-
-    described: "Description"
-    digest: str | None = None
-    """Of its bytes, of a model's of its record; None where it has none."""
-    manifest: "TrainingManifest | None" = None
 
 
 @grouped()
@@ -90,21 +72,27 @@ def run(
     and with those by their packages. The first line is a summary. Exit code 0 where they are equal, 16 where they
     differ. Layers that decide nothing are not read, and none is unpacked.
     """
-    check_stdout()
     rules = _rules(ignore or [], as_installed=as_installed, mtimes=mtimes)
     before, after = _argument(a), _argument(b)
     _check(before, after, python)
     with Progress() as progress:
         if before.kind == "image":
-            result = _compare_images(before.name, after.name, rules, machine_of(platform), progress)
+            difference, digests = _compare_images(before.name, after.name, rules, machine_of(platform), progress)
         else:
-            result = _compare_facts(before, after, python, progress)
-    _print(a, b, result, files=files, as_json=as_json)
+            difference, digests = _compare_facts(before, after, python, progress)
+    if as_json:
+        sides = {side: {"name": it, "digest": digest} for side, it, digest in zip("ab", (a, b), digests, strict=True)}
+        typer.echo(json.dumps({**sides, **difference.to_dict()}, indent=2))
+    else:
+        for line in difference.lines(files=files):
+            typer.echo(one_line(line))
+    if not difference.equal:
+        kind = _KINDS[before.kind] if before.kind == after.kind else "two"
+        todo = "see which files with --files" if before.kind == "image" and not (files or as_json) else ""
+        raise VerifyError(f"the {kind} differ", where=f"{a} and {b}", todo=todo)
 
 
 def _argument(text: str) -> Argument:
-    if len(text) > _MAX_PATH:  # no file has such a name: what reads references refuses it
-        return Argument(text=text, kind="image", name=text)
     kind, name = kind_of(text)
     if kind == "model" and not _is_model(name):  # any folder; what reads images refuses it
         return Argument(text=text, kind="image", name=name)
@@ -146,7 +134,7 @@ def _rules(ignore: list[str], *, as_installed: bool, mtimes: bool) -> "Rules":
     return Rules(ignore=tuple(ignore), as_installed=as_installed, mtimes=mtimes)
 
 
-def _compare_facts(a: Argument, b: Argument, python: str | None, progress: Progress) -> Comparison:
+def _compare_facts(a: Argument, b: Argument, python: str | None, progress: Progress) -> tuple[Difference, Digests]:
     """Compare facts; a host is captured last, with the variables that the other side names."""
     from envbuild.diff.facts import compare_descriptions, compare_locks, compare_packages
 
@@ -160,30 +148,28 @@ def _compare_facts(a: Argument, b: Argument, python: str | None, progress: Progr
             case "model":
                 facts[it] = _model_facts(it.name, progress)
             case _:
-                others = [other.manifest for other in facts.values() if other.manifest]
+                others = [manifest for _, _, manifest in facts.values() if manifest]
                 facts[it] = _host_facts(it.name, python, others, progress)
     compare = (compare_descriptions, compare_packages, compare_locks)[(a.kind, b.kind).count("lock")]
-    kind = _KINDS[a.kind] if a.kind == b.kind else "two"
-    difference = compare(facts[a].described, facts[b].described)
-    return Comparison(kind=kind, difference=difference, digests=(facts[a].digest, facts[b].digest))
+    return compare(facts[a][0], facts[b][0]), (facts[a][1], facts[b][1])
 
 
-def _manifest_facts(name: str, progress: Progress) -> Facts:
+def _manifest_facts(name: str, progress: Progress) -> "Facts":
     from envbuild.diff.facts import describe_manifest
     from envbuild.oci.digest import Digest
 
     _, data, manifest = read_run(name, progress)
-    return Facts(described=describe_manifest(manifest), digest=str(Digest.of(data)), manifest=manifest)
+    return describe_manifest(manifest), str(Digest.of(data)), manifest
 
 
-def _lock_facts(name: str) -> Facts:
+def _lock_facts(name: str) -> "Facts":
     from envbuild.diff.facts import describe_lock
     from envbuild.oci.digest import Digest
 
-    return Facts(described=describe_lock(read_lock(Path(name), "")), digest=str(Digest.of(Path(name).read_bytes())))
+    return describe_lock(read_lock(Path(name), "")), str(Digest.of(Path(name).read_bytes())), None
 
 
-def _model_facts(name: str, progress: Progress) -> Facts:
+def _model_facts(name: str, progress: Progress) -> "Facts":
     from envbuild.diff.facts import describe_model
     from envbuild.stamp.record import record_digest
     from envbuild.verify.sources.model import read_model
@@ -195,11 +181,10 @@ def _model_facts(name: str, progress: Progress) -> Facts:
         progress.warn(f"{copy}: {fault}")
     locks = {" ".join(slot): lock for slot, lock in found.locks.items()}
     digest = str(record_digest(found.history.records[0].name)) if found.stamp else None
-    described = describe_model(found.model, found.manifest, found.stamp, locks)
-    return Facts(described=described, digest=digest, manifest=found.manifest)
+    return describe_model(found.model, found.manifest, found.stamp, locks), digest, found.manifest
 
 
-def _host_facts(name: str, python: str | None, others: "Sequence[TrainingManifest]", progress: Progress) -> Facts:
+def _host_facts(name: str, python: str | None, others: "Sequence[TrainingManifest]", progress: Progress) -> "Facts":
     """Capture this machine."""
     from envbuild.capture.files import manifest_text
     from envbuild.capture.options import merge_options
@@ -208,24 +193,20 @@ def _host_facts(name: str, python: str | None, others: "Sequence[TrainingManifes
     from envbuild.manifest import read_manifest
 
     progress.step(f"capturing this machine by {python or 'the Python that envbuild runs on'}")
-    options = merge_options(
-        {
-            "variable": [variable for manifest in others for variable, _ in manifest.variables],
-            "requires": [it.name for manifest in others if manifest.contract for it in manifest.contract.variables],
-            "data": [], "load": [], "preprocessing": [], "model": None, "golden": None, "command": None,
-            "config": None, "patch": False, "deep": False,
-        },
-        None,
-    )  # fmt: skip
+    given: dict[str, Any] = dict.fromkeys(("model", "golden", "command", "config"))
+    given |= {"data": [], "load": [], "preprocessing": [], "patch": False, "deep": False}
+    given["variable"] = [variable for manifest in others for variable, _ in manifest.variables]
+    given["requires"] = [it.name for manifest in others if manifest.contract for it in manifest.contract.variables]
+    options = merge_options(given, None)
     if python is None:
         facts = capture(out=None, process="fresh", **options)
     else:
         facts = capture_elsewhere(options, None, python, None)
     manifest = read_manifest(manifest_text(facts).encode(), name)
-    return Facts(described=describe_host(manifest), manifest=manifest)
+    return describe_host(manifest), None, manifest
 
 
-def _compare_images(a: str, b: str, rules: "Rules", machine: str, progress: Progress) -> Comparison:
+def _compare_images(a: str, b: str, rules: "Rules", machine: str, progress: Progress) -> tuple[Difference, Digests]:
     from envbuild.diff.comparison import compare
     from envbuild.diff.images import check_name, open_image
     from envbuild.files import cache_folder
@@ -239,21 +220,4 @@ def _compare_images(a: str, b: str, rules: "Rules", machine: str, progress: Prog
             stack.enter_context(open_image(it, machine=machine, cache=cache, report=progress)) for it in (a, b)
         )
         difference = compare(before, after, rules, names=(a, b), report=progress.progress)
-    digests = (str(before.found_as or before.digest), str(after.found_as or after.digest))
-    return Comparison(kind="images", difference=difference, digests=digests)
-
-
-def _print(a: str, b: str, result: Comparison, *, files: bool, as_json: bool) -> None:
-    """Print what differs; VerifyError where anything does."""
-    difference = result.difference
-    if as_json:
-        sides = {
-            side: {"name": name, "digest": it} for side, name, it in zip("ab", (a, b), result.digests, strict=True)
-        }
-        typer.echo(json.dumps({**sides, **difference.to_dict()}, indent=2))
-    else:
-        for line in difference.lines(files=files):
-            typer.echo(printable(line).replace("\n", " "))
-    if not difference.equal:
-        todo = "see which files with --files" if result.kind == "images" and not (files or as_json) else ""
-        raise VerifyError(f"the {result.kind} differ", where=f"{a} and {b}", todo=todo)
+    return difference, (str(before.found_as or before.digest), str(after.found_as or after.digest))

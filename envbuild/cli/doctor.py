@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envbuild.cli.command import HOW, flag, grouped
-from envbuild.cli.console import check_stdout, printable
+from envbuild.cli.console import one_line
 from envbuild.cli.options import AsJson
 from envbuild.errors import MissingComponentError, UsageError, VerifyError
 
@@ -33,7 +33,6 @@ def run(targets: Targets = None, *, offline: bool = flag(HOW, "Use no network.")
     from envbuild.verify.doctor.machine import machine_checks
     from envbuild.verify.doctor.targets import target_checks, target_of
 
-    check_stdout()
     if targets and offline:
         todo = "leave one of them out"
         raise UsageError("checks of models and images need a network", where="--offline", todo=todo)
@@ -52,6 +51,6 @@ def _print(findings: "Sequence[Finding]", *, healthy: bool, as_json: bool) -> No
         typer.echo(json.dumps({"healthy": healthy, "findings": [it.to_dict() for it in findings]}, indent=2))
         return
     for finding in findings:
-        typer.echo(printable(str(finding)).replace("\n", " "))
+        typer.echo(one_line(str(finding)))
         if not finding.agrees and finding.todo:
-            typer.echo(printable(f"         do: {finding.todo}").replace("\n", " "))
+            typer.echo(one_line(f"         do: {finding.todo}"))

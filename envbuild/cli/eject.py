@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from envbuild.cli.command import HOW, flag, grouped
-from envbuild.cli.console import Progress, check_stdout
+from envbuild.cli.console import Progress
 from envbuild.cli.options import check_not_empty
 from envbuild.errors import UsageError
 
@@ -26,7 +26,6 @@ def run(
     from envbuild.image.context import built_in
 
     check_not_empty({"DIR": folder})
-    check_stdout()
     check_stageable(Path(folder), "DIR")
     place, templates = Path(folder), built_in()
     existing = {name: (place / name).read_bytes() for name in templates if (place / name).exists()}

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +10,7 @@ import typer
 
 from envbuild.cli.arguments import read_run, report_changes, report_decisions
 from envbuild.cli.command import ADVANCED, grouped, option
-from envbuild.cli.console import Progress, check_stdout
+from envbuild.cli.console import Progress
 from envbuild.cli.options import (
     BuilderOptions,
     CloudOptions,
@@ -26,9 +26,7 @@ from envbuild.cli.targets import check_key
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from envbuild.build import Order, Plan
+    from envbuild.build import Order
 
 RoleName = Literal["train", "serve"]
 
@@ -50,7 +48,6 @@ def run(
     Locks the exact wheels, writes a build context, assembles the image without a Docker daemon, pushes it
     (or writes an OCI layout), and stamps its digest on the model. Prints the digest reference.
     """
-    check_stdout()
     options = OrderOptions(image=image, locks=locks, record=record, builder=builder, cloud=cloud)
     with Progress() as progress:
         if role == "serve":
@@ -103,8 +100,13 @@ def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) 
 
         typer.echo(printed_yaml(order).decode(), nl=False)  # as gcloud reads it
         return
+    if dry_run and as_json:
+        values = [{"base": plan.base, "stack": asdict(plan.stack)} for plan in plans]
+        typer.echo(json.dumps(values[0] if len(values) == 1 else {"platforms": values}, indent=2))
+        return
     if dry_run:
-        _print_plans(plans, as_json=as_json)
+        for plan in plans:
+            typer.echo("\n".join((f"base {plan.base}", *plan.stack.requirements)))
         return
     outcome = build(order, plans, progress.reporter(), datetime.now(UTC))
     if outcome.stamped:
@@ -115,16 +117,3 @@ def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) 
     value = result(outcome, time.monotonic() - started)
     report_result(value)
     typer.echo(json.dumps(value, indent=2) if as_json else reference(outcome))
-
-
-def _print_plans(plans: "Sequence[Plan]", *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    if as_json:
-        values = [{"base": plan.base, "stack": asdict(plan.stack)} for plan in plans]
-        typer.echo(json.dumps(values[0] if len(values) == 1 else {"platforms": values}, indent=2))
-        return
-    for plan in plans:
-        typer.echo(f"base {plan.base}")
-        for requirement in plan.stack.requirements:
-            typer.echo(requirement)

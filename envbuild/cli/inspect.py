@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envbuild.cli.command import WHAT, flag, grouped
-from envbuild.cli.console import Progress, check_stdout, printable
+from envbuild.cli.console import Progress, printable
 from envbuild.cli.options import AsJson, MinimumRecord, Signed
 from envbuild.errors import StampError
 
 if TYPE_CHECKING:
     from envbuild.stamp.history import History, RecordFile
-    from envbuild.stamp.record import Stamp, StampedImage
+    from envbuild.stamp.record import StampedImage
 
 
 _SIGNED = {True: "signed by the key", False: "not signed", None: "signed; --signed KEY checks by whom"}
@@ -34,7 +34,6 @@ def run(
     """
     from envbuild.stamp.history import read_history
 
-    check_stdout()
     proof = None
     if signed is not None or minimum_record is not None:
         from envbuild.cli.targets import proof_of
@@ -47,30 +46,28 @@ def run(
             raise StampError(found.unstamped, where=found.model, todo=todo)
         if not found.current:
             progress.warn(
-                "the model was replaced since it was stamped, so the images may not be its own; stamp it again"
+                "the model was replaced since it was stamped, and the images may not be its own; stamp it again"
             )
     if as_json:
         typer.echo(json.dumps(_json_object(found), indent=2))
-        return
-    for line in _lines(found):
-        typer.echo(printable(line))
+    else:
+        typer.echo("\n".join(map(printable, _lines(found))))
 
 
 def _json_object(found: "History") -> dict[str, Any]:
     """Return the records by their own bytes, with keys that this release does not know."""
-    records = [
-        {"name": it.name, "record": json.loads(it.data)}
-        if it.stamp
-        else {"name": it.name, "record": None, "fault": it.fault}
-        for it in found.records
-    ]
     newest = found.records[0].stamp
     return {
         "model": found.model,
         "current": found.current,
         "counter": newest.counter if newest else 0,
         "signed": found.signed,
-        "records": records,
+        "records": [
+            {"name": it.name, "record": json.loads(it.data)}
+            if it.stamp
+            else {"name": it.name, "record": None, "fault": it.fault}
+            for it in found.records
+        ],
     }
 
 
@@ -102,6 +99,8 @@ def _image(image: "StampedImage") -> Iterator[str]:
 
 
 def _record(record: "RecordFile", before: "tuple[RecordFile, ...]", *, whole: bool) -> Iterator[str]:
+    from envbuild.stamp.history import changes
+
     if record.stamp is None:
         yield f"  {record.name}: {record.fault}, so the records before it are unknown"
         return
@@ -111,12 +110,6 @@ def _record(record: "RecordFile", before: "tuple[RecordFile, ...]", *, whole: bo
     if record.stamp.content and record.stamp.content.forced:
         yield f"    --stamp-anyway: {record.stamp.content.forced}"
     if whole and not (before and before[0].stamp is None):
-        yield from _changes(before[0].stamp if before else None, record.stamp)
-
-
-def _changes(before: "Stamp | None", after: "Stamp") -> Iterator[str]:
-    from envbuild.stamp.history import changes
-
-    for old, new in changes(before, after):
-        slot = " ".join((new or old).slot)  # type: ignore[union-attr]
-        yield f"    {slot}: {old.digest if old else 'nothing'} -> {new.digest if new else 'nothing'}"
+        for old, new in changes(before[0].stamp if before else None, record.stamp):
+            slot = " ".join((new or old).slot)  # type: ignore[union-attr]
+            yield f"    {slot}: {old.digest if old else 'nothing'} -> {new.digest if new else 'nothing'}"

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from envbuild.cli.command import WORDS, grouped
-from envbuild.cli.console import check_stdout
 from envbuild.cli.local_plan import LocalOptions
 from envbuild.errors import UsageError
 
@@ -27,7 +26,6 @@ def run(ctx: typer.Context, target: Target, *, options: LocalOptions) -> None:
     else another variant is pulled, or built from the same lock. Differences are reported before anything is
     downloaded. After -- comes the command, by default a shell; its exit code is passed through.
     """
-    check_stdout()
     command = tuple(ctx.meta.get(WORDS) or ())
     _check(options, command)
     source = ctx.get_parameter_source("data")

@@ -10,7 +10,7 @@ import typer
 
 from envbuild.cli.arguments import read_run
 from envbuild.cli.command import ADVANCED, HOW, WHAT, WHERE, flag, option
-from envbuild.cli.console import Progress, one_line, printable
+from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import FindLinks, MinimumRecord, Offline, Signed, VariantName
 from envbuild.cli.targets import kind_of, proof_of
 from envbuild.errors import UsageError, VerifyError
@@ -172,26 +172,19 @@ def refuse_errors(findings: "Sequence[Finding]", check: CheckName) -> None:
         raise VerifyError("what the run had is missing or different here", where=names, todo=todo)
 
 
-def print_plan(plan: Plan, findings: "Sequence[Finding]", *, as_json: bool) -> None:
-    """Print the plan of a container for --dry-run."""
+def plan_object(plan: Plan, findings: "Sequence[Finding]", **more: object) -> dict[str, object]:
+    """Return the plan as --json prints it; `more` is what the way of running adds."""
     choice = plan.choice
-    image = plan.subject.image or (choice.pull.image if choice.pull else None)
-    if not as_json:
-        typer.echo(f"{choice.variant} {choice.platform} {image or 'to be built'}")
-        return
-    value = {
+    return {
         "variant": choice.variant,
         "platform": choice.platform,
         "gpus": choice.gpus,
-        "image": image,
-        "build": image is None,
         "reasons": list(choice.reasons),
         "variables": sorted(plan.settled.variables),
         "missing": list(plan.settled.missing),
-        "mounts": [{"source": str(it.source), "target": it.target} for it in plan.settled.mounts],
         "findings": [it.to_dict() for it in findings],
+        **more,
     }
-    typer.echo(json.dumps(value, indent=2))
 
 
 def print_parity(found: "Iterable[Finding]", *, as_json: bool) -> int:
@@ -201,6 +194,6 @@ def print_parity(found: "Iterable[Finding]", *, as_json: bool) -> int:
         typer.echo(json.dumps({"findings": [it.to_dict() for it in findings]}, indent=2))
     else:
         for it in findings:
-            typer.echo(one_line(printable(str(it))))
+            typer.echo(one_line(str(it)))
     wrong = [it for it in findings if not it.agrees and it.severity == "error"]
     return VerifyError.exit_code if wrong else 0

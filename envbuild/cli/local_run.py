@@ -4,7 +4,7 @@ import json
 import os
 import re
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ from envbuild.cli.local_plan import (
     LocalOptions,
     Plan,
     make_plan,
+    plan_object,
     print_parity,
-    print_plan,
     refuse_errors,
     report_findings,
 )
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import docker
 
     from envbuild.local.image import Here
-    from envbuild.local.model import Choice, Engine, Launch, Mount, Port
+    from envbuild.local.model import Choice, Launch, Mount, Port
     from envbuild.lock.model import Lock
     from envbuild.verify.findings import Finding
 
@@ -45,9 +45,10 @@ _WRITTEN_BY_US = b"Written by envbuild"
 
 def run_in_container(target: str, command: tuple[str, ...], options: LocalOptions) -> int:
     """Plan, bring the image here, and start it; the exit code is the command's."""
-    from envbuild.local.container import check_ports, client_command
+    from envbuild.local.container import check_ports, client_command, run_launch
     from envbuild.local.contract import adc_findings
     from envbuild.local.data import workspace_mount
+    from envbuild.local.image import acquire
     from envbuild.local.machine import look
     from envbuild.local.preflight import preflight
 
@@ -63,7 +64,7 @@ def run_in_container(target: str, command: tuple[str, ...], options: LocalOption
             found = preflight(plan.subject, plan.choice, machine, size=size, settled=plan.settled)
             findings = report_findings((*found, *adc_findings(plan.settled)), progress)
             if options.dry_run:
-                print_plan(plan, findings, as_json=options.as_json)
+                _print_plan(plan, findings, as_json=options.as_json)
             if absence or client is None:
                 raise absence or MissingComponentError("no container engine answers", todo=_ALTERNATIVE)
             refuse_errors(findings, options.check)
@@ -71,7 +72,10 @@ def run_in_container(target: str, command: tuple[str, ...], options: LocalOption
                 return 0
             if machine.engine and not (options.golden or options.devcontainer or options.compose):
                 client_command(client, machine.engine)  # before anything is downloaded
-            here = _acquire(options, plan, client, progress)
+            now = datetime.now(UTC)
+            here = acquire(client, plan.subject, plan.choice, options.building(), progress.reporter(), now)
+            for remark in here.remarks:
+                progress.note(remark)
             if workspace is None:
                 return _parity(target, options, plan, here, client, progress)
             launch = replace(_launch(command, options, plan, here, client, workspace), ports=ports)
@@ -79,27 +83,22 @@ def run_in_container(target: str, command: tuple[str, ...], options: LocalOption
                 return _write_files(target, options, plan, here, launch, client, progress)
             notebook = _notebook(options, here, launch, client, progress) if options.jupyter else None
         assert machine.engine is not None, "an engine that answers was looked at"
-        return _run(client, machine.engine, launch, notebook)
+        if notebook:
+            from envbuild.local.notebook import announced
+
+            launch, port, token = notebook
+            stack.enter_context(announced(port, token, print_message))
+        return run_launch(client, machine.engine, launch, print_message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notebook:
-    """A notebook server to start."""
-
-    launch: "Launch"
-    port: int
-    token: str
-
-
-def _run(client: "docker.DockerClient", engine: "Engine", launch: "Launch", notebook: Notebook | None) -> int:
-    from envbuild.local.container import run_launch
-
-    if notebook is None:
-        return run_launch(client, engine, launch, print_message)
-    from envbuild.local.notebook import announced
-
-    with announced(notebook.port, notebook.token, print_message):
-        return run_launch(client, engine, notebook.launch, print_message)
+def _print_plan(plan: Plan, findings: "Sequence[Finding]", *, as_json: bool) -> None:
+    choice = plan.choice
+    image = plan.subject.image or (choice.pull.image if choice.pull else None)
+    if not as_json:
+        typer.echo(f"{choice.variant} {choice.platform} {image or 'to be built'}")
+        return
+    mounts = [{"source": str(it.source), "target": it.target} for it in plan.settled.mounts]
+    typer.echo(json.dumps(plan_object(plan, findings, image=image, build=image is None, mounts=mounts), indent=2))
 
 
 def _engine(stack: ExitStack) -> "tuple[docker.DockerClient | None, MissingComponentError | None]":
@@ -120,16 +119,6 @@ def _size(plan: Plan, client: "docker.DockerClient | None", progress: Progress) 
     choice = plan.choice
     named = plan.subject.image or (f"docker://{choice.pull.reference}" if choice.pull else None)
     return size_of(named, client, plan.machine.machine, progress) if named else None
-
-
-def _acquire(options: LocalOptions, plan: Plan, client: "docker.DockerClient", progress: Progress) -> "Here":
-    from envbuild.local.image import acquire
-
-    now = datetime.now(UTC)
-    here = acquire(client, plan.subject, plan.choice, options.building(), progress.reporter(), now)
-    for remark in here.remarks:
-        progress.note(remark)
-    return here
 
 
 def _launch(
@@ -195,7 +184,8 @@ def _write_files(
     if options.compose:
         files[Path("compose.yaml")] = compose(image, launch, plan.settled, name)
     for path in files:
-        if path.is_symlink() or (path.exists() and not _is_ours(path)):
+        ours = path.is_file() and _WRITTEN_BY_US in path.read_bytes()[:1000]
+        if path.is_symlink() or (path.exists() and not ours):
             todo = "move it away, or write in another folder"
             raise UsageError("this file exists, and envbuild did not write it", where=str(path), todo=todo)
     for path, data in files.items():
@@ -207,14 +197,6 @@ def _write_files(
             raise UsageError(f"it cannot be written: {error.strerror}", where=str(path), todo=todo) from error
         typer.echo(path)
     return 0
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return _WRITTEN_BY_US in file.readline(1000)
-    except OSError:
-        return False
 
 
 def _devices(text: str | None, choice: "Choice") -> tuple[str, ...] | None:
@@ -270,8 +252,8 @@ def _parity(
 
 def _notebook(
     options: LocalOptions, here: "Here", launch: "Launch", client: "docker.DockerClient", progress: Progress
-) -> Notebook:
-    """Build the image with a notebook server, and return its launch."""
+) -> "tuple[Launch, int, str]":
+    """Build the image with a notebook server; return its launch, port and token."""
     from envbuild.local.notebook import PORT, free_port, new_token, notebook_image, notebook_launch
 
     if here.lock is None or here.parent is None:
@@ -280,7 +262,7 @@ def _notebook(
         raise UsageError(what, where="--jupyter", todo=todo)
     image = notebook_image(client, here.parent, here.lock, options.lock_options(progress), progress.reporter())
     port, token = free_port(PORT), new_token()
-    return Notebook(launch=notebook_launch(launch, image.id, token, port), port=port, token=token)
+    return notebook_launch(launch, image.id, token, port), port, token
 
 
 def run_in_venv(target: str, command: tuple[str, ...], options: LocalOptions, folder: Path) -> int:
@@ -288,7 +270,9 @@ def run_in_venv(target: str, command: tuple[str, ...], options: LocalOptions, fo
     from envbuild.files import cache_folder
     from envbuild.local.image import lock_here
     from envbuild.local.machine import look
-    from envbuild.local.notebook import held_server
+    from envbuild.local.notebook import PORT, TOKEN, announced, free_port, held_server, new_token, server_command
+    from envbuild.local.preflight import parity
+    from envbuild.local.process import active, run_command, translated
     from envbuild.local.venv import check_place, held_venv
 
     check_place(folder)
@@ -302,24 +286,21 @@ def run_in_venv(target: str, command: tuple[str, ...], options: LocalOptions, fo
             lock = stamped or lock_here(plan.subject, plan.choice, options.building(), progress.reporter())
             venv = held_venv(folder, lock, lock.target.python, progress, cache=cache_folder())
             python = stack.enter_context(venv)
+            variables = translated(plan.settled, folder)
             if options.golden:
-                return _parity_in(options, plan, folder, python, progress)
+                from envbuild.verify.golden.runners import InInterpreter
+
+                runner = InInterpreter(name=str(python), variables=active(os.environ, variables, folder))
+                found = parity(plan.subject, runner, cache=cache_folder(), report=progress)
+                return print_parity(found, as_json=options.as_json)
             if options.jupyter:
                 server = held_server(folder, lock, options.lock_options(progress), progress)
                 python = stack.enter_context(server)
-        return _run_in(command, options, plan, folder, python)
-
-
-def _run_in(command: tuple[str, ...], options: LocalOptions, plan: Plan, folder: Path, python: Path) -> int:
-    from envbuild.local.notebook import PORT, TOKEN, announced, free_port, new_token, server_command
-    from envbuild.local.process import run_command, translated
-
-    variables = translated(plan.settled, folder)
-    if not options.jupyter:
-        return run_command(command, variables, folder)
-    port, token = free_port(PORT), new_token()
-    with announced(port, token, print_message):
-        return run_command(server_command(str(python), port), {**variables, TOKEN: token}, folder)
+        if not options.jupyter:
+            return run_command(command, variables, folder)
+        port, token = free_port(PORT), new_token()
+        with announced(port, token, print_message):
+            return run_command(server_command(str(python), port), {**variables, TOKEN: token}, folder)
 
 
 def _report_venv(options: LocalOptions, plan: Plan, folder: Path, stamped: "Lock | None", progress: Progress) -> None:
@@ -333,29 +314,13 @@ def _report_venv(options: LocalOptions, plan: Plan, folder: Path, stamped: "Lock
     for line in differs:
         progress.warn(line)
     if options.dry_run and options.as_json:
-        typer.echo(json.dumps(_plan_json(plan, folder, stamped, findings, differs), indent=2))
+        lock = "stamped" if stamped else "made now"
+        python = stamped.target.python if stamped else plan.subject.side.python
+        more = {"venv": str(folder.absolute()), "lock": lock, "python": python, "differs": list(differs)}
+        typer.echo(json.dumps(plan_object(plan, findings, **more), indent=2))
     elif options.dry_run:
         typer.echo(f"{plan.choice.variant} {plan.choice.platform} {folder.absolute()}")
     refuse_errors(findings, options.check)
-
-
-def _plan_json(
-    plan: Plan, folder: Path, stamped: "Lock | None", findings: "Sequence[Finding]", differs: "Sequence[str]"
-) -> dict[str, object]:
-    choice = plan.choice
-    return {
-        "venv": str(folder.absolute()),
-        "variant": choice.variant,
-        "platform": choice.platform,
-        "gpus": choice.gpus,
-        "lock": "stamped" if stamped else "made now",
-        "python": stamped.target.python if stamped else plan.subject.side.python,
-        "reasons": list(choice.reasons),
-        "differs": list(differs),
-        "variables": sorted(plan.settled.variables),
-        "missing": list(plan.settled.missing),
-        "findings": [it.to_dict() for it in findings],
-    }
 
 
 def _stamped_lock(plan: Plan) -> "Lock | None":
@@ -370,14 +335,3 @@ def _stamped_lock(plan: Plan) -> "Lock | None":
     else:
         check_fits(lock, platform_facts())
     return lock
-
-
-def _parity_in(options: LocalOptions, plan: Plan, folder: Path, python: Path, progress: Progress) -> int:
-    from envbuild.files import cache_folder
-    from envbuild.local.preflight import parity
-    from envbuild.local.process import active, translated
-    from envbuild.verify.golden.runners import InInterpreter
-
-    runner = InInterpreter(name=str(python), variables=active(os.environ, translated(plan.settled, folder), folder))
-    found = parity(plan.subject, runner, cache=cache_folder(), report=progress)
-    return print_parity(found, as_json=options.as_json)

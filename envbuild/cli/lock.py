@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envbuild.cli.arguments import read_run, report_changes
+from envbuild.cli.arguments import base_of, read_run, report_changes
 from envbuild.cli.command import ADVANCED, WHAT, WHERE, grouped, option
-from envbuild.cli.console import Progress, check_stdout
+from envbuild.cli.console import Progress
 from envbuild.cli.options import AsJson, FactOptions, LockOptions, Manifest
 from envbuild.errors import UsageError, counted
 
@@ -93,7 +93,6 @@ def _check(out: Path, download: Path | None, given: Mapping[str, Iterable[str] |
 
     from envbuild.files import check_stageable
 
-    check_stdout()
     for name, text in ((name, text) for name, texts in given.items() for text in texts or ()):
         try:
             Requirement(text)
@@ -170,18 +169,10 @@ def _target(
 
     if base is None:
         return stack_target(stack, base_glibc, glibc)
-    from envbuild.base.resolve import check_base, refuse_base, resolve_base
-    from envbuild.registry.pull import pull
+    from envbuild.base.resolve import check_base, refuse_base
 
     refuse_base(base, stack.machine, cache, stack.python, stack.glibc_minimum)
-    found = resolve_base(
-        base,
-        machine=stack.machine,
-        cache=cache,
-        pull=lambda reference, machine: pull(reference, machine=machine),
-        report=progress.note,
-        wanted_python=stack.python,
-    )
+    found = base_of(base, stack.machine, progress, stack.python)
     for remark in check_base(found, stack.python, stack.glibc_minimum, where=base):
         progress.warn(remark)
     return found.target

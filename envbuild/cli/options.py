@@ -18,7 +18,6 @@ from envbuild.cli.command import (
     what_option,
     where_option,
 )
-from envbuild.cli.console import is_stdout
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -192,9 +191,9 @@ class OrderOptions:
             "--sign": image.sign,
         })  # fmt: skip
         refuse_login(image.base or "", "--base")  # before the plan shows it
-        if image.archive is not None and (str(image.archive) == "-" or is_stdout(image.archive)):
+        if str(image.archive) == "-":
             what, todo = "an archive goes into a file, as stdout is for the digest", "give --archive a file"
-            raise UsageError(what, where=f"--archive {image.archive}", todo=todo)
+            raise UsageError(what, where="--archive -", todo=todo)
         if image.create_repository and image.push is None:
             todo = "give --push REPO too, or leave it out"
             raise UsageError("no repository is pushed to", where="--create-repository", todo=todo)

@@ -1,77 +1,70 @@
 """`envbuild profiles`: list the known releases of the frameworks, and show the stack of one."""
 
 import json
-from collections.abc import Iterable
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from envbuild.cli.command import App
-from envbuild.cli.options import CudaSource, Set, VariantName
+from envbuild.cli.command import WHAT, App, advanced_option, examples, grouped, option, where_option
+from envbuild.cli.options import AsJson, CudaSource, Set, VariantName
 
 if TYPE_CHECKING:
-    from envbuild.match.profiles import FrameworkWheel, Release
+    from envbuild.match.profiles import FrameworkWheel
     from envbuild.match.release import ReleaseStack
 
-app = App(
-    help="List the known releases of the frameworks, or show the stack of one.",
-)
-
-
-class FrameworkName(StrEnum):
-    """What FRAMEWORK takes."""
-
-    TENSORFLOW = "tensorflow"
-    TORCH = "torch"
-    JAX = "jax"
-
-
+app = App(help="List the known releases of the frameworks, or show the stack of one.")
+FrameworkName = Literal["tensorflow", "torch", "jax"]
 Folder = Annotated[
-    Path | None, typer.Option("--profiles", help="Where the profiles are: envbuild's own by default.", metavar="DIR")
+    Path | None, advanced_option("--profiles", help="Where the profiles are: envbuild's own by default.", metavar="DIR")
 ]
+_COLUMNS = ("RELEASE", "MACHINE", "PYTHON", "CUDA", "CUDNN", "KERAS", "GLIBC")
 
 
-@app.command("list")
+@app.command("list", epilog=examples("envbuild profiles list tensorflow", "envbuild profiles list --json"))
 def list_(
     framework: Annotated[FrameworkName | None, typer.Argument(help="All when none is named.")] = None,
     folder: Folder = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, one object a row.")] = False,
+    as_json: Annotated[bool, where_option("--json", help="Print a JSON list, one object a row.")] = False,
 ) -> None:
     """List the releases that are known, and what each was built with."""
     from envbuild.files import data_folder
-    from envbuild.match.profiles import load_framework
+    from envbuild.match.profiles import FRAMEWORKS, load_framework
 
     place = folder or data_folder("profiles")
-    profiles = [load_framework(place, name) for name in ([framework] if framework else FrameworkName)]
+    profiles = [load_framework(place, name) for name in ([framework] if framework else FRAMEWORKS)]
     rows = [(release, wheel) for profile in profiles for release in profile.releases for wheel in release.wheels]
     if as_json:
-        typer.echo(json.dumps([_object(release, wheel) for release, wheel in rows], indent=2))
-    else:
-        _print_table(wheel for _, wheel in rows)
+        objects = [
+            asdict(it) | {"sha256": it.sha256, "keras": it.keras, "jaxlib": it.jaxlib, "notes": list(release.notes)}
+            for release, it in rows
+        ]
+        typer.echo(json.dumps(objects, indent=2))
+        return
+    table = [_COLUMNS, *(_cells(wheel) for _, wheel in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-@app.command("show")
+@app.command(
+    "show",
+    epilog=examples("envbuild profiles show tensorflow==2.15.1", "envbuild profiles show torch==2.6.0 --gpu H100"),
+)
+@grouped()
 def show(
     release: Annotated[str, typer.Argument(help="NAME==VERSION, such as tensorflow==2.15.1.", metavar="RELEASE")],
-    python: Annotated[
-        str | None, typer.Option(help="3.11 or 3.11.7; the newest that serves by default.", metavar="VERSION")
-    ] = None,
-    variant: Annotated[
-        VariantName, typer.Option(help="auto: gpu where the named distribution has a CUDA build.")
-    ] = "auto",
+    *,
+    python: str | None = option(WHAT, "3.11 or 3.11.7; the newest that serves by default.", "VERSION"),
+    variant: VariantName = option(WHAT, "auto: gpu where the named distribution has a CUDA build.", default="auto"),
     cuda_source: CudaSource = "auto",
-    platform: Annotated[str, typer.Option(help="linux/amd64 or linux/arm64.", metavar="PLATFORM")] = "linux/amd64",
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(help="A GPU that it has to run on, such as H100; none for the CPU.", metavar="NAME"),
-    ] = None,
+    platform: str = option(WHAT, "linux/amd64 or linux/arm64.", "PLATFORM", default="linux/amd64"),
+    gpu: list[str] | None = option(WHAT, "A GPU that it has to run on, such as H100; none for the CPU.", "NAME"),
     set_: Set = None,
     folder: Folder = None,
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what an image of a release gets: each value with its reason and its source."""
     from envbuild.files import data_folder
@@ -92,8 +85,6 @@ def show(
 
 def _json_of(shown: "ReleaseStack") -> dict[str, Any]:
     """The stack by key, with what is decided and why; not what differs from a run, as there was none."""
-    from dataclasses import asdict
-
     stack = {key: value for key, value in asdict(shown.stack).items() if key not in {"changes", "gaps"}}
     pairs = {key: dict(stack[key]) for key in ("variables", "overrides")}
     stack["base"] = shown.stack.base or None
@@ -115,26 +106,6 @@ def _print_shown(shown: "ReleaseStack") -> None:
     typer.echo(f"limits: {'; '.join(shown.limits)}")
     for note in shown.notes:
         typer.echo(f"note: {note}")
-
-
-def _object(release: "Release", wheel: "FrameworkWheel") -> dict[str, Any]:
-    """A row with everything that is known of it; absent facts are null."""
-    from dataclasses import asdict
-
-    return asdict(wheel) | {
-        "sha256": wheel.sha256,
-        "keras": wheel.keras,
-        "jaxlib": wheel.jaxlib,
-        "notes": list(release.notes),
-    }
-
-
-def _print_table(wheels: "Iterable[FrameworkWheel]") -> None:
-    columns = ("RELEASE", "MACHINE", "PYTHON", "CUDA", "CUDNN", "KERAS", "GLIBC")
-    rows = [columns, *map(_cells, wheels)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _cells(wheel: "FrameworkWheel") -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import typer
 
 from envbuild.cli.arguments import base_named_by, base_of, check_place, machine_of, read_lock
 from envbuild.cli.command import WHAT, WHERE, grouped, option, what_option
-from envbuild.cli.console import Progress, check_stdout
+from envbuild.cli.console import Progress
 from envbuild.cli.options import AsJson, CreateRepository, Platform, read_reference, repository
 from envbuild.errors import UsageError
 
@@ -38,7 +38,6 @@ def run(
     from envbuild.image.rebase import rebase
     from envbuild.registry.pull import pull
 
-    check_stdout()
     if create_repository and push is None:
         todo = "give --push REPO too, or leave it out"
         raise UsageError("the image's own repository exists", where="--create-repository", todo=todo)

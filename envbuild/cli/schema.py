@@ -5,12 +5,10 @@ from importlib import resources
 import typer
 
 from envbuild.cli.command import WHAT, flag, grouped
-from envbuild.cli.console import check_stdout
 
 
 @grouped()
 def run(*, record: bool = flag(WHAT, "Print the schema of a stamp record instead.")) -> None:
     """Print the JSON schema of manifests or stamp records."""
-    check_stdout()
     package = "envbuild.stamp" if record else "envbuild.manifest"
     typer.echo(resources.files(package).joinpath("schema.json").read_text("utf-8"), nl=False)

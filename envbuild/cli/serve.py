@@ -12,7 +12,7 @@ import typer
 
 from envbuild.cli.arguments import read_run
 from envbuild.cli.command import HOW, WHAT, WHERE, flag, grouped, option
-from envbuild.cli.console import Progress, check_stdout, one_line
+from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import FactOptions, ImageOptions, LockOptions, OrderOptions, check_not_empty
 from envbuild.cli.summary import (
     plan_lines,
@@ -70,7 +70,6 @@ def run(model: Model, *, serving: ServeOptions, image: ImageOptions, locks: Lock
     Takes the training image that the model is stamped with, by digest, adds what serves on top, tests it, pushes it
     (or writes an OCI layout), and stamps its digest on the model. Prints the digest reference.
     """
-    check_stdout()
     with Progress() as progress:
         make_serving_image(model, serving, OrderOptions(image=image, locks=locks, record=record), progress)
 
@@ -116,7 +115,8 @@ def _order(target: str, serving: ServeOptions, options: OrderOptions, progress: 
     if model is None:
         name, data, _ = read_run(target if target == "-" else kind_of(target)[1], progress, options.record)
     _check_stamp(model, serving, options.image)
-    _check_parent_key(model, serving.parent_key)
+    if serving.parent_key is not None:
+        _check_parent_key(model, serving.parent_key)
     order = options.order(name, data)
     image = options.image
     stamp = None if serving.no_stamp else model or image.stamp
@@ -189,9 +189,7 @@ def _check_stamp(model: str | None, serving: ServeOptions, image: ImageOptions) 
         raise UsageError(what, where="--minimum-record", todo=todo)
 
 
-def _check_parent_key(model: str | None, key: str | None) -> None:
-    if key is None:
-        return
+def _check_parent_key(model: str | None, key: str) -> None:
     where = f"--parent-key {one_line(key)}"
     if model is None:
         what, todo = "the training image of a manifest is built here", "give a stamped model, or leave it out"

@@ -68,7 +68,11 @@ def _kind_of_path(path: Path, text: str) -> "Kind":
         if path.is_dir():
             return _folder(path)
         if path.is_file():
-            return _file(path)
+            if path.name == "pylock.toml" or (path.name.startswith("pylock.") and path.suffix == ".toml"):
+                return "lock"
+            if path.suffix in _RECORDS or path.name == "uv.lock":
+                return "manifest"
+            return "model" if path.suffix in _MODELS else "image"
     except OSError as error:
         if error.errno == ENAMETOOLONG:  # an image in a registry has no such bounds
             return "image"
@@ -82,7 +86,6 @@ def _kind_of_path(path: Path, text: str) -> "Kind":
 
 def _folder(path: Path) -> "Kind":
     """Look for a stamp first: anyone who can write to a model's folder must not turn it into something else."""
-    from envbuild.capture.model import READABLE
     from envbuild.stamp.record import FOLDER, is_record_name
 
     own = path / FOLDER
@@ -90,27 +93,12 @@ def _folder(path: Path) -> "Kind":
         return "model"
     if marks := marks_of(path):
         return _MARKS[marks]
-    files = (name for _, _, names in os.walk(path) for name in names)
-    if (path / "Dockerfile").is_file() and not own.is_dir() and not any(map(READABLE.fullmatch, files)):
-        todo = "give the folder context/ that `envbuild from-manifest --out` wrote, whole; a model is model:FOLDER"
-        what = "this is a build context without its lock: a Dockerfile, no pylock.toml, and nothing of a model"
-        raise UsageError(what, where=f"TARGET {one_line(str(path))}", todo=todo)
     return "model"
 
 
 def marks_of(path: Path) -> tuple[str, ...]:
     """Return the files that make a folder something else than a model; empty where there are none."""
     return next((marks for marks in _MARKS if all(os.path.isfile(path / name) for name in marks)), ())  # noqa: PTH113 - raises nothing
-
-
-def _file(path: Path) -> "Kind":
-    if path.name == "pylock.toml" or (path.name.startswith("pylock.") and path.suffix == ".toml"):
-        return "lock"
-    if path.suffix in _MODELS:
-        return "model"
-    if path.suffix in _RECORDS or path.name == "uv.lock":
-        return "manifest"
-    return "image"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

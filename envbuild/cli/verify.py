@@ -12,7 +12,7 @@ import typer
 
 from envbuild.cli.arguments import base_named_by, base_of, machine_of, read_lock, read_run
 from envbuild.cli.command import HOW, WHAT, WHERE, flag, grouped, option
-from envbuild.cli.console import Progress, check_stdout, one_line
+from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import AsJson, CudaSource, MinimumRecord, Platform, Set, Signed
 from envbuild.cli.targets import (
     FORMS,
@@ -25,15 +25,13 @@ from envbuild.cli.targets import (
     required_keys,
     signature_findings,
 )
-from envbuild.errors import EnvbuildError, UsageError, VerifyError
+from envbuild.errors import EnvbuildError, UsageError, VerifyError, counted
 
 if TYPE_CHECKING:
     from envbuild.manifest.model import TrainingManifest
     from envbuild.oci.image import Image
     from envbuild.verify.findings import Finding
     from envbuild.verify.golden.runners import Runner
-    from envbuild.verify.image import Run
-    from envbuild.verify.policy import Policy
     from envbuild.verify.reports import Verdict
     from envbuild.verify.targets import Target
 
@@ -95,8 +93,11 @@ def run(
     by default, where any is an error. --set and --cuda-source are what from-manifest was given; they go with --lock
     and --manifest.
     """
-    check_stdout()
-    judge = _policy(options.policy)
+    from envbuild.verify.policy import Policy, read_policy
+    from envbuild.verify.reports import Verdict
+    from envbuild.verify.rules.catalogue import TITLES
+
+    judge = read_policy(options.policy, TITLES) if options.policy else Policy()
     keys = required_keys(options.signed, judge.keys)
     _check(targets, options, signed=bool(keys))
     if options.signed is not None:
@@ -119,15 +120,14 @@ def run(
         references = references_of(targets)
         placed = [one for it in references.values() for one in judge.registry_findings(it)]
         found = (*found, *signature_findings(references, keys, progress), *placed)
-    verdict = _verdict(targets, found, judge, failure)
+    findings, failed = judge.judged(found, datetime.now(UTC).date()), failure.what if failure else ""
+    verdict = Verdict(targets=tuple(targets), findings=findings, policy=judge, failed=failed)
     _print(verdict, "json" if options.as_json else options.form or "text", more)
     if failure:
         raise failure
-    if verdict.wrong:
-        count, wrong = len(verdict.findings), len(verdict.wrong)
-        what = f"{wrong} of {count} {'finding' if count == 1 else 'findings'} {'differs' if wrong == 1 else 'differ'}"
-        todo = "find out why before you serve with this"
-        raise VerifyError(what, where=one_line(" ".join(verdict.targets)), todo=todo)
+    if wrong := len(verdict.wrong):
+        what, todo = f"{wrong} of {counted(len(findings), 'finding')} failed", "find out why before you serve with this"
+        raise VerifyError(what, where=one_line(" ".join(targets)), todo=todo)
 
 
 def _check(targets: list[str], options: VerifyOptions, *, signed: bool) -> None:
@@ -175,13 +175,6 @@ def _check_python(kinds: Sequence[str], python: str | None) -> None:
         raise UsageError("--python goes with host, and no target is host", where=f"--python {python}", todo=todo)
 
 
-def _policy(path: Path | None) -> "Policy":
-    from envbuild.verify.policy import Policy, read_policy
-    from envbuild.verify.rules.catalogue import TITLES
-
-    return read_policy(path, TITLES) if path else Policy()
-
-
 def _findings(
     targets: list[str], reader: TargetReader, options: VerifyOptions
 ) -> "tuple[tuple[Finding, ...], EnvbuildError | None]":
@@ -202,27 +195,21 @@ def _findings(
     return tuple(findings), None
 
 
-def _run(options: VerifyOptions, progress: Progress) -> "Run | None":
-    """Read the run's record for --lock."""
-    if options.manifest is None:
-        return None
-    from envbuild.match.stack import pairs_of
-    from envbuild.verify.image import Run
-
-    name, data, _ = read_run(options.manifest, progress)
-    return Run(manifest=data, name=name, cuda_source=options.cuda_source, overrides=pairs_of(options.set_ or ()))
-
-
 def _lock_findings(
     image: str, lock: Path, options: VerifyOptions, progress: Progress
 ) -> "tuple[Image, tuple[Finding, ...]]":
     """Compare an image with its lock and base, and with the run where its manifest is given."""
     from envbuild.files import cache_folder
     from envbuild.lock.settings import read_settings
-    from envbuild.verify.image import Inquiry, verify_image
+    from envbuild.match.stack import pairs_of
+    from envbuild.verify.image import Inquiry, Run, verify_image
 
     locked, settings = read_lock(lock), read_settings()
-    record = _run(options, progress)
+    run = None
+    if options.manifest is not None:
+        record, data, _ = read_run(options.manifest, progress)
+        overrides = pairs_of(options.set_ or ())
+        run = Run(manifest=data, name=record, cuda_source=options.cuda_source, overrides=overrides)
     name = kind_of(image)[1]
     progress.step(f"verifying {one_line(name)}")
     found = _image(name, locked.target.machine)
@@ -231,7 +218,7 @@ def _lock_findings(
         image=found,
         base=base_of(named, locked.target.machine, progress),
         lock=locked,
-        run=record,
+        run=run,
         deep=options.deep,
         cache=cache_folder(),
         settings=settings,
@@ -320,16 +307,6 @@ def _golden_images(targets: "Sequence[Target]", machine: str, *, stamped: bool) 
         return given
     platform = f"linux/{ARCHITECTURES.get(machine, machine)}"
     return [it.reference for it in stamp.images if it.reference and it.platform == platform]
-
-
-def _verdict(
-    targets: list[str], found: "Sequence[Finding]", judge: "Policy", failure: EnvbuildError | None
-) -> "Verdict":
-    from envbuild.verify.reports import Verdict
-
-    findings = judge.judged(found, datetime.now(UTC).date())
-    failed = failure.what if failure else ""
-    return Verdict(targets=tuple(targets), findings=findings, policy=judge, failed=failed)
 
 
 def _print(verdict: "Verdict", form: FormName, more: dict[str, Any]) -> None:

@@ -188,12 +188,12 @@ def test_config_says_what_counts_and_where_it_comes_from_without_secrets(tmp_pat
     assert told.out.splitlines() == [
         f"file: {path}",
         'from-manifest.push = "r.example.com/x"  [ENVBUILD_FROM_MANIFEST_PUSH]',
-        f'from-manifest.template = "{tmp_path}/house"  [{path}, line 4: templates.folder]',
-        f'from-manifest.docker.builder-name = "big"  [{path}, line 8: from-manifest.docker.builder-name]',
-        f'local.env = ["API_TOKEN=(set)", "DEBUG=1"]  [{path}, line 10: local.env]',
+        f'from-manifest.template = "{tmp_path}/house"  [{path}: templates.folder]',
+        f'from-manifest.docker.builder-name = "big"  [{path}: from-manifest.docker.builder-name]',
+        f'local.env = ["API_TOKEN=(set)", "DEBUG=1"]  [{path}: local.env]',
         'rebase.push = "https://r.example.com/y"  [ENVBUILD_REBASE_PUSH]',
-        f'serve.push = "127.0.0.1:5000/models"  [{path}, line 2: push]',
-        f'verify.policy = "{tmp_path}/policy.toml"  [{path}, line 6: verify.policy]',
+        f'serve.push = "127.0.0.1:5000/models"  [{path}: push]',
+        f'verify.policy = "{tmp_path}/policy.toml"  [{path}: verify.policy]',
         f"ENVBUILD_CACHE={tmp_path}/cache",
         "ENVBUILD_SIGN_PASSWORD=(set)",
     ]
@@ -213,9 +213,7 @@ def test_a_broken_configuration_stops_commands_and_nothing_else(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ENVBUILD_BY", "me")
     monkeypatch.delenv("ENVBUILD_CACHE")
-    said = (
-        f"error: there is no such key\n  where: {tmp_path}/envbuild.toml, line 2: lock.baes\n  do: did you mean base?\n"
-    )
+    said = f"error: there is no such key\n  where: {tmp_path}/envbuild.toml: lock.baes\n  do: did you mean base?\n"
     for line in (("--help",), ("--version",), ("lock", "--help"), ("config", "--schema"), ("--config", "", "schema")):
         assert (commands.run([*line]), capsys.readouterr().err, line) == (0, "", line)
     for line, out in ((("schema",), ""), (("rebase", "x"), ""), (("config",), "ENVBUILD_BY=me\n")):
@@ -227,29 +225,27 @@ def test_a_broken_configuration_stops_commands_and_nothing_else(tmp_path, monkey
 @pytest.mark.parametrize(
     ("text", "variables", "line", "says"),
     [
-        ('push = "models"', {}, ["from-manifest", "x"], "--push models (from {}, line 1: push)"),
+        ('push = "models"', {}, ["from-manifest", "x"], "--push models (from {}: push)"),
         ("", {"ENVBUILD_FROM_MANIFEST_PUSH": "models"}, ["from-manifest", "x"],
          "--push models (from ENVBUILD_FROM_MANIFEST_PUSH)"),
         ('push = "models"', {}, ["from-manifest", "x", "--push", "models"], "--push models\n"),
-        ("[rebase]\ncreate-repository = true", {}, ["rebase", "r/x", "--base", "b"], "--create-repository (from {}, line 2: rebase.create-repository)"),
+        ("[rebase]\ncreate-repository = true", {}, ["rebase", "r/x", "--base", "b"], "--create-repository (from {}: rebase.create-repository)"),
         ('[from-manifest.docker]\npush = "models"', {"ENVBUILD_FROM_MANIFEST_BUILDER": "docker"}, ["from-manifest", "x"],
-         "--push models (from {}, line 2: from-manifest.docker.push)"),
-        ('[capture]\nrequires = ["no name"]', {}, ["capture"], "where: envbuild capture (from {}, line 2: capture.requires)"),
-        ('[lock]\nresolver = "pip"', {}, ["lock", "x"], "'pip' is not one of 'uv', 'pip-tools'. (from {}, line 2: lock.resolver)"),
+         "--push models (from {}: from-manifest.docker.push)"),
+        ('[capture]\nrequires = ["no name"]', {}, ["capture"], "where: envbuild capture (from {}: capture.requires)"),
+        ('[lock]\nresolver = "pip"', {}, ["lock", "x"], "'pip' is not one of 'uv', 'pip-tools'. (from {}: lock.resolver)"),
         ("", {"ENVBUILD_FROM_MANIFEST_CLOUDBUILD_TIMEOUT": "1h"}, ["from-manifest", "x"],
          "(from ENVBUILD_FROM_MANIFEST_CLOUDBUILD_TIMEOUT)"),
-        ('push = "me:hunter2@r.example.com/x"', {}, ["from-manifest", "x"], "a reference holds no user or password\n  where: {}, line 1: push"),
-        ('[base-build]\nsnapshot-host = "https://me:hunter2@h.example.com"', {}, ["base", "build"], "where: {}, line 2: base-build.snapshot-host"),
+        ('push = "me:hunter2@r.example.com/x"', {}, ["from-manifest", "x"], "a reference holds no user or password\n  where: {}: push"),
+        ('[base-build]\nsnapshot-host = "https://me:hunter2@h.example.com"', {}, ["base", "build"], "where: {}: base-build.snapshot-host"),
         ('[from-manifest]\nextra = ["a",\n"x @ https://u:hunter2@h/x.whl"]', {}, ["from-manifest", "x"],
-         "where: {}, line 2: from-manifest.extra"),
-        ('[verify]\npolicy = "https://h/x?token=hunter2"', {}, ["verify", "x"], "an address is given\n  where: {}, line 2: verify.policy"),
+         "where: {}: from-manifest.extra"),
+        ('[verify]\npolicy = "https://h/x?token=hunter2"', {}, ["verify", "x"], "an address is given\n  where: {}: verify.policy"),
         ("", {"ENVBUILD_VERIFY_POLICY": "https://h/x?token=hunter2"}, ["verify", "x"],
          "an address is given\n  where: --policy (from ENVBUILD_VERIFY_POLICY)"),
         ("", {"ENVBUILD_VERIFY_POLICY": "https://h/x?token=hunter2"}, ["config"], "where: ENVBUILD_VERIFY_POLICY"),
         ('[from-manifest.serve]\ngate = "never"', {}, ["config"], "'never' is not one of 'auto', 'require', 'off'."),
-        ('[from-manifest.serve]\ngate = "never"', {}, ["config"], "where: {}, line 2: from-manifest.serve.gate"),
-        ('[from-manifest.train]\nplatform = "linux/amd64, vax"', {}, ["config"], "is not known; give linux/amd64 or linux/arm64\n"),
-        ('[verify]\nplatform = "vax"', {}, ["config"], "where: {}, line 2: verify.platform"),
+        ('[from-manifest.serve]\ngate = "never"', {}, ["config"], "where: {}: from-manifest.serve.gate"),
         ("", {"ENVBUILD_CACHE_LIMIT": "lots"}, ["config"], "'lots' is not a size\n  where: ENVBUILD_CACHE_LIMIT\n"),
         ("", {}, ["lock", "x", "--download", "s3://hunter2/x"], "an address is given\n  where: --download\n"),
     ],

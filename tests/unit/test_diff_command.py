@@ -229,7 +229,7 @@ def test_names_in_layers_do_not_drive_the_terminal(diff, tmp_path):
     write_layout(image([file("a\x1b[31m\nb")]), tmp_path / "evil")
     write_layout(image([]), tmp_path / "nothing")
     lines = diff("nothing", "evil", "--files").stdout.splitlines()
-    assert lines[-1] == r"  + /a\x1b[31m b"
+    assert lines[-1] == r"  + /a\x1b[31m\nb"
 
 
 def test_an_engine_that_is_not_there_ends_with_17_and_leaves_nothing(tmp_path):

@@ -325,14 +325,6 @@ def test_an_archive_does_not_go_to_stdout(site, more):
     assert not (site.folder / "-").exists()
 
 
-def test_an_archive_does_not_replace_the_file_that_stdout_goes_to(site):
-    with (site.folder / "result").open("w") as file:
-        command = [sys.executable, "-m", "envbuild", "from-manifest", str(site.manifest), "--archive", "/dev/stdout"]
-        done = subprocess.run(command, cwd=site.folder, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 2
-    assert "stdout is for the digest" in done.stderr
-
-
 @pytest.mark.parametrize(("out", "says"), [("model", "other files"), ("model/weights", "a file, not a folder")])
 def test_a_dry_run_refuses_what_the_build_would_refuse(site, out, says):
     (site.folder / "model").mkdir(exist_ok=True)

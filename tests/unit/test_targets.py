@@ -94,18 +94,6 @@ def test_a_password_in_a_name_is_refused_and_not_shown(here):
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("beside", ["requirements.txt", "wheels/six-1.17.0-py2.py3-none-any.whl", "README"])
-def test_a_context_that_lost_its_lock_is_no_model(here, beside):
-    lost = here / "lost"
-    for name in ("Dockerfile", beside):
-        (lost / name).parent.mkdir(parents=True, exist_ok=True)
-        (lost / name).touch()
-    with pytest.raises(UsageError, match="a build context without its lock") as caught:
-        kind_of("lost")
-    assert "model:FOLDER" in caught.value.todo
-    assert kind_of("model:lost") == ("model", "lost")
-
-
 @pytest.mark.parametrize("beside", ["1/saved_model.pb", "weights.h5", "net.pt", "envbuild/pointer.json"])
 def test_a_model_that_has_a_dockerfile_beside_it_is_one(here, beside):
     for name in ("Dockerfile", beside):

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from envbuild.image.layers.writer import LayerFile, LayerResult, write_layer
 from envbuild.oci.digest import Digest
-from envbuild.retry import collect_seldom, take_turns
+from envbuild.retry import tune_interpreter
 from envbuild.wheel.archive import WheelArchive, check_locked
 from envbuild.wheel.install import Fingerprint, InstalledFile, Scheme, fingerprint, installed_files
 
@@ -158,8 +158,7 @@ class Helper:
 
 def main() -> None:
     """Answer tasks until the input ends, even in the middle of one."""
-    take_turns()
-    collect_seldom()
+    tune_interpreter()
     tasks: SimpleQueue[Task] = SimpleQueue()
     threading.Thread(target=_read, args=(tasks,), daemon=True).start()
     with os.fdopen(os.dup(1), "wb") as answers:

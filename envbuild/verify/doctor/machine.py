@@ -257,7 +257,7 @@ def _cache() -> Iterator[Finding]:
         why = "a cache that cannot be written serves only where all that is needed lies in it"
         yield wrong("cache", f"{folder} cannot be written", todo, why=why)
         return
-    size, limit = sum(it.size for it in kinds(folder)), size_limit()
+    size, limit = sum(size for _, size in kinds(folder).values()), size_limit()
     most = f", of {limit / 1e9:.1f} GB that it may" if limit else ""
     yield ok("cache", f"{folder} holds {size / 1e9:.1f} GB{most}")
 
