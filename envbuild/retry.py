@@ -8,13 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from copy import copy
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from envbuild.errors import EnvbuildError
 from envbuild.report import SILENCE, announce
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _T = TypeVar("_T")
 _SECONDS = 0.5
@@ -103,8 +105,10 @@ def raise_again(lost: "sys.UnraisableHookArgs") -> None:
     again.start()
 
 
-def as_completed(futures: Iterable[Future[_T]]) -> Iterator[Future[_T]]:
+def as_completed(futures: "Iterable[Future[_T]]") -> "Iterator[Future[_T]]":
     """Yield each future when it is done; unlike `concurrent.futures.as_completed` it does not miss such a signal."""
+    from concurrent.futures import FIRST_COMPLETED, wait  # noqa: PLC0415 - slow to import
+
     pending = set(futures)
     while pending:
         done, pending = wait(pending, timeout=_SECONDS, return_when=FIRST_COMPLETED)
@@ -116,6 +120,8 @@ def within(seconds: float, work: Callable[[], _T]) -> _T:
 
     The work runs in a thread of its own, which is abandoned at the deadline and does not keep the process alive.
     """
+    from concurrent.futures import Future, wait  # noqa: PLC0415 - slow to import
+
     answer: Future[_T] = Future()
 
     def run() -> None:

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -144,6 +143,8 @@ def capture_elsewhere(
 
 def other_environment(python: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Run the capture script by `python`; UsageError if that is not Python, ManifestError if it fails."""
+    import tempfile
+
     from envbuild.manifest import read_manifest
 
     version = _version(python)

@@ -79,7 +79,8 @@ def run(
     for line in () if as_json else lines(findings):
         typer.echo(one_line(line), err=True)
     if wrong := len(verdict.wrong):
-        what = f"this image must not be deployed: {wrong} of {counted(len(findings), 'finding')} failed"
+        verb = "differs" if wrong == 1 else "differ"
+        what = f"this image must not be deployed: {wrong} of {counted(len(findings), 'finding')} {verb}"
         todo = "do what the findings say, or deploy an image that the model is stamped with"
         raise VerifyError(what, where=one_line(f"{model} {image}"), todo=todo)
     if not as_json:

@@ -126,7 +126,8 @@ def run(
     if failure:
         raise failure
     if wrong := len(verdict.wrong):
-        what, todo = f"{wrong} of {counted(len(findings), 'finding')} failed", "find out why before you serve with this"
+        what = f"{wrong} of {counted(len(findings), 'finding')} {'differs' if wrong == 1 else 'differ'}"
+        todo = "find out why before you serve with this"
         raise VerifyError(what, where=one_line(" ".join(targets)), todo=todo)
 
 
