@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
     from envbuild.stamp.signature import Proof
     from envbuild.verify.findings import Finding
-    from envbuild.verify.policy import Policy
-    from envbuild.verify.reports import Verdict
+    from envbuild.verify.reports import Policy, Verdict
 
 
 def run(
@@ -109,7 +108,7 @@ def _reference(model: str, image: str) -> "Reference":
 
 def _policy(path: Path | None) -> "Policy":
     from envbuild.serve.deploy import RULES
-    from envbuild.verify.policy import Policy, read_policy
+    from envbuild.verify.reports import Policy, read_policy
     from envbuild.verify.rules.catalogue import TITLES
 
     return read_policy(path, [*TITLES, *RULES]) if path else Policy()

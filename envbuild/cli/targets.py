@@ -141,13 +141,13 @@ class TargetReader:
             case "manifest":
                 from envbuild.cli.records import read_run
                 from envbuild.manifest.importers.environment import RecordOptions
-                from envbuild.verify.sources.manifest import side_of_manifest
+                from envbuild.verify.sources import side_of_manifest
 
                 _, _, manifest = read_run(name, None, RecordOptions(), self.progress)
                 return Target(side=side_of_manifest(manifest, name), manifest=manifest)
             case "lock":
                 from envbuild.cli.references import read_lock
-                from envbuild.verify.sources.manifest import side_of_lock
+                from envbuild.verify.sources import side_of_lock
 
                 return Target(side=side_of_lock(read_lock(Path(name), ""), name))
             case "context":

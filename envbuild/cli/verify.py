@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from envbuild.verify.findings import Finding
     from envbuild.verify.golden.runners import Runner
     from envbuild.verify.image import Run
-    from envbuild.verify.policy import Policy
-    from envbuild.verify.reports import Verdict
+    from envbuild.verify.reports import Policy, Verdict
     from envbuild.verify.targets import Target
 
 FormName = Literal["text", "json", "sarif", "junit"]
@@ -197,7 +196,7 @@ def _check_python(kinds: Sequence[str], python: str | None) -> None:
 
 
 def _policy(path: Path | None) -> "Policy":
-    from envbuild.verify.policy import Policy, read_policy
+    from envbuild.verify.reports import Policy, read_policy
     from envbuild.verify.rules.catalogue import TITLES
 
     return read_policy(path, TITLES) if path else Policy()

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.capture.distributions import record_content
 from envbuild.capture.files import decoded
-from envbuild.diff.packages import BYTECODE, Package, Packages, rows
+from envbuild.diff.layers import BYTECODE, Package, Packages, rows
 from envbuild.errors import counted
 from envbuild.files import data_folder
 from envbuild.lock.dependencies import marker_environment, needed

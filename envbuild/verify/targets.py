@@ -15,9 +15,8 @@ from envbuild.verify.findings import Finding
 from envbuild.verify.registries import registry_findings, tag_findings
 from envbuild.verify.rules import ARTIFACT, apply_rules
 from envbuild.verify.sharing import prove_sharing
-from envbuild.verify.sources import Side
+from envbuild.verify.sources import Side, side_of_lock
 from envbuild.verify.sources.context import context_findings
-from envbuild.verify.sources.manifest import side_of_lock
 from envbuild.verify.sources.model import StampedModel, artifact_findings
 
 _NAMED = 5

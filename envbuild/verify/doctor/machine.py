@@ -21,8 +21,6 @@ from envbuild.errors import MissingComponentError
 from envbuild.files import cache_folder, credentials_path, home_folder
 from envbuild.lock.client import make_client
 from envbuild.lock.settings import IndexSettings, asked_url, bare_url, read_settings, uv_program
-from envbuild.oci.reference import Reference
-from envbuild.registry.credentials import find
 from envbuild.verify.doctor import Check, ok, refused, wrong
 from envbuild.verify.findings import Finding
 
@@ -179,18 +177,6 @@ def logins(config: Mapping[str, object], name: str, path: str | None) -> Iterato
             yield wrong("registry logins", says, "install it, or correct the file", severity="warning")
     hosts = ", ".join(sorted({*map(str, helpers), *map(str, auths)}))
     yield ok("registry logins", f"{name} has {hosts or 'no registry'}{f', and the store {store}' if store else ''}")
-
-
-def login_for(reference: Reference) -> Iterator[Finding]:
-    """Whether there are credentials for a registry; without any it may still let everybody read."""
-    about = f"login {reference.registry}"
-    found = find(reference.registry, reference.repository, environ=os.environ)
-    if found.credentials:
-        yield ok(about, "there are credentials")
-    for hint in found.hints:
-        yield wrong(about, hint, f"docker login {reference.registry}", severity="warning")
-    if not found.credentials and not found.hints:
-        yield ok(about, "there are no credentials; what everybody may read can be read")
 
 
 def machine_checks(*, offline: bool = False, root: Path = Path("/")) -> tuple[Check, ...]:

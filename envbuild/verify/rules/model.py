@@ -8,8 +8,7 @@ from envbuild.errors import counted
 from envbuild.manifest.artifact import Model, ModelFile, Writer
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.rules.catalogue import agree, differs
-from envbuild.verify.rules.frameworks import builds
-from envbuild.verify.rules.versions import minor, numbers
+from envbuild.verify.rules.packages import builds, minor, numbers
 from envbuild.verify.sources import Side
 
 _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "pytorch": "torch", "keras": "keras"}

@@ -20,8 +20,7 @@ from envbuild.match.stack import Variant
 from envbuild.oci.digest import Digest
 from envbuild.recipe import PREFIX, PYTHON_LABEL, Recipe
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.sources import Side
-from envbuild.verify.sources.manifest import side_of_lock
+from envbuild.verify.sources import Side, side_of_lock
 
 _LOCK, _REQUIREMENTS, _DOCKERFILE = "pylock.toml", "requirements.txt", "Dockerfile"
 _CLASSIC = "Dockerfile.classic"

@@ -22,8 +22,7 @@ from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, Data, Platform, TrainingManifest
 from envbuild.stamp.store import parse_model_uri
 from envbuild.validation import read_or_none
-from envbuild.verify.sources import Side, module_name
-from envbuild.verify.sources.manifest import side_of_manifest
+from envbuild.verify.sources import Side, module_name, side_of_manifest
 
 T = TypeVar("T")
 LARGEST_READ = 1 << 30

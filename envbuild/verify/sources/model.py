@@ -28,8 +28,7 @@ from envbuild.stamp.store import Store, parse_model_uri
 from envbuild.validation import read_or_none
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.model import Changes, being, compare_files, describe_file, digests, doubt, has_digest, listed
-from envbuild.verify.sources import Side
-from envbuild.verify.sources.manifest import side_of_manifest
+from envbuild.verify.sources import Side, side_of_manifest
 
 Slot = tuple[str, str, str]
 """Role, variant and platform."""
