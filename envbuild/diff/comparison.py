@@ -3,7 +3,7 @@
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -32,10 +32,6 @@ class Setting:
 
     def __str__(self) -> str:
         return f"{self.name}: {_shown(self.before)} -> {_shown(self.after)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The setting for --json."""
-        return {"name": self.name, "before": self.before, "after": self.after}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +147,7 @@ class Difference:
         return {
             "equal": self.equal,
             "left_out": self.left_out,
-            "config": [setting.to_dict() for setting in self.settings],
+            "config": [asdict(setting) for setting in self.settings],
             "packages": [group.to_dict() for group in self.groups],
         }
 

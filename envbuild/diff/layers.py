@@ -84,8 +84,11 @@ class Packages:
 
     def _read_debian(self, tree: Tree) -> None:
         status = tree.get(_STATUS)
-        for name, version in _paragraphs(status.text if status else b""):
-            self._versions[Package("debian", name)].add(version)
+        text = status.text.decode("utf-8", "surrogateescape") if status else ""
+        for paragraph in text.split("\n\n"):  # deb822, dpkg(1)
+            fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
+            if fields.get("Status", "").endswith(" installed") and "Package" in fields:
+                self._versions[Package("debian", fields["Package"])].add(fields.get("Version", ""))
 
         @cache
         def real(folder: str) -> str:
@@ -120,14 +123,6 @@ def _folders(files: dict[str, Package]) -> dict[str, Package | None]:
     return found
 
 
-def _paragraphs(status: bytes) -> Iterator[tuple[str, str]]:
-    """Names and versions of the installed packages (deb822, dpkg(1))."""
-    for paragraph in status.decode("utf-8", "surrogateescape").split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
-        if fields.get("Status", "").endswith(" installed") and "Package" in fields:
-            yield fields["Package"], fields.get("Version", "")
-
-
 def rows(record: str, text: bytes) -> Iterator[Row]:
     """Read the RECORD at a path, with paths below the root; RecordError when it is not valid."""
     site = posixpath.dirname(posixpath.dirname(record))
@@ -149,15 +144,11 @@ def read_layer(layer: Layer, name: str, put: Put | None = None) -> Overlay:
 
 
 def _put(found: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-    if member.islnk():
-        _link(found, path, place_of(member.linkname))
-    else:
-        found.borrowed.pop(path, None)
+    target = place_of(member.linkname) if member.islnk() else ""
+    found.borrowed.pop(path, None)
+    if not member.islnk():
         found.nodes[path] = _node(path, member, archive)
-
-
-def _link(found: Overlay, path: str, target: str) -> None:
-    if target in found.nodes:
+    elif target in found.nodes:
         found.nodes[path] = found.nodes[target]
     else:
         found.nodes.pop(path, None)
@@ -166,7 +157,8 @@ def _link(found: Overlay, path: str, target: str) -> None:
 
 def _node(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> Node:
     mode, owner, mtime = member.mode & 0o7777, (member.uid, member.gid), int(member.mtime)
-    extended = tuple(sorted(_extended(member)))
+    headers = member.pax_headers.items()
+    extended = tuple(sorted((key.removeprefix(_XATTR), it) for key, it in headers if key.startswith(_XATTR)))
     if member.isdir():
         return Node("directory", mode, owner, extended=extended, mtime=mtime)
     if member.issym():
@@ -178,12 +170,6 @@ def _node(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> Node:
         return Node("device", mode, owner, numbers, extended=extended, mtime=mtime)
     sha256, text, stamp = _content(path, member, archive)
     return Node("file", mode, owner, sha256=sha256, extended=extended, mtime=mtime, text=text, stamp=stamp)
-
-
-def _extended(member: tarfile.TarInfo) -> Iterator[tuple[str, str]]:
-    for key, value in member.pax_headers.items():
-        if key.startswith(_XATTR):
-            yield key.removeprefix(_XATTR), value
 
 
 def _content(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> tuple[bytes, bytes, bytes]:
@@ -241,7 +227,7 @@ def read_pair(a: Image, b: Image, names: tuple[str, str], report: Report) -> tup
     """
     pairs = zip(a.layers, b.layers, strict=False)
     shared = sum(1 for _ in takewhile(lambda pair: pair[0].diff_id == pair[1].diff_id, pairs))
-    reading = _LayerReader((*a.layers, *b.layers), report)
+    reading = LayerReader((*a.layers, *b.layers), report)
     reading.announce("reading layers", (*a.layers[shared:], *b.layers[shared:]))
     left, right = reading.joined(a.layers[shared:], names[0]), reading.joined(b.layers[shared:], names[1])
     if shared and not (_independent(left, right) and _independent(right, left)):
@@ -268,7 +254,7 @@ def _independent(one: Overlay, other: Overlay) -> bool:
     )
 
 
-class _LayerReader:
+class LayerReader:
     """Reads each layer once, and keeps the overlays that are needed again."""
 
     def __init__(self, layers: Sequence[Layer], report: Report) -> None:
@@ -279,14 +265,15 @@ class _LayerReader:
 
     def announce(self, label: str, layers: Sequence[Layer]) -> None:
         """Set the label and the total for the layers that are read next."""
-        sizes = {layer.diff_id: layer.descriptor.size for layer in layers}
+        sizes = {layer.diff_id: layer.descriptor.size for layer in layers if layer.diff_id not in self._known}
         self._label, self._done, self._total = label, 0, sum(sizes.values())
 
     def joined(self, layers: Sequence[Layer], name: str) -> Overlay:
         """Read layers, lowest first, as one."""
-        return reduce(over, (self._read(layer, name) for layer in layers), Overlay())
+        return reduce(over, (self.read(layer, name) for layer in layers), Overlay())
 
-    def _read(self, layer: Layer, name: str) -> Overlay:
+    def read(self, layer: Layer, name: str) -> Overlay:
+        """Read a layer, unless it is kept."""
         if overlay := self._known.get(layer.diff_id):
             return overlay
         overlay = read_layer(layer, name)

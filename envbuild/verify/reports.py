@@ -82,16 +82,12 @@ class Policy:
         agrees = any(
             reference.registry.lower() == host and f"{reference.repository}/".startswith(path) for host, path in paths
         )
+        says = f"{reference.name} {'is' if agrees else 'is not'} below {listed}"
         yield Finding(
-            about="registry",
-            rule="image-registry",
-            agrees=agrees,
-            says=f"{reference.name} {'is' if agrees else 'is not'} below {listed}",
-            wanted=listed,
-            found=reference.name,
+            about="registry", rule="image-registry", agrees=agrees, says=says, wanted=listed, found=reference.name,
             why="everybody who may push there decides what is deployed",
             todo="copy the image to a registry that the policy lists, or add its registry to the policy",
-        )
+        )  # fmt: skip
 
     def _judged(self, finding: Finding, today: dt.date) -> Finding | None:
         if finding.agrees or finding.id == "signed":  # a policy cannot weaken a signature that was asked for

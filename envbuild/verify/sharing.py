@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from envbuild.capture.files import decoded
-from envbuild.diff.layers import is_of, is_unchecked, read_layer
-from envbuild.oci.digest import Digest
+from envbuild.diff.layers import LayerReader, Report, is_of, is_unchecked
 from envbuild.oci.image import Image, Layer, history_lines
 from envbuild.oci.rootfs import Overlay, Tree, resolve
 from envbuild.verify.environment import (
     INSTALLERS,
     LIBRARY,
     Environment,
-    PackageChange,
     changed_interpreter,
     changed_libc,
     changed_packages,
@@ -300,7 +298,7 @@ _SYSTEM_WHY = "another C library can change numbers, and programs may not start 
 _SYSTEM_TODO = "build both images on one base by digest"
 
 
-def prove_sharing(train: Image, serve: Image, report: Callable[[str, int, int | None], None]) -> tuple[Finding, ...]:
+def prove_sharing(train: Image, serve: Image, report: Report) -> tuple[Finding, ...]:
     """Whether serving has all of training's environment, and what it adds.
 
     Where serving begins with training's layers, only the layers on top are read; all layers are read only if one of
@@ -311,13 +309,18 @@ def prove_sharing(train: Image, serve: Image, report: Callable[[str, int, int | 
     same = images.begins and settings[0].deciding == settings[1].deciding
     if same and not images.added:
         return (_sharing(images, f"serving has training's {images.shared} layers, and no other"),)
-    known: dict[Digest, Overlay] = {}
+    reader = LayerReader((*train.layers, *serve.layers, *images.added), report)
+
+    def read(layers: Sequence[Layer], name: str) -> list[tuple[str, Overlay]]:
+        reader.announce(f"reading {name}'s layers", layers)
+        return [(str(it.descriptor.digest), reader.read(it, f"the {name} image")) for it in layers]
+
     if same:
-        added = _read(images.added, "serving", known, report)
+        added = read(images.added, "serving")
         if all(is_outside(it, settings[1].places) for _, it in added):
             return _sharing(images, f"serving begins with training's {images.shared} layers"), _addition(images, ())
-    before = Environment(_read(train.layers, "training", known, report))
-    after = Environment(_read(serve.layers, "serving", known, report))
+    before = Environment(read(train.layers, "training"))
+    after = Environment(read(serve.layers, "serving"))
     pair = ImagePair(before=before, after=after, train=settings[0], serve=settings[1])
     return *_differences(images, before, after), *precedence_findings(pair)
 
@@ -348,20 +351,6 @@ class _Images:
         return f"{self.shared} of training's {len(self.train.layers)} layers are serving's"
 
 
-def _read(
-    layers: Sequence[Layer], name: str, known: dict[Digest, Overlay], report: Callable[[str, int, int | None], None]
-) -> list[tuple[str, Overlay]]:
-    """Read each layer once; its blob's digest, and what it does."""
-    total, done, found = sum(it.descriptor.size for it in layers), 0, []
-    for layer in layers:
-        if layer.diff_id not in known:
-            known[layer.diff_id] = read_layer(layer, f"the {name} image")
-        found.append((str(layer.descriptor.digest), known[layer.diff_id]))
-        done += layer.descriptor.size
-        report(f"reading {name}'s layers", done, total)
-    return found
-
-
 def _differences(images: _Images, before: Environment, after: Environment) -> Iterator[Finding]:
     changes = list(changed_packages(before, after))
     gpu, slim = gpu_changes(changes, before, after), slim_changes(changes, before, after, images.serve)
@@ -372,17 +361,26 @@ def _differences(images: _Images, before: Environment, after: Environment) -> It
         first = images.added[0].descriptor.digest if images.added else "none"
         change = "a layer on top changes them" if images.begins else f"the first other one is {first}"
         names = tuple(f"{it.name} {it.before}" for it in packages)
-        yield _wrong("layers", "shared-layers", f"{images}, {change}: {_list(wrong)}", names, _ends(images))
+        digests = str(images.train.digest), str(images.serve.digest)
+        yield _wrong("layers", "shared-layers", f"{images}, {change}: {_list(wrong)}", names, digests)
     else:
         same = f"Python and {len(before.distributions) - len(changes)} packages are the same"
         yield _sharing(images, f"{images}, and {'all but what a GPU needs is the same' if gpu else same}")
-    yield from map(_package, packages)
+    for it in packages:
+        there = f"{it.after} with other files" if it.before == it.after else it.after or "not there"
+        names = tuple(f"{it.name} {version}" for version in dict.fromkeys((it.before, it.after)) if version)
+        todo = f"pin {it.name}=={it.before} in serving, or {_TODO}"
+        yield _wrong(it.name, "shared-package", str(it), names, (it.before, there), todo)
     for about, paths in files.items():
         if paths:
             says = f"{len(paths)} files of training differ in serving: {list_paths(paths)}"
             yield _wrong(about, "shared-files", says)
     if gpu:
-        yield _sibling(gpu)
+        says = f"training's image is for a GPU and serving's for the CPU: {_list(list(map(str, gpu)))}"
+        yield Finding(
+            about="variant", rule="shared-variant", agrees=False, severity="warning", says=says, wanted="gpu",
+            found="cpu", why=_CPU_WHY, todo=_CPU_TODO, packages=tuple(f"{it.name} {it.before}" for it in gpu),
+        )  # fmt: skip
     system = [*(str(it) for it in changes if it.name in INSTALLERS), *filter(None, (changed_libc(before, after),))]
     if system:
         yield Finding(
@@ -396,12 +394,8 @@ def _differences(images: _Images, before: Environment, after: Environment) -> It
         yield slim_finding(slim)
 
 
-def _ends(images: _Images) -> tuple[str, str]:
-    return str(images.train.digest), str(images.serve.digest)
-
-
 def _sharing(images: _Images, says: str) -> Finding:
-    wanted, found = _ends(images)
+    wanted, found = str(images.train.digest), str(images.serve.digest)
     return Finding(about="layers", rule="shared-layers", agrees=True, says=says, wanted=wanted, found=found)
 
 
@@ -414,29 +408,6 @@ def _wrong(
     )  # fmt: skip
 
 
-def _package(change: PackageChange) -> Finding:
-    name, before, after = change.name, change.before, change.after
-    found = f"{after} with other files" if before == after else after or "not there"
-    names = tuple(f"{name} {version}" for version in dict.fromkeys((before, after)) if version)
-    todo = f"pin {name}=={before} in serving, or {_TODO}"
-    return _wrong(name, "shared-package", str(change), names, (before, found), todo)
-
-
-def _sibling(changes: Sequence[PackageChange]) -> Finding:
-    return Finding(
-        about="variant",
-        rule="shared-variant",
-        agrees=False,
-        severity="warning",
-        says=f"training's image is for a GPU and serving's for the CPU: {_list(list(map(str, changes)))}",
-        wanted="gpu",
-        found="cpu",
-        why=_CPU_WHY,
-        todo=_CPU_TODO,
-        packages=tuple(f"{it.name} {it.before}" for it in changes),
-    )
-
-
 def _addition(images: _Images, packages: Sequence[str]) -> Finding:
     serve = images.serve
     lines = history_lines(json.loads(serve.config), len(serve.layers)) if images.begins else []
@@ -444,9 +415,8 @@ def _addition(images: _Images, packages: Sequence[str]) -> Finding:
     names = names[images.shared :]
     layers = f"{len(names)} layer{'s' if len(names) > 1 else ''} ({_list(names)})" if names else ""
     what = " and ".join(filter(None, (layers, _list(packages)))) or "no layer"
-    return Finding(
-        about="added", rule="shared-added", agrees=True, says=f"serving adds {what}", packages=tuple(packages)
-    )
+    says = f"serving adds {what}"
+    return Finding(about="added", rule="shared-added", agrees=True, says=says, packages=tuple(packages))
 
 
 def _list(texts: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ plug-in's `_load_nvidia_libraries`) and then by its plug-in, PyTorch's are neede
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +74,7 @@ def openings(framework: str, wheel: FrameworkWheel, site: str, files: Files) -> 
     """List what a framework opens, in its order; `site` is an absolute path. Empty for a CPU build."""
     if wheel.cuda is None:
         return ()
-    plan: dict[str, Callable[[FrameworkWheel, str, Files], Iterator[Opening]]] = {
-        "tensorflow": _tensorflow,
-        "torch": _torch,
-        "jax": _jax,
-    }
+    plan = {"tensorflow": _tensorflow, "torch": _torch, "jax": _jax}
     return tuple(plan[framework](wheel, site, files))
 
 

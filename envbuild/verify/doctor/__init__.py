@@ -17,8 +17,7 @@ from envbuild.registry.artifact_registry import package_of
 from envbuild.registry.client import Registry
 from envbuild.registry.credentials import find
 from envbuild.retry import Retry
-from envbuild.stamp.history import History, read_history
-from envbuild.stamp.record import Stamp, StampedImage
+from envbuild.stamp.history import read_history
 from envbuild.stamp.store import parse_model_uri
 from envbuild.verify.findings import Finding, Severity
 
@@ -157,7 +156,9 @@ class Target:
 
 def target_of(text: str) -> Target:
     """Tell a model from an image; UsageError where it can be neither, or has a login, which is not shown."""
-    refuse_login(_naming_host(text), "TARGET")
+    # what may hold a login: of a model's URI the host or bucket alone, as its path may have an @ like any other
+    scheme, there, rest = text.partition("://")
+    refuse_login(rest.partition("/")[0] if there and scheme.lower() in ("gs", "file") else text, "TARGET")
     if not text or "://" in text or exists(text):
         parse_model_uri(text)
         return Target(name=text, image=None)
@@ -170,12 +171,6 @@ def target_of(text: str) -> Target:
         return Target(name=text, image=Reference.parse(text))
     except ValueError as error:
         raise UsageError(str(error), where=text, todo=todo) from error
-
-
-def _naming_host(text: str) -> str:
-    """What may hold a login: of a model's URI the host or bucket alone, as its path may have an @ like any other."""
-    scheme, there, rest = text.partition("://")
-    return rest.partition("/")[0] if there and scheme.lower() in ("gs", "file") else text
 
 
 def target_checks(target: Target) -> tuple[Check, ...]:
@@ -197,28 +192,21 @@ def _model(uri: str) -> Iterator[Finding]:
     if stamp is None:
         todo = "stamp it with what it was trained in: envbuild from-manifest MANIFEST --push REPO --stamp MODEL"
         raise StampError(history.unstamped, where=uri, todo=todo)
-    yield replace(_stamp_finding(uri, history, stamp), rule="artifact-stamp")
-    checks = [check for image in stamp.images if image.reference for check in _stamped(image)]
-    yield from (_unpushed(image) for image in stamp.images if image.reference is None)
-    yield from checked(checks)
-
-
-def _stamp_finding(uri: str, history: History, stamp: Stamp) -> Finding:
     if history.current:
-        return ok(uri, f"it is stamped, {stamp.created}; images: {len(stamp.images)}")
-    says = f"the model was replaced after it was stamped, {stamp.created}: {stamp.anchor.name} has another generation"
-    why = "what it names are the images of the model that was there before"
-    return wrong(uri, says, "stamp it again, with what the model that is there now was trained in", why=why)
-
-
-def _stamped(image: StampedImage) -> tuple[Check, ...]:
-    return _image_checks(" ".join(image.slot), Reference.parse(image.image))
-
-
-def _unpushed(image: StampedImage) -> Finding:
-    says = f"{image.digest} was not pushed, so no registry is known to have it"
-    todo = "push it, and stamp the model again, where others are to find it"
-    return wrong(" ".join(image.slot), says, todo, severity="note")
+        found = ok(uri, f"it is stamped, {stamp.created}; images: {len(stamp.images)}")
+    else:
+        name = stamp.anchor.name
+        says = f"the model was replaced after it was stamped, {stamp.created}: {name} has another generation"
+        why = "what it names are the images of the model that was there before"
+        found = wrong(uri, says, "stamp it again, with what the model that is there now was trained in", why=why)
+    yield replace(found, rule="artifact-stamp")
+    for image in stamp.images:
+        if image.reference is None:
+            says = f"{image.digest} was not pushed, so no registry is known to have it"
+            todo = "push it, and stamp the model again, where others are to find it"
+            yield wrong(" ".join(image.slot), says, todo, severity="note")
+    pushed = {" ".join(it.slot): Reference.parse(it.image) for it in stamp.images if it.reference}
+    yield from checked([check for slot, reference in pushed.items() for check in _image_checks(slot, reference)])
 
 
 def _image(about: str, reference: Reference) -> Iterator[Finding]:

@@ -50,11 +50,6 @@ def google_credentials(environ: Mapping[str, str], root: Path) -> Iterator[Findi
         yield _described(path)
 
 
-def has_google(environ: Mapping[str, str], root: Path) -> bool:
-    """Whether there seem to be any."""
-    return _file(environ) is not None or _is_google(environ, root)
-
-
 def storage() -> Iterator[Finding]:
     """Whether Cloud Storage answers; to require a login is an answer too."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/") or _STORAGE
@@ -195,7 +190,8 @@ def machine_checks(*, offline: bool = False, root: Path = Path("/")) -> tuple[Ch
     )
     if offline:
         return near
-    stored = (Check(about="cloud storage", find=storage, severity="warning"),) if has_google(os.environ, root) else ()
+    google = _file(os.environ) is not None or _is_google(os.environ, root)
+    stored = (Check(about="cloud storage", find=storage, severity="warning"),) if google else ()
     return (*near, Check(about="index", find=indexes, seconds=20.0), *stored)
 
 
@@ -305,7 +301,15 @@ def _gpu(root: Path) -> Iterator[Finding]:
         )
         return
     yield driver_finding(facts)
-    yield _toolkit(root)
+    specs = [str(path) for folder in _SPECS for path in (root / folder).glob("nvidia*")]
+    if specs:
+        yield ok("gpu toolkit", f"{specs[0]} describes the GPUs to engines")
+    elif program := shutil.which("nvidia-ctk") or shutil.which("nvidia-container-runtime"):
+        yield ok("gpu toolkit", program)
+    else:
+        todo = "install nvidia-container-toolkit, then: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+        says, why = "the NVIDIA container toolkit is not installed", "containers here do not see the GPUs"
+        yield wrong("gpu toolkit", says, todo, severity="warning", why=why)
 
 
 def driver_finding(facts: Mapping[str, object]) -> Finding:
@@ -317,14 +321,3 @@ def driver_finding(facts: Mapping[str, object]) -> Finding:
         return wrong("gpu", "the NVIDIA driver shows no GPU", todo, severity="warning")
     cuda = f", for CUDA up to {facts['cuda_maximum']}" if facts.get("cuda_maximum") else ""
     return ok("gpu", f"{', '.join(names)}, driver {facts.get('driver') or 'unknown'}{cuda}")
-
-
-def _toolkit(root: Path) -> Finding:
-    specs = [path for folder in _SPECS for path in (root / folder).glob("nvidia*")]
-    if specs:
-        return ok("gpu toolkit", f"{specs[0]} describes the GPUs to engines")
-    if program := shutil.which("nvidia-ctk") or shutil.which("nvidia-container-runtime"):
-        return ok("gpu toolkit", program)
-    todo = "install nvidia-container-toolkit, then: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
-    why = "containers here do not see the GPUs"
-    return wrong("gpu toolkit", "the NVIDIA container toolkit is not installed", todo, severity="warning", why=why)

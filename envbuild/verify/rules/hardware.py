@@ -54,9 +54,10 @@ def implementation(wanted: Side, found: Side) -> Iterator[Finding]:
     one, other = (side.implementation.lower() if side.implementation else "" for side in (wanted, found))
     rule, about = "python-implementation", "implementation"
     if one and other and not brings_all(wanted, found):
-        same = one == other
-        yield (agree(rule, about, one, wanted=one, found=other) if same
-               else differs(rule, about, wanted=one, found=other, todo=remedy(found)))  # fmt: skip
+        if one == other:
+            yield agree(rule, about, one, wanted=one, found=other)
+        else:
+            yield differs(rule, about, wanted=one, found=other, todo=remedy(found))
 
 
 def system(wanted: Side, found: Side) -> Iterator[Finding]:
@@ -312,13 +313,9 @@ def cpu_flags(wanted: Side, found: Side) -> Iterator[Finding]:
         yield agree("cpu-flags", "CPU", f"{many} {sets}")
         return
     fatal = "avx" in lacking and "tensorflow" in builds(wanted)
+    model = found.cpu.model if found.cpu and found.cpu.model else "none of these"
+    todo = "use a machine type with the CPU generation of the run, or compare its predictions with the run's"
     yield differs(
-        "cpu-flags",
-        "CPU",
-        f"it lacks {listing(lacking)}",
-        wanted=listing(lacking),
-        found=f"{found.cpu.model}" if found.cpu and found.cpu.model else "none of these",
-        todo="use a machine type with the CPU generation of the run, or compare its predictions with the run's",
-        severity="error" if fatal else None,
-        why=_ILLEGAL if fatal else "",
-    )
+        "cpu-flags", "CPU", f"it lacks {listing(lacking)}", wanted=listing(lacking), found=model, todo=todo,
+        severity="error" if fatal else None, why=_ILLEGAL if fatal else "",
+    )  # fmt: skip

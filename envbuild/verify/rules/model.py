@@ -64,16 +64,12 @@ def tensorflow_1(wanted: Side, found: Side) -> Iterator[Finding]:
     saved = model is not None and model.format == "saved_model"
     for name, writer, version in _written(wanted, found):
         if name == "tensorflow" and numbers(writer.version)[0] == 1 and numbers(version)[0] > 1:
+            says = f"TensorFlow {writer.version} wrote the model, and {version} is to load it"
+            severity: Severity | None = "warning" if saved else None
             yield differs(
-                "artifact-tf1",
-                "model of TensorFlow 1",
-                f"TensorFlow {writer.version} wrote the model, and {version} is to load it",
-                wanted=writer.version,
-                found=version,
-                todo=_V1,
-                severity="warning" if saved else None,
-                why=_V1_SAVED if saved else "",
-            )
+                "artifact-tf1", "model of TensorFlow 1", says, wanted=writer.version, found=version, todo=_V1,
+                severity=severity, why=_V1_SAVED if saved else "",
+            )  # fmt: skip
 
 
 def keras(wanted: Side, found: Side) -> Iterator[Finding]:

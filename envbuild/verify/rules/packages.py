@@ -210,7 +210,7 @@ def framework_build(wanted: Side, found: Side) -> Iterator[Finding]:
 
 def _compare_builds(found: Side, name: str, build: Build, other: Build) -> Iterator[Finding]:
     pairs = list(_facts(build, other))
-    wrong = next(((one, two) for one, two in pairs if not _same(one, two)), None)
+    wrong = next((it for it in pairs if not _same(*it)), None)
     if wrong:
         # for another device on purpose: by its variant, or as a build that can do more
         chosen = build.device != other.device and other.device in (found.variant, "gpu")
