@@ -46,8 +46,7 @@ def run(
     """
     from envbuild.registry.pull import pull
     from envbuild.serve.deploy import RULES, deploy_findings, digest_of
-    from envbuild.verify.policy import Policy, read_policy
-    from envbuild.verify.reports import Verdict, lines, sound
+    from envbuild.verify.reports import Policy, Verdict, lines, read_policy, sound
     from envbuild.verify.rules.catalogue import TITLES
     from envbuild.verify.sources.model import read_model
 

@@ -29,9 +29,8 @@ def run(targets: Targets = None, *, offline: bool = flag(HOW, "Use no network.")
     what to do. Exit code 17 where the machine has an error, 16 where a target has one; warnings and notes end with
     0.
     """
-    from envbuild.verify.doctor import checked
+    from envbuild.verify.doctor import checked, target_checks, target_of
     from envbuild.verify.doctor.machine import machine_checks
-    from envbuild.verify.doctor.targets import target_checks, target_of
 
     if targets and offline:
         todo = "leave one of them out"

@@ -130,12 +130,12 @@ class TargetReader:
             case "image":
                 return self._image(name)
             case "manifest":
-                from envbuild.verify.sources.manifest import side_of_manifest
+                from envbuild.verify.sources import side_of_manifest
 
                 manifest = read_run(name, self.progress)[2]
                 return Target(side=side_of_manifest(manifest, name), manifest=manifest)
             case "lock":
-                from envbuild.verify.sources.manifest import side_of_lock
+                from envbuild.verify.sources import side_of_lock
 
                 return Target(side=side_of_lock(read_lock(Path(name), ""), name))
             case "context":

@@ -93,8 +93,7 @@ def run(
     by default, where any is an error. --set and --cuda-source are what from-manifest was given; they go with --lock
     and --manifest.
     """
-    from envbuild.verify.policy import Policy, read_policy
-    from envbuild.verify.reports import Verdict
+    from envbuild.verify.reports import Policy, Verdict, read_policy
     from envbuild.verify.rules.catalogue import TITLES
 
     judge = read_policy(options.policy, TITLES) if options.policy else Policy()

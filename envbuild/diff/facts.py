@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -69,10 +69,6 @@ class Fact:
     """None where it is absent."""
     after: str | None
 
-    def to_dict(self) -> dict[str, str | None]:
-        """The fact for --json."""
-        return {"group": self.group, "name": self.name, "before": self.before, "after": self.after}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactDifference:
@@ -109,7 +105,7 @@ class FactDifference:
 
     def to_dict(self) -> dict[str, Any]:
         """The difference for --json."""
-        return {"equal": self.equal, "facts": [fact.to_dict() for fact in self.facts]}
+        return {"equal": self.equal, "facts": [asdict(fact) for fact in self.facts]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,15 +202,11 @@ def compare_packages(before: Description, after: Description) -> FactDifference:
     sides = []
     for one, other in ((before, after), (after, before)):
         unknown = {name for name, version in other.packages.items() if version is None}
-        names = {it for it in one.packages if it not in unknown and (other.complete or it in other.packages)}
-        versions = {it: one.packages[it] for it in names}
-        sides.append(
-            {
-                (PREDICTIONS, name): canonicalize_version(version, strip_trailing_zero=False)
-                for name, version in versions.items()
-                if version is not None
-            }
-        )
+        facts = {}
+        for name, version in one.packages.items():
+            if version is not None and name not in unknown and (other.complete or name in other.packages):
+                facts[PREDICTIONS, name] = canonicalize_version(version, strip_trailing_zero=False)
+        sides.append(facts)
     return compare_facts(*sides)
 
 

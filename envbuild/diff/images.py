@@ -111,16 +111,12 @@ def _local(text: str, machine: str, scratch: Callable[[], Path]) -> Image | None
         raise BaseError(f"this {kind} is not an image", where=plain, todo=todo)
     else:
         return None
-    if at and digest not in (str(image.digest), *_digests(index)):
+    # a layout's index.json may name digests of indexes
+    entries = json.loads(index.read_bytes())["manifests"] if at and index and index.is_file() else ()
+    if at and digest not in (str(image.digest), *(str(it["digest"]) for it in entries)):
         todo = f"leave out @{digest}, or give the image with that digest"
         raise UsageError(f"this has another digest, {image.digest}", where=text, todo=todo)
     return image
-
-
-def _digests(index: Path | None) -> Iterator[str]:
-    """The digests in a layout's index.json, which may be those of indexes."""
-    if index and index.is_file():
-        yield from (str(entry["digest"]) for entry in json.loads(index.read_bytes())["manifests"])
 
 
 def _is_file(path: Path) -> bool:

@@ -1,19 +1,134 @@
-"""The nodes of a layer for a comparison: with the digest of each content, and the texts that name packages."""
+"""The files of an image's layers for a comparison, and their owners by RECORD and dpkg's lists."""
 
 import _imp
 import hashlib
+import posixpath
 import re
 import tarfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, reduce
 from itertools import takewhile
+from typing import Literal
 
+from packaging.utils import canonicalize_name
+
+from envbuild.check import LIST, PROGRAM
 from envbuild.errors import BuildError
 from envbuild.oci import rootfs
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer
-from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Put, Tree, over, place_of
+from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Put, Tree, over, place_of, resolve
+from envbuild.recipe import PREFIX
+from envbuild.wheel.record import RecordError, Row, read_record
+
+RECORD = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
+MARK = re.compile(r"(?:.*/)?[^/]+\.dist-info/(?:INSTALLER|REQUESTED|direct_url\.json)")
+"""Files that name the installer of a distribution, and why it was installed."""
+BYTECODE = re.compile(r"(?:.*/)?__pycache__/[^/]+\.pyc")
+BYTECODE_FOLDER = re.compile(r"(?:.*/)?__pycache__")
+_DIST_INFO = re.compile(r"((?:.*/)?([^/-]+)-([^/]+)\.dist-info)(?:/.*)?")
+_STATUS = "var/lib/dpkg/status"
+_DPKG_FILE = re.compile(r"var/lib/dpkg/info/([^/:]+)(?::[^/.]+)?\.[^/.]+")
+_OF_SOURCE = re.compile(r"((?:.*/)?)__pycache__/([^/.]+)\.[^/]*pyc")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Package:
+    """A package, whatever its version."""
+
+    kind: Literal["debian", "envbuild", "python"]
+    name: str
+    """As its index writes it: normalised for Python."""
+
+
+_CHECK = Package("envbuild", "check")
+_OF_CHECK = {f"{PREFIX.strip('/')}/{path}" for path in (PROGRAM, LIST)}
+
+
+class Packages:
+    """The packages of one image, and the owner of each path."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._versions: defaultdict[Package, set[str]] = defaultdict(set)
+        self._files: dict[str, Package] = {}
+        self._read_python(tree)
+        self._read_debian(tree)
+        self._folders = _folders(self._files)
+
+    def version(self, package: Package) -> str:
+        """Its version, all where it is installed more than once; empty where it is absent or not known."""
+        return ", ".join(sorted(self._versions.get(package, ())))
+
+    def owner(self, path: str) -> Package | None:
+        """The owner of a path; a folder belongs to a package when all owned files in it do."""
+        if owner := self._files.get(path) or _by_name(path) or self._folders.get(path):
+            return owner
+        # Unlisted bytecode belongs to the owner of its source, and its folder to that of the sources.
+        if match := _OF_SOURCE.fullmatch(path):
+            return self._files.get(f"{match[1]}{match[2]}.py")
+        folder, _, base = path.rpartition("/")
+        return self._folders.get(folder) if base == "__pycache__" else None
+
+    def _read_python(self, tree: Tree) -> None:
+        for path, node in tree.items():
+            if node.kind != "file" or not (match := _DIST_INFO.fullmatch(path)):
+                continue
+            package = Package("python", canonicalize_name(match[2]))
+            self._versions[package].add(match[3])
+            if RECORD.fullmatch(path):
+                with suppress(RecordError):
+                    self._files.update((file, package) for file, _, _ in rows(path, node.text))
+
+    def _read_debian(self, tree: Tree) -> None:
+        status = tree.get(_STATUS)
+        text = status.text.decode("utf-8", "surrogateescape") if status else ""
+        for paragraph in text.split("\n\n"):  # deb822, dpkg(1)
+            fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
+            if fields.get("Status", "").endswith(" installed") and "Package" in fields:
+                self._versions[Package("debian", fields["Package"])].add(fields.get("Version", ""))
+
+        @cache
+        def real(folder: str) -> str:
+            return resolve(tree, folder) or folder
+
+        for path, node in tree.items():
+            match = _DPKG_FILE.fullmatch(path) if node.text else None
+            for line in node.text.decode("utf-8", "surrogateescape").splitlines() if match else ():
+                # /lib may be a link to usr/lib, which the lists do not show
+                file = posixpath.join(real(posixpath.dirname(line)), posixpath.basename(line)).lstrip("/")
+                if match and file in tree and tree[file].kind != "directory":
+                    self._files[file] = Package("debian", match[1])
+
+
+def _by_name(path: str) -> Package | None:
+    """The owner of a file that a package manager names after the package."""
+    if match := _DIST_INFO.fullmatch(path):
+        return Package("python", canonicalize_name(match[2]))
+    if match := _DPKG_FILE.fullmatch(path):
+        return Package("debian", match[1])
+    return _CHECK if path in _OF_CHECK else None
+
+
+def _folders(files: dict[str, Package]) -> dict[str, Package | None]:
+    """The owner of each folder; None for those of several packages."""
+    found: dict[str, Package | None] = {}
+    for path, package in files.items():
+        folder = posixpath.dirname(path)
+        while folder and found.get(folder, ...) not in (package, None):
+            found[folder] = None if folder in found else package
+            folder = posixpath.dirname(folder)
+    return found
+
+
+def rows(record: str, text: bytes) -> Iterator[Row]:
+    """Read the RECORD at a path, with paths below the root; RecordError when it is not valid."""
+    site = posixpath.dirname(posixpath.dirname(record))
+    for row in read_record(text.decode("utf-8", "surrogateescape"), strict=True):
+        yield Row(posixpath.normpath(posixpath.join("/", site, row.path)).lstrip("/"), row.hash, row.size)
+
 
 _XATTR = "SCHILY.xattr."
 _KEPT = re.compile(
@@ -29,15 +144,11 @@ def read_layer(layer: Layer, name: str, put: Put | None = None) -> Overlay:
 
 
 def _put(found: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-    if member.islnk():
-        _link(found, path, place_of(member.linkname))
-    else:
-        found.borrowed.pop(path, None)
+    target = place_of(member.linkname) if member.islnk() else ""
+    found.borrowed.pop(path, None)
+    if not member.islnk():
         found.nodes[path] = _node(path, member, archive)
-
-
-def _link(found: Overlay, path: str, target: str) -> None:
-    if target in found.nodes:
+    elif target in found.nodes:
         found.nodes[path] = found.nodes[target]
     else:
         found.nodes.pop(path, None)
@@ -46,7 +157,8 @@ def _link(found: Overlay, path: str, target: str) -> None:
 
 def _node(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> Node:
     mode, owner, mtime = member.mode & 0o7777, (member.uid, member.gid), int(member.mtime)
-    extended = tuple(sorted(_extended(member)))
+    headers = member.pax_headers.items()
+    extended = tuple(sorted((key.removeprefix(_XATTR), it) for key, it in headers if key.startswith(_XATTR)))
     if member.isdir():
         return Node("directory", mode, owner, extended=extended, mtime=mtime)
     if member.issym():
@@ -58,12 +170,6 @@ def _node(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> Node:
         return Node("device", mode, owner, numbers, extended=extended, mtime=mtime)
     sha256, text, stamp = _content(path, member, archive)
     return Node("file", mode, owner, sha256=sha256, extended=extended, mtime=mtime, text=text, stamp=stamp)
-
-
-def _extended(member: tarfile.TarInfo) -> Iterator[tuple[str, str]]:
-    for key, value in member.pax_headers.items():
-        if key.startswith(_XATTR):
-            yield key.removeprefix(_XATTR), value
 
 
 def _content(path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> tuple[bytes, bytes, bytes]:
@@ -121,7 +227,7 @@ def read_pair(a: Image, b: Image, names: tuple[str, str], report: Report) -> tup
     """
     pairs = zip(a.layers, b.layers, strict=False)
     shared = sum(1 for _ in takewhile(lambda pair: pair[0].diff_id == pair[1].diff_id, pairs))
-    reading = _LayerReader((*a.layers, *b.layers), report)
+    reading = LayerReader((*a.layers, *b.layers), report)
     reading.announce("reading layers", (*a.layers[shared:], *b.layers[shared:]))
     left, right = reading.joined(a.layers[shared:], names[0]), reading.joined(b.layers[shared:], names[1])
     if shared and not (_independent(left, right) and _independent(right, left)):
@@ -148,7 +254,7 @@ def _independent(one: Overlay, other: Overlay) -> bool:
     )
 
 
-class _LayerReader:
+class LayerReader:
     """Reads each layer once, and keeps the overlays that are needed again."""
 
     def __init__(self, layers: Sequence[Layer], report: Report) -> None:
@@ -159,14 +265,15 @@ class _LayerReader:
 
     def announce(self, label: str, layers: Sequence[Layer]) -> None:
         """Set the label and the total for the layers that are read next."""
-        sizes = {layer.diff_id: layer.descriptor.size for layer in layers}
+        sizes = {layer.diff_id: layer.descriptor.size for layer in layers if layer.diff_id not in self._known}
         self._label, self._done, self._total = label, 0, sum(sizes.values())
 
     def joined(self, layers: Sequence[Layer], name: str) -> Overlay:
         """Read layers, lowest first, as one."""
-        return reduce(over, (self._read(layer, name) for layer in layers), Overlay())
+        return reduce(over, (self.read(layer, name) for layer in layers), Overlay())
 
-    def _read(self, layer: Layer, name: str) -> Overlay:
+    def read(self, layer: Layer, name: str) -> Overlay:
+        """Read a layer, unless it is kept."""
         if overlay := self._known.get(layer.diff_id):
             return overlay
         overlay = read_layer(layer, name)

@@ -38,7 +38,7 @@ from envbuild.trust import Claim, Voucher
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.contract import NUMERIC
 from envbuild.verify.rules.hardware import cuda_of
-from envbuild.verify.rules.versions import minimum_driver
+from envbuild.verify.rules.packages import minimum_driver
 from envbuild.verify.sources import Side
 
 _LITERAL = re.compile(r"\s*(?:export\s+)?[^=]*=[^\S\r\n]*'")

@@ -23,8 +23,7 @@ from envbuild.oci.image import Image
 from envbuild.oci.reference import DOCKER_HUB, Reference
 from envbuild.stamp.record import StampedImage
 from envbuild.verify.rules.catalogue import listing
-from envbuild.verify.rules.frameworks import family
-from envbuild.verify.rules.versions import is_nvidia
+from envbuild.verify.rules.packages import family, is_nvidia
 
 _NAME = Reference(DOCKER_HUB, "library/envbuild-local")
 _NO_MANIFEST = "give the run's manifest, or stamp the model again from its run"

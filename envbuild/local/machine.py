@@ -19,8 +19,8 @@ from envbuild.validation import read_or_none
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import apply_rules
 from envbuild.verify.rules.catalogue import agree, differs
-from envbuild.verify.rules.frameworks import builds
 from envbuild.verify.rules.hardware import compute_capability, cuda_of, driver
+from envbuild.verify.rules.packages import builds
 from envbuild.verify.sources import Side
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from envbuild.verify.golden.check import check
 from envbuild.verify.golden.runners import Runner
 from envbuild.verify.rules import apply_rules
 from envbuild.verify.rules.catalogue import agree, differs, listing
-from envbuild.verify.rules.frameworks import builds
-from envbuild.verify.rules.hardware import cpu_flags, memory
-from envbuild.verify.rules.platform import system
+from envbuild.verify.rules.hardware import cpu_flags, memory, system
+from envbuild.verify.rules.packages import builds
 
 _PULLED, _BUILT, _INSTALLED = 3, 5, 3
 """Room by the compressed size: that, and two of it unpacked; of an image that is built also its wheels and layers."""

@@ -19,8 +19,7 @@ from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import exists
 from envbuild.report import Reporter
 from envbuild.verify.findings import Finding
-from envbuild.verify.sources import Side, frameworks_of
-from envbuild.verify.sources.manifest import side_of_lock, side_of_manifest
+from envbuild.verify.sources import Side, frameworks_of, side_of_lock, side_of_manifest
 from envbuild.verify.sources.model import StampedModel, artifact_findings, current_stamp, manifest_copy, side_of_model
 
 _ENGINE, _REGISTRY = "docker-daemon:", "docker://"

@@ -22,7 +22,7 @@ from envbuild.recipe import PREFIX
 from envbuild.serve.model import APP_FOLDER, MODEL_FOLDER, PORT, Origin, ServeOrder, Server
 from envbuild.stamp.history import read_history
 from envbuild.stamp.store import parse_model_uri
-from envbuild.verify.golden.model import LocalModel, open_model
+from envbuild.verify.golden.check import LocalModel, open_model
 from envbuild.verify.rules.model import Changes, compare_files
 from envbuild.verify.sources.model import StampedModel, Sums, as_stamped, is_rewritten, sums_of
 

@@ -21,8 +21,7 @@ from envbuild.serve.gate_request import RULE as PREDICTED
 from envbuild.serve.gate_request import UnfitError, held_answer, request_of
 from envbuild.serve.model import PORT, Origin, ServeOrder, Server
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.golden.check import golden_check, unfit
-from envbuild.verify.golden.model import LocalModel, open_model
+from envbuild.verify.golden.check import LocalModel, golden_check, open_model, unfit
 from envbuild.verify.golden.runners import InImage
 from envbuild.verify.reports import lines
 

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.capture.distributions import record_content
 from envbuild.capture.files import decoded
-from envbuild.diff.packages import BYTECODE, Package, Packages, rows
+from envbuild.diff.layers import BYTECODE, Package, Packages, rows
 from envbuild.errors import counted
 from envbuild.files import data_folder
 from envbuild.lock.dependencies import marker_environment, needed
@@ -176,14 +176,14 @@ def gpu_changes(changes: Sequence[PackageChange], before: Environment, after: En
         return ()
     there = {it.name: _public(it.version) for it in other.frameworks}
     builds = {it.distribution for it in one.frameworks if there.get(it.name) == _public(it.version)}
-    return tuple(it for it in changes if it.name in builds or _is_for_gpu(it))
-
-
-def _is_for_gpu(change: PackageChange) -> bool:
-    if not change.after:
-        name = change.name
-        return bool(_CUDA_ONLY.fullmatch(name) or CUDA_WHEEL.match(name) or JAX_PLUGIN.match(name))
-    return change.before != change.after and _public(change.before) == _public(change.after)
+    gone = (_CUDA_ONLY.fullmatch, CUDA_WHEEL.match, JAX_PLUGIN.match)
+    return tuple(
+        it
+        for it in changes
+        if it.name in builds
+        or (it.before != it.after and _public(it.before) == _public(it.after))  # another local label
+        or (not it.after and any(match(it.name) for match in gone))
+    )
 
 
 def _public(version: str) -> str:
@@ -264,7 +264,10 @@ def slim_changes(
         return ()
     missing = {it.name: it for it in changes if not it.after}
     machine = "aarch64" if config.get("architecture") == "arm64" else "x86_64"
-    markers = marker_environment(Target(python=_python(before), machine=machine, glibc=""))
+    sites = (site for it in before.distributions.values() for site in it.sites)
+    pythons = Counter(filter(None, (site.partition("/lib/python")[2].partition("/")[0] for site in sites)))
+    python = pythons.most_common(1)[0][0] if pythons else "3"
+    markers = marker_environment(Target(python=python, machine=machine, glibc=""))
     both = {**before.distributions, **after.distributions}
     declared = {name: requirements_of(it.metadata) for name, it in both.items() if it.metadata}
     strict = listed(missing, training_only())
@@ -277,21 +280,8 @@ def slim_finding(packages: Sequence[PackageChange]) -> Finding:
     """The warning about what a slim image lacks."""
     those = tuple(f"{it.name} {it.before}" for it in packages)
     more = f" and {len(those) - _SHOWN} more" if len(those) > _SHOWN else ""
+    without = f"{counted(len(those), 'distribution')} that only training uses: {', '.join(those[:_SHOWN])}{more}"
     return Finding(
-        about="slim",
-        rule="shared-slim",
-        agrees=False,
-        severity="warning",
-        says=f"serving is slim, without {counted(len(those), 'distribution')} that only training uses: "
-        f"{', '.join(those[:_SHOWN])}{more}",
-        why=_WHY,
-        todo=_TODO,
-        packages=those,
-    )
-
-
-def _python(environment: Environment) -> str:
-    """The Python in whose folders most distributions lie."""
-    sites = (site for it in environment.distributions.values() for site in it.sites)
-    places = (site.partition("/lib/python")[2].partition("/")[0] for site in sites)
-    return next((python for python, _ in Counter(filter(None, places)).most_common(1)), "3")
+        about="slim", rule="shared-slim", agrees=False, severity="warning", says=f"serving is slim, without {without}",
+        why=_WHY, todo=_TODO, packages=those,
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from packaging.version import Version
 
@@ -33,6 +33,7 @@ from envbuild.match.stack import CudaChoice, Stack, VariantChoice
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
 from envbuild.recipe import USER, Base, Recipe, make_recipe
+from envbuild.report import Reporter
 from envbuild.verify.cuda.loader import prove_loading
 from envbuild.verify.findings import Finding, compare_values
 
@@ -40,19 +41,6 @@ _SHOWN = 5
 """Layers of others that are shown."""
 _VARIANT = "dev.envbuild.variant"
 _CHUNK = 1 << 20
-
-
-class Teller(Protocol):
-    """Where progress is reported."""
-
-    def step(self, text: str) -> None:
-        """Announce a stage."""
-
-    def note(self, text: str) -> None:
-        """Report a detail."""
-
-    def progress(self, label: str, done: int, total: int | None) -> None:
-        """Show how many bytes are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +70,7 @@ class Inquiry:
     settings: IndexSettings
 
 
-def verify_image(inquiry: Inquiry, report: Teller) -> tuple[Finding, ...]:
+def verify_image(inquiry: Inquiry, report: Reporter) -> tuple[Finding, ...]:
     """Every comparison, in the order in which one rests on another; nothing more is compared with a wrong base.
 
     LockError for a wheel that cannot be fetched, MatchError and ManifestError for the run, BuildError where the image
@@ -104,7 +92,7 @@ def read_base_again(base: Base, folder: Path) -> Base:
     return replace(base, target=facts.target(machine), python_path=facts.python_path, interpreter=facts.interpreter)
 
 
-def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Teller) -> Iterator[Finding]:
+def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Reporter) -> Iterator[Finding]:
     """`folder` is where what is made or remembered goes."""
     first = base_finding(subject)
     yield first
@@ -216,36 +204,25 @@ def _wrong_target(locked: Target, base: Target) -> str:
 def _config_findings(subject: Subject, recipe: Recipe) -> Iterator[Finding]:
     """Compare everything that manifest and config say with what the lock on this base gives; no layer is read."""
     wanted, found = str(recipe.environment), named_environment(subject.image)
-    yield compare_values(
-        "environment",
-        wanted=wanted,
-        found=found,
-        ok=f"{recipe.environment.short} is the lock's {len(recipe.wheels)} wheels on that base",
-        differs=f"the image says {found or 'none'}, and the lock on that base gives {wanted}",
-    )
+    ok = f"{recipe.environment.short} is the lock's {len(recipe.wheels)} wheels on that base"
+    differs = f"the image says {found or 'none'}, and the lock on that base gives {wanted}"
+    yield compare_values("environment", wanted=wanted, found=found, ok=ok, differs=differs)
     own = tuple(replace(it, created_by=it.created_by.removeprefix(OURS)) for it in subject.own)
     yield _names_finding(subject, recipe, {it.created_by for it in own})
     config = config_bytes(recipe, subject.base, own)
     changed = ", ".join(_changed_keys(json.loads(config), json.loads(subject.image.config)))
     if recipe.user == USER:
-        yield compare_values(
-            "config",
-            wanted=str(Digest.of(config)),
-            found=str(subject.image.config_digest),
-            ok="it is what base, variables and layers give, byte for byte",
-            differs=f"it is not what base, variables and layers give: {changed or 'the same values in other bytes'}",
-        )
+        ok = "it is what base, variables and layers give, byte for byte"
+        differs = f"it is not what base, variables and layers give: {changed or 'the same values in other bytes'}"
+        wanted, found = str(Digest.of(config)), str(subject.image.config_digest)
+        yield compare_values("config", wanted=wanted, found=found, ok=ok, differs=differs)
     else:
         says = f"the image runs as user {recipe.user or 'root'}, and envbuild's run as {USER}"
         yield Finding(about="config", agrees=False, says=says, wanted=USER, found=recipe.user)
     manifest = Digest.of(manifest_bytes(config, subject.image.layers, annotations(recipe)))
-    yield compare_values(
-        "manifest",
-        wanted=str(manifest),
-        found=str(subject.image.digest),
-        ok="it says nothing but what lock, base and layers give",
-        differs=f"lock, base and layers give another one, {manifest}",
-    )
+    ok, differs = "it says nothing but what lock, base and layers give", f"lock, base and layers give {manifest}"
+    found = str(subject.image.digest)
+    yield compare_values("manifest", wanted=str(manifest), found=found, ok=ok, differs=differs)
 
 
 def _names_finding(subject: Subject, recipe: Recipe, lines: set[str]) -> Finding:
@@ -339,13 +316,9 @@ def _layer_findings(subject: Subject, recipe: Recipe, again: Image) -> Iterator[
             faults.append(Finding(about="layer", agrees=False, says=says, found=_identity(layer)))
     same = f"{len(wanted)} layers, made again from {len(recipe.wheels)} wheels, are the image's byte for byte"
     yield from faults or [Finding(about="layers made anew", agrees=True, says=same)]
-    yield compare_values(
-        "manifest made anew",
-        wanted=str(again.digest),
-        found=str(subject.image.digest),
-        ok=f"{again.digest} is the image's",
-        differs=f"{again.digest} is not the image's {subject.image.digest}",
-    )
+    wanted_digest, digest = str(again.digest), str(subject.image.digest)
+    ok, differs = f"{wanted_digest} is the image's", f"{wanted_digest} is not the image's {digest}"
+    yield compare_values("manifest made anew", wanted=wanted_digest, found=digest, ok=ok, differs=differs)
 
 
 def _layer_fault(line: str, again: Layer, found: Mapping[str, Layer], packages: tuple[str, ...]) -> Finding | None:

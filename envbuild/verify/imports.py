@@ -29,14 +29,14 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.image import Image, platform_name
 from envbuild.oci.rootfs import read_tree, resolve, unpack
 from envbuild.report import Reporter
-from envbuild.verify import import_program
+from envbuild.verify.golden import program
 from envbuild.verify.golden.runners import InBubblewrap, InImage, Ran, Runner
 
 _INSTEAD = "install bubblewrap"
 _IMAGE = "the image"
 _USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNTED = ("dev", "proc", *(place[1:] for place in WRITABLE))
-_PROGRAM = Path(import_program.__file__).read_text()
+_PROGRAM = Path(program.__file__).read_text()
 _SECONDS = 900.0
 _DRIVER = re.compile(r"\blib(cuda|nvcuvid|nvoptix|nvidia-[\w-]+)\.so")
 """Libraries of NVIDIA's driver, which a host with a GPU gives a container."""
@@ -115,13 +115,8 @@ def _bubblewrap(image: Image, machine: str, no_engine: str) -> Iterator[Place]:
 def _why_no_bubblewrap() -> str:
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
-    done = subprocess.run(
-        ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     return f"bubblewrap does not work here: {done.stderr.strip()[-200:]}" if done.returncode else ""
 
 
@@ -165,7 +160,7 @@ def check_imports(place: Place, request: ImportRequest) -> Imports:
     modules = request.modules
     assert place.runner, "there is a place"
     try:
-        ran = place.runner.run(_PROGRAM, {"modules.json": json.dumps(modules).encode()}, seconds=_SECONDS)
+        ran = place.runner.run(_PROGRAM, {"order.json": json.dumps({"modules": modules}).encode()}, seconds=_SECONDS)
     except UsageError as unstarted:  # the error is not an option's
         todo = f"give another base; {NEVER}"
         raise VerifyError(unstarted.what, where=f"import check, {place.name}", todo=todo) from unstarted
@@ -173,11 +168,9 @@ def check_imports(place: Place, request: ImportRequest) -> Imports:
     errors: dict[str, Any] = {it["module"]: it["error"] for it in lines if "module" in it}
     faults, untold = [], []
     for module, error in errors.items():
-        if error is None:
-            continue
-        if why := _why_untold(error, gpu=request.gpu):
+        if error and (why := _why_untold(error, gpu=request.gpu)):
             untold.append((module, why))
-        else:
+        elif error:
             faults.append(_chain(error, request.versions))
     if len(errors) < len(modules):
         begun = [it["begins"] for it in lines if "begins" in it and it["begins"] not in errors]

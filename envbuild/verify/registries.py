@@ -82,16 +82,12 @@ def tag_findings(
         yield Finding(about="tag", agrees=True, says=says, rule="tag-moved", wanted=str(image.digest), found=digests[0])
     else:
         wanted = ", ".join(str(it.digest) for it in those)
+        says = f"{tagged} names {digests[0]}, the model's stamp {wanted}: it was moved, or the model stamped again"
+        todo = "name the image by its digest, or stamp the model with the new one if that is meant"
         yield Finding(
-            about="tag",
-            agrees=False,
-            says=f"{tagged} names {digests[0]}, the model's stamp {wanted}: it was moved, or the model stamped again",
-            rule="tag-moved",
-            wanted=wanted,
-            found=digests[0],
-            why=_MOVED,
-            todo="name the image by its digest, or stamp the model with the new one if that is meant",
-        )
+            about="tag", agrees=False, says=says, rule="tag-moved", wanted=wanted, found=digests[0], why=_MOVED,
+            todo=todo,
+        )  # fmt: skip
 
 
 def _tagged(registry: Registry, image: StampedImage, reference: Reference, tag: str, which: str) -> Iterator[Finding]:
@@ -101,17 +97,12 @@ def _tagged(registry: Registry, image: StampedImage, reference: Reference, tag: 
     if digests and digest in digests:
         yield Finding(about=about, agrees=True, says=f"{tagged} names it", rule="tag-moved", found=digests[0])
     elif digests:
+        says = f"{tagged}, {which}, names {digests[0]}, and the stamp names {digest}"
         yield Finding(
-            about=about,
-            agrees=False,
-            says=f"{tagged}, {which}, names {digests[0]}, and the stamp names {digest}",
-            rule="tag-moved",
-            severity="warning",
-            wanted=digest,
-            found=digests[0],
+            about=about, agrees=False, says=says, rule="tag-moved", severity="warning", wanted=digest, found=digests[0],
             why="cleanup policies remove images without a tag first, and builds take the other image from now on",
             todo=f"tag {image.image} again, or stamp the model with the other one",
-        )
+        )  # fmt: skip
 
 
 def _digests(registry: Registry, tagged: Reference) -> tuple[str, ...] | None:
@@ -150,7 +141,6 @@ def check_signed(reference: Reference, public_key: Path | str) -> tuple[Finding,
     from envbuild.attest.bundle import judge  # noqa: PLC0415 - its libraries are slow to import
     from envbuild.attest.keyless import Identity  # noqa: PLC0415
     from envbuild.attest.keys import public_key_of  # noqa: PLC0415
-    from envbuild.registry.client import Registry  # noqa: PLC0415
     from envbuild.registry.referrers import referrers, subject_of  # noqa: PLC0415
 
     key = public_key_of(str(public_key))

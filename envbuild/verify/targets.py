@@ -15,9 +15,8 @@ from envbuild.verify.findings import Finding
 from envbuild.verify.registries import registry_findings, tag_findings
 from envbuild.verify.rules import ARTIFACT, apply_rules
 from envbuild.verify.sharing import prove_sharing
-from envbuild.verify.sources import Side
+from envbuild.verify.sources import Side, side_of_lock
 from envbuild.verify.sources.context import context_findings
-from envbuild.verify.sources.manifest import side_of_lock
 from envbuild.verify.sources.model import StampedModel, artifact_findings
 
 _NAMED = 5
@@ -79,15 +78,12 @@ def _disagreements(manifest: TrainingManifest) -> Iterator[Finding]:
     if not manifest.disagreements:
         yield Finding(rule="disagreement", about="record", agrees=True, says="it does not contradict itself")
     for one in manifest.disagreements:
+        says = f"{one.message} ({', '.join(f'{side}: {value}' for side, value in one.values)})"
         yield Finding(
-            rule="disagreement",
-            about=one.fact,
-            agrees=False,
-            severity="warning",
-            says=f"{one.message} ({', '.join(f'{side}: {value}' for side, value in one.values)})",
+            rule="disagreement", about=one.fact, agrees=False, severity="warning", says=says,
             why="The record of the run contradicts itself, so that one of the two is not what trained the model.",
             todo="capture again in the environment that trains, right after the model is saved",
-        )
+        )  # fmt: skip
 
 
 def _modified(manifest: TrainingManifest) -> Iterator[Finding]:
@@ -96,15 +92,12 @@ def _modified(manifest: TrainingManifest) -> Iterator[Finding]:
         if one.changed_files:
             files = ", ".join((*one.modified, *one.missing)[:_NAMED])
             yield Finding(
-                rule="package-modified",
-                about=one.name,
-                agrees=False,
-                severity="warning",
+                rule="package-modified", about=one.name, agrees=False, severity="warning",
                 says=f"{one.changed_files} of its files were changed or removed after it was installed: {files}",
                 why="The run computed with files that no index has, so no image built from its lock has them.",
                 todo="publish what was changed as a version of its own, and train with that",
                 packages=(f"{one.name} {one.version}",),
-            )
+            )  # fmt: skip
 
 
 def _stamped(model: StampedModel, side: Side, report: Report) -> Iterator[Finding]:

@@ -29,8 +29,7 @@ from envbuild.recipe import Base, make_recipe
 from envbuild.registry.push import push
 from envbuild.verify.cuda.files import PlannedImage, framework_wheel, plan_image, read_base_files
 from envbuild.verify.cuda.files import WheelFiles as InstalledFiles
-from envbuild.verify.cuda.loader import LoaderProof, prove_loading
-from envbuild.verify.cuda.openings import CUDA
+from envbuild.verify.cuda.loader import CUDA, LoaderProof, prove_loading
 from tests.e2e import parts, services
 
 pytestmark = pytest.mark.real

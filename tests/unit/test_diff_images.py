@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from envbuild.diff.comparison import Rules, compare
-from envbuild.diff.difference import Difference
+from envbuild.diff.comparison import Difference, Rules, compare
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, Descriptor, Layer

@@ -17,7 +17,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
-from envbuild.verify.doctor import Check, checked, ok, wrong
+from envbuild.verify.doctor import Check, checked, ok, target_of, wrong
 from envbuild.verify.doctor.machine import (
     answered,
     clock,
@@ -28,7 +28,6 @@ from envbuild.verify.doctor.machine import (
     room,
     storage,
 )
-from envbuild.verify.doctor.targets import target_of
 from tests.fakes.artifact_registry import FakeArtifactRegistry
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import closed_port, serving

@@ -20,8 +20,7 @@ from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Base, make_recipe
 from envbuild.verify.cuda.files import MemberFile, framework_wheel
-from envbuild.verify.cuda.loader import LoaderProof, prove_loading
-from envbuild.verify.cuda.openings import openings
+from envbuild.verify.cuda.loader import LoaderProof, openings, prove_loading
 from envbuild.verify.cuda.process import read_elf
 from envbuild.wheel.archive import WheelArchive
 from tests.fakes.trees import image_of_trees

@@ -10,7 +10,7 @@ from envbuild.errors import UsageError
 from envbuild.local.contract import settle
 from envbuild.local.model import Mount, Settled, Subject
 from envbuild.manifest.model import Contract, Data, RequiredVariable
-from envbuild.verify.sources.manifest import side_of_manifest
+from envbuild.verify.sources import side_of_manifest
 from tests.unit.test_sides_manifest import a_manifest
 
 SECRET = "ghp_0123456789abcdefghijABCDEF"

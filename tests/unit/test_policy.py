@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from envbuild.errors import UsageError
 from envbuild.verify.findings import SEVERITIES, Finding
-from envbuild.verify.policy import Policy, read_policy
+from envbuild.verify.reports import Policy, read_policy
 from envbuild.verify.rules.catalogue import TITLES
 
 DOCS = Path(__file__).parents[2] / "docs" / "verify.md"

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.verify.findings import SEVERITIES, Finding
-from envbuild.verify.policy import Policy
-from envbuild.verify.reports import Verdict, junit, lines, sarif, sound
+from envbuild.verify.reports import Policy, Verdict, junit, lines, sarif, sound
 
 MOVED = Finding(
     rule="package",

@@ -17,8 +17,8 @@ from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe
 from envbuild.verify.findings import Finding
+from envbuild.verify.sources import side_of_lock
 from envbuild.verify.sources.context import context_findings, last_stage, side_of_context
-from envbuild.verify.sources.manifest import side_of_lock
 
 TARGET = Target(python="3.11.7", machine="x86_64", glibc="2.36")
 BASE = Digest("5a" * 32)

@@ -19,10 +19,9 @@ from envbuild.manifest import read_manifest
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.model import Contract, Data, RequiredVariable, Tree
 from envbuild.verify.rules import apply_rules
-from envbuild.verify.sources import Side, host
+from envbuild.verify.sources import Side, host, side_of_manifest
 from envbuild.verify.sources.host import LARGEST_READ
 from envbuild.verify.sources.host import side_of_host as _side_of_host
-from envbuild.verify.sources.manifest import side_of_manifest
 
 NOTHING = Contract()
 

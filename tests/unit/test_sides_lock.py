@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.oci.digest import Digest
-from envbuild.verify.sources.manifest import side_of_lock
+from envbuild.verify.sources import side_of_lock
 
 TARGET = Target(python="3.11.7", machine="x86_64", glibc="2.36")
 

@@ -17,7 +17,7 @@ from envbuild.manifest.model import Contract, Framework, Numerics, Platform, Pyt
 from envbuild.manifest.packages import Conda, CondaPackage, Distribution, Origin
 from envbuild.manifest.reader import manifest_dict
 from envbuild.verify.rules import apply_rules
-from envbuild.verify.sources.manifest import side_of_manifest
+from envbuild.verify.sources import side_of_manifest
 from tests.unit.capturing import Environment
 
 INDEX = Origin(kind="index")

@@ -23,7 +23,7 @@ from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import apply_rules
-from envbuild.verify.sources.manifest import side_of_manifest
+from envbuild.verify.sources import side_of_manifest
 from envbuild.verify.sources.model import StampedModel, artifact_findings, files_now
 from envbuild.verify.sources.model import read_model as _read_model
 from envbuild.verify.sources.model import side_of_model as _side_of_model

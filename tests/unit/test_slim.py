@@ -28,8 +28,8 @@ from envbuild.verify.environment import Pattern, listed, training_only
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import apply_rules
 from envbuild.verify.sharing import prove_sharing
+from envbuild.verify.sources import side_of_lock
 from envbuild.verify.sources.image import side_of_image
-from envbuild.verify.sources.manifest import side_of_lock
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.test_assemble import SITE, locked, tree
 from tests.unit.test_child import files_of, lock_of

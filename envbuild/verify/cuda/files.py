@@ -142,12 +142,11 @@ class MemberFile(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class InstalledFile:
-    """One file of a wheel, in the image."""
+    """One file of a wheel, in the image; without a member it is what installing makes."""
 
     wheel: LockedWheel
     archive: WheelArchive
     member: Member | None
-    """None for what installing makes."""
 
 
 class WheelFiles:
@@ -227,16 +226,11 @@ class PlannedImage:
 
     def process(self) -> Process:
         """A process of the image, with nothing loaded."""
-        return Process(
-            System(
-                tree=self.tree,
-                read=self.read,
-                machine=self.machine,
-                cache=self.base.cache,
-                library_path=self.variables.get("LD_LIBRARY_PATH", ""),
-                host=_DRIVER,
-            )
+        path, cache = self.variables.get("LD_LIBRARY_PATH", ""), self.base.cache
+        system = System(
+            tree=self.tree, read=self.read, machine=self.machine, cache=cache, library_path=path, host=_DRIVER
         )
+        return Process(system)
 
     def read(self, path: str) -> Elf | None:
         """Read what lies at an absolute path without links."""
@@ -292,7 +286,14 @@ def plan_image(
 
 def framework_wheel(stack: Stack, profiles: Profiles) -> FrameworkWheel:
     """The profile's row of what a stack has; without its CUDA in the CPU variant. VerifyError where there is none."""
-    rows = [row for row in _rows(stack, profiles) if row.machine == stack.machine]
+    rows = [
+        row
+        for profile in profiles.frameworks
+        for release in profile.releases
+        if profile.name == stack.framework and release.version.public == Version(stack.version).public
+        for row in release.wheels
+        if (row.distribution, row.machine) == (stack.distribution, stack.machine)
+    ]
     if not rows:
         what = f"no profile lists the libraries of {stack.distribution} {stack.version} for {stack.machine}"
         todo = "update envbuild; in its repository: python -m profiles.refresh"
@@ -312,14 +313,6 @@ def _distance(cuda: str | None, wanted: str | None) -> int:
         return 3
     majors = (cuda.partition(".")[0], f"{wanted}".partition(".")[0])
     return 0 if cuda == wanted else 2 - (majors[0] == majors[1])
-
-
-def _rows(stack: Stack, profiles: Profiles) -> Iterator[FrameworkWheel]:
-    version = Version(stack.version).public
-    for profile in profiles.frameworks:
-        for release in profile.releases if profile.name == stack.framework else ():
-            if release.version.public == version:
-                yield from (row for row in release.wheels if row.distribution == stack.distribution)
 
 
 def _tree(base: Tree, files: Iterable[str], prefix: str) -> Tree:

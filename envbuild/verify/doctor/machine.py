@@ -21,8 +21,6 @@ from envbuild.errors import MissingComponentError
 from envbuild.files import cache_folder, credentials_path, home_folder
 from envbuild.lock.client import make_client
 from envbuild.lock.settings import IndexSettings, asked_url, bare_url, read_settings, uv_program
-from envbuild.oci.reference import Reference
-from envbuild.registry.credentials import find
 from envbuild.verify.doctor import Check, ok, refused, wrong
 from envbuild.verify.findings import Finding
 
@@ -50,11 +48,6 @@ def google_credentials(environ: Mapping[str, str], root: Path) -> Iterator[Findi
         yield wrong(_ABOUT, says, f"{_LOGIN}, where those are wanted", severity="note")
     else:
         yield _described(path)
-
-
-def has_google(environ: Mapping[str, str], root: Path) -> bool:
-    """Whether there seem to be any."""
-    return _file(environ) is not None or _is_google(environ, root)
 
 
 def storage() -> Iterator[Finding]:
@@ -181,18 +174,6 @@ def logins(config: Mapping[str, object], name: str, path: str | None) -> Iterato
     yield ok("registry logins", f"{name} has {hosts or 'no registry'}{f', and the store {store}' if store else ''}")
 
 
-def login_for(reference: Reference) -> Iterator[Finding]:
-    """Whether there are credentials for a registry; without any it may still let everybody read."""
-    about = f"login {reference.registry}"
-    found = find(reference.registry, reference.repository, environ=os.environ)
-    if found.credentials:
-        yield ok(about, "there are credentials")
-    for hint in found.hints:
-        yield wrong(about, hint, f"docker login {reference.registry}", severity="warning")
-    if not found.credentials and not found.hints:
-        yield ok(about, "there are no credentials; what everybody may read can be read")
-
-
 def machine_checks(*, offline: bool = False, root: Path = Path("/")) -> tuple[Check, ...]:
     """All checks that need no model and no image; `offline` uses no network."""
     near = (
@@ -209,7 +190,8 @@ def machine_checks(*, offline: bool = False, root: Path = Path("/")) -> tuple[Ch
     )
     if offline:
         return near
-    stored = (Check(about="cloud storage", find=storage, severity="warning"),) if has_google(os.environ, root) else ()
+    google = _file(os.environ) is not None or _is_google(os.environ, root)
+    stored = (Check(about="cloud storage", find=storage, severity="warning"),) if google else ()
     return (*near, Check(about="index", find=indexes, seconds=20.0), *stored)
 
 
@@ -319,7 +301,15 @@ def _gpu(root: Path) -> Iterator[Finding]:
         )
         return
     yield driver_finding(facts)
-    yield _toolkit(root)
+    specs = [str(path) for folder in _SPECS for path in (root / folder).glob("nvidia*")]
+    if specs:
+        yield ok("gpu toolkit", f"{specs[0]} describes the GPUs to engines")
+    elif program := shutil.which("nvidia-ctk") or shutil.which("nvidia-container-runtime"):
+        yield ok("gpu toolkit", program)
+    else:
+        todo = "install nvidia-container-toolkit, then: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+        says, why = "the NVIDIA container toolkit is not installed", "containers here do not see the GPUs"
+        yield wrong("gpu toolkit", says, todo, severity="warning", why=why)
 
 
 def driver_finding(facts: Mapping[str, object]) -> Finding:
@@ -331,14 +321,3 @@ def driver_finding(facts: Mapping[str, object]) -> Finding:
         return wrong("gpu", "the NVIDIA driver shows no GPU", todo, severity="warning")
     cuda = f", for CUDA up to {facts['cuda_maximum']}" if facts.get("cuda_maximum") else ""
     return ok("gpu", f"{', '.join(names)}, driver {facts.get('driver') or 'unknown'}{cuda}")
-
-
-def _toolkit(root: Path) -> Finding:
-    specs = [path for folder in _SPECS for path in (root / folder).glob("nvidia*")]
-    if specs:
-        return ok("gpu toolkit", f"{specs[0]} describes the GPUs to engines")
-    if program := shutil.which("nvidia-ctk") or shutil.which("nvidia-container-runtime"):
-        return ok("gpu toolkit", program)
-    todo = "install nvidia-container-toolkit, then: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
-    why = "containers here do not see the GPUs"
-    return wrong("gpu toolkit", "the NVIDIA container toolkit is not installed", todo, severity="warning", why=why)

@@ -1,4 +1,4 @@
-"""Run a model on recorded inputs and write its outputs: `program.py --out FILE`, beside `order.json`.
+"""Run a model on recorded inputs, or import modules: `program.py --out FILE`, beside `order.json`.
 
 One file that any environment's Python from 3.7 on runs alone; it imports what the model's format needs and nothing of
 envbuild but the file beside it that capture is, whose arrays it writes.
@@ -17,6 +17,8 @@ from typing import Any
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib is slower to load, and enough is
 CAPTURE = "envbuild_capture"
 LAST_LINES = 12
+LONGEST, CAUSES = 500, 20
+"""Characters of an error, and errors of a chain."""
 ONNX = {"float": "float32", "double": "float64", "bool": "bool"}
 """Types that ONNX names in its own way."""
 
@@ -32,6 +34,9 @@ def main() -> None:
     # The model lies beside this file, and must not be taken for a module.
     sys.path[:] = [path for path in sys.path if path != HERE]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    out = sys.argv[sys.argv.index("--out") + 1]
+    if "modules" in order:
+        import_modules(order["modules"], out)
     step = {"name": "import"}
     try:
         answer = {"outputs": encoded(outputs(order, step), order["outputs"])}
@@ -40,8 +45,68 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - frameworks fail in any way
         said = "".join(traceback.format_exception_only(type(error), error))
         answer = {"failed": step["name"], "lines": [line for line in said.split("\n") if line][-LAST_LINES:]}
-    with open(sys.argv[sys.argv.index("--out") + 1], "w", encoding="utf-8") as file:  # noqa: PTH123
+    with open(out, "w", encoding="utf-8") as file:  # noqa: PTH123
         json.dump(answer, file)
+
+
+def import_modules(modules: list[str], out: str) -> None:
+    """Import modules one after the other, whatever each raises, and end the process; `-` is stdout, which none gets.
+
+    Each gets a line of JSON before it is imported and one after, so that of a process that ended it is known where.
+    """
+    os.environ["HOME"] = "/tmp"  # noqa: S108 - what is written at the first import has to go somewhere
+    descriptor = os.dup(1) if out == "-" else os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(2, 1)
+    for module in modules:
+        write(descriptor, {"begins": module})
+        write(descriptor, {"module": module, "error": error_of(module)})
+    os._exit(0)  # what modules do at the end of a process is no part of importing them
+
+
+def write(descriptor: int, value: Any) -> None:
+    """Write a line."""
+    os.write(descriptor, json.dumps(value).encode() + b"\n")
+
+
+def error_of(module: str) -> dict[str, Any] | None:
+    """Import a module; what it raised, or None."""
+    try:
+        importlib.import_module(module)
+    except BaseException as error:  # noqa: BLE001 - modules fail in any way
+        return described(error)
+    return None
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """The packages that were being imported, outermost first, the root cause, and what all errors say."""
+    causes: list[BaseException] = [error]
+    while len(causes) < CAUSES:
+        last = causes[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None or cause in causes:
+            break
+        causes.append(cause)
+    packages: list[str] = []
+    for cause in causes:
+        trace = cause.__traceback__
+        while trace:
+            name = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+            if name not in ("", "__main__", "importlib", "_frozen_importlib", *packages):
+                packages.append(name)
+            trace = trace.tb_next
+    root = causes[-1]
+    return {
+        "packages": packages,
+        "root": "{}: {}".format(type(root).__name__, " ".join(str(root).split())[:LONGEST]),
+        "says": [str(cause)[:LONGEST] for cause in causes],
+        "outside": any(outside(cause) for cause in causes),
+    }
+
+
+def outside(error: BaseException) -> bool:
+    """Whether it is about a file, a network or a user that is not there, and not about what is installed."""
+    ended = isinstance(error, (SystemExit, KeyboardInterrupt))
+    return ended or (isinstance(error, OSError) and error.errno is not None)
 
 
 def outputs(order: dict[str, Any], step: dict[str, str]) -> Any:

@@ -120,27 +120,9 @@ class InBubblewrap:
             command += ["--ro-bind", str(folder), "/run/envbuild", "--chdir", "/"]
             command += [self.python, "/run/envbuild/program.py", "--out", "-"]
             lines, answer = _LastLines(), bytearray()
-            with running(command, os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-                assert process.stdout, process.stderr
-                readers = (
-                    threading.Thread(target=lines.read, args=(process.stderr,), daemon=True),
-                    threading.Thread(target=_collect, args=(process.stdout, answer), daemon=True),
-                )
-                for reader in readers:
-                    reader.start()
-                try:
-                    code = process.wait(seconds)
-                except subprocess.TimeoutExpired:
-                    code = None
-                for reader in readers:
-                    reader.join(1)
+            code = _run(command, os.environ, lines, seconds, answer)
             late = code is None
-            return Ran(answer=bytes(answer), code=code if code is not None else 137, lines=lines.lines, late=late)
-
-
-def _collect(stream: IO[bytes], into: bytearray) -> None:
-    while (data := stream.read(_LONGEST)) and len(into) < MAX_RESULT:
-        into += data
+            return Ran(answer=bytes(answer), code=137 if code is None else code, lines=lines.lines, late=late)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,22 +161,41 @@ def _write_files(folder: Path, files: Mapping[str, bytes | Path]) -> None:
             path.symlink_to(content.absolute())
 
 
-def _run(command: list[str], variables: Mapping[str, str], lines: "_LastLines", seconds: float) -> int | None:
-    """Run a program; its exit code, or None where its time was up."""
+def _run(
+    command: list[str],
+    variables: Mapping[str, str],
+    lines: "_LastLines",
+    seconds: float,
+    into: bytearray | None = None,
+) -> int | None:
+    """Run a program; its exit code, or None where its time was up. What it prints goes to `lines`.
+
+    With `into` what it writes to stdout goes there instead.
+    """
     environment = {name: value for name, value in variables.items() if name not in _OWN}
+    errors = subprocess.STDOUT if into is None else subprocess.PIPE
     try:
-        with running(command, environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-            reader = threading.Thread(target=lines.read, args=(output(process),), daemon=True)
-            reader.start()
+        with running(command, environment, stdout=subprocess.PIPE, stderr=errors) as process:
+            readers = [threading.Thread(target=lines.read, args=(process.stderr or process.stdout,), daemon=True)]
+            if into is not None:
+                readers.append(threading.Thread(target=_collect, args=(output(process), into), daemon=True))
+            for reader in readers:
+                reader.start()
             try:
                 code = process.wait(seconds)
             except subprocess.TimeoutExpired:
-                return None
-            reader.join(1)  # a child that it left may hold its output open
+                code = None
+            for reader in readers:
+                reader.join(1)  # a child that it left may hold its output open
             return code
     except OSError as error:
         todo = "give the path of an environment's Python, such as ./venv/bin/python"
         raise UsageError(f"this interpreter cannot be run: {error.strerror}", where=command[0], todo=todo) from error
+
+
+def _collect(stream: IO[bytes], into: bytearray) -> None:
+    while (data := stream.read(_LONGEST)) and len(into) < MAX_RESULT:
+        into += data
 
 
 def _answer(path: Path) -> bytes | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from envbuild.verify.findings import SEVERITIES, Finding
-from envbuild.verify.rules import contract, frameworks, hardware, model, packages, platform
+from envbuild.verify.rules import contract, hardware, model, packages
 from envbuild.verify.sources import Side
 
 Check = Callable[[Side, Side], Iterator[Finding]]
@@ -12,13 +12,13 @@ Check = Callable[[Side, Side], Iterator[Finding]]
 ARTIFACT: tuple[Check, ...] = (model.framework, model.tensorflow_1, model.keras, model.artifact_format)
 """Those that compare a model with an environment; one run has both."""
 RULES: tuple[Check, ...] = (
-    platform.python,
-    platform.implementation,
-    platform.system,
-    platform.machine,
-    platform.glibc,
-    frameworks.framework,
-    frameworks.framework_build,
+    hardware.python,
+    hardware.implementation,
+    hardware.system,
+    hardware.machine,
+    hardware.glibc,
+    packages.framework,
+    packages.framework_build,
     packages.packages,
     packages.missing,
     packages.extra,
@@ -44,9 +44,6 @@ RULES: tuple[Check, ...] = (
 
 def apply_rules(wanted: Side, found: Side, rules: tuple[Check, ...] = RULES) -> tuple[Finding, ...]:
     """All findings of the rules; within a rule the gravest first, and what agrees last."""
-    findings = (sorted(check(wanted, found), key=_gravity) for check in rules)
-    return tuple(it.with_targets(wanted.name, found.name) for group in findings for it in group)
-
-
-def _gravity(finding: Finding) -> int:
-    return len(SEVERITIES) if finding.agrees else SEVERITIES.index(finding.severity)
+    gravity = {severity: rank for rank, severity in enumerate(SEVERITIES)}
+    groups = (sorted(check(wanted, found), key=lambda it: (it.agrees, gravity[it.severity])) for check in rules)
+    return tuple(it.with_targets(wanted.name, found.name) for group in groups for it in group)

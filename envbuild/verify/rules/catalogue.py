@@ -162,17 +162,9 @@ def differs(  # noqa: PLR0913 - one for each field of a finding
     """A disagreement by a rule, with the severity and reason of the catalogue unless others are given."""
     known = rule_of(rule)
     return Finding(
-        rule=rule,
-        about=about,
-        agrees=False,
-        says=says or f"wanted {wanted}, found {found}",
-        severity=severity or known.severity,
-        wanted=wanted,
-        found=found,
-        why=why or known.why,
-        todo=todo,
-        packages=packages,
-    )
+        rule=rule, about=about, agrees=False, says=says or f"wanted {wanted}, found {found}", packages=packages,
+        wanted=wanted, found=found, severity=severity or known.severity, why=why or known.why, todo=todo,
+    )  # fmt: skip
 
 
 def agree(rule: str, about: str, says: str, *, wanted: str = "", found: str = "") -> Finding:

@@ -8,8 +8,7 @@ from envbuild.errors import counted
 from envbuild.manifest.artifact import Model, ModelFile, Writer
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.rules.catalogue import agree, differs
-from envbuild.verify.rules.frameworks import builds
-from envbuild.verify.rules.versions import minor, numbers
+from envbuild.verify.rules.packages import builds, minor, numbers
 from envbuild.verify.sources import Side
 
 _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "pytorch": "torch", "keras": "keras"}
@@ -65,16 +64,12 @@ def tensorflow_1(wanted: Side, found: Side) -> Iterator[Finding]:
     saved = model is not None and model.format == "saved_model"
     for name, writer, version in _written(wanted, found):
         if name == "tensorflow" and numbers(writer.version)[0] == 1 and numbers(version)[0] > 1:
+            says = f"TensorFlow {writer.version} wrote the model, and {version} is to load it"
+            severity: Severity | None = "warning" if saved else None
             yield differs(
-                "artifact-tf1",
-                "model of TensorFlow 1",
-                f"TensorFlow {writer.version} wrote the model, and {version} is to load it",
-                wanted=writer.version,
-                found=version,
-                todo=_V1,
-                severity="warning" if saved else None,
-                why=_V1_SAVED if saved else "",
-            )
+                "artifact-tf1", "model of TensorFlow 1", says, wanted=writer.version, found=version, todo=_V1,
+                severity=severity, why=_V1_SAVED if saved else "",
+            )  # fmt: skip
 
 
 def keras(wanted: Side, found: Side) -> Iterator[Finding]:

@@ -20,8 +20,7 @@ from envbuild.match.stack import Variant
 from envbuild.oci.digest import Digest
 from envbuild.recipe import PREFIX, PYTHON_LABEL, Recipe
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.sources import Side
-from envbuild.verify.sources.manifest import side_of_lock
+from envbuild.verify.sources import Side, side_of_lock
 
 _LOCK, _REQUIREMENTS, _DOCKERFILE = "pylock.toml", "requirements.txt", "Dockerfile"
 _CLASSIC = "Dockerfile.classic"
@@ -262,11 +261,11 @@ def _dockerfile_findings(context: _Context) -> Iterator[Finding]:
         others = [it for other, it in changes.items() if other != name]
         for one in more:
             both = any(one.text == it.text for added, _ in others for it in added)
-            says = f"{name}:{one.line} is not of envbuild: {_shortened(one)}"
-            yield _instruction_finding(says, one, "note" if both or _is_harmless(one) else "warning")
+            severity: Severity = "note" if both or _is_harmless(one) else "warning"
+            yield _instruction_finding(f"{name}:{one.line} is not of envbuild", one, severity)
         for one in less:
             both = any(one.word == it.word for _, removed in others for it in removed)
-            says = f"{name} lacks what envbuild writes for this lock: {_shortened(one)}"
+            says = f"{name} lacks what envbuild writes for this lock"
             yield _instruction_finding(says, one, "note" if both else "warning")
 
 
@@ -275,11 +274,8 @@ def _spelled(value: str | tuple[tuple[str, str], ...]) -> str:
 
 
 def _instruction_finding(says: str, one: Instruction, severity: Severity) -> Finding:
-    return _fault("dockerfile", says, todo=_TODO, severity=severity, found=one.text, why=_WHY)
-
-
-def _shortened(one: Instruction) -> str:
-    return one.text if len(one.text) <= _SHOWN else f"{one.text[:_SHOWN]}..."
+    text = one.text if len(one.text) <= _SHOWN else f"{one.text[:_SHOWN]}..."
+    return _fault("dockerfile", f"{says}: {text}", todo=_TODO, severity=severity, found=one.text, why=_WHY)
 
 
 def _is_harmless(one: Instruction) -> bool:

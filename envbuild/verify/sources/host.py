@@ -22,8 +22,7 @@ from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, Data, Platform, TrainingManifest
 from envbuild.stamp.store import parse_model_uri
 from envbuild.validation import read_or_none
-from envbuild.verify.sources import Side, module_name
-from envbuild.verify.sources.manifest import side_of_manifest
+from envbuild.verify.sources import Side, module_name, side_of_manifest
 
 T = TypeVar("T")
 LARGEST_READ = 1 << 30
@@ -35,18 +34,13 @@ _MOST_SOURCES, _LONGEST = 2000, 1 << 20
 _FOREIGN = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
-def nobody_knows(_uri: str) -> bool | None:
-    """No answer."""
-    return None
-
-
 def side_of_host(
     environment: TrainingManifest | None,
     wanted: Contract,
     name: str = "host",
     *,
     folder: Path = Path(),
-    visible: Visible = nobody_knows,
+    visible: Visible = lambda _uri: None,
 ) -> Side:
     """What this machine has now, with an environment of it that was captured; without, no package is known.
 
@@ -64,6 +58,8 @@ def side_of_host(
     # without a secret, so that any message may show it
     plain = {key: it for key, it in variables.items() if not hides_secret(key, it, sure=True) and scrub(it) == it}
     there = (it for it in wanted.data if it.checksum or it.size is not None)
+    seen = {it.uri: _is_visible(os.environ.get(it.variable or "") or it.uri, folder, visible) for it in wanted.data}
+    looked = not seen or any(it is not None for it in seen.values())
     return replace(
         side,
         kind="host",
@@ -74,7 +70,7 @@ def side_of_host(
         contract=Contract(),
         model=None,
         numerics=None,
-        absent_data=_absent(wanted, folder, visible),
+        absent_data=frozenset(uri for uri, it in seen.items() if it is False) if looked else None,
         data={it.uri: now for it in there if (now := _data_now(it, folder))},
         trees=_trees(wanted, folder),
     )
@@ -83,13 +79,6 @@ def side_of_host(
 def _read(kind: type[T], facts: dict[str, Any]) -> T | None:
     """Facts as a manifest would have them; None where it would refuse them."""
     return read_or_none(present(facts), kind)
-
-
-def _absent(wanted: Contract, folder: Path, visible: Visible) -> frozenset[str] | None:
-    """The places that cannot be seen; None where that is not known of any."""
-    seen = {it.uri: _is_visible(os.environ.get(it.variable or "") or it.uri, folder, visible) for it in wanted.data}
-    known = {uri for uri, there in seen.items() if there is not None}
-    return frozenset(uri for uri in known if not seen[uri]) if known or not seen else None
 
 
 def _is_visible(place: str, folder: Path, visible: Visible) -> bool | None:

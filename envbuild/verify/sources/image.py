@@ -86,21 +86,16 @@ class Interpreter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """The program that an image's config starts, and its variables."""
-
-    variables: Mapping[str, str]
-    command: Sequence[str] = ()
-    """Entry point, then its arguments."""
-    user: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Config:
+    """What an image's config says: its platform and labels, and the program that it starts."""
+
     system: str
     architecture: str
     labels: Mapping[str, str]
-    started: Started
+    variables: Mapping[str, str]
+    command: Sequence[str]
+    """Entry point, then its arguments."""
+    user: str
     folder: str
     """Where programs start."""
 
@@ -112,13 +107,14 @@ def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> S
     or layers cannot be read; RegistryError where they cannot be fetched.
     """
     config = _config(image, name)
-    place = model_place(config.started.variables, config.folder)
+    place = model_place(config.variables, config.folder)
     tree = files_of(image.layers, place, name, report)
-    python = interpreter_of(tree, config.started)
+    python = _interpreter(tree, config)
     packages = _packages(tree, python.sites) if python else None
     built = frameworks_of({it.name: it.version for it in (packages or {}).values()})
     cuda, cudnn = _system_cuda(tree)
-    libc, libc_version = _libc(tree)
+    libc_version = next((_text(tree, it) for it in sorted(tree) if _GLIBC.fullmatch(it) and tree[it].text), None)
+    libc = "glibc" if libc_version else "musl" if any(map(_MUSL.fullmatch, tree)) else None
     system, variant = _SYSTEMS.get(config.system.lower()), config.labels.get(_VARIANT)
     by_label: Literal["gpu", "cpu"] | None = "gpu" if variant == "gpu" else "cpu" if variant == "cpu" else None
     # something may be a Python that neither command nor PATH leads to
@@ -139,8 +135,8 @@ def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> S
         cuda=built.cuda or cuda,
         cudnn=built.cudnn or cudnn,
         variant=by_label or built.variant or ("gpu" if cuda and built.frameworks else None),
-        variables=config.started.variables,
-        names=frozenset(config.started.variables),
+        variables=config.variables,
+        names=frozenset(config.variables),
         model=model_inside(tree, place, name),
     )
 
@@ -155,7 +151,9 @@ def _config(image: Image, name: str) -> _Config:
             system=str(config["os"]),
             architecture=str(config["architecture"]),
             labels={str(key): str(value) for key, value in (inner.get("Labels") or {}).items()},
-            started=Started(variables=variables, command=command, user=str(inner.get("User") or "")),
+            variables=variables,
+            command=command,
+            user=str(inner.get("User") or ""),
             folder=str(inner.get("WorkingDir") or "/"),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -206,13 +204,6 @@ def _as_built(framework: Framework, tree: Tree, python: Interpreter | None, labe
     return replace(framework, cuda=found.get("cuda"), cudnn=found.get("cudnn"), compute_capabilities=capabilities)
 
 
-def _libc(tree: Tree) -> tuple[str | None, str | None]:
-    version = next((_text(tree, path) for path in sorted(tree) if _GLIBC.fullmatch(path) and tree[path].text), None)
-    if version:
-        return "glibc", version
-    return ("musl", None) if any(map(_MUSL.fullmatch, tree)) else (None, None)
-
-
 def _system_cuda(tree: Tree) -> tuple[str | None, str | None]:
     """CUDA's runtime and cuDNN as Debian packages; the newest where there are several."""
     lines: Iterator[list[str]] = (line.split() for line in _text(tree, "var/lib/dpkg/status").splitlines())
@@ -223,9 +214,9 @@ def _system_cuda(tree: Tree) -> tuple[str | None, str | None]:
     return newest.get(True), ".".join(cudnn.split(".")[:3]) if cudnn else None
 
 
-def interpreter_of(tree: Tree, started: Started) -> Interpreter | None:
+def _interpreter(tree: Tree, config: _Config) -> Interpreter | None:
     """Find the Python that the command names, or lies beside, else the first on PATH; None where there is none."""
-    for path in _candidates(started):
+    for path in _candidates(config):
         real = resolve(tree, path)
         if real is None or tree[real[1:]].kind != "file":
             continue
@@ -234,26 +225,26 @@ def interpreter_of(tree: Tree, started: Started) -> Interpreter | None:
         marker = f"{prefix[1:]}/pyvenv.cfg"  # of a virtual environment (PEP 405)
         inside = bool(folder) and marker in tree
         settings = _text(tree, marker) if inside else ""
-        if version := _version(tree, real, settings, started.variables):
+        if version := _version(tree, real, settings, config.variables):
             minor = ".".join(version.split(".")[:2])
-            paths = [it for it in started.variables.get("PYTHONPATH", "").split(":") if it.startswith("/")]
+            paths = [it for it in config.variables.get("PYTHONPATH", "").split(":") if it.startswith("/")]
             own = [f"{prefix}/lib/python{minor}/site-packages"] if inside else []
             system = not inside or _SYSTEM_TOO.search(settings)
-            rest = _system_sites(posixpath.dirname(posixpath.dirname(real)), minor, started) if system else []
+            rest = _system_sites(posixpath.dirname(posixpath.dirname(real)), minor, config) if system else []
             found = dict.fromkeys(it for folder in (*paths, *own, *rest) if (it := resolve(tree, folder)))
             return Interpreter(version=version, sites=tuple(folder[1:] for folder in found))
     return None
 
 
-def _candidates(started: Started) -> Iterator[str]:
+def _candidates(config: _Config) -> Iterator[str]:
     """Absolute paths that may be the interpreter."""
-    program = started.command[0] if started.command else ""
+    program = config.command[0] if config.command else ""
     if program.startswith("/"):
         folder, name = posixpath.split(program)
         # /usr/bin/tini says nothing of Python, /opt/venv/bin/gunicorn does
         beside = [] if folder in DEFAULT_PATH.split(":") else [f"{folder}/python", f"{folder}/python3"]
         yield from [program] if _PROGRAM.fullmatch(name) else beside
-    for folder in (started.variables.get("PATH") or DEFAULT_PATH).split(":"):
+    for folder in (config.variables.get("PATH") or DEFAULT_PATH).split(":"):
         if folder.startswith("/"):
             yield from (f"{folder.rstrip('/')}/{name}" for name in ("python", "python3"))
 
@@ -272,10 +263,10 @@ def _version(tree: Tree, real: str, settings: str, variables: Mapping[str, str])
     return next(fitting, minor[1] if minor else "")
 
 
-def _system_sites(home: str, minor: str, started: Started) -> list[str]:
+def _system_sites(home: str, minor: str, config: _Config) -> list[str]:
     """Where an installation looks itself: the user's folder, then its own, then Debian's."""
-    home, user = home.rstrip("/"), started.user.partition(":")[0]
-    folder = started.variables.get("HOME") or ("/root" if user in ("", "0", "root") else f"/home/{user}")
+    home, user = home.rstrip("/"), config.user.partition(":")[0]
+    folder = config.variables.get("HOME") or ("/root" if user in ("", "0", "root") else f"/home/{user}")
     return [
         f"{folder}/.local/lib/python{minor}/site-packages",
         f"{home}/local/lib/python{minor}/dist-packages",
@@ -376,12 +367,6 @@ def _commit(content: IO[bytes]) -> bytes:
         return b""
 
 
-def _cuda_debs(content: IO[bytes]) -> bytes:
-    """Names and upstream versions of CUDA's runtime and cuDNN among Debian's packages, one a line."""
-    text = decoded(content.read(_LONGEST))
-    return "".join(f"{name} {version}\n" for name, version in _CUDA_DEB.findall(text)).encode()
-
-
 def _search(pattern: re.Pattern[bytes], content: IO[bytes]) -> bytes:
     """What the first match says; empty where there is none."""
     text = b""
@@ -406,6 +391,9 @@ _READERS: tuple[tuple[re.Pattern[str], Callable[[IO[bytes]], bytes]], ...] = (
     (re.compile(r"(?:.*/)?[^/]+\.dist-info/direct_url\.json"), _commit),
     (re.compile(r"(?:.*/)?(?:lib)?python3\.\d+(?:\.so[.\d]*)?"), partial(_search, _PYTHON_VERSION)),
     (_GLIBC, partial(_search, _GLIBC_VERSION)),
-    (re.compile(r"var/lib/dpkg/status"), _cuda_debs),
+    (
+        re.compile(r"var/lib/dpkg/status"),  # names and upstream versions of CUDA's runtime and cuDNN, one a line
+        lambda content: "\n".join(map(" ".join, _CUDA_DEB.findall(decoded(content.read(_LONGEST))))).encode(),
+    ),
 )
 """How to read the files that say something."""

@@ -28,8 +28,7 @@ from envbuild.stamp.store import Store, parse_model_uri
 from envbuild.validation import read_or_none
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules.model import Changes, being, compare_files, describe_file, digests, doubt, has_digest, listed
-from envbuild.verify.sources import Side
-from envbuild.verify.sources.manifest import side_of_manifest
+from envbuild.verify.sources import Side, side_of_manifest
 
 Slot = tuple[str, str, str]
 """Role, variant and platform."""
@@ -309,8 +308,11 @@ def recorded(saved: Model | None, content: Content | None, uri: str) -> Model | 
     if saved is None or not saved.files:
         return then
     both = compare_files(saved, then, by_name=True)
-    files = {path: _joined(file, both.new.get(path)) for path, file in both.old.items()}
-    files = {path: file for path, file in both.new.items() if path not in files} | files
+    files = {**both.new, **both.old}
+    for path, file in both.old.items():
+        if then_file := both.new.get(path):
+            sha256, crc32c = file.sha256 or then_file.sha256, file.crc32c or then_file.crc32c
+            files[path] = replace(file, sha256=sha256, crc32c=crc32c, generation=then_file.generation)
     count = len(files) if then.file_count == len(then.files) else None
     return replace(saved, files=tuple(files[path] for path in sorted(files)), file_count=count, unread=None)
 
@@ -322,13 +324,6 @@ def as_stamped(saved: Model | None, content: Content | None, uri: str) -> Model 
         return both
     own = {it.path for it in saved.files}
     return replace(both, files=tuple(it for it in both.files if it.path in own), file_count=saved.file_count)
-
-
-def _joined(saved: ModelFile, then: ModelFile | None) -> ModelFile:
-    if then is None:
-        return saved
-    sha256, crc32c = saved.sha256 or then.sha256, saved.crc32c or then.crc32c
-    return replace(saved, sha256=sha256, crc32c=crc32c, generation=then.generation)
 
 
 def content_of(now: Model) -> Content:
