@@ -139,7 +139,7 @@ def _check_text(key: str, text: str) -> None:
 
         words_of(text)
     elif key == "extra":
-        from envbuild.serve.check import check_requirement
+        from envbuild.serve.build import check_requirement
 
         check_requirement(text)
 
