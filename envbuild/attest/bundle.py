@@ -16,8 +16,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import UnverifiedSignatureError
 from securesystemslib.signer import Signature, Signer, SSlibKey
 
-from envbuild.attest.keyless import Identity, KeylessSigner
-from envbuild.attest.keys import hint_of, kms_refusal, public_key_of, signer_of
+from envbuild.attest.keys import Identity, KeylessSigner, hint_of, kms_refusal, public_key_of, signer_of
 from envbuild.attest.statement import BUNDLE, IN_TOTO, STATEMENT, statement
 from envbuild.errors import VerifyError
 from envbuild.oci.digest import Digest

@@ -24,8 +24,8 @@ from envbuild.errors import MissingComponentError, UsageError
 if TYPE_CHECKING:
     import docker
 
-    from envbuild.local.image import Here
     from envbuild.local.model import Choice, Engine, Launch, Mount, Port
+    from envbuild.local.subject import Here
 
 _ALTERNATIVE = "make a virtual environment of the same wheels: --venv DIR"
 _CHECK = "/opt/env/bin/envbuild-check"
@@ -117,7 +117,7 @@ def _size(plan: Plan, client: "docker.DockerClient | None", progress: Progress) 
 
 
 def _acquire(options: LocalOptions, plan: Plan, client: "docker.DockerClient", progress: Progress) -> "Here":
-    from envbuild.local.image import acquire
+    from envbuild.local.subject import acquire
 
     now = datetime.now(UTC)
     here = acquire(client, plan.subject, plan.choice, options.building(), progress.reporter(), now)

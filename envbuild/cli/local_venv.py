@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def run_in_venv(target: str, command: tuple[str, ...], options: LocalOptions, folder: Path) -> int:
     """Make the environment, and run a command or a shell in it; the exit code is the command's."""
     from envbuild.files import cache_folder
-    from envbuild.local.image import lock_here
     from envbuild.local.machine import look
     from envbuild.local.notebook import held_server
+    from envbuild.local.subject import lock_here
     from envbuild.local.venv import check_place, held_venv
 
     check_place(folder)
@@ -96,7 +96,7 @@ def _plan_json(
 def _stamped_lock(plan: Plan) -> "Lock | None":
     """Return the stamped lock of the choice, if this machine can install it; None where the run is locked again."""
     from envbuild.capture.host import platform_facts
-    from envbuild.local.image import check_known, stamped_lock
+    from envbuild.local.subject import check_known, stamped_lock
     from envbuild.local.venv import check_fits
 
     lock = stamped_lock(plan.subject, plan.choice)
