@@ -34,10 +34,7 @@ def bill_of_materials(facts: Facts) -> bytes:
     )
     components = list(_components(facts))
     tool = Component(name="envbuild", type=ComponentType.APPLICATION, version=version("envbuild"))
-    bom = Bom(
-        metadata=BomMetaData(component=image, tools=ToolRepository(components=[tool])),
-        components=components,
-    )
+    bom = Bom(metadata=BomMetaData(component=image, tools=ToolRepository(components=[tool])), components=components)
     bom.register_dependency(image, components)
     value = json.loads(make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string())
     # The library always sets a time and a random number; equal facts must give equal bytes.

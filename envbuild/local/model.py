@@ -143,6 +143,11 @@ class Port:
     address: str = "127.0.0.1"
     """The address of this machine that listens."""
 
+    @property
+    def option(self) -> str:
+        """As the option has it, for messages."""
+        return f"--port {self.address}:{self.host}:{self.container}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:

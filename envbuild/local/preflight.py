@@ -36,13 +36,7 @@ _BUCKETS = "gs://"
 
 
 def preflight(
-    subject: Subject,
-    choice: Choice,
-    machine: Machine,
-    *,
-    size: int | None,
-    settled: Settled,
-    engine: bool = True,
+    subject: Subject, choice: Choice, machine: Machine, *, size: int | None, settled: Settled, engine: bool = True
 ) -> Iterator[Finding]:
     """Yield all findings, including those that agree; an error would make the run fail.
 

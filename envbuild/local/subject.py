@@ -67,12 +67,7 @@ def subject_of_model(it: StampedModel, named: str | None = None) -> Subject:
 
 def subject_of_manifest(name: str, data: bytes, manifest: TrainingManifest) -> Subject:
     """A run by its manifest alone; nothing is stamped with it."""
-    return Subject(
-        name=name,
-        side=side_of_manifest(manifest, name),
-        manifest=manifest,
-        manifest_bytes=data,
-    )
+    return Subject(name=name, side=side_of_manifest(manifest, name), manifest=manifest, manifest_bytes=data)
 
 
 def subject_of_image(name: str, side: Side) -> Subject:

@@ -28,16 +28,7 @@ from envbuild.oci.image import Image, platform_name
 from envbuild.serve.gate_container import MODEL, Launch, NotStartedError, Reply, Serving, serving
 from envbuild.serve.model import PORT, Origin, ServeOrder, Server
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.golden.check import (
-    DamagedError,
-    Number,
-    content,
-    golden_check,
-    judged,
-    numbers,
-    unfit,
-    width_of,
-)
+from envbuild.verify.golden.check import DamagedError, Number, content, golden_check, judged, numbers, unfit, width_of
 from envbuild.verify.golden.model import LocalModel, open_model
 from envbuild.verify.golden.runners import InImage
 from envbuild.verify.reports import lines

@@ -44,12 +44,7 @@ _PROOFS = frozenset({"golden", "serve-golden"})
 
 
 def find_slimmed(
-    order: ServeOrder,
-    origin: Origin,
-    server: Server,
-    above: Lock,
-    code: Mapping[str, bytes | Path],
-    report: Reporter,
+    order: ServeOrder, origin: Origin, server: Server, above: Lock, code: Mapping[str, bytes | Path], report: Reporter
 ) -> Slimmed:
     """Say what the serving image does without; `above` is locked above all of the training environment.
 
@@ -132,10 +127,7 @@ def _recipe(origin: Origin, lock: Lock, config: Mapping[str, Any]) -> Recipe:
     """The recipe of what is left of an environment, on the training image's base."""
     parent, inner = origin.parent, config.get("config") or {}
     name, digest = named_base(parent.image)
-    labels = dict(inner.get("Labels") or {}) | {
-        SLIM_LABEL: ",".join(lock.slim),
-        SLIM_OF_LABEL: str(origin.environment),
-    }
+    labels = dict(inner.get("Labels") or {}) | {SLIM_LABEL: ",".join(lock.slim), SLIM_OF_LABEL: str(origin.environment)}
     return Recipe(
         base_name=name,
         base_digest=Digest.parse(digest) if digest else parent.digest,
