@@ -92,20 +92,19 @@ def shell(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[list[s
     environment after these files. Any other shell has the variables only.
     """
     program = environment.get("SHELL") or "/bin/sh"
-    activate = folder.absolute() / "bin" / "activate"
-    name = Path(program).name
-    if not activate.is_file() or name not in {"bash", "zsh", "fish"}:
-        yield [program], {}
-    elif name == "fish":
+    activate, name = folder.absolute() / "bin" / "activate", Path(program).name
+    if activate.is_file() and name == "fish":
         yield [program, "--init-command", f"source {shlex.quote(f'{activate}.fish')}"], {}
-    else:
+    elif activate.is_file() and name in {"bash", "zsh"}:
         with TemporaryDirectory(prefix="envbuild-shell-") as ours:
             home = environment.get("ZDOTDIR") or environment.get("HOME") or "/"
-            words = {"activate": activate, "home": home, "ours": ours}
-            quoted = {key: shlex.quote(str(value)) for key, value in words.items()}
+            words = {"activate": str(activate), "home": home, "ours": ours}
+            quoted = {key: shlex.quote(value) for key, value in words.items()}
             for file, text in ((".bashrc", _BASHRC), (".zshenv", _ZSHENV), (".zshrc", _ZSHRC)):
                 Path(ours, file).write_text(text.format(**quoted), encoding="utf-8")
             yield ([program, "--rcfile", f"{ours}/.bashrc"], {}) if name == "bash" else ([program], {"ZDOTDIR": ours})
+    else:
+        yield [program], {}
 
 
 class _Forwarding:
