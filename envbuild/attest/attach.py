@@ -134,7 +134,7 @@ def _statements(facts: Facts) -> tuple[tuple[Artifact, bytes], ...]:
 
     digest, name = facts.reference.digest, facts.reference.name
     bill = bill_of_materials(facts)
-    origin = statement(digest, PROVENANCE, provenance(facts, builder_of(os.environ)), name)
+    origin = statement(digest, PROVENANCE, provenance(facts, *builder_of(os.environ)), name)
     origin_marks = {STATEMENT: _MARKS[IN_TOTO], "in-toto.io/predicate-type": PROVENANCE}
     return (
         (

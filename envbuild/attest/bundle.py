@@ -60,9 +60,9 @@ def sign_statement(payload: bytes, signer: Signer | KeylessSigner, where: str) -
         "mediaType": BUNDLE,
         "verificationMaterial": {"publicKey": {"hint": hint_of(public)}},
         "dsseEnvelope": {
-            "payload": _text(payload),
+            "payload": base64.b64encode(payload).decode(),
             "payloadType": IN_TOTO,
-            "signatures": [{"sig": _text(bytes.fromhex(signature.signature))}],
+            "signatures": [{"sig": base64.b64encode(bytes.fromhex(signature.signature)).decode()}],
         },
     }
     return canonical_json(value)
@@ -110,13 +110,10 @@ def _by_identity(bundle: bytes, identity: Identity) -> tuple[bytes, str] | Bundl
 def _by_key(bundle: bytes, key: SSlibKey) -> tuple[bytes, str] | BundleVerdict:
     """Payload and payload type that the key signed, or the fault."""
     value: Any = None
-    hint = ""
-    try:
+    names_key = False  # cosign's attestations of other keys have no hint
+    with suppress(*_MALFORMED):
         value = json.loads(bundle)
-        hint = str(value["verificationMaterial"]["publicKey"]["hint"])
-    except _MALFORMED:
-        pass  # cosign's attestations of other keys have no hint
-    names_key = hint == hint_of(key)
+        names_key = str(value["verificationMaterial"]["publicKey"]["hint"]) == hint_of(key)
     try:
         envelope = value["dsseEnvelope"]
         payload, kind = base64.b64decode(envelope["payload"], validate=True), envelope["payloadType"]
@@ -141,10 +138,6 @@ def _predicate_type(envelope: Any) -> str:
         return str(json.loads(base64.b64decode(envelope["payload"]))["predicateType"])
     except _MALFORMED:
         return ""
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 RECORD = "https://envbuild.dev/stamp-record/v1"

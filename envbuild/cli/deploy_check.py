@@ -19,7 +19,7 @@ from envbuild.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
-    from envbuild.stamp.signature import Proof
+    from envbuild.stamp.history import Proof
     from envbuild.verify.findings import Finding
     from envbuild.verify.policy import Policy
     from envbuild.verify.reports import Verdict

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from envbuild.local.model import Choice, Machine, Settled, Subject
     from envbuild.local.subject import Building
     from envbuild.lock.run import Options
-    from envbuild.stamp.signature import Proof
+    from envbuild.stamp.history import Proof
     from envbuild.verify.findings import Finding
 
 CheckName = Literal["strict", "warn", "off"]

@@ -25,7 +25,7 @@ from envbuild.engine.image import find_image
 from envbuild.errors import MissingComponentError, StampError, VerifyError
 from envbuild.manifest.artifact import Array, Golden
 from envbuild.oci.image import Image, platform_name
-from envbuild.serve.gate_container import MODEL, Launch, NotStartedError, Reply, Serving, serving
+from envbuild.serve.gate_container import MODEL, NotStartedError, Reply, Serving, serving
 from envbuild.serve.model import PORT, Origin, ServeOrder, Server
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.golden.check import DamagedError, Number, content, golden_check, judged, numbers, unfit, width_of
@@ -206,21 +206,17 @@ class _Trial:
     patience: Patience
     client: docker.DockerClient
 
-    @property
-    def model(self) -> str | None:
-        """The URI of the model."""
-        stamped = self.origin.stamped
-        return stamped.uri if stamped else self.order.model or self.origin.manifest.model_uri
-
     def findings(self) -> Iterator[Finding]:
         """Ask the server for the golden sample where it has a route for that, else the model by itself in the image."""
-        if self.model is None and self.server.health and not self.order.embed:
+        stamped = self.origin.stamped
+        uri = stamped.uri if stamped else self.order.model or self.origin.manifest.model_uri
+        if uri is None and self.server.health and not self.order.embed:
             todo = "give a stamped model, or a manifest that says where its model lies (model_uri)"
             yield _untried("nothing says where the model lies", todo)
             return
         with ExitStack() as stack:
             try:
-                opened = open_model(self.model, self.order.order.cache, self.report) if self.model else None
+                opened = open_model(uri, self.order.order.cache, self.report) if uri else None
                 model = stack.enter_context(opened) if opened else None  # a server of one's own may need none
             except StampError as error:
                 if self.order.model or self.order.gate == "require":
@@ -271,9 +267,9 @@ class _Trial:
         }
         copied = {f"model/{path}": file for path, file in model.files.items()} if model and needs_model else {}
         files: dict[str, bytes | Path] = {**copied, REQUEST: request}
-        launch = Launch(image=name, variables=variables, files=files, output=patience.output, memory=patience.memory)
+        launch = serving(self.client, name, variables, files, memory=patience.memory, output=patience.output)
         try:
-            with serving(self.client, launch) as container:
+            with launch as container:
                 if server.health:
                     self.report.note(f"waiting for GET {server.health}, {patience.start:g} s at most")
                 findings = list(_Steps(container, server, port, golden, patience).findings())
@@ -297,7 +293,7 @@ class _Steps:
 
     def findings(self) -> Iterator[Finding]:
         """What came of each step; nothing more is asked of a container after a step that failed."""
-        steps = (self._healthy, self._predicted, self._stopped) if self.server.health else (self._calm, self._stopped)
+        steps = (self._healthy, self._predicted, self._stopped)
         for step in steps:
             agreed = True
             for finding in step():
@@ -307,6 +303,12 @@ class _Steps:
                 return
 
     def _healthy(self) -> Iterator[Finding]:
+        if not self.server.health:
+            if self.serving.ended_within(self.patience.calm) is None:
+                yield _ok(_STARTUP, f"the container still runs {self.patience.calm:g} s after its start")
+            else:
+                yield self._ended("although a server runs until it gets SIGTERM")
+            return
         route, pause = f"GET {self.server.health} on port {self.port}", _SOONEST
         while True:
             reply = self.serving.ask("GET", self.port, self.server.health, self.patience.health)
@@ -339,12 +341,6 @@ class _Steps:
         elif not fine:
             yield self._fault(rule, f"{says}: {_describe(again)}")
 
-    def _calm(self) -> Iterator[Finding]:
-        if self.serving.ended_within(self.patience.calm) is None:
-            yield _ok(_STARTUP, f"the container still runs {self.patience.calm:g} s after its start")
-        else:
-            yield self._ended("although a server runs until it gets SIGTERM")
-
     def _stopped(self) -> Iterator[Finding]:
         began = time.monotonic()
         if self.serving.ended() is not None:
@@ -352,7 +348,7 @@ class _Steps:
             return
         code = self.serving.end(self.patience.stop)
         if self.serving.output.flooded:
-            yield self._flood()
+            yield self._ended("")
         elif code is None:
             yield self._fault(_STOP, f"the container still runs {self.patience.stop:g} s after SIGTERM")
         elif code:
@@ -362,17 +358,15 @@ class _Steps:
             yield _ok(_STOP, f"the container ended with 0, {time.monotonic() - began:.0f} s after SIGTERM")
 
     def _ended(self, when: str) -> Finding:
+        """The finding for a container that ended: it printed too much, took too much memory, or ended by itself."""
         if self.serving.output.flooded:
-            return self._flood()
+            much = f"{self.serving.output.size / 2**20:.0f} MiB in {self.serving.age:.0f} s"
+            return self._fault(_OUTPUT, f"the container printed {much}, and was ended for it")
         limit = self.serving.out_of_memory()
         how = f"ended with {_coded(self.serving.ended() or 0)}"
         if limit is not None:
             how = f"was killed for using more than {limit / 2**20:.0f} MiB of memory, its limit"
         return self._fault(_STARTUP, f"the container {how} {when}")
-
-    def _flood(self) -> Finding:
-        much = f"{self.serving.output.size / 2**20:.0f} MiB in {self.serving.age:.0f} s"
-        return self._fault(_OUTPUT, f"the container printed {much}, and was ended for it")
 
     def _fault(self, rule: str, says: str, severity: Severity = "error") -> Finding:
         return _fault(rule, says, self.serving.output.lines, severity)
@@ -449,7 +443,7 @@ def _cut(array: Array, rows: int) -> Array:
 
 
 def _nested(values: Sequence[Number], shape: Sequence[int]) -> Any:
-    """Nest values as lists; NaN and infinity as the JSON form of Protocol Buffers has them, as JSON itself has neither."""
+    """Nest values as lists; NaN and infinity are the words that the JSON form of Protocol Buffers has for them."""
     if not shape:
         value = values[0]
         if isinstance(value, float) and not math.isfinite(value):

@@ -21,8 +21,8 @@ from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES, read_layout
 from envbuild.oci.reference import Reference
 from envbuild.serve.model import Origin, ServeOrder
+from envbuild.stamp.history import Proof
 from envbuild.stamp.record import StampedImage, lock_name
-from envbuild.stamp.signature import Proof
 from envbuild.verify.registries import check_signed
 from envbuild.verify.sources.model import StampedModel, artifact_findings, current_stamp, manifest_copy, read_model
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from envbuild.capture.files import file_sha256
 from envbuild.errors import EnvbuildError, StampError
@@ -25,6 +25,9 @@ LOCK = f"{FOLDER}/.lock"
 _LOCK_SECONDS = 60.0
 _LOCK_PAUSE = 0.01
 _POINTER_LIMIT = 16 * 1024 * 1024
+
+
+_NO_FILE = "not a regular file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +84,31 @@ class DirectoryStore:
     def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
         """Set or remove keys of the file's metadata if the file and its metadata still are as in `state`."""
         self._check_links()
-        with file_errors(self._path(POINTER)), self._locked():
-            now = self.state(name)
-            if now is None or (now.generation, now.metageneration) != (state.generation, state.metageneration):
-                raise Changed
-            entry = {
-                "generation": now.generation,
-                "metageneration": str(int(now.metageneration) + 1),
-                "metadata": {key: value for key, value in {**now.metadata, **values}.items() if value is not None},
-            }
-            objects = self._pointers() | {name: entry}
-            write_whole(self._path(POINTER), canonical_json({"schema_version": "1.0", "objects": objects}))
+        pointer, lock = self._path(POINTER), self._path(LOCK)
+        with file_errors(pointer):
+            lock.parent.mkdir(exist_ok=True)
+            with _regular(lock, os.O_RDWR | os.O_CREAT, StampError) as file:
+                _lock(file.fileno(), lock)
+                now = self.state(name)
+                if now is None or (now.generation, now.metageneration) != (state.generation, state.metageneration):
+                    raise Changed
+                entry = {
+                    "generation": now.generation,
+                    "metageneration": str(int(now.metageneration) + 1),
+                    "metadata": {key: value for key, value in {**now.metadata, **values}.items() if value is not None},
+                }
+                objects = self._pointers() | {name: entry}
+                write_whole(pointer, canonical_json({"schema_version": "1.0", "objects": objects}))
 
     def check(self, name: str) -> None:  # noqa: ARG002 - the folder decides
         """StampError when nothing can be written into the folder."""
         self._check_links()
         place, lock = self._path(FOLDER), self._path(LOCK)
         if os.path.lexists(place) and not place.is_dir():
-            raise StampError(
-                "the stamp's folder cannot be created: a file has its name", where=str(place), todo="move the file away"
-            )
+            what = "the stamp's folder cannot be created: a file has its name"
+            raise StampError(what, where=str(place), todo="move the file away")
         if lock.exists() and not lock.is_file():
-            _refuse(lock, "remove it", StampError)
+            raise StampError(_NO_FILE, where=str(lock), todo="remove it")
         held = place if place.is_dir() else Path(self.folder)
         if not os.access(held, os.W_OK | os.X_OK):
             todo = "stamp as a user who may write there"
@@ -139,7 +145,7 @@ class DirectoryStore:
             if path.is_file():
                 yield path
             elif path.name == SAVED_MODEL and not (deep and path.is_dir()):
-                _refuse(path, "give the folder that has the model's files", StampError)
+                raise StampError(_NO_FILE, where=str(path), todo="give the folder that has the model's files")
 
     def _pointers(self) -> dict[str, Any]:
         """Read the metadata of all files, by name; a reader needs no lock, because the file is replaced whole."""
@@ -147,27 +153,17 @@ class DirectoryStore:
         if data is None:
             return {}
         try:
-            objects = json.loads(data)["objects"]
-            return {name: _checked(entry) for name, entry in objects.items()}
+            return {
+                name: {
+                    "generation": str(entry["generation"]),
+                    "metageneration": str(int(entry["metageneration"])),
+                    "metadata": {str(key): str(value) for key, value in entry["metadata"].items()},
+                }
+                for name, entry in json.loads(data)["objects"].items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            todo = "remove the file and stamp again; the records beside it stay"
-            raise StampError(
-                "the metadata of the model cannot be read", where=str(self._path(POINTER)), todo=todo
-            ) from error
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        path = self._path(LOCK)
-        path.parent.mkdir(exist_ok=True)
-        with _regular(path, os.O_RDWR | os.O_CREAT, StampError) as file:
-            _lock(file.fileno(), path)
-            yield
-
-
-def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = {str(key): str(value) for key, value in entry["metadata"].items()}
-    counter = str(int(entry["metageneration"]))
-    return {"generation": str(entry["generation"]), "metageneration": counter, "metadata": metadata}
+            what, todo = "the metadata of the model cannot be read", "remove the file and stamp again; the records stay"
+            raise StampError(what, where=str(self._path(POINTER)), todo=todo) from error
 
 
 def _generation(path: Path) -> str | None:
@@ -210,12 +206,8 @@ def _regular(path: Path, flags: int, error: type[EnvbuildError]) -> BinaryIO:
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        _refuse(path, "remove it, or put the file back that belongs there", error)
+        raise error(_NO_FILE, where=str(path), todo="remove it, or put the file back that belongs there")
     return os.fdopen(handle, "rb")
-
-
-def _refuse(path: Path, todo: str, error: type[EnvbuildError]) -> NoReturn:
-    raise error("not a regular file", where=str(path), todo=todo)
 
 
 @contextmanager

@@ -103,19 +103,18 @@ def read_records(store: Store, names: Iterable[str]) -> list[tuple[str, Stamp]]:
 
     Unreachable if one may be readable, and its storage does not answer.
     """
+
+    def read(name: str) -> Stamp | None:
+        try:
+            return read_record(name, store.read(name, limit=RECORD_LIMIT) or b"")
+        except Unreachable:  # it may be the newest record
+            raise
+        except StampError:
+            return None
+
     with ThreadPoolExecutor(_READERS) as pool:
         each = sorted(names)
-        found = zip(each, pool.map(lambda name: _read(store, name), each), strict=True)
-        return [(name, stamp) for name, stamp in found if stamp]
-
-
-def _read(store: Store, name: str) -> Stamp | None:
-    try:
-        return read_record(name, store.read(name, limit=RECORD_LIMIT) or b"")
-    except Unreachable:  # it may be the newest record
-        raise
-    except StampError:
-        return None
+        return [(name, stamp) for name, stamp in zip(each, pool.map(read, each), strict=True) if stamp]
 
 
 def _check_name(uri: ModelUri, folder: str, anchor: str) -> None:
