@@ -33,8 +33,6 @@ from envbuild.report import Reporter
 STATEMENT = "dev.envbuild.statement"
 """The annotation by which envbuild finds its own statements again: `bill` or `provenance`."""
 _TITLES = {BILL_TYPE: "bill of materials", IN_TOTO: "provenance"}
-
-
 _MARKS = {BILL_TYPE: "bill", IN_TOTO: "provenance"}
 
 

@@ -23,10 +23,8 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-
 _STATEMENTS = (STATEMENT, "https://in-toto.io/Statement/v0.1")
 """`cosign attest` writes the second, which is older with the same fields (in-toto/attestation, spec/v0.1.0)."""
-
 Standing = Literal["holds", "unreadable", "other-key", "tampered", "malformed", "other-image"]
 """`unreadable` may be by anybody; `malformed` names the key or is signed by it, but has no valid statement."""
 

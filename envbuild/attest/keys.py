@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from sigstore.verify.policy import VerificationPolicy
 
 T = TypeVar("T")
-
-
 PASSWORDS: Final = ("ENVBUILD_SIGN_PASSWORD", "COSIGN_PASSWORD")
 """The variables that a private key's password is read from, the first that is set."""
 KMS: Final = "gcpkms://"
@@ -58,8 +56,6 @@ _SCRYPT_MEMORY = 256 << 20
 """Bytes; cosign's parameters take 64 MiB."""
 _LARGEST = 1 << 20
 _MAKE = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.pem"
-
-
 _NOT_P256 = "not an ECDSA P-256 key"
 _NOT_HERE, _SIGN = ", and it is not installed", "pip install 'envbuild[sign]'"
 KEYLESS: Final = "keyless"

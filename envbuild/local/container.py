@@ -43,7 +43,6 @@ _NO_DETACHING = ",".join(["ctrl-^"] * 8)
 """Keeps Ctrl-P for the command; no value turns detaching off."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PACKAGES = {"docker": "docker-cli", "podman": "podman"}
-
 _NO_INIT = re.compile(r"docker-init|init binary|catatonit")
 _NOT_FOUND = re.compile(r"executable file|exec: .*no such file|no such file .*\bexec", re.IGNORECASE)
 _NOT_EXECUTABLE = re.compile(r"exec: .*(permission denied|is a directory)", re.IGNORECASE)

@@ -43,8 +43,6 @@ from envbuild.verify.sources import Side
 
 _SINGLE_QUOTED = re.compile(r"\s*(?:export\s+)?[^=]*=[^\S\r\n]*'")
 """A value in which shells and Compose replace nothing."""
-
-
 _TODO = "write NAME=value on a line of its own, with quotes around what has spaces or line ends"
 ADC = "GOOGLE_APPLICATION_CREDENTIALS"
 """Names the file (google-auth, `google.auth.default`)."""
@@ -68,7 +66,6 @@ _PATHS_OF_XLA = re.compile(r"--xla_(?:gpu_cuda_data_dir|dump_\w+)=\S*")
 _SERVED = "AIP_STORAGE_URI"
 """Where Vertex AI says that the model lies ("Custom container requirements for inference")."""
 _FORMAT = "AIP_DATA_FORMAT"
-
 _ELSEWHERE_BY = {
     "file": "read the file {}",
     "executable": "run a program of this machine",
@@ -76,8 +73,6 @@ _ELSEWHERE_BY = {
 }
 """What credentials need besides, by the key in `credential_source`."""
 _ADC_TODO = "use gcloud auth application-default login on this machine, with --impersonate-service-account if need be"
-
-
 SourcedVariables = dict[str, tuple[str, str]]
 """Values with where they come from, by name."""
 _ARCHITECTURE = re.compile(r"(?:(?:sm|compute)_)?(\d+?)\.?(\d)[af]?")
@@ -123,12 +118,6 @@ def adc_mount(environment: Mapping[str, str]) -> Mount:
     path = credentials_path(environment)
     _read(path)
     return Mount(source=path.resolve(), target=TARGET, read_only=True)
-
-
-def adc_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """What tells Google's libraries of the file, and of the caller's project."""
-    project = environment.get(_PROJECT)
-    return {ADC: TARGET} | ({_PROJECT: project} if project else {})
 
 
 def adc_findings(settled: Settled) -> Iterator[Finding]:
@@ -200,16 +189,17 @@ def settle(
     given, mounts = named | given, [*mounts, *more]
     if with_adc:
         # The caller's project gives way to one that was named; the file does not.
-        named = {name: (value, "adc") for name, value in adc_variables(environment).items()}
-        given = named | given | {ADC: named[ADC]}
+        project = {_PROJECT: (environment[_PROJECT], "adc")} if environment.get(_PROJECT) else {}
+        given = project | given | {ADC: (TARGET, "adc")}
         mounts.append(adc_mount(environment))
     check_mounts(mounts)
     needed = {it.name for it in subject.contract.variables if it.present}
+    given = dict(sorted(given.items()))
     return Settled(
-        variables={name: value for name, (value, _) in sorted(given.items())},
+        variables={name: value for name, (value, _) in given.items()},
         mounts=tuple(mounts),
         missing=tuple(sorted(needed - given.keys() - _OF_CONTAINERS)),
-        where={name: source for name, (_, source) in sorted(given.items())},
+        where={name: source for name, (_, source) in given.items()},
     )
 
 

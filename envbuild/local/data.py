@@ -18,8 +18,6 @@ from envbuild.stamp.store import encodable
 _SYSTEM = ("/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys", "/var")
 _HOMES = (Path("/home"), Path("/Users"))
 _LEVELS, _FILES = 3, 10_000
-
-
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _BUCKET_NAMES = (
     "3 to 63 small letters, digits, dashes and underscores, more with dots, first and last a letter or digit"

@@ -31,8 +31,6 @@ _CHECK = "/envbuild-check"
 _EXTENSIONS = ["ms-python.python", "ms-toolsai.jupyter"]
 _REMARK = "Written by envbuild local {}, which replaces this file as long as this line is here."
 """The first line of what is written, by which it is known to be replaceable."""
-
-
 _METADATA = "devcontainer.metadata"
 _REFERABLE = re.compile(r"[^:{}]+")
 

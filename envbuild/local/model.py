@@ -24,8 +24,6 @@ GpuWay = Literal["cdi", "runtime"]
 WORKSPACE = "/workspace"
 """The caller's folder in the container."""
 _HEEDS_GPUS = (5, 4)
-CheckMode = Literal["strict", "warn", "off"]
-"""What happens where the contract is not met, before the start and inside the container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

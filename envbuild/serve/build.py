@@ -22,7 +22,6 @@ from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above, useless
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
-from envbuild.oci.reference import Reference
 from envbuild.recipe import LAYER_FORMAT
 from envbuild.registry.pull import find_tagged, pull
 from envbuild.registry.push import push
@@ -35,7 +34,6 @@ from envbuild.serve.origin import find_origin
 from envbuild.serve.publish import place, publish_served, stamp_served
 from envbuild.serve.slim import find_slimmed, proof_of, slim_parent
 from envbuild.stamp.stamping import check_stampable
-from envbuild.trust import Claim
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
 
@@ -61,11 +59,6 @@ def recipe_digest(parent: Parent, above: Lock, addition: Addition, compiled: str
 def serving_tag(recipe: Digest) -> str:
     """Return `serve-a1b2c3d4e5f6`; the image that it names is checked."""
     return f"serve-{recipe.short}"
-
-
-def find_serving(target: Reference, recipe: Digest, machine: str) -> Claim[Image] | None:
-    """Find the image of a recipe in a repository; None if it has none. RegistryError as `pull`."""
-    return find_tagged(replace(target, tag=serving_tag(recipe), digest=None), machine=machine)
 
 
 def serve(order: ServeOrder, report: Reporter, now: datetime) -> ServeResult:
@@ -145,6 +138,9 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
                 "registry's cache"
             )
             image = known = shared = None
+            if slim:
+                parent = slim_parent(origin, slim, order, report)
+                plan = _plan(order, server, parent, above, contents, report)
         if image is None:
             report.step("assembling the serving image")
             cache, options = LayerCache(order.order.cache, shared, report.note), _options(order, report)
@@ -243,7 +239,8 @@ def _find_known(order: Order, plan: _Plan, shared: SharedCache | None, report: R
     if order.push is None or not order.remote_cache:
         return None
     try:
-        claim = find_serving(order.push, plan.recipe, plan.parent.lock.target.machine)
+        target = replace(order.push, tag=serving_tag(plan.recipe), digest=None)
+        claim = find_tagged(target, machine=plan.parent.lock.target.machine)
     except RegistryError as error:
         report.warn(f"not using the registry's image of these inputs: {error.what}; building it")
         return None

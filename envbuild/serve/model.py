@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 ServerName = Literal["fastapi", "tf-serving", "triton"]
 Gate = Literal["auto", "require", "off"]
-
 APP_FOLDER = "/app"
 """Where the application lies in an image, which is its working folder."""
 MODEL_FOLDER = "/model"

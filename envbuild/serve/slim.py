@@ -232,23 +232,17 @@ def _roots(
     declared: Declared,
     markers: Mapping[str, str],
 ) -> list[str]:
-    """What stays whatever requires it."""
-    asked = _requested(manifest, names, declared, markers)
-    brought = needed(training, declared, markers, training) if asked else frozenset[str]()
-    asked |= {str(canonicalize_name(it.distribution)) for it in (manifest.framework, *manifest.frameworks) if it}
-    return [name for name in names if name not in training and (name in asked or name not in brought)]
+    """What stays whatever requires it: the frameworks, and what was asked for by name.
 
-
-def _requested(
-    manifest: TrainingManifest, names: Iterable[str], declared: Declared, markers: Mapping[str, str]
-) -> frozenset[str]:
-    """What was asked for by name; nothing where the record's marks cannot be all of them.
-
-    What no other requires was asked for. Installers such as `uv sync` mark nothing, and then only some marks are there.
+    What no other requires was asked for. Installers such as `uv sync` mark nothing or not all of it; then the marks do
+    not count, and everything stays that is not on the list.
     """
     marked = frozenset(str(canonicalize_name(it.name)) for it in manifest.distributions if it.requested)
     required = {it for name in names for it in _direct(name, declared, markers) - {name}}
-    return marked if marked >= set(names) - required - _TOOLS else frozenset()
+    asked = marked if marked >= set(names) - required - _TOOLS else frozenset()
+    brought = needed(training, declared, markers, training) if asked else frozenset[str]()
+    asked |= {str(canonicalize_name(it.distribution)) for it in (manifest.framework, *manifest.frameworks) if it}
+    return [name for name in names if name not in training and (name in asked or name not in brought)]
 
 
 def _direct(name: str, declared: Declared, markers: Mapping[str, str]) -> frozenset[str]:

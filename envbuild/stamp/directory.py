@@ -25,8 +25,6 @@ LOCK = f"{FOLDER}/.lock"
 _LOCK_SECONDS = 60.0
 _LOCK_PAUSE = 0.01
 _POINTER_LIMIT = 16 * 1024 * 1024
-
-
 _NO_FILE = "not a regular file"
 
 
@@ -36,11 +34,6 @@ class DirectoryStore:
 
     folder: str
     """Absolute."""
-
-    @property
-    def where(self) -> str:
-        """The folder's URI."""
-        return Path(self.folder).as_uri()
 
     def names(self, *, deep: bool) -> Mapping[str, str]:
         """Files in the folder itself, or in all below it: the first thousand, each with the record it points to."""

@@ -46,16 +46,11 @@ class GcsStore:
     folder: str
     """Without slashes around it; empty for the bucket itself."""
 
-    @property
-    def where(self) -> str:
-        """The folder's URI."""
-        return f"gs://{self.bucket}/{self.folder}"
-
     def names(self, *, deep: bool) -> Mapping[str, str]:
         """Objects in the folder itself, or in all below it: the first thousand, each with the record it points to."""
         prefix = f"{self.folder}/" if self.folder else ""
         delimiter = None if deep else "/"
-        with storage_errors(self.where, self.bucket, "storage.objects.list"):
+        with self._errors("", "storage.objects.list"):
             found = self.client.list_blobs(
                 bucket_of(self.client, self.bucket), prefix=prefix, delimiter=delimiter, **_call_options()
             )

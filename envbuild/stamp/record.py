@@ -19,20 +19,15 @@ from envbuild.oci.reference import Reference
 
 SCHEMA_VERSION = "1.2"
 """Written by this release; a newer minor version is read, a newer major one is refused."""
-
 FOLDER = "envbuild"
 """The folder beside the model that holds all that envbuild writes."""
 RECORD_PREFIX = f"{FOLDER}/record-"
-
 MAX_METADATA = 8 * 1024
 """Bytes of all custom metadata of one object, keys and values together (Cloud Storage, "Quotas and limits")."""
-
 RECORD_LIMIT = 16 * 1024 * 1024
 """Bytes of a record that is read: room for the longest names of 10,000 files."""
-
 USUAL_PLATFORM = "linux/amd64"
 """The one platform that a pointer's key does not name."""
-
 _MAJOR = 1
 _SCHEMA = re.compile(r"1\.[0-9]{1,9}")
 _REQUIRED_TEXTS, _OPTIONAL_TEXTS = ("role", "variant", "platform", "reference"), ("identity", "tag", "relation")

@@ -18,9 +18,7 @@ MODEL_SUFFIXES = (
     *(".pkl", ".pickle", ".joblib", ".tflite", ".gguf", ".msgpack", ".npz", ".ubj"),
 )
 """Suffixes of files that hold a model."""
-
 SAVED_MODEL = "saved_model.pb"
-
 MOST_NAMES = 1000
 """How many names of a folder are listed."""
 
@@ -56,11 +54,6 @@ class Unreachable(StampError):  # noqa: N818 - nobody outside of this package te
 
 class Store(Protocol):
     """The folder that holds a model; names are relative to it, with `/` between their parts. All raise StampError."""
-
-    @property
-    def where(self) -> str:
-        """The folder's URI, for messages."""
-        ...
 
     def names(self, *, deep: bool) -> Mapping[str, str]:
         """Objects in the folder itself, or in all below it: the first thousand, each with the record it points to.
