@@ -245,7 +245,9 @@ def _create(folder: Path, lock: Lock, python: str, report: Reporter, cache: Path
             environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
             environment |= {"UV_CACHE_DIR": str(aside / "cache"), "UV_NO_CONFIG": "1", "UV_OFFLINE": "1"}
             environment["NO_COLOR"] = "1"
-            commands = [("venv", "--allow-existing", "--no-project", "--python", str(program), str(folder))]
+            commands: list[tuple[str, ...]] = [
+                ("venv", "--allow-existing", "--no-project", "--python", str(program), str(folder))
+            ]
             if lock.wheels:
                 commands.append(("pip", "install", "--python", str(folder / "bin" / "python"), *_EXACTLY))
             for command in commands:

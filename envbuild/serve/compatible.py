@@ -298,8 +298,9 @@ def _loads(held: Comparison) -> frozenset[str]:
 def _tensorflow(held: Comparison) -> Finding:
     """Whether the server's TensorFlow is the run's or a later one."""
     theirs = held.version if held.server == "tf-serving" else since(TRITON_TENSORFLOW, held.version)
-    frameworks = (*held.model.written_by, *held.origin.manifest.frameworks)  # by the model's own files, else the run's
-    ours = next((it.version for it in frameworks if it.name == "tensorflow"), None)
+    frameworks = [(it.name, it.version) for it in held.model.written_by]  # by the model's own files, else the run's
+    frameworks += [(it.name, it.version) for it in held.origin.manifest.frameworks]
+    ours = next((version for name, version in frameworks if name == "tensorflow"), None)
     if ours is None or theirs is None:
         side = "the model was saved with" if ours is None else f"{held.title} has"
         return _warns(rule="server-tensorflow", says=f"nothing says which TensorFlow {side}", todo=_TODO)

@@ -41,8 +41,10 @@ def check_parent(order: ServeOrder, image: StampedImage, model: str, report: Rep
         from envbuild.attest.keys import KEYLESS, Identity, signer_of  # noqa: PLC0415 - its libraries are slow to import
 
         public, named = signer_of(order.order.attestations.key).public_key, "by --sign's key"
-        is_identity = isinstance(public, Identity)
-        key = f"{KEYLESS}:{public.issuer}={public.name}" if is_identity else str(public.keyval["public"])
+        if isinstance(public, Identity):
+            key = f"{KEYLESS}:{public.issuer}={public.name}"
+        else:
+            key = str(public.keyval["public"])
     if not key:
         return
     todo = "give --parent-key, or push the training image with --sign; verify --deep builds it again and compares"

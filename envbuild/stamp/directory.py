@@ -30,13 +30,12 @@ _NO_FILE = "not a regular file"
 
 @dataclass(frozen=True, slots=True)
 class DirectoryStore:
-    """The folder of a model; safe under many processes, on file systems that have flock."""
+    """The folder of a model, as `Store` describes it; safe under many processes, on file systems that have flock."""
 
     folder: str
     """Absolute."""
 
     def names(self, *, deep: bool) -> Mapping[str, str]:
-        """Files in the folder itself, or in all below it: the first thousand, each with the record it points to."""
         with file_errors(Path(self.folder)):
             found = sorted(path.relative_to(self.folder).as_posix() for path in self._files(deep=deep))
         pointers = self._pointers()
@@ -44,7 +43,6 @@ class DirectoryStore:
         return {name: str(entry["metadata"].get("envbuild-record", "")) for name, entry in entries.items()}
 
     def records(self) -> list[str]:
-        """All names in the stamp's folder that begin as those of records do."""
         folder = self._path(FOLDER)
         with file_errors(folder):
             names = (f"{FOLDER}/{path.name}" for path in folder.iterdir()) if folder.is_dir() else ()
@@ -62,11 +60,9 @@ class DirectoryStore:
         return State(generation=generation, metageneration=kept["metageneration"], metadata=kept["metadata"])
 
     def read(self, name: str, *, limit: int) -> bytes | None:
-        """A file's content; None when there is no such file."""
         return read_file(self._path(name), limit=limit)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file that is named by its content, whole or not at all; False where one is there already."""
         path = self._path(name)
         with file_errors(path):
             if path.exists():
@@ -75,7 +71,6 @@ class DirectoryStore:
         return True
 
     def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
-        """Set or remove keys of the file's metadata if the file and its metadata still are as in `state`."""
         self._check_links()
         pointer, lock = self._path(POINTER), self._path(LOCK)
         with file_errors(pointer):

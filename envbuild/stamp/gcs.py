@@ -39,7 +39,7 @@ def connected(error: type[EnvbuildError] = StampError) -> Iterator[Client]:
 
 @dataclass(frozen=True, slots=True)
 class GcsStore:
-    """The folder of a model in a bucket."""
+    """The folder of a model in a bucket, as `Store` describes it."""
 
     client: Client
     bucket: str
@@ -47,7 +47,6 @@ class GcsStore:
     """Without slashes around it; empty for the bucket itself."""
 
     def names(self, *, deep: bool) -> Mapping[str, str]:
-        """Objects in the folder itself, or in all below it: the first thousand, each with the record it points to."""
         prefix = f"{self.folder}/" if self.folder else ""
         delimiter = None if deep else "/"
         with self._errors("", "storage.objects.list"):
@@ -62,7 +61,6 @@ class GcsStore:
             }
 
     def records(self) -> list[str]:
-        """All names in the stamp's folder that begin as those of records do."""
         cut = len(self._full(""))
         with self._errors(FOLDER, "storage.objects.list"):
             found = self.client.list_blobs(
@@ -75,7 +73,6 @@ class GcsStore:
             return [blob.name[cut:] for blob in found]
 
     def state(self, name: str) -> State | None:
-        """The object's state now; None when there is no such object, or no such bucket."""
         blob = self._blob(name)
         with self._errors(name, "storage.objects.get"):
             try:
@@ -86,7 +83,6 @@ class GcsStore:
         return State(generation=generation, metageneration=metageneration, metadata=blob.metadata or {})
 
     def read(self, name: str, *, limit: int) -> bytes | None:
-        """An object's content; None when there is no such object."""
         try:
             return read_object(self.client, self.bucket, self._full(name), limit=limit)
         except StampError as error:
@@ -96,7 +92,6 @@ class GcsStore:
             raise Unreachable(error.what, where=error.where, todo=error.todo) from error.__cause__
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that is named by its content; False where one is there already."""
         try:
             with self._errors(name, "storage.objects.create"), suppress(PreconditionFailed):
                 self._upload(name, data, generation=0)
