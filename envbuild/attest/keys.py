@@ -117,7 +117,7 @@ class Identity:
         from sigstore.models import Bundle  # noqa: PLC0415 - slow to import
         from sigstore.verify import Verifier  # noqa: PLC0415
 
-        root = _trust_config().trusted_root
+        root = _trust_config(os.environ.get(TRUST_CONFIG, "")).trusted_root
         try:
             kind, payload = Verifier(trusted_root=root).verify_dsse(Bundle.from_json(bundle), self._policy())
         except Exception as error:
@@ -157,7 +157,7 @@ class KeylessSigner:
 
         def certified() -> KeylessSigner:
             token = IdentityToken(_token(where))
-            signer = SigstoreSigner(token, SigningContext.from_trust_config(_trust_config()))
+            signer = SigstoreSigner(token, SigningContext.from_trust_config(_trust_config(key[0])))
             # Only the certificate says what the identity is, and the library has no public way to it before signing.
             certificate = signer._signing_cert()  # noqa: SLF001
             expires = certificate.not_valid_after_utc
@@ -189,7 +189,8 @@ def _check_installed(where: str) -> None:
 
 
 @cache
-def _config_of(path: str) -> "ClientTrustConfig":
+def _trust_config(path: str) -> "ClientTrustConfig":
+    """Return the trust config: which Sigstore instance is trusted, and its addresses; read once."""
     from sigstore.models import ClientTrustConfig  # noqa: PLC0415 - slow to import
 
     if not path:
@@ -202,11 +203,6 @@ def _config_of(path: str) -> "ClientTrustConfig":
         todo = "give a client trust config: JSON with trustedRoot and signingConfig"
         raise UsageError(what, where=f"{TRUST_CONFIG}={path}", todo=todo) from error
     return config
-
-
-def _trust_config() -> "ClientTrustConfig":
-    """Return the trust config: which Sigstore instance is trusted, and its addresses; read once."""
-    return _config_of(os.environ.get(TRUST_CONFIG, ""))
 
 
 def _token(where: str) -> str:

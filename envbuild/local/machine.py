@@ -83,14 +83,17 @@ def _engine(client: "docker.DockerClient", root: Path) -> Engine:
     version, info = client.version(), client.info()
     parts: list[Mapping[str, Any]] = version.get("Components") or [{}]
     kind: EngineKind = "podman" if any("podman" in str(it.get("Name")).lower() for it in parts) else "docker"
-    near = _is_near(client, info)
+    near, folder = _is_near(client, info), Path(str(info.get("DockerRootDir") or ""))
+    is_seen = False  # as from within another container
+    with suppress(OSError):  # a folder that may not be looked into
+        is_seen = near and folder.is_absolute() and folder.is_dir()
     return Engine(
         kind=kind,
         version=str(version.get("Version") or parts[0].get("Version") or "unknown"),
         machine=machine_of(str(info.get("Architecture") or version.get("Arch") or platform.machine())),
         rootless=any("rootless" in str(it) for it in info.get("SecurityOptions") or ()),
         gpus=_gpus(kind, info, root if near else None),
-        folder=_folder(info) if near else None,
+        folder=folder if is_seen else None,
         near=near,
     )
 
@@ -121,15 +124,6 @@ def _is_specified(root: Path, folders: Iterable[str]) -> bool:
     """Whether a CDI specification tells of NVIDIA's GPUs."""
     files = (file for folder in folders for file in (root / folder.lstrip("/")).glob("*"))
     return any(file.suffix in (".yaml", ".yml", ".json") and _OF_NVIDIA.search(read_text(file) or "") for file in files)
-
-
-def _folder(info: Mapping[str, Any]) -> Path | None:
-    """Where images lie; None where that cannot be seen, as from within another container."""
-    path = Path(str(info.get("DockerRootDir") or ""))
-    try:
-        return path if path.is_absolute() and path.is_dir() else None
-    except OSError:  # a folder that may not be looked into
-        return None
 
 
 def gpu_findings(subject: Subject, variant: Variant, platform: str, machine: Machine) -> Iterator[Finding]:

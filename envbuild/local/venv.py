@@ -15,6 +15,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 from packaging.utils import canonicalize_name
 from rich.filesize import decimal
 
@@ -52,11 +53,11 @@ _MOST_LINES = 6
 class Marker:
     """The content of a folder's marker."""
 
-    lock: str
+    lock: str = ""
     """The digest of the wheels and the requested Python; empty while the folder is incomplete."""
-    python: str
+    python: str = ""
     """The exact version of its interpreter."""
-    entries: tuple[str, ...]
+    entries: tuple[str, ...] = ()
     """The names in the folder when it was complete."""
 
 
@@ -168,18 +169,11 @@ def is_held(folder: Path, lock: Lock, python: str) -> Marker | None:
 def _read_marker(folder: Path) -> Marker | None:
     """Return a folder's marker; None if the folder is not envbuild's."""
     try:
-        value: Any = json.loads((folder / MARKER).read_bytes())
+        return msgspec.json.decode((folder / MARKER).read_bytes(), type=Marker)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
-        value = {}
-    value = value if isinstance(value, dict) else {}
-    entries = value.get("entries")
-    return Marker(
-        lock=str(value.get("lock") or ""),
-        python=str(value.get("python") or ""),
-        entries=tuple(map(str, entries)) if isinstance(entries, list) else (),
-    )
+    except (OSError, msgspec.MsgspecError):
+        return Marker()
 
 
 def _lock_digest(lock: Lock, python: str) -> str:

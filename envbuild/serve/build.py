@@ -44,18 +44,6 @@ RECIPE_LABEL = "dev.envbuild.serving"
 _COMMAND = "envbuild serve"
 
 
-def recipe_digest(parent: Parent, above: Lock, addition: Addition, compiled: str) -> Digest:
-    """Digest the inputs of a serving image's bytes; `compiled` names the compiler, and is empty without bytecode.
-
-    BuildError for a file that cannot be read.
-    """
-    config = asdict(replace(addition, contents=()))
-    wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
-    contents = [[it.line, str(measured(it).key)] for it in addition.contents]
-    value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, contents, compiled]
-    return Digest.of(canonical_json(value))
-
-
 def serving_tag(recipe: Digest) -> str:
     """Return `serve-a1b2c3d4e5f6`; the image that it names is checked."""
     return f"serve-{recipe.short}"
@@ -94,8 +82,8 @@ def _compare_with_server(order: ServeOrder, origin: Origin, report: Reporter) ->
     """Compare the model with a server that brings its own runtime; nothing is built."""
     report.step(f"comparing the model with {order.server}")
     found = check_compatible(order, origin, report)
-    _tell(found.findings, report)
-    _refuse(found.findings, "this server may not compute what the model was trained to", str(found.reference))
+    what = "this server may not compute what the model was trained to"
+    _judge(found.findings, what, str(found.reference), report)
     return ServeResult(
         origin=origin,
         image=pull(found.reference, machine=origin.parent.lock.target.machine),
@@ -209,15 +197,17 @@ def _options(order: ServeOrder, report: Reporter) -> Options:
 def _plan(
     order: ServeOrder, server: Server, parent: Parent, above: Lock, contents: tuple[Content, ...], report: Reporter
 ) -> _Plan:
-    addition = Addition(
-        variables=server.variables,
-        ports=server.ports,
-        folder=APP_FOLDER if order.app or server.files else None,
-        contents=contents,
-    )
+    """Digest the inputs of a serving image's bytes; BuildError for a file that cannot be read."""
+    folder = APP_FOLDER if order.app or server.files else None
+    addition = Addition(ports=server.ports, folder=folder, contents=contents)
     addition = checked(addition, above, order.cmd or server.cmd)
     compiling = compiling_for(parent, order.order.cache, report) if order.order.bytecode else None
-    recipe = recipe_digest(parent, above, addition, compiled_by(compiling.identity) if compiling else "")
+    config = asdict(replace(addition, contents=()))
+    wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
+    files = [[it.line, str(measured(it).key)] for it in addition.contents]
+    compiler = compiled_by(compiling.identity) if compiling else ""
+    value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, files, compiler]
+    recipe = Digest.of(canonical_json(value))
     addition = replace(addition, labels=(*addition.labels, (RECIPE_LABEL, str(recipe))))
     return _Plan(parent=parent, above=above, addition=addition, compiling=compiling, recipe=recipe)
 
@@ -261,8 +251,7 @@ def _check_image(
     report.step("proving that serving has training's environment")
     train, what = origin.parent.image, "the serving image would not have training's environment"
     proof = prove_sharing(train, image, report.progress)
-    _tell(proof, report)
-    _refuse(proof, what, str(origin.parent.digest))
+    _judge(proof, what, str(origin.parent.digest), report)
     named = str(origin.reference or origin.parent.digest)
     found = (
         *(it.with_targets(named, "the serving image") for it in proof),
@@ -271,21 +260,17 @@ def _check_image(
     if slim is None:
         return found
     proved = proof_of(slim, found, order.gate)
-    _tell((proved,), report)
-    _refuse((proved,), "the image may be slim in a way that changes predictions", "--slim")
+    _judge((proved,), "the image may be slim in a way that changes predictions", "--slim", report)
     return *found, proved
 
 
-def _tell(findings: Sequence[Finding], report: Reporter) -> None:
+def _judge(findings: Sequence[Finding], what: str, where: str, report: Reporter) -> None:
+    """Report findings; VerifyError with all that are errors."""
     for it in findings:
         if it.agrees or it.severity == "note":
             report.note(str(it))
         else:
             report.warn(f"{it.about}: {it.says}")
-
-
-def _refuse(findings: Sequence[Finding], what: str, where: str) -> None:
-    """Raise VerifyError with all findings that are errors."""
     wrong = [it for it in findings if not it.agrees and it.severity == "error"]
     if wrong:
         says = "\n  - ".join((f"{what}:", *(f"{it.about}: {it.says}" for it in wrong)))

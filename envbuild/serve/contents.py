@@ -148,7 +148,13 @@ def application(folder: Path, without: Iterable[Path] = ()) -> Content:
 
 def _walk(root: Path, without: frozenset[str]) -> Iterator[str]:
     """Yield the paths of everything but folders that nothing leaves out; OSError."""
-    patterns = _patterns(root)
+    file, lines = root / _IGNORE_FILE, list[str]()
+    if os.path.lexists(file):
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{_IGNORE_FILE} is not UTF-8", where=str(file), todo="save it as UTF-8") from error
+    patterns = [line for line in lines if line and not line.startswith("#")]
     # `!src` brings no src/.env back: only what names it does.
     brought_back = _matcher([it[1:] for it in patterns if it.startswith("!") and _has_part(it[1:], IGNORED)])
     for path in _matcher(patterns).walk(str(root)):
@@ -175,18 +181,6 @@ def _matcher(patterns: Iterable[str]) -> Any:
             what = f"a line of {_IGNORE_FILE} is not a valid pattern: {pattern.cleaned_pattern!r}"
             raise UsageError(what, where=_IGNORE_FILE, todo="write it as Docker's documentation says") from error
     return found
-
-
-def _patterns(root: Path) -> list[str]:
-    """The lines of .dockerignore, without comments; OSError."""
-    file = root / _IGNORE_FILE
-    if not os.path.lexists(file):
-        return []
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{_IGNORE_FILE} is not UTF-8", where=str(file), todo="save it as UTF-8") from error
-    return [line for line in lines if line and not line.startswith("#")]
 
 
 def _has_part(path: str, patterns: Sequence[str]) -> bool:

@@ -39,7 +39,6 @@ class Server:
     files: Mapping[str, bytes | Path] = field(default_factory=dict)
     """By their absolute paths in the image."""
     cmd: tuple[str, ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
     ports: tuple[int, ...] = ()
     health: str = ""
     """The route that answers 200 when predictions can be asked for; empty where none is known."""

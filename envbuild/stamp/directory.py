@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from envbuild.capture.files import file_sha256
-from envbuild.errors import EnvbuildError, StampError
+from envbuild.errors import StampError
 from envbuild.files import target_outside, write_whole
 from envbuild.oci.image import canonical_json
 from envbuild.stamp.record import FOLDER, RECORD_PREFIX
@@ -60,7 +60,17 @@ class DirectoryStore:
         return State(generation=generation, metageneration=kept["metageneration"], metadata=kept["metadata"])
 
     def read(self, name: str, *, limit: int) -> bytes | None:
-        return read_file(self._path(name), limit=limit)
+        path = self._path(name)
+        with file_errors(path):
+            try:
+                with _regular(path, os.O_RDONLY) as file:
+                    data = file.read(limit + 1)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        if len(data) > limit:
+            what = f"the file has more than {limit} bytes"
+            raise StampError(what, where=str(path), todo="check that it is the right file")
+        return data
 
     def create(self, name: str, data: bytes) -> bool:
         path = self._path(name)
@@ -75,7 +85,7 @@ class DirectoryStore:
         pointer, lock = self._path(POINTER), self._path(LOCK)
         with file_errors(pointer):
             lock.parent.mkdir(exist_ok=True)
-            with _regular(lock, os.O_RDWR | os.O_CREAT, StampError) as file:
+            with _regular(lock, os.O_RDWR | os.O_CREAT) as file:
                 _lock(file.fileno(), lock)
                 now = self.state(name)
                 if now is None or (now.generation, now.metageneration) != (state.generation, state.metageneration):
@@ -159,7 +169,7 @@ def _generation(path: Path) -> str | None:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return None
-        with _regular(path, os.O_RDONLY, StampError) as file:
+        with _regular(path, os.O_RDONLY) as file:
             return f"sha256:{file_sha256(file)}"
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -176,34 +186,21 @@ def _lock(handle: int, path: Path) -> None:
     raise StampError("another process keeps the model's metadata locked", where=str(path), todo=todo)
 
 
-def read_file(path: Path, *, limit: int, error: type[EnvbuildError] = StampError) -> bytes | None:
-    """Read a file of at most `limit` bytes; None when there is none, `error` when it is larger or not readable."""
-    with file_errors(path, error):
-        try:
-            with _regular(path, os.O_RDONLY, error) as file:
-                data = file.read(limit + 1)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-    if len(data) > limit:
-        raise error(f"the file has more than {limit} bytes", where=str(path), todo="check that it is the right file")
-    return data
-
-
-def _regular(path: Path, flags: int, error: type[EnvbuildError]) -> BinaryIO:
+def _regular(path: Path, flags: int) -> BinaryIO:
     """Open a regular file; waiting for a pipe without a writer would not end."""
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise error(_NO_FILE, where=str(path), todo="remove it, or put the file back that belongs there")
+        raise StampError(_NO_FILE, where=str(path), todo="remove it, or put the file back that belongs there")
     return os.fdopen(handle, "rb")
 
 
 @contextmanager
-def file_errors(path: Path, error: type[EnvbuildError] = StampError) -> Iterator[None]:
-    """Raise `error` for OSError in the block."""
+def file_errors(path: Path) -> Iterator[None]:
+    """Raise StampError for OSError in the block."""
     try:
         yield
-    except OSError as cause:
-        long = cause.errno == errno.ENAMETOOLONG
+    except OSError as error:
+        long = error.errno == errno.ENAMETOOLONG
         todo = "give a shorter path" if long else "check the permissions and the free space there"
-        raise error(f"the file system refused: {cause.strerror}", where=str(path), todo=todo) from cause
+        raise StampError(f"the file system refused: {error.strerror}", where=str(path), todo=todo) from error
