@@ -345,14 +345,18 @@ def _host_config(launch: Launch, engine: Engine, caller: Caller) -> dict[str, An
     for port in dict.fromkeys(launch.ports):
         host = {"HostIp": port.address, "HostPort": str(port.host or "")}
         ports.setdefault(f"{port.container}/tcp", []).append(host)
-    for mount in launch.mounts if engine.kind == "podman" else ():
-        if {",", '"'} & set(f"{mount.source}{mount.target}"):
+    # Engines create the missing source of a bind, so only what podman cannot mount otherwise is one.
+    binds = [it for it in launch.mounts if engine.kind == "podman" and {",", '"'} & set(f"{it.source}{it.target}")]
+    for mount in binds:
+        if {":", '"'} & set(f"{mount.source}{mount.target}"):
             todo = 'start in a folder without commas and quotes in its path, or use Docker: DOCKER_HOST="..."'
             raise UsageError("podman cannot mount this path", where=str(mount.source), todo=todo)
     optional = {
+        "Binds": [f"{it.source}:{it.target}:{'ro' if it.read_only else 'rw'}" for it in binds],
         "Mounts": [
             {"Type": "bind", "Source": str(it.source), "Target": it.target, "ReadOnly": it.read_only}
             for it in launch.mounts
+            if it not in binds
         ],
         "GroupAdd": [str(it) for it in caller.groups if it != caller.gid] if has_groups else [],
         "UsernsMode": "keep-id" if engine.kind == "podman" and engine.rootless else "",

@@ -153,11 +153,13 @@ def test_a_podman_that_would_pass_over_gpus_is_not_config_of():
     assert host(old)["Init"]
 
 
-def test_a_path_that_podman_cannot_mount_is_refused():
-    assert [it["Source"] for it in host(PODMAN, mounts=(at("/a:b", "/x"),))["Mounts"]] == ["/a:b"]
+def test_podman_gets_what_its_mounts_cannot_say_as_a_bind():
+    config = host(PODMAN, mounts=(at("/a,b", read_only=True), at("/a:b", "/x")))
+    assert config["Binds"] == ["/a,b:/workspace:ro"]
+    assert [it["Source"] for it in config["Mounts"]] == ["/a:b"]
     with pytest.raises(UsageError, match="podman") as caught:
-        host(PODMAN, mounts=(at("/a,b"),))
-    assert caught.value.where == "/a,b"
+        host(PODMAN, mounts=(at("/a,b:c"),))
+    assert caught.value.where == "/a,b:c"
 
 
 @pytest.mark.parametrize(
