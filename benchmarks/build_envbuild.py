@@ -23,12 +23,11 @@ from envbuild.registry.pull import environment_tag, find_environment, pull
 from envbuild.registry.push import Upload, push
 from envbuild.registry.shared_cache import SharedCache
 from envbuild.registry.tags import publish
-from envbuild.retry import collect_seldom, take_turns
+from envbuild.retry import tune_interpreter
 
 
 def main() -> None:
-    take_turns()
-    collect_seldom()
+    tune_interpreter()
     began = time.perf_counter()
     options = {"--bytecode"} & set(sys.argv)
     folder, base_name, repository, cache, *variables = (it for it in sys.argv[1:] if it not in options)

@@ -33,6 +33,7 @@ from envbuild.report import Reporter
 STATEMENT = "dev.envbuild.statement"
 """The annotation by which envbuild finds its own statements again: `bill` or `provenance`."""
 _TITLES = {BILL_TYPE: "bill of materials", IN_TOTO: "provenance"}
+_MARKS = {BILL_TYPE: "bill", IN_TOTO: "provenance"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,16 @@ def attest(facts: Facts, options: AttestOptions, report: Reporter) -> tuple[Dige
     if not options.statements and not options.key:
         return ()
     try:
-        return _attach_statements(facts, options, report)
+        with Registry(facts.reference.registry) as registry:
+            subject = Subject.of(registry, facts.reference)
+            missing = {kind for kind, mark in _MARKS.items() if not subject.has(kind, mark)}
+            if not options.key and not missing:
+                return ()
+            statements = _statements(facts)
+            artifacts = [artifact for artifact, _ in statements if options.statements and artifact.kind in missing]
+            if options.key:
+                artifacts += _missing_bundles(subject, [payload for _, payload in statements], options.key)
+            return subject.attach(artifacts, report)
     except RegistryError as error:
         if options.key:
             raise
@@ -115,23 +125,6 @@ class Subject:
         return attached
 
 
-def _attach_statements(facts: Facts, options: AttestOptions, report: Reporter) -> tuple[Digest, ...]:
-    """Attach the statements that an image lacks, and the signatures if there is a key."""
-    with Registry(facts.reference.registry) as registry:
-        subject = Subject.of(registry, facts.reference)
-        missing = {BILL_TYPE, IN_TOTO} - {kind for kind, mark in _MARKS.items() if subject.has(kind, mark)}
-        if not options.key and not missing:
-            return ()
-        statements = _statements(facts)
-        artifacts = [artifact for artifact, _ in statements if options.statements and artifact.kind in missing]
-        if options.key:
-            artifacts += _missing_bundles(subject, [payload for _, payload in statements], options.key)
-        return subject.attach(artifacts, report)
-
-
-_MARKS = {BILL_TYPE: "bill", IN_TOTO: "provenance"}
-
-
 def _statements(facts: Facts) -> tuple[tuple[Artifact, bytes], ...]:
     """Each statement as an artifact of its own, and as the payload that is signed."""
     assert facts.reference.digest is not None, "a subject has a digest"
@@ -139,7 +132,7 @@ def _statements(facts: Facts) -> tuple[tuple[Artifact, bytes], ...]:
 
     digest, name = facts.reference.digest, facts.reference.name
     bill = bill_of_materials(facts)
-    origin = statement(digest, PROVENANCE, provenance(facts, builder_of(os.environ)), name)
+    origin = statement(digest, PROVENANCE, provenance(facts, *builder_of(os.environ)), name)
     origin_marks = {STATEMENT: _MARKS[IN_TOTO], "in-toto.io/predicate-type": PROVENANCE}
     return (
         (
@@ -155,8 +148,7 @@ def _missing_bundles(subject: Subject, payloads: Sequence[bytes], key: str) -> l
     from securesystemslib.signer import SSlibKey  # noqa: PLC0415 - see above
 
     from envbuild.attest.bundle import judge, sign_statement  # noqa: PLC0415
-    from envbuild.attest.keyless import Identity  # noqa: PLC0415
-    from envbuild.attest.keys import signer_of  # noqa: PLC0415
+    from envbuild.attest.keys import Identity, signer_of  # noqa: PLC0415
 
     signer, digest = signer_of(key), subject.descriptor.digest
     public = signer.public_key

@@ -34,10 +34,7 @@ def bill_of_materials(facts: Facts) -> bytes:
     )
     components = list(_components(facts))
     tool = Component(name="envbuild", type=ComponentType.APPLICATION, version=version("envbuild"))
-    bom = Bom(
-        metadata=BomMetaData(component=image, tools=ToolRepository(components=[tool])),
-        components=components,
-    )
+    bom = Bom(metadata=BomMetaData(component=image, tools=ToolRepository(components=[tool])), components=components)
     bom.register_dependency(image, components)
     value = json.loads(make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string())
     # The library always sets a time and a random number; equal facts must give equal bytes.
@@ -47,14 +44,16 @@ def bill_of_materials(facts: Facts) -> bytes:
 
 
 def _components(facts: Facts) -> Iterator[Component]:
-    yield _base(facts)
+    base, python = base_reference(facts.base_name), facts.locks[0].target.python
     yield Component(
-        name="python",
-        type=ComponentType.PLATFORM,
-        version=facts.locks[0].target.python,
-        purl=PackageURL("generic", None, "python", facts.locks[0].target.python),
-        bom_ref="python",
+        name=base.name if base else "base",
+        type=ComponentType.CONTAINER,
+        version=str(facts.base_digest),
+        purl=image_purl(base, facts.base_digest) if base else None,
+        bom_ref="base",
     )
+    purl = PackageURL("generic", None, "python", python)
+    yield Component(name="python", type=ComponentType.PLATFORM, version=python, purl=purl, bom_ref="python")
     for wheel in dict.fromkeys(it for lock in facts.locks for it in lock.wheels):
         yield _library(wheel.name, wheel.version, wheel_purl(wheel), wheel.sha256)
     for package in dict.fromkeys(it for lock in facts.locks for it in lock.packages):
@@ -66,17 +65,6 @@ def _components(facts: Facts) -> Iterator[Component]:
         ]
         kind = ComponentType.MACHINE_LEARNING_MODEL
         yield Component(name=public_name(facts.model), type=kind, bom_ref="model", components=files)
-
-
-def _base(facts: Facts) -> Component:
-    reference = base_reference(facts.base_name)
-    return Component(
-        name=reference.name if reference else "base",
-        type=ComponentType.CONTAINER,
-        version=str(facts.base_digest),
-        purl=image_purl(reference, facts.base_digest) if reference else None,
-        bom_ref="base",
-    )
 
 
 def _library(name: str, version: str, purl: PackageURL, digest: Digest) -> Component:

@@ -16,18 +16,15 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import UnverifiedSignatureError
 from securesystemslib.signer import Signature, Signer, SSlibKey
 
-from envbuild.attest.keyless import Identity, KeylessSigner
-from envbuild.attest.keys import hint_of, kms_refusal, public_key_of, signer_of
+from envbuild.attest.keys import Identity, KeylessSigner, hint_of, kms_refusal, public_key_of, signer_of
 from envbuild.attest.statement import BUNDLE, IN_TOTO, STATEMENT, statement
 from envbuild.errors import VerifyError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-
 _STATEMENTS = (STATEMENT, "https://in-toto.io/Statement/v0.1")
 """`cosign attest` writes the second, which is older with the same fields (in-toto/attestation, spec/v0.1.0)."""
-
 Standing = Literal["holds", "unreadable", "other-key", "tampered", "malformed", "other-image"]
 """`unreadable` may be by anybody; `malformed` names the key or is signed by it, but has no valid statement."""
 
@@ -61,9 +58,9 @@ def sign_statement(payload: bytes, signer: Signer | KeylessSigner, where: str) -
         "mediaType": BUNDLE,
         "verificationMaterial": {"publicKey": {"hint": hint_of(public)}},
         "dsseEnvelope": {
-            "payload": _text(payload),
+            "payload": base64.b64encode(payload).decode(),
             "payloadType": IN_TOTO,
-            "signatures": [{"sig": _text(bytes.fromhex(signature.signature))}],
+            "signatures": [{"sig": base64.b64encode(bytes.fromhex(signature.signature)).decode()}],
         },
     }
     return canonical_json(value)
@@ -111,13 +108,10 @@ def _by_identity(bundle: bytes, identity: Identity) -> tuple[bytes, str] | Bundl
 def _by_key(bundle: bytes, key: SSlibKey) -> tuple[bytes, str] | BundleVerdict:
     """Payload and payload type that the key signed, or the fault."""
     value: Any = None
-    hint = ""
-    try:
+    names_key = False  # cosign's attestations of other keys have no hint
+    with suppress(*_MALFORMED):
         value = json.loads(bundle)
-        hint = str(value["verificationMaterial"]["publicKey"]["hint"])
-    except _MALFORMED:
-        pass  # cosign's attestations of other keys have no hint
-    names_key = hint == hint_of(key)
+        names_key = str(value["verificationMaterial"]["publicKey"]["hint"]) == hint_of(key)
     try:
         envelope = value["dsseEnvelope"]
         payload, kind = base64.b64decode(envelope["payload"], validate=True), envelope["payloadType"]
@@ -142,10 +136,6 @@ def _predicate_type(envelope: Any) -> str:
         return str(json.loads(base64.b64decode(envelope["payload"]))["predicateType"])
     except _MALFORMED:
         return ""
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 RECORD = "https://envbuild.dev/stamp-record/v1"

@@ -38,12 +38,8 @@ def statement(subject: Digest, kind: str, predicate: Mapping[str, Any], name: st
 
     `_` is in-toto's name for a subject without a name, which sigstore refuses.
     """
-    value = {
-        "_type": STATEMENT,
-        "subject": [{"digest": {"sha256": subject.hex}, "name": name}],
-        "predicateType": kind,
-        "predicate": dict(predicate),
-    }
+    subjects = [{"digest": {"sha256": subject.hex}, "name": name}]
+    value = {"_type": STATEMENT, "subject": subjects, "predicateType": kind, "predicate": dict(predicate)}
     return canonical_json(value)
 
 
@@ -130,20 +126,11 @@ LOCAL = "https://envbuild.dev/builder/local"
 _CLOUD_BUILD = "https://cloudbuild.googleapis.com"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Builder:
-    """The system that ran the build."""
+def builder_of(variables: Mapping[str, str]) -> tuple[str, str]:
+    """Return the builder's id and the URI of this run, empty if it has none (SLSA provenance v1, `builder.id`).
 
-    id: str
-    """A URI (SLSA provenance v1, `builder.id`)."""
-    invocation: str = ""
-    """The URI of this run; empty if the system has none."""
-
-
-def builder_of(variables: Mapping[str, str]) -> Builder:
-    """Detect GitHub Actions, GitLab CI and Cloud Build by their variables; any other machine is `LOCAL`.
-
-    Nobody proves the variables; a signature vouches for them.
+    GitHub Actions, GitLab CI and Cloud Build are known by their variables; any other machine is `LOCAL`. Nobody proves
+    the variables; a signature vouches for them.
 
     https://docs.github.com/actions/reference/workflows-and-actions/variables;
     https://docs.gitlab.com/ci/variables/predefined_variables; in a step of Cloud Build BUILD_ID and PROJECT_ID are
@@ -154,46 +141,43 @@ def builder_of(variables: Mapping[str, str]) -> Builder:
     if get("GITHUB_ACTIONS") == "true" and server and workflow and run:
         attempt = get("GITHUB_RUN_ATTEMPT") or "1"
         where = f"{server}/{get('GITHUB_REPOSITORY', '')}/actions/runs/{run}/attempts/{attempt}"
-        return Builder(id=f"{server}/{workflow}", invocation=where)
-    project, runner, job = get("CI_PROJECT_URL", ""), get("CI_RUNNER_ID", ""), get("CI_JOB_URL", "")
+        return f"{server}/{workflow}", where
+    project, runner = get("CI_PROJECT_URL", ""), get("CI_RUNNER_ID", "")
     if get("GITLAB_CI") == "true" and project and runner:
-        return Builder(id=f"{project}/-/runners/{runner}", invocation=job)
+        return f"{project}/-/runners/{runner}", get("CI_JOB_URL", "")
     if (build := get("BUILD_ID", "")) and (owner := get("PROJECT_ID", "")):
         where = f"{_CLOUD_BUILD}/v1/projects/{owner}/locations/{get('LOCATION') or 'global'}/builds/{build}"
-        return Builder(id=f"{_CLOUD_BUILD}/GoogleHostedWorker", invocation=where)
-    return Builder(id=LOCAL)
+        return f"{_CLOUD_BUILD}/GoogleHostedWorker", where
+    return LOCAL, ""
 
 
 BUILD = "https://envbuild.dev/build/v1"
 """The build type: a name, not an address."""
 
 
-def provenance(facts: Facts, builder: Builder) -> dict[str, Any]:
-    """The SLSA predicate: how the image was built, from what, and by whom."""
-    times = {"startedOn": _moment(facts.started), "finishedOn": _moment(facts.finished)}
+def provenance(facts: Facts, builder: str, invocation: str = "") -> dict[str, Any]:
+    """The SLSA predicate: how the image was built, from what, and by whom (`builder_of`)."""
+    parameters: dict[str, Any] = {"role": facts.role, "variant": facts.variant, "platform": facts.platform}
+    if facts.base_name.startswith(DEBIAN) or base_reference(facts.base_name):
+        parameters["base"] = facts.base_name
+    if facts.model:
+        parameters["model"] = public_name(facts.model)
+    if options := {name: public_text(text) for name, text in facts.parameters}:
+        parameters["options"] = options
+    moments = {"startedOn": facts.started, "finishedOn": facts.finished}
+    times = {name: it.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for name, it in moments.items()}
     return {
         "buildDefinition": {
             "buildType": BUILD,
-            "externalParameters": _parameters(facts),
+            "externalParameters": parameters,
             "internalParameters": {"environment": str(facts.environment)},
             "resolvedDependencies": list(_dependencies(facts)),
         },
         "runDetails": {
-            "builder": {"id": builder.id, "version": {"envbuild": version("envbuild")}},
-            "metadata": times | ({"invocationId": builder.invocation} if builder.invocation else {}),
+            "builder": {"id": builder, "version": {"envbuild": version("envbuild")}},
+            "metadata": times | ({"invocationId": invocation} if invocation else {}),
         },
     }
-
-
-def _parameters(facts: Facts) -> dict[str, Any]:
-    """The external parameters: what the user chose."""
-    value: dict[str, Any] = {"role": facts.role, "variant": facts.variant, "platform": facts.platform}
-    if facts.base_name.startswith(DEBIAN) or base_reference(facts.base_name):
-        value["base"] = facts.base_name
-    if facts.model:
-        value["model"] = public_name(facts.model)
-    options = {name: public_text(text) for name, text in facts.parameters}
-    return value | ({"options": options} if options else {})
 
 
 def _dependencies(facts: Facts) -> Iterator[dict[str, Any]]:
@@ -217,7 +201,3 @@ def _dependencies(facts: Facts) -> Iterator[dict[str, Any]]:
 
 def _resource(name: str, digest: Digest) -> dict[str, Any]:
     return {"name": name, "digest": {"sha256": digest.hex}}
-
-
-def _moment(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -20,10 +20,9 @@ from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
 from envbuild.registry.push import PushResult
 from envbuild.registry.tags import publish, stamped_tag, tag_stamped
-from envbuild.stamp.history import Snapshot
+from envbuild.stamp.history import Signer, Snapshot
 from envbuild.stamp.record import Content as ModelFiles
 from envbuild.stamp.record import StampEntry
-from envbuild.stamp.signature import Signer
 from envbuild.stamp.stamping import StampResult, stamp
 from envbuild.stamp.store import parse_model_uri
 

@@ -18,10 +18,10 @@ from envbuild.errors import UsageError, VerifyError
 if TYPE_CHECKING:
     import docker
 
-    from envbuild.local.image import Building
     from envbuild.local.model import Choice, Machine, Settled, Subject
+    from envbuild.local.subject import Building
     from envbuild.lock.run import Options
-    from envbuild.stamp.signature import Proof
+    from envbuild.stamp.history import Proof
     from envbuild.verify.findings import Finding
 
 CheckName = Literal["strict", "warn", "off"]
@@ -70,7 +70,7 @@ class LocalOptions:
     def building(self) -> "Building":
         """Return how an image that is missing is built."""
         from envbuild.files import cache_folder
-        from envbuild.local.image import Building
+        from envbuild.local.subject import Building
 
         links = tuple(self.find_links or ())
         return Building(cache=cache_folder(), base=self.base, find_links=links, offline=self.offline)
@@ -101,10 +101,10 @@ def make_plan(
     """Read the target, choose for this machine, and settle the contract; report the decisions."""
     import os
 
-    from envbuild.local.choice import choose
     from envbuild.local.contract import settle
     from envbuild.local.data import resolve_here
-    from envbuild.local.image import known_changes
+    from envbuild.local.machine import choose
+    from envbuild.local.subject import known_changes
 
     proof = proof_of((options.signed,) if options.signed is not None else (), options.minimum_record)
     subject = _subject(target, machine.machine, client, proof, progress)

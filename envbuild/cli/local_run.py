@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     import docker
 
-    from envbuild.local.image import Here
     from envbuild.local.model import Choice, Launch, Mount, Port
+    from envbuild.local.subject import Here
     from envbuild.lock.model import Lock
     from envbuild.verify.findings import Finding
 
@@ -48,9 +48,9 @@ def run_in_container(target: str, command: tuple[str, ...], options: LocalOption
     from envbuild.local.container import check_ports, client_command, run_launch
     from envbuild.local.contract import adc_findings
     from envbuild.local.data import workspace_mount
-    from envbuild.local.image import acquire
     from envbuild.local.machine import look
     from envbuild.local.preflight import preflight
+    from envbuild.local.subject import acquire
 
     ports = tuple(map(_port, options.port or ()))
     check_ports(ports)
@@ -268,11 +268,11 @@ def _notebook(
 def run_in_venv(target: str, command: tuple[str, ...], options: LocalOptions, folder: Path) -> int:
     """Make the environment, and run a command or a shell in it; the exit code is the command's."""
     from envbuild.files import cache_folder
-    from envbuild.local.image import lock_here
     from envbuild.local.machine import look
     from envbuild.local.notebook import PORT, TOKEN, announced, free_port, held_server, new_token, server_command
     from envbuild.local.preflight import parity
     from envbuild.local.process import active, run_command, translated
+    from envbuild.local.subject import lock_here
     from envbuild.local.venv import check_place, held_venv
 
     check_place(folder)
@@ -326,7 +326,7 @@ def _report_venv(options: LocalOptions, plan: Plan, folder: Path, stamped: "Lock
 def _stamped_lock(plan: Plan) -> "Lock | None":
     """Return the stamped lock of the choice, if this machine can install it; None where the run is locked again."""
     from envbuild.capture.host import platform_facts
-    from envbuild.local.image import check_known, stamped_lock
+    from envbuild.local.subject import check_known, stamped_lock
     from envbuild.local.venv import check_fits
 
     lock = stamped_lock(plan.subject, plan.choice)

@@ -76,8 +76,7 @@ def run(model: Model, *, serving: ServeOptions, image: ImageOptions, locks: Lock
 
 def make_serving_image(model: str, serving: ServeOptions, options: OrderOptions, progress: Progress) -> None:
     """Make the image and print the result, or the plan."""
-    from envbuild.serve.build import serve
-    from envbuild.serve.check import check_serving
+    from envbuild.serve.build import check_serving, serve
     from envbuild.serve.origin import find_start
 
     started = time.monotonic()

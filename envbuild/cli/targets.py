@@ -17,7 +17,7 @@ from envbuild.errors import UsageError
 if TYPE_CHECKING:
     from envbuild.manifest.model import Contract, TrainingManifest
     from envbuild.oci.reference import Reference
-    from envbuild.stamp.signature import Proof
+    from envbuild.stamp.history import Proof
     from envbuild.verify.findings import Finding
     from envbuild.verify.sources import Kind
     from envbuild.verify.targets import Target
@@ -189,7 +189,7 @@ def proof_of(keys: Sequence[str], minimum: int | None) -> "Proof | None":
     """Return what a stamp has to prove; None without keys, and UsageError for a lowest record without a key."""
     if keys:
         from envbuild.attest.bundle import record_keys
-        from envbuild.stamp.signature import Proof
+        from envbuild.stamp.history import Proof
 
         return Proof(keys=record_keys(keys), minimum=minimum or 0)
     if minimum is not None:

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import docker
 from docker.errors import APIError, NotFound
@@ -28,7 +29,7 @@ from requests import RequestException
 from envbuild.engine.client import explanation, translated_errors
 from envbuild.engine.container import parents, tar_stream
 from envbuild.errors import BuildError, MissingComponentError, UsageError
-from envbuild.local.model import Engine, Launch, Mount, Port
+from envbuild.local.model import Engine, Launch, Port
 
 LABEL = "dev.envbuild.local"
 """Finds containers that were left by a power failure: docker ps --all --filter label=dev.envbuild.local"""
@@ -38,13 +39,10 @@ _PATIENCE = 600
 """Seconds; a rootless podman copies the image once for other ids than the image's."""
 _GRACE = 5
 """Seconds from SIGTERM to SIGKILL."""
-_TURN = 0.1
-"""Seconds between two looks for signals to forward."""
 _NO_DETACHING = ",".join(["ctrl-^"] * 8)
 """Keeps Ctrl-P for the command; no value turns detaching off."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PACKAGES = {"docker": "docker-cli", "podman": "podman"}
-
 _NO_INIT = re.compile(r"docker-init|init binary|catatonit")
 _NOT_FOUND = re.compile(r"executable file|exec: .*no such file|no such file .*\bexec", re.IGNORECASE)
 _NOT_EXECUTABLE = re.compile(r"exec: .*(permission denied|is a directory)", re.IGNORECASE)
@@ -63,11 +61,19 @@ _TOOLKIT = (
 class Caller:
     """The user whose files the container writes."""
 
-    uid: int
-    gid: int
+    uid: int = field(default_factory=os.getuid)
+    gid: int = field(default_factory=os.getgid)
     groups: tuple[int, ...] = ()
     """Supplementary groups."""
     name: str = "user"
+
+    @classmethod
+    def here(cls) -> Self:
+        """Return the user of this process."""
+        name = "user"
+        with suppress(KeyError):
+            name = pwd.getpwuid(os.getuid()).pw_name
+        return cls(groups=tuple(os.getgroups()), name=name)
 
 
 def run_launch(client: docker.DockerClient, engine: Engine, launch: Launch, report: Callable[[str], object]) -> int:
@@ -85,19 +91,22 @@ def run_launch(client: docker.DockerClient, engine: Engine, launch: Launch, repo
         try:
             mount.source.stat()  # podman would create a missing folder
         except OSError as error:
-            what = f"cannot mount {mount.source}: {error.strerror}"
             todo = f"create it, or give another path for {mount.target}"
+            what = f"cannot mount {mount.source}: {error.strerror}"
             raise UsageError(what, where=str(mount.source), todo=todo) from error
-    stdin = _is_stdin_readable()
+    stdin = sys.stdin is not None
+    with suppress(OSError):  # the terminal does not control this process
+        # Reading the terminal would stop a job in the background.
+        stdin = stdin and (not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp())
     tty = launch.interactive and stdin and sys.stdin.isatty() and sys.stdout.isatty()
+    config = partial(container_config, launch, engine, Caller.here(), stdin=stdin, tty=tty)
     with translated_errors(), _caught_signals() as signals:
         run = _Run(client, launch, command, signals, report, stdin=stdin, tty=tty)
         try:
-            return run.start(container_config(launch, engine, _caller(), stdin=stdin, tty=tty))
+            return run.start(config())
         except _InitMissingError:
             report("the engine has no init program (docker-init or catatonit): some programs will ignore signals")
-            config = container_config(launch, engine, _caller(), stdin=stdin, tty=tty, init=False)
-            return replace(run, init=False).start(config)
+            return replace(run, init=False).start(config(init=False))
 
 
 def client_command(client: docker.DockerClient, engine: Engine) -> list[str]:
@@ -200,7 +209,7 @@ class _Run:
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
-                    return process.wait(_TURN)
+                    return process.wait(0.1)  # then look for signals to forward
                 is_reported = is_reported or self._report_ports(name)
                 while self.signals.pending and self._forward(name, self.signals.pending[0], kill=is_interrupted):
                     is_interrupted |= self.signals.pending.pop(0) == signal.SIGINT
@@ -213,16 +222,15 @@ class _Run:
 
         An engine that does not answer loses the signal: the command goes on.
         """
-        try:
-            if number != signal.SIGINT and not self.init:
-                self.client.api.stop(name, timeout=_GRACE)
-            else:
-                is_killed = kill and number == signal.SIGINT
-                self.client.api.kill(name, "SIGKILL" if is_killed else signal.Signals(number).name)
-        except APIError:
-            return False
-        except RequestException:
-            return True
+        is_interrupt = number == signal.SIGINT
+        with suppress(RequestException):
+            try:
+                if not is_interrupt and not self.init:
+                    self.client.api.stop(name, timeout=_GRACE)
+                else:
+                    self.client.api.kill(name, "SIGKILL" if kill and is_interrupt else signal.Signals(number).name)
+            except APIError:
+                return False
         return True
 
     def _report_ports(self, name: str) -> bool:
@@ -283,23 +291,6 @@ class _Run:
             raise
 
 
-def _is_stdin_readable() -> bool:
-    """Whether stdin may be read: reading the terminal would stop a job in the background."""
-    if sys.stdin is None:
-        return False
-    with suppress(OSError):  # the terminal does not control this process
-        return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
-    return True
-
-
-def _caller() -> Caller:
-    try:
-        name = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        name = "user"
-    return Caller(uid=os.getuid(), gid=os.getgid(), groups=tuple(os.getgroups()), name=name)
-
-
 def container_config(
     launch: Launch, engine: Engine, caller: Caller, *, stdin: bool = True, tty: bool = False, init: bool = True
 ) -> dict[str, Any]:
@@ -337,12 +328,9 @@ def container_config(
 
 def home(launch: Launch) -> str | None:
     """Return the folder to create as HOME, which no mount covers; None if the launch names HOME itself."""
-    if "HOME" in launch.variables:
-        return None
     targets = [f"{it.target.rstrip('/')}/" for it in launch.mounts]
-    return next(
-        (it for it in _HOMES if not any(f"{it}/".startswith(t) or t.startswith(f"{it}/") for t in targets)), None
-    )
+    free = (it for it in _HOMES if not any(f"{it}/".startswith(t) or t.startswith(f"{it}/") for t in targets))
+    return None if "HOME" in launch.variables else next(free, None)
 
 
 def home_archive(path: str) -> bytes:
@@ -352,15 +340,24 @@ def home_archive(path: str) -> bytes:
 
 
 def _host_config(launch: Launch, engine: Engine, caller: Caller) -> dict[str, Any]:
-    binds, mounts = _mounts(launch, engine)
     has_groups = launch.user is None and not engine.rootless  # they mean the same in the container
     ports: dict[str, list[dict[str, str]]] = {}
     for port in dict.fromkeys(launch.ports):
         host = {"HostIp": port.address, "HostPort": str(port.host or "")}
         ports.setdefault(f"{port.container}/tcp", []).append(host)
+    # Engines create the missing source of a bind, so only what podman cannot mount otherwise is one.
+    binds = [it for it in launch.mounts if engine.kind == "podman" and {",", '"'} & set(f"{it.source}{it.target}")]
+    for mount in binds:
+        if {":", '"'} & set(f"{mount.source}{mount.target}"):
+            todo = 'start in a folder without commas and quotes in its path, or use Docker: DOCKER_HOST="..."'
+            raise UsageError("podman cannot mount this path", where=str(mount.source), todo=todo)
     optional = {
-        "Binds": binds,
-        "Mounts": mounts,
+        "Binds": [f"{it.source}:{it.target}:{'ro' if it.read_only else 'rw'}" for it in binds],
+        "Mounts": [
+            {"Type": "bind", "Source": str(it.source), "Target": it.target, "ReadOnly": it.read_only}
+            for it in launch.mounts
+            if it not in binds
+        ],
         "GroupAdd": [str(it) for it in caller.groups if it != caller.gid] if has_groups else [],
         "UsernsMode": "keep-id" if engine.kind == "podman" and engine.rootless else "",
         "PortBindings": ports,
@@ -373,39 +370,20 @@ def _host_config(launch: Launch, engine: Engine, caller: Caller) -> dict[str, An
     return {name: value for name, value in optional.items() if value} | fixed
 
 
-def _mounts(launch: Launch, engine: Engine) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return binds and mounts; engines create the missing source of a bind, so only what podman cannot mount is one."""
-
-    def has(mount: Mount, letters: str) -> bool:
-        return any(letter in f"{mount.source}{mount.target}" for letter in letters)
-
-    binds = [it for it in launch.mounts if engine.kind == "podman" and has(it, ',"')]
-    for mount in binds:
-        if has(mount, ':"'):
-            todo = 'start in a folder without commas and quotes in its path, or use Docker: DOCKER_HOST="..."'
-            raise UsageError("podman cannot mount this path", where=str(mount.source), todo=todo)
-    return [f"{it.source}:{it.target}:{'ro' if it.read_only else 'rw'}" for it in binds], [
-        {"Type": "bind", "Source": str(it.source), "Target": it.target, "ReadOnly": it.read_only}
-        for it in launch.mounts
-        if it not in binds
-    ]
-
-
 def _devices(launch: Launch, engine: Engine) -> list[dict[str, Any]]:
     """Return the GPUs as `docker run --gpus` and `--device nvidia.com/gpu=...` request them."""
     if launch.gpus is None:
         return []
     if engine.ignores_gpus:
-        what = f"podman {engine.version} ignores requests for GPUs on its socket"
         todo = (
             "use podman 5.4 or later, or Docker with the NVIDIA Container Toolkit, or run without GPUs: --variant cpu"
         )
+        what = f"podman {engine.version} ignores requests for GPUs on its socket"
         raise MissingComponentError(what, where="container engine", todo=todo)
     if launch.gpus == "cdi" or engine.kind == "podman":
         return [{"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={it}" for it in launch.devices or ("all",)]}]
-    if launch.devices:
-        return [{"DeviceIDs": list(launch.devices), "Capabilities": [["gpu"]]}]
-    return [{"Count": -1, "Capabilities": [["gpu"]]}]
+    which = {"DeviceIDs": list(launch.devices)} if launch.devices else {"Count": -1}
+    return [which | {"Capabilities": [["gpu"]]}]
 
 
 def check_ports(ports: Sequence[Port]) -> None:
@@ -415,28 +393,24 @@ def check_ports(ports: Sequence[Port]) -> None:
             ipaddress.ip_address(port.address)
         except ValueError as error:
             todo = "give a numeric address of this machine such as 127.0.0.1, or leave it out"
-            raise UsageError(f"{port.address} is not an IP address", where=_option(port), todo=todo) from error
+            raise UsageError(f"{port.address} is not an IP address", where=port.option, todo=todo) from error
     for one, other in combinations(dict.fromkeys(ports), 2):
         addresses = {one.address, other.address}
         if one.host and one.host == other.host and (len(addresses) == 1 or _EVERY in addresses):
             what = f"port {one.host} of this machine is published twice"
             todo = "give each port of the container its own port, or 0 for any free one"
-            raise UsageError(what, where=f"{_option(one)} {_option(other)}", todo=todo)
+            raise UsageError(what, where=f"{one.option} {other.option}", todo=todo)
 
 
 def port_refusal(ports: Sequence[Port], reason: str) -> UsageError | None:
     """Return the error for the port that an engine could not publish; None if the reason is something else."""
     named = [it for it in ports if it.host and re.search(rf":{it.host}\b", reason)] or list(ports)
-    where = " ".join(map(_option, named))
     if _PORT_TAKEN.search(reason):
+        what = f"port {' or '.join(str(it.host) for it in named)} is in use"
         todo = "stop the program that listens there (ss -ltnp shows it), or give another port; 0 takes any free one"
-        return UsageError(f"port {' or '.join(str(it.host) for it in named)} is in use", where=where, todo=todo)
-    if _NO_ADDRESS.search(reason):
+    elif _NO_ADDRESS.search(reason):
         what = f"this machine does not have the address {' or '.join(it.address for it in named)}"
         todo = "give one of its addresses (ip addr lists them), or leave it out for 127.0.0.1"
-        return UsageError(what, where=where, todo=todo)
-    return None
-
-
-def _option(port: Port) -> str:
-    return f"--port {port.address}:{port.host}:{port.container}"
+    else:
+        return None
+    return UsageError(what, where=" ".join(it.option for it in named), todo=todo)

@@ -1,4 +1,4 @@
-"""Variables from `.env` files."""
+"""What the container gets: variables from the run, `.env` files and options, data, credentials and the model."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dotenv.parser import Binding, parse_stream
+from dotenv.parser import parse_stream
 from dotenv.variables import parse_variables
 
 from envbuild.capture.redact import REDACTED
@@ -41,8 +41,8 @@ from envbuild.verify.rules.hardware import cuda_of
 from envbuild.verify.rules.packages import minimum_driver
 from envbuild.verify.sources import Side
 
-_LITERAL = re.compile(r"\s*(?:export\s+)?[^=]*=[^\S\r\n]*'")
-"""A value in single quotes, in which shells and Compose replace nothing."""
+_SINGLE_QUOTED = re.compile(r"\s*(?:export\s+)?[^=]*=[^\S\r\n]*'")
+"""A value in which shells and Compose replace nothing."""
 _TODO = "write NAME=value on a line of its own, with quotes around what has spaces or line ends"
 ADC = "GOOGLE_APPLICATION_CREDENTIALS"
 """Names the file (google-auth, `google.auth.default`)."""
@@ -50,7 +50,6 @@ TARGET = "/run/secrets/adc.json"
 """Where it lies in the container."""
 _PROJECT = "GOOGLE_CLOUD_PROJECT"
 _LOGIN = "gcloud auth application-default login, or let GOOGLE_APPLICATION_CREDENTIALS name the file"
-_RULE = "credentials-elsewhere"
 MODEL = "ENVBUILD_MODEL"
 """Where the model lies, as the container sees it."""
 _ELSEWHERE = "/envbuild"
@@ -67,7 +66,13 @@ _PATHS_OF_XLA = re.compile(r"--xla_(?:gpu_cuda_data_dir|dump_\w+)=\S*")
 _SERVED = "AIP_STORAGE_URI"
 """Where Vertex AI says that the model lies ("Custom container requirements for inference")."""
 _FORMAT = "AIP_DATA_FORMAT"
-
+_ELSEWHERE_BY = {
+    "file": "read the file {}",
+    "executable": "run a program of this machine",
+    "certificate": "read a certificate of this machine",
+}
+"""What credentials need besides, by the key in `credential_source`."""
+_ADC_TODO = "use gcloud auth application-default login on this machine, with --impersonate-service-account if need be"
 SourcedVariables = dict[str, tuple[str, str]]
 """Values with where they come from, by name."""
 _ARCHITECTURE = re.compile(r"(?:(?:sm|compute)_)?(\d+?)\.?(\d)[af]?")
@@ -79,44 +84,30 @@ def read_dotenv(path: Path, environment: Mapping[str, str]) -> dict[str, str]:
     A name alone takes the value that it has in `environment`. What would be empty only as nothing gives its `${NAME}`
     is left out, so that it does not pass for given. UsageError, which never shows a value, for what cannot be read.
     """
-    found: dict[str, str] = {}
-    for binding in _bindings(path):
-        assert binding.key is not None, "the others were left out"
-        value = _value(binding, {**environment, **found}) if binding.value else binding.value
-        if binding.value is None:
-            value = environment.get(binding.key)
-        if value is not None:
-            found[binding.key] = value
-    return found
-
-
-def _bindings(path: Path) -> Iterator[Binding]:
-    """The lines that set something; UsageError for one that cannot."""
-    for binding in parse_stream(io.StringIO(_text(path))):
-        blank = len(binding.original.string) - len(binding.original.string.lstrip())
-        line = binding.original.line + len(re.findall(r"\r\n|\n|\r", binding.original.string[:blank]))
-        if binding.error or (binding.key is not None and not VARIABLE.fullmatch(binding.key)):
-            raise UsageError("this line sets no variable", where=f"{path}, line {line}", todo=_TODO)
-        if binding.key is not None:
-            yield binding
-
-
-def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError("this file is not UTF-8", where=str(path), todo="save it as UTF-8") from error
     except OSError as error:
         todo = "correct it, or name another one by --env-file"
         raise UsageError(f"this file cannot be read: {error.strerror}", where=str(path), todo=todo) from error
-
-
-def _value(binding: Binding, known: Mapping[str, str]) -> str | None:
-    """The value with what it names; None where all of that is missing."""
-    assert binding.value is not None, "a name alone has none"
-    if _LITERAL.match(binding.original.string):
-        return binding.value
-    return "".join(atom.resolve(known) for atom in parse_variables(binding.value)) or None
+    found: dict[str, str] = {}
+    for binding in parse_stream(io.StringIO(text)):
+        name, value, source = binding.key, binding.value, binding.original.string
+        if binding.error or (name is not None and not VARIABLE.fullmatch(name)):
+            blank = source[: len(source) - len(source.lstrip())]
+            line = binding.original.line + len(re.findall(r"\r\n|\n|\r", blank))
+            raise UsageError("this line sets no variable", where=f"{path}, line {line}", todo=_TODO)
+        if name is None:
+            continue
+        if value is None:
+            value = environment.get(name)
+        elif value and not _SINGLE_QUOTED.match(source):
+            atoms, known = parse_variables(value), {**environment, **found}
+            value = "".join(atom.resolve(known) for atom in atoms) or None
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def adc_mount(environment: Mapping[str, str]) -> Mount:
@@ -129,17 +120,27 @@ def adc_mount(environment: Mapping[str, str]) -> Mount:
     return Mount(source=path.resolve(), target=TARGET, read_only=True)
 
 
-def adc_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """What tells Google's libraries of the file, and of the caller's project."""
-    project = environment.get(_PROJECT)
-    return {ADC: TARGET} | ({_PROJECT: project} if project else {})
-
-
 def adc_findings(settled: Settled) -> Iterator[Finding]:
-    """Credentials that say where the real ones are, which the container does not see."""
-    for mount in settled.mounts:
-        if mount.target == TARGET:
-            yield from (_credentials_finding(mount.source, doubt) for doubt in _missing_sources(_read(mount.source)))
+    """Credentials that say where the real ones are, which the container does not see.
+
+    google-auth: `external_account`, `impersonated_service_account`.
+    """
+    for path in (it.source for it in settled.mounts if it.target == TARGET):
+        value: Any = _read(path)
+        while isinstance(value, dict):
+            source = value.get("credential_source")
+            source = source if isinstance(source, dict) else {}
+            for need in (text.format(source[key]) for key, text in _ELSEWHERE_BY.items() if key in source):
+                yield Finding(
+                    rule="credentials-elsewhere",
+                    about="credentials",
+                    agrees=False,
+                    severity="warning",
+                    says=f"{path}: they {need}, which the container does not see",
+                    why="Google's libraries in the container cannot log in.",
+                    todo=_ADC_TODO,
+                )
+            value = value.get("source_credentials")
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -153,33 +154,6 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise UsageError("this file holds no Application Default Credentials", where=str(path), todo=_LOGIN)
     return value
-
-
-def _missing_sources(value: Mapping[str, Any]) -> Iterator[str]:
-    """What else these credentials need (google-auth: `external_account`, `impersonated_service_account`)."""
-    source = value.get("credential_source")
-    if isinstance(source, dict):
-        if isinstance(source.get("file"), str):
-            yield f"they read the file {source['file']}"
-        if "executable" in source:
-            yield "they run a program of this machine"
-        if "certificate" in source:
-            yield "they read a certificate of this machine"
-    inner = value.get("source_credentials")
-    if isinstance(inner, dict):
-        yield from _missing_sources(inner)
-
-
-def _credentials_finding(path: Path, doubt: str) -> Finding:
-    return Finding(
-        rule=_RULE,
-        about="credentials",
-        agrees=False,
-        severity="warning",
-        says=f"{path}: {doubt}, which the container does not see",
-        why="Google's libraries in the container cannot log in.",
-        todo="use gcloud auth application-default login on this machine, with --impersonate-service-account if need be",
-    )
 
 
 def settle(
@@ -199,8 +173,14 @@ def settle(
     value.
     """
     mapped = read_maps(maps, environment.get("HOME"))
-    given = _of_run(subject, mapped) | _of_files(env_files, environment) | _of_options(options, environment)
-    given = {name: _mapped(*it, mapped) for name, it in given.items()}
+    given_by_options = [_option(number, text, environment) for number, text in enumerate(options, 1)]
+    # A value that is written out goes before the caller's own.
+    given_by_options.sort(key=lambda it: it[1][1] == "option")
+    given = _of_run(subject, mapped) | _of_files(env_files, environment) | dict(given_by_options)
+    for name, (value, source) in given.items():
+        here = rewritten(value, mapped)
+        # What the run says stays the run's, whatever place it names.
+        given[name] = (here, "data" if here != value and source != "run" else source)
     mounts = [it.mount for it in mapped]
     if yes_data:
         places = run_places(subject, {name: value for name, (value, _) in given.items()})
@@ -209,16 +189,17 @@ def settle(
     given, mounts = named | given, [*mounts, *more]
     if with_adc:
         # The caller's project gives way to one that was named; the file does not.
-        named = {name: (value, "adc") for name, value in adc_variables(environment).items()}
-        given = named | given | {ADC: named[ADC]}
+        project = {_PROJECT: (environment[_PROJECT], "adc")} if environment.get(_PROJECT) else {}
+        given = project | given | {ADC: (TARGET, "adc")}
         mounts.append(adc_mount(environment))
     check_mounts(mounts)
     needed = {it.name for it in subject.contract.variables if it.present}
+    given = dict(sorted(given.items()))
     return Settled(
-        variables={name: value for name, (value, _) in sorted(given.items())},
+        variables={name: value for name, (value, _) in given.items()},
         mounts=tuple(mounts),
         missing=tuple(sorted(needed - given.keys() - _OF_CONTAINERS)),
-        where={name: source for name, (_, source) in sorted(given.items())},
+        where={name: source for name, (_, source) in given.items()},
     )
 
 
@@ -227,22 +208,22 @@ def _of_run(subject: Subject, maps: Sequence[DataMap]) -> SourcedVariables:
     recorded = dict(subject.manifest.variables) if subject.manifest else {}
     places = {it.variable: it.uri for it in subject.contract.data if it.variable}
     needed = {it.name for it in subject.contract.variables} | places.keys()
+
+    def is_portable(name: str, value: str) -> bool:
+        """Whether a value does not depend on the run's machine or job; Vertex AI's places are mapped."""
+        if name not in _OF_MACHINES or name in places or name == _FORMAT:
+            return True
+        return name.startswith("AIP_") and rewritten(value, maps) != value
+
     found = {}
     for name, text in {**places, **recorded}.items():
         value = _PATHS_OF_XLA.sub("", text).strip() if name == "XLA_FLAGS" else text
-        wanted = name in NUMERIC or (name in needed and _is_portable(name, value, places, maps))
-        known = (value or name in needed) and REDACTED not in value
-        if wanted and known and (name not in _DEVICES or value.partition(":")[0] == "cpu"):
+        is_wanted = name in NUMERIC or (name in needed and is_portable(name, value))
+        is_known = (value or name in needed) and REDACTED not in value
+        if is_wanted and is_known and (name not in _DEVICES or value.partition(":")[0] == "cpu"):
             found[name] = (value, "run")
     found.pop(ADC, None)
     return found
-
-
-def _is_portable(name: str, value: str, places: Mapping[str, str], maps: Sequence[DataMap]) -> bool:
-    """Whether a value does not depend on the run's machine or job; Vertex AI's places are mapped."""
-    if name not in _OF_MACHINES or name in places or name == _FORMAT:
-        return True
-    return name.startswith("AIP_") and rewritten(value, maps) != value
 
 
 def _of_files(paths: Sequence[Path], environment: Mapping[str, str]) -> SourcedVariables:
@@ -256,12 +237,6 @@ def _of_files(paths: Sequence[Path], environment: Mapping[str, str]) -> SourcedV
     return {name: (value, ".env") for name, value in found.items()}
 
 
-def _of_options(options: Sequence[str], environment: Mapping[str, str]) -> SourcedVariables:
-    """What `-e` says; a value that is written out goes before the caller's own."""
-    parts = [_option(number, text, environment) for number, text in enumerate(options, 1)]
-    return dict(sorted(parts, key=lambda it: it[1][1] == "option"))
-
-
 def _option(number: int, text: str, environment: Mapping[str, str]) -> tuple[str, tuple[str, str]]:
     name, equals, value = text.partition("=")
     if not VARIABLE.fullmatch(name):
@@ -269,25 +244,21 @@ def _option(number: int, text: str, environment: Mapping[str, str]) -> tuple[str
         where = f"-e {message_text(repr(name))}=..." if equals and name else "--env"
         todo = "give NAME=VALUE, or NAME alone; no name has spaces or what cannot be printed in it"
         raise UsageError(f"-e number {number} names no variable", where=where, todo=todo)
-    if equals:
-        _check(name, value)
-        return name, (value, "option")
-    if name == ADC:
+    if not equals and name == ADC:
         todo = "give --with-adc, which mounts the file that it names"
         raise UsageError("the file that this names is not in the container", where=f"-e {name}", todo=todo)
-    if name not in environment:
-        raise UsageError(
-            "this variable is not set here", where=f"-e {message_text(name)}", todo="set it, or give -e NAME=VALUE"
-        )
-    _check(name, environment[name])
-    return name, (environment[name], "shell")
+    if not equals and name not in environment:
+        where = f"-e {message_text(name)}"
+        raise UsageError("this variable is not set here", where=where, todo="set it, or give -e NAME=VALUE")
+    value, source = (value, "option") if equals else (environment[name], "shell")
+    _check(name, value)
+    return name, (value, source)
 
 
 def _check(name: str, value: str) -> None:
     if "\0" in value or not encodable(value):
-        raise UsageError(
-            "the value of this variable is not valid text", where=name, todo="give it as UTF-8, without NUL"
-        )
+        todo = "give it as UTF-8, without NUL"
+        raise UsageError("the value of this variable is not valid text", where=name, todo=todo)
 
 
 def run_places(subject: Subject, variables: Mapping[str, str]) -> list[tuple[Data, str]]:
@@ -302,20 +273,14 @@ def run_places(subject: Subject, variables: Mapping[str, str]) -> list[tuple[Dat
 def recorded_model(subject: Subject) -> Claim[ModelUri] | None:
     """Where the run's manifest says that its model lies, if nobody named the model; None for other tools' schemes."""
     text = subject.manifest.model_uri if subject.manifest and not subject.model else None
-    uri = _model_uri(text) if text else None
+    uri = _model_uri(text)
     return Claim(uri, Voucher.MODEL, subject.name) if uri else None
 
 
-def _model_uri(text: str) -> ModelUri | None:
+def _model_uri(text: str | None) -> ModelUri | None:
     with suppress(UsageError):  # other tools have schemes of their own
-        return parse_model_uri(text)
+        return parse_model_uri(text) if text else None
     return None
-
-
-def _mapped(value: str, source: str, maps: Sequence[DataMap]) -> tuple[str, str]:
-    """A value as the container needs it; what the run says stays the run's, whatever place it names."""
-    here = rewritten(value, maps)
-    return (here, "data") if here != value and source != "run" else (here, source)
 
 
 def _model(subject: Subject, maps: Sequence[DataMap], mounts: Sequence[Mount]) -> tuple[SourcedVariables, list[Mount]]:
@@ -326,8 +291,8 @@ def _model(subject: Subject, maps: Sequence[DataMap], mounts: Sequence[Mount]) -
     place, mount = _place_of_model(uri, maps, mounts, named=recorded is None) if uri else (None, None)
     if place is None:
         return {}, []
-    needed = {it.name for it in subject.contract.variables}
-    names = (MODEL, _SERVED) if _SERVED in needed else (MODEL,)
+    is_served = any(it.name == _SERVED for it in subject.contract.variables)
+    names = (MODEL, _SERVED) if is_served else (MODEL,)
     return dict.fromkeys(names, (place, "model")), [mount] if mount else []
 
 
@@ -371,14 +336,13 @@ def _data(data: Data, settled: Settled) -> dict[str, Any] | None:
     """One place, by its path in the container; of a pattern such as training-* the folder, whose size nobody knows."""
     place = place_of(data, settled.variables)
     path = seen_at(place)
-    afar = path is not None and place.startswith("gs://") and not is_seen(path, settled.mounts)
-    if path is None or afar or REDACTED in place:
+    if path is None or REDACTED in place or (place.startswith("gs://") and not is_seen(path, settled.mounts)):
         return None
     if "*" in path:
         return {"path": posixpath.dirname(path[: path.index("*") + 1]), "uri": data.uri}
-    named = {"path": path, "uri": data.uri}
     # Who names another place means other data.
-    return named if path != seen_at(data.uri) else _without_none({**named, "size": data.size, "objects": data.objects})
+    sizes = {"size": data.size, "objects": data.objects} if path == seen_at(data.uri) else {}
+    return {"path": path, "uri": data.uri} | {name: it for name, it in sizes.items() if it is not None}
 
 
 def _gpu(side: Side) -> dict[str, Any]:
@@ -388,15 +352,10 @@ def _gpu(side: Side) -> dict[str, Any]:
     floor = minimum_driver(cuda_of(side) or "")
     names = framework.compute_capabilities if framework else ()  # sm_80, compute_80
     capabilities = {(int(it[1]), int(it[2])) for name in names if (it := _ARCHITECTURE.fullmatch(name))}
-    return _without_none(
-        {
-            "count": len(accelerator.gpus) or None,
-            "memory": min(known) if known and len(known) == len(accelerator.gpus) else None,
-            "driver": floor[0] if floor else None,
-            "capabilities": [f"{major}.{minor}" for major, minor in sorted(capabilities)] or None,
-        }
-    )
-
-
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    values = {
+        "count": len(accelerator.gpus) or None,
+        "memory": min(known) if known and len(known) == len(accelerator.gpus) else None,
+        "driver": floor[0] if floor else None,
+        "capabilities": [f"{major}.{minor}" for major, minor in sorted(capabilities)] or None,
+    }
     return {name: value for name, value in values.items() if value is not None}

@@ -1,12 +1,9 @@
-"""Which paths of this machine hold more than data, so that a container sees them only if the person says so."""
+"""Data of this machine in a container: --data, and paths that hold more than data, which need the user's word."""
 
 import os
 import posixpath
 import re
-import stat
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, permutations
 from pathlib import Path
@@ -20,12 +17,10 @@ from envbuild.stamp.store import encodable
 
 _SYSTEM = ("/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys", "/var")
 _HOMES = (Path("/home"), Path("/Users"))
-_DEPTH, _ENTRIES = 3, 10_000
-"""How far a folder is searched for sockets: three levels of folders below it, and so many entries."""
+_LEVELS, _FILES = 3, 10_000
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-_NO_BUCKET = (
-    "what follows gs:// is not a bucket's name: 3 to 63 small letters, digits, dashes and underscores, more with dots,"
-    " first and last a letter or digit"
+_BUCKET_NAMES = (
+    "3 to 63 small letters, digits, dashes and underscores, more with dots, first and last a letter or digit"
 )
 """Cloud Storage, "About Cloud Storage buckets", bucket names."""
 GCS = "/gcs"
@@ -58,8 +53,10 @@ def reserved(path: Path) -> str | None:
 
     What lies in the caller's own home is judged by the rules for homes alone, wherever that home is: in /root, in /var.
     """
-    homes = _homes(path)
-    for home in homes:
+    own = Path(os.path.expanduser("~")).resolve()  # noqa: PTH111 - Path's own raises for a user without a home
+    # With sudo the caller is root.
+    others = [Path(*path.parts[:3]) for it in _HOMES if path.is_relative_to(it) and path != it]
+    for home in (it for it in (own, *others) if it != Path("/")):
         if home.is_relative_to(path):
             return f"it is the home folder {home}" if home == path else f"it holds the home folder {home}"
         if path.is_relative_to(home):
@@ -76,36 +73,20 @@ def reserved(path: Path) -> str | None:
 
 
 def socket_in(path: Path) -> Path | None:
-    """The path itself or the first file found in it that is a socket: everyone who sees one can talk to its program."""
+    """The path itself or the first file found in it that is a socket: everyone who sees one can talk to its program.
+
+    Of a folder, three levels of folders below it and 10,000 files are searched.
+    """
+
+    def files() -> Iterator[Path]:
+        for folder, folders, names in os.walk(path):
+            if len(Path(folder).relative_to(path).parts) >= _LEVELS:
+                folders.clear()
+            yield from (Path(folder, name) for name in names)
+
     if path.is_socket():
         return path
-    return next((Path(it.path) for it in islice(_entries(path), _ENTRIES) if _is_socket(it)), None)
-
-
-def _homes(path: Path) -> list[Path]:
-    """The caller's home, and any other in which the path lies: with sudo the caller is root."""
-    own = Path(os.path.expanduser("~")).resolve()  # noqa: PTH111 - Path's own raises for a user without a home
-    others = [Path(*path.parts[:3]) for it in _HOMES if path.is_relative_to(it) and path != it]
-    return [it for it in (own, *others) if it != Path("/")]
-
-
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Everything in a folder, near things first; what the caller may not read is passed over."""
-    waiting = deque([(str(folder), 0)])
-    while waiting:
-        path, depth = waiting.popleft()
-        with suppress(OSError), os.scandir(path) as entries:
-            for entry in entries:
-                yield entry
-                if depth < _DEPTH and entry.is_dir(follow_symlinks=False):
-                    waiting.append((entry.path, depth + 1))
-
-
-def _is_socket(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a socket; ordinary entries need no look at the disk."""
-    if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False) or entry.is_symlink():
-        return False
-    return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+    return next((it for it in islice(files(), _FILES) if it.is_socket() and not it.is_symlink()), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +108,8 @@ def read_maps(texts: Sequence[str], home: str | None) -> tuple[DataMap, ...]:
     maps = tuple(_map(text, home) for text in texts)
     for number, it in enumerate(maps):
         if any(other.mount.target == it.mount.target for other in maps[:number]):
-            raise UsageError(
-                "two folders cannot stand for one place", where=_data(it.uri), todo="leave out one of them"
-            )
+            todo = "leave out one of them"
+            raise UsageError("two folders cannot stand for one place", where=_option(it.uri), todo=todo)
     return maps
 
 
@@ -235,80 +215,66 @@ def message_text(text: str) -> str:
     return "=".join(map(scrub_line, parts)).encode(errors="backslashreplace").decode()
 
 
-def _check_target(path: str, where: str) -> None:
-    """Refuse a path of the container that something else needs."""
-    if path == GCS:
-        raise UsageError("this names no bucket", where=where, todo="map them one by one: gs://bucket=./folder")
-    if within(path, WORKSPACE):
-        what = f"{WORKSPACE} is this folder in the container, so that relative data lies there already"
-        raise UsageError(what, where=where, todo=f"put the data into this folder, or {_ELSEWHERE}")
-    if not is_free(path):
-        what = f"nothing can be mounted at {path}, which the container needs itself"
-        raise UsageError(what, where=where, todo=_ELSEWHERE)
-
-
 def _map(text: str, home: str | None) -> DataMap:
+    where = _option(text)
     place, source, writable = _split(text.removesuffix(_UNSAFE), home)
     if not text.endswith(_UNSAFE) and (reason := exposure(source)):
-        todo = f"map a folder of data alone, or give {_data(text)}{_UNSAFE} if the program may have all of it"
-        raise UsageError(f"{source} is not mounted without {_UNSAFE}: {reason}", where=_data(text), todo=todo)
+        todo = f"map a folder of data alone, or give {where}{_UNSAFE} if the program may have all of it"
+        raise UsageError(f"{source} is not mounted without {_UNSAFE}: {reason}", where=where, todo=todo)
     uri = _uri(place, text)
     target = seen_at(uri) or uri
-    _check_target(target, _data(text))
+    if target == GCS:
+        raise UsageError("this names no bucket", where=where, todo="map them one by one: gs://bucket=./folder")
+    if within(target, WORKSPACE):
+        what = f"{WORKSPACE} is this folder in the container, so that relative data lies there already"
+        raise UsageError(what, where=where, todo=f"put the data into this folder, or {_ELSEWHERE}")
+    if not is_free(target):
+        what = f"nothing can be mounted at {target}, which the container needs itself"
+        raise UsageError(what, where=where, todo=_ELSEWHERE)
     return DataMap(uri=uri, mount=Mount(source=source, target=target, read_only=not writable))
 
 
 def _split(text: str, home: str | None) -> tuple[str, Path, bool]:
     """Place, path here, and whether it may be written: at the one `=` behind which something is here."""
-    cuts = [cut.start() for cut in re.finditer("=", text)]
-    if not cuts:
-        raise UsageError("this maps nothing", where=_data(text), todo=_TODO)
-    sources = [text[cut + 1 :] for cut in cuts]
-    readings = [(text[:cut], *found) for cut, it in zip(cuts, sources, strict=True) if (found := _source(it, home))]
+    readings, missing = [], []
+    for cut in re.finditer("=", text):
+        path = re.sub(r":r[wo]\Z", "", text[cut.end() :])
+        missing.append(message_text(path) or "''")
+        if home and path.startswith("~/"):  # which no shell replaces behind a =
+            path = home + path[1:]
+        if path and (source := resolve_here(path)):
+            readings.append((text[: cut.start()], source, text.endswith(":rw")))
+    if not missing:
+        raise UsageError("this maps nothing", where=_option(text), todo=_TODO)
     if not readings:
-        names = " or ".join(message_text(_without_mode(it)) or "''" for it in sources)
-        raise UsageError(f"there is no such file or folder here: {names}", where=_data(text), todo="correct the path")
+        what = f"there is no such file or folder here: {' or '.join(missing)}"
+        raise UsageError(what, where=_option(text), todo="correct the path")
     if len(readings) > 1:
-        raise UsageError("this can be read in two ways", where=_data(text), todo="give an absolute path after the =")
+        raise UsageError("this can be read in two ways", where=_option(text), todo="give an absolute path after the =")
     return readings[0]
 
 
-def _source(text: str, home: str | None) -> tuple[Path, bool] | None:
-    path = _without_mode(text)
-    if home and path.startswith("~/"):  # which no shell replaces behind a =
-        path = home + path[1:]
-    found = resolve_here(path) if path else None
-    return (found, text.endswith(":rw")) if found else None
-
-
-def _without_mode(text: str) -> str:
-    return text[:-3] if text.endswith((":rw", ":ro")) else text
-
-
 def _uri(place: str, text: str) -> str:
+    where = _option(text)
     if not place.isprintable() or not encodable(place):
-        raise UsageError("this names no place", where=_data(text), todo=_TODO)
-    if place.startswith("gs://"):
-        return _bucket_uri(place, text)
-    path = seen_at(place)
-    if path is None or not place.startswith(("/", "file://")):
-        todo = f"{_TODO}; a relative path lies in the working folder, which the container has"
-        raise UsageError("this names no place of a run that could be mapped", where=_data(text), todo=todo)
-    return path.replace("//", "/")  # two slashes may lead by POSIX
-
-
-def _bucket_uri(place: str, text: str) -> str:
+        raise UsageError("this names no place", where=where, todo=_TODO)
+    if not place.startswith("gs://"):
+        path = seen_at(place)
+        if path is None or not place.startswith(("/", "file://")):
+            todo = f"{_TODO}; a relative path lies in the working folder, which the container has"
+            raise UsageError("this names no place of a run that could be mapped", where=where, todo=todo)
+        return path.replace("//", "/")  # two slashes may lead by POSIX
     bucket, _, name = place.removeprefix("gs://").partition("/")
-    if not _BUCKET.fullmatch(bucket):
-        raise UsageError(_NO_BUCKET, where=_data(text), todo=_TODO)
     name = name.removesuffix("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise UsageError(f"what follows gs:// is not a bucket's name: {_BUCKET_NAMES}", where=where, todo=_TODO)
     if name and {"", ".", ".."} & set(name.split("/")):
-        raise UsageError("no path can stand for this name", where=_data(text), todo="map a folder around it")
+        raise UsageError("no path can stand for this name", where=where, todo="map a folder around it")
     if "*" in name:
         todo = f"map the folder: gs://{bucket}/{name[: name.index('*')].rpartition('/')[0]}"
-        raise UsageError("a pattern names no folder", where=_data(text), todo=todo)
+        raise UsageError("a pattern names no folder", where=where, todo=todo)
     return f"gs://{bucket}/{name}".removesuffix("/")
 
 
-def _data(text: str) -> str:
+def _option(text: str) -> str:
     return f"--data {message_text(text)}"

@@ -29,13 +29,10 @@ _PYTHON = "/opt/env/bin/python"
 _CHECK = "/envbuild-check"
 """A command of an editor's own comes instead of the launch's, of which the check is the beginning."""
 _EXTENSIONS = ["ms-python.python", "ms-toolsai.jupyter"]
+_REMARK = "Written by envbuild local {}, which replaces this file as long as this line is here."
+"""The first line of what is written, by which it is known to be replaceable."""
 _METADATA = "devcontainer.metadata"
 _REFERABLE = re.compile(r"[^:{}]+")
-
-
-def remark(option: str) -> str:
-    """The first line of what is written, by which it is known to be replaceable."""
-    return f"Written by envbuild local {option}, which replaces this file as long as this line is here."
 
 
 def owner(launch: Launch, reference: str) -> str:
@@ -68,17 +65,17 @@ def left_out(launch: Launch, settled: Settled) -> frozenset[str]:
 def _private(launch: Launch, settled: Settled) -> frozenset[str]:
     """Variables whose values are not written down: the caller's own, and those that may be secret."""
     values = {it: value for it, value in launch.variables.items() if it != CONTRACT and value != TARGET}
-    own = {it for it in values if settled.where.get(it) == "shell"}
-    named = {it for it, value in values.items() if hides_secret(it, value, sure=True) or scrub(value) != value}
-    random = {
-        it
-        for it, value in values.items()
-        if settled.where.get(it) in ("option", ".env") and RANDOM.fullmatch(value) and not is_seen(value, launch.mounts)
-    }
-    secrets = {values[it] for it in named | random if not is_seen(values[it], launch.mounts)}
+    hidden = {value for value in values.values() if not is_seen(value, launch.mounts)}
+
+    def is_secret(name: str, value: str) -> bool:
+        is_random = settled.where.get(name) in ("option", ".env") and RANDOM.fullmatch(value) and value in hidden
+        return bool(hides_secret(name, value, sure=True) or scrub(value) != value or is_random)
+
+    secret = {it for it, value in values.items() if is_secret(it, value)}
+    known = {values[it] for it in secret if values[it] in hidden and len(values[it]) >= _TELLING}
     # As of `.env`, where one variable is made of others.
-    made = {it for it, value in values.items() if any(len(of) >= _TELLING and of in value for of in secrets)}
-    return frozenset(own | named | random | made)
+    composed = {it for it, value in values.items() if any(part in value for part in known)}
+    return frozenset(secret | composed | {it for it in values if settled.where.get(it) == "shell"})
 
 
 def workspace(launch: Launch) -> Mount | None:
@@ -90,11 +87,12 @@ class _Dumper(yaml.SafeDumper):
     """Quotes what Compose might not read as text: YAML 1.2 has other numbers, such as 1e3, than PyYAML's YAML 1.1."""
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if _PLAIN.fullmatch(text) else '"')
-
-
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if _PLAIN.fullmatch(text) else '"'
+    ),
+)
 
 
 def compose(image: str, launch: Launch, settled: Settled, name: str) -> bytes:
@@ -105,14 +103,29 @@ def compose(image: str, launch: Launch, settled: Settled, name: str) -> bytes:
     # GPUs by NVIDIA's driver, however the engine has them (Compose Deploy Specification, devices).
     which = {"device_ids": list(launch.devices)} if launch.devices else {"count": "all"}
     gpus = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
+    # Without a value, a variable is Compose's own; a reference stops where there is none.
+    own = {it: f"${{{it}?it is not set}}" if _NAME.fullmatch(it) else None for it in referred(launch, settled)}
+    volumes: list[dict[str, Any]] = [
+        {
+            "type": "bind",
+            "source": "." if it == workspace(launch) else _compose_literal(str(it.source)),
+            "target": _compose_literal(it.target),
+            # Else what is missing would be made, as an empty folder of root's.
+            "bind": {"create_host_path": False},
+        }
+        | ({"read_only": True} if it.read_only else {})
+        for it in launch.mounts
+    ]
     service = {
         "image": image,
         "init": True,
         "user": owner(launch, "${%s:-%d}"),
         "working_dir": launch.folder,
         "command": [_compose_literal(it) for it in scrub_command(launch.command)],
-        "environment": _service_variables(launch, settled),
-        "volumes": [_volume(it, own=it == workspace(launch)) for it in launch.mounts],
+        "environment": {
+            it: own[it] if it in own else _compose_literal(value) for it, value in variables(launch, settled).items()
+        },
+        "volumes": volumes,
         # No image has the caller's id, so that nobody made a home for it.
         "tmpfs": [f"{home(launch)}:mode=1777"] if home(launch) else None,
         "ports": [
@@ -125,34 +138,12 @@ def compose(image: str, launch: Launch, settled: Settled, name: str) -> bytes:
         "tty": launch.interactive or None,
         "deploy": {"resources": {"reservations": {"devices": [gpus]}}} if launch.gpus else None,
     }
-    said = {key: it for key, it in service.items() if it not in (None, [])}
     # The last part of the name, in the letters of Compose's projects.
     last = name.rstrip("/").rpartition("/")[2].partition("@")[0].lower()
     project = re.sub(r"[^a-z0-9_-]+", "-", last).strip("-_") or "envbuild"
-    value = {"name": project, "services": {SERVICE: said}}
+    value = {"name": project, "services": {SERVICE: {key: it for key, it in service.items() if it not in (None, [])}}}
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 16)
-    return f"# {remark('--compose')}\n{text}".encode()
-
-
-def _service_variables(launch: Launch, settled: Settled) -> dict[str, str | None]:
-    """Without a value, a variable is Compose's own; a reference stops where there is none."""
-    private = referred(launch, settled)
-    own = {name: f"${{{name}?it is not set}}" if _NAME.fullmatch(name) else None for name in private}
-    return {
-        name: own[name] if name in own else _compose_literal(value)
-        for name, value in variables(launch, settled).items()
-    }
-
-
-def _volume(mount: Mount, *, own: bool) -> dict[str, Any]:
-    volume = {
-        "type": "bind",
-        "source": "." if own else _compose_literal(str(mount.source)),
-        "target": _compose_literal(mount.target),
-        # Else what is missing would be made, as an empty folder of root's.
-        "bind": {"create_host_path": False},
-    }
-    return volume | ({"read_only": True} if mount.read_only else {})
+    return f"# {_REMARK.format('--compose')}\n{text}".encode()
 
 
 def _compose_literal(text: str) -> str:
@@ -166,17 +157,35 @@ def devcontainer(image: str, launch: Launch, settled: Settled, name: str, *, opt
     The editor takes this machine's GPUs where there are some, if `optional_gpu`. Values that may be secret are taken
     from the editor's own variables.
     """
-    user = owner(launch, "${localEnv:%s:%d}")
-    unreferable = sorted(it for it in referred(launch, settled) if not _REFERABLE.fullmatch(it))
+    user, private = owner(launch, "${localEnv:%s:%d}"), referred(launch, settled)
+    unreferable = sorted(it for it in private if not _REFERABLE.fullmatch(it))
     size = [f"--shm-size={launch.shm_size}"] if launch.shm_size else []
+    mounts = io.StringIO()  # as `docker run --mount` has it, which reads CSV; only so can it be read-only
+    others = [it for it in launch.mounts if it != workspace(launch)]
+    csv.writer(mounts, lineterminator="\0").writerows(
+        [
+            "type=bind",
+            f"source={_editor_literal(str(it.source))}",
+            f"target={_editor_literal(it.target)}",
+            *(["readonly"] if it.read_only else []),
+        ]
+        for it in others
+    )
+    # The editor asks for all GPUs, or for none.
+    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(launch.devices)} if optional_gpu and launch.devices else {}
+    environment = {
+        it: f"${{localEnv:{it}}}" if it in private else _editor_literal(value)
+        for it, value in variables(launch, settled).items()
+        if it not in unreferable
+    }
     value = {
         "name": name,
         "image": image,
         "hostRequirements": {"gpu": "optional"} if optional_gpu else None,
         "workspaceFolder": launch.folder,
         "workspaceMount": f"type=bind,source=${{localWorkspaceFolder}},target={launch.folder}",
-        "mounts": [_editor_mount(it) for it in launch.mounts if it != workspace(launch)],
-        "containerEnv": _editor_variables(launch, settled, optional_gpu=optional_gpu),
+        "mounts": mounts.getvalue().split("\0")[:-1],
+        "containerEnv": chosen | environment,
         "containerUser": user,
         "remoteUser": user,
         # It would build another image on this one, and no image has the caller's name.
@@ -190,7 +199,7 @@ def devcontainer(image: str, launch: Launch, settled: Settled, name: str, *, opt
         },
     }
     said = {key: it for key, it in value.items() if it not in (None, [])}
-    return f"// {remark('--devcontainer')}\n{json.dumps(said, indent=2, ensure_ascii=False)}\n".encode()
+    return f"// {_REMARK.format('--devcontainer')}\n{json.dumps(said, indent=2, ensure_ascii=False)}\n".encode()
 
 
 def check_labels(labels: Mapping[str, str], name: str) -> None:
@@ -198,26 +207,6 @@ def check_labels(labels: Mapping[str, str], name: str) -> None:
     if _METADATA in labels:
         what = f"the image has the label {_METADATA}, by which an editor may mount other folders and run commands here"
         raise UsageError(what, where=name, todo="use --compose, which does not read it, or an image without that label")
-
-
-def _editor_variables(launch: Launch, settled: Settled, *, optional_gpu: bool) -> dict[str, str]:
-    private = referred(launch, settled)
-    found = {
-        name: f"${{localEnv:{name}}}" if name in private else _editor_literal(value)
-        for name, value in variables(launch, settled).items()
-        if name not in private or _REFERABLE.fullmatch(name)
-    }
-    # The editor asks for all GPUs, or for none.
-    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(launch.devices)} if optional_gpu and launch.devices else {}
-    return chosen | found
-
-
-def _editor_mount(mount: Mount) -> str:
-    """As `docker run --mount` has it, which reads CSV; only so can it be read-only."""
-    parts = ["type=bind", f"source={_editor_literal(str(mount.source))}", f"target={_editor_literal(mount.target)}"]
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow([*parts, "readonly"] if mount.read_only else parts)
-    return line.getvalue()
 
 
 def _editor_literal(text: str) -> str:

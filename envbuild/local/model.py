@@ -24,8 +24,6 @@ GpuWay = Literal["cdi", "runtime"]
 WORKSPACE = "/workspace"
 """The caller's folder in the container."""
 _HEEDS_GPUS = (5, 4)
-CheckMode = Literal["strict", "warn", "off"]
-"""What happens where the contract is not met, before the start and inside the container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +140,11 @@ class Port:
     container: int
     address: str = "127.0.0.1"
     """The address of this machine that listens."""
+
+    @property
+    def option(self) -> str:
+        """As the option has it, for messages."""
+        return f"--port {self.address}:{self.host}:{self.container}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -40,8 +40,6 @@ _WRITABLE = "/tmp/jupyter"  # noqa: S108 - in a container of its own; any user m
 _HOST = "127.0.0.1"
 _NOTE = "lib/envbuild-notebook.json"
 """Says for which lock a server's environment was made."""
-_PAUSE = 0.25
-"""Seconds between two requests to a server that starts."""
 
 
 def new_token() -> str:
@@ -80,12 +78,8 @@ def notebook_launch(launch: Launch, image: str, token: str, port: int) -> Launch
 
     The token is in a variable, as every user sees command lines.
     """
-    folders = {
-        "JUPYTER_CONFIG_DIR": f"{_WRITABLE}/config",
-        "JUPYTER_DATA_DIR": f"{_WRITABLE}/data",
-        "JUPYTER_RUNTIME_DIR": f"{_WRITABLE}/runtime",
-        "IPYTHONDIR": f"{_WRITABLE}/ipython",
-    }
+    names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    folders = {it: f"{_WRITABLE}/{it.lower()}" for it in names}
     return replace(
         launch,
         image=image,
@@ -98,12 +92,7 @@ def notebook_launch(launch: Launch, image: str, token: str, port: int) -> Launch
 def free_port(preferred: int = PORT) -> int:
     """Return a free port of this machine, the preferred one if possible."""
     for port in (preferred, 0):
-        with closing(socket.socket()) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((_HOST, port))
-            except OSError:
-                continue
+        with suppress(OSError), socket.create_server((_HOST, port)) as listener:
             return int(listener.getsockname()[1])
     return preferred
 
@@ -111,13 +100,16 @@ def free_port(preferred: int = PORT) -> int:
 @contextmanager
 def announced(port: int, token: str, report: Callable[[str], object]) -> Iterator[None]:
     """While the block runs, wait for the server, and report its address once it answers to this token."""
-    ended = threading.Event()
+    ended, place = threading.Event(), f"http://{_HOST}:{port}"
+    headers = {"Authorization": f"token {token}"}
 
     def wait() -> None:
-        while not ended.wait(_PAUSE):
-            if _answers(port, token):
-                report(f"http://{_HOST}:{port}/tree?token={token}")
-                return
+        while not ended.wait(0.25):
+            with suppress(httpx.HTTPError):
+                answer = httpx.get(f"{place}/api/status", headers=headers, timeout=2, trust_env=False)
+                if answer.status_code == httpx.codes.OK:
+                    report(f"{place}/tree?token={token}")
+                    return
 
     thread = threading.Thread(target=wait, name="notebook", daemon=True)
     thread.start()
@@ -126,15 +118,6 @@ def announced(port: int, token: str, report: Callable[[str], object]) -> Iterato
     finally:
         ended.set()
         thread.join()
-
-
-def _answers(port: int, token: str) -> bool:
-    headers = {"Authorization": f"token {token}"}
-    try:
-        answer = httpx.get(f"http://{_HOST}:{port}/api/status", headers=headers, timeout=2, trust_env=False)
-    except httpx.HTTPError:
-        return False
-    return answer.status_code == httpx.codes.OK
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 import posixpath
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
@@ -25,7 +27,7 @@ from envbuild.verify.rules.catalogue import agree, differs, listing
 from envbuild.verify.rules.hardware import cpu_flags, memory, system
 from envbuild.verify.rules.packages import builds
 
-_PULLED, _BUILT, _INSTALLED = 3, 5, 3
+_PULLED, _BUILT = 3, 5
 """Room by the compressed size: that, and two of it unpacked; of an image that is built also its wheels and layers."""
 _USUAL = {"gpu": 4e9, "cpu": 0.6e9}
 """Bytes of an image of TensorFlow, where nobody knows more."""
@@ -35,13 +37,7 @@ _BUCKETS = "gs://"
 
 
 def preflight(
-    subject: Subject,
-    choice: Choice,
-    machine: Machine,
-    *,
-    size: int | None,
-    settled: Settled,
-    engine: bool = True,
+    subject: Subject, choice: Choice, machine: Machine, *, size: int | None, settled: Settled, engine: bool = True
 ) -> Iterator[Finding]:
     """Yield all findings, including those that agree; an error would make the run fail.
 
@@ -71,109 +67,75 @@ def _engine(machine: Machine) -> Finding:
 
 def _hardware(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Finding]:
     side, host = chosen_side(subject, choice.variant, choice.platform), side_of_machine(machine)
-    yield from _architecture(subject, choice, machine)
+    yield _architecture(subject, choice, machine)
+    if subject.image is None:
+        yield from apply_rules(subject.side, replace(side, system="Linux"), (system,))
     cpu = side
     if side.machine == "x86_64" and "tensorflow" in builds(side):  # which its wheels need
         facts = side.cpu or Cpu()
         cpu = replace(side, cpu=replace(facts, flags=tuple(sorted({*facts.flags, "avx", "sse2"}))))
     yield from apply_rules(cpu, host, (cpu_flags,))
-    yield from _gpus(subject, choice, machine)
-    if choice.gpus:
-        yield from apply_rules(side, host, (memory,))
-
-
-def _architecture(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Finding]:
-    """Yield emulation, and an architecture or system that differs from the run's."""
-    here, there = machine_of(choice.platform), subject.side.machine
-    run = machine_of(there) if there else here
-    if choice.platform != machine.platform:
-        yield _emulated(choice.platform, machine)
-    elif subject.image is None and here not in ARCHITECTURES:
-        says, todo = f"there are no images for {here}", "use a machine with x86_64 or aarch64"
-        yield differs("machine", "architecture", says, wanted="x86_64 or aarch64", found=here, todo=todo)
-    elif run != here:
-        says = f"the run was on {run}, and here it is {here}: predictions are close to the run's, and not bit-identical"
-        yield differs(
-            "machine",
-            "architecture",
-            says,
-            wanted=run,
-            found=here,
-            todo="compare predictions with those of the run by `--golden`, or use a machine of its architecture",
-            severity="warning",
-            why="Each architecture has its own wheels, whose kernels round differently.",
-        )
-    else:
-        yield agree("machine", "architecture", here, wanted=run, found=here)
-    if subject.image is None:
-        made = chosen_side(subject, choice.variant, choice.platform)
-        yield from apply_rules(subject.side, replace(made, system="Linux"), (system,))
-
-
-def _emulated(platform: str, machine: Machine) -> Finding:
-    avx = platform == "linux/amd64"
-    why = (
-        "QEMU before 7.2 and Rosetta on most versions of macOS have no AVX, without which TensorFlow's wheels abort."
-        if avx
-        else "Linux emulates another machine only where QEMU is registered for it (binfmt_misc), many times slower."
-    )
-    says = f"the image is for {platform}, and this machine is {machine.platform}: it runs by emulation, if at all"
-    todo = f"give the model or the manifest of its run instead, from which one for {machine.platform} is built"
-    wanted, found = platform, machine.platform
-    return differs("machine", "architecture", says, wanted=wanted, found=found, todo=todo, severity="warning", why=why)
-
-
-def _gpus(subject: Subject, choice: Choice, machine: Machine) -> Iterator[Finding]:
-    """Yield what GPUs need if the choice uses them; else that the run had some."""
     if choice.gpus:
         yield from gpu_findings(subject, choice.variant, choice.platform, machine)
-        return
-    had = names_of(subject.side.accelerator) or ("a GPU" if choice.variant == "gpu" else "")
-    if not had:
+        yield from apply_rules(side, host, (memory,))
+    elif had := names_of(subject.side.accelerator) or ("a GPU" if choice.variant == "gpu" else ""):
+        run = f"the run had {had}" if subject.image is None else "the image was made for a GPU"
+        todo = "nothing if that is meant; else compare predictions with those of the run by `--golden`"
+        why, says = "It is slower, and the last digits of predictions move.", f"{run}, and here the CPU computes"
+        finding = partial(differs, "gpu-absent", "GPU", says, wanted=had, found="the CPU")
+        yield finding(todo=todo, severity="note", why=why)
+    else:
         yield agree("gpu-absent", "GPU", "none is needed")
-        return
-    says = f"the run had {had}" if subject.image is None else "the image was made for a GPU"
-    why = "It is slower, and the last digits of predictions move."
-    yield differs(
-        "gpu-absent",
-        "GPU",
-        f"{says}, and here the CPU computes",
-        wanted=had,
-        found="the CPU",
-        todo="nothing if that is meant; else compare predictions with those of the run by `--golden`",
-        severity="note",
-        why=why,
-    )
+
+
+def _architecture(subject: Subject, choice: Choice, machine: Machine) -> Finding:
+    """Report emulation, and an architecture that differs from the run's."""
+    here, there = machine_of(choice.platform), subject.side.machine
+    run = machine_of(there) if there else here
+    differ = partial(differs, "machine", "architecture")
+    if choice.platform != machine.platform:
+        why = "Linux emulates another machine only where QEMU is registered for it (binfmt_misc), many times slower."
+        if choice.platform == "linux/amd64":
+            why = "QEMU before 7.2 and Rosetta on most of macOS have no AVX, without which TensorFlow's wheels abort."
+        platforms = f"the image is for {choice.platform}, and this machine is {machine.platform}"
+        todo = f"give the model or the manifest of its run instead, from which one for {machine.platform} is built"
+        says = f"{platforms}: it runs by emulation, if at all"
+        return differ(says, wanted=choice.platform, found=machine.platform, todo=todo, severity="warning", why=why)
+    if subject.image is None and here not in ARCHITECTURES:
+        todo = "use a machine with x86_64 or aarch64"
+        return differ(f"there are no images for {here}", wanted="x86_64 or aarch64", found=here, todo=todo)
+    if run == here:
+        return agree("machine", "architecture", here, wanted=run, found=here)
+    says = f"the run was on {run}, and here it is {here}: predictions are close to the run's, and not bit-identical"
+    todo = "compare predictions with those of the run by `--golden`, or use a machine of its architecture"
+    why = "Each architecture has its own wheels, whose kernels round differently."
+    return differ(says, wanted=run, found=here, todo=todo, severity="warning", why=why)
 
 
 def _disk(subject: Subject, choice: Choice, machine: Machine, size: int | None, *, engine: bool) -> Finding:
     free, host = machine.free, machine.engine
+    place = f"in {host.folder}, where the engine keeps images" if host and host.folder else "for the cache"
     if host and not host.near:
         place = "on the engine's machine"
-    else:
-        place = f"in {host.folder}, where the engine keeps images" if host and host.folder else "for the cache"
+    finding = partial(Finding, about="disk")
     if size == 0:
-        return Finding(about="disk", agrees=True, says="nothing has to be downloaded")
+        return finding(agrees=True, says="nothing has to be downloaded")
     if free is None:
         says, todo = f"cannot see how much is free {place}", "make sure that a few GB are free"
-        return Finding(about="disk", agrees=False, severity="note", says=says, todo=todo)
+        return finding(agrees=False, severity="note", says=says, todo=todo)
     nearest = choice.pull or choice.expected or choice.nearest
     lock = subject.locks.get(nearest.slot) if nearest and nearest.variant == choice.variant else None
     about = size or (sum(it.size for it in lock.wheels) if lock else 0) or _USUAL[choice.variant]
-    if not engine:
-        times, what = _INSTALLED, "its wheels, packed and unpacked"
-    elif choice.pull or subject.image:
-        times, what = _PULLED, "its layers, packed and unpacked"
-    else:
-        times, what = _BUILT, "its wheels, and its layers packed and unpacked"
-    wanted, found = f"{about * times / 1e9:.1f} GB", f"{free / 1e9:.1f} GB"
-    says = f"{found} are free {place}, and it takes up to {wanted}"
+    is_built = engine and not (choice.pull or subject.image)
+    times = _BUILT if is_built else _PULLED
+    required, found = f"{about * times / 1e9:.1f} GB", f"{free / 1e9:.1f} GB"
+    says = f"{found} are free {place}, and it takes up to {required}"
     if free >= about * times:
-        return Finding(about="disk", agrees=True, says=says, wanted=wanted, found=found)
-    why = f"What is {about / 1e9:.1f} GB compressed takes {times} times that: {what}."
+        return finding(agrees=True, says=says, wanted=required, found=found)
+    why = f"What is {about / 1e9:.1f} GB compressed takes {times} times that, packed and unpacked."
     images = "images that are not used (docker image prune), or " if engine else ""
     todo = f"remove {images}old downloads (envbuild cache prune)"
-    return Finding(about="disk", agrees=False, says=says, wanted=wanted, found=found, why=why, todo=todo)
+    return finding(agrees=False, says=says, wanted=required, found=found, why=why, todo=todo)
 
 
 def _variables(settled: Settled) -> Iterator[Finding]:
@@ -206,25 +168,21 @@ def _is_reached(place: str, settled: Settled, *, engine: bool) -> bool:
     if place.startswith(_BUCKETS):
         # Outside a container there are the credentials of this machine, if there are any.
         return _ADC in settled.variables or not engine
-    if within(path, WORKSPACE):
-        return _exists(posixpath.relpath(path, WORKSPACE))
-    return not engine and _exists(path)
-
-
-def _exists(path: str) -> bool:
-    """Whether a path exists here; the working folder is the container's."""
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):  # an unreadable folder, or an invalid path
-        return False
+    # The working folder is the container's.
+    is_inside = within(path, WORKSPACE)
+    with suppress(OSError, ValueError):  # an unreadable folder, or an invalid path
+        return (is_inside or not engine) and Path(posixpath.relpath(path, WORKSPACE) if is_inside else path).exists()
+    return False
 
 
 def _unreached(data: Data, place: str) -> Finding:
-    named = f"name another place by `-e {data.variable}=...`" if data.variable else ""
     says, path = "it cannot be read from here", seen_at(place)
+    todo = f"map a copy of it: `--data {quote(place)}=PATH`"
     if place.startswith(_BUCKETS):
-        says = "it is not mapped, and the container has no credentials"
-        todo = f"map a copy of it: `--data {quote(place)}=PATH`, or pass credentials by `--with-adc`"
+        says, todo = (
+            "it is not mapped, and the container has no credentials",
+            f"{todo}, or pass credentials by `--with-adc`",
+        )
     elif path is None:
         todo = "make sure that the program can read it from there"
     elif within(path, WORKSPACE):
@@ -238,9 +196,7 @@ def _unreached(data: Data, place: str) -> Finding:
             below = "--yes-data, or " if source.is_relative_to(Path.cwd().resolve()) else ""
             says = f"the run read {path}, which is here and is not mounted"
             todo = f"give {below}--data {quote(f'{path}={source}')}"
-    else:
-        todo = f"map a copy of it: `--data {quote(place)}=PATH`"
-    todo = f"{todo}, or {named}" if named else todo
+    todo += f", or name another place by `-e {data.variable}=...`" if data.variable else ""
     return differs("data-absent", data.uri, says, wanted="there", found="not seen", todo=todo, severity="warning")
 
 
@@ -252,16 +208,15 @@ def parity(subject: Subject, runner: Runner, *, cache: Path, report: Reporter) -
     """
     manifest, model = subject.manifest, subject.model
     if manifest is None or (model is None and manifest.model_uri is None):
-        lacks = "sample" if manifest is None else "model"
+        what = f"there is no {'sample' if manifest is None else 'model'} to run"
         todo = "give a stamped model, or the manifest of a run that says where its model lies"
-        raise UsageError(f"there is no {lacks} to run", where=f"--golden, {subject.name}", todo=todo)
+        raise UsageError(what, where=f"--golden, {subject.name}", todo=todo)
 
     def outside_folder(uri: ModelUri) -> str:
         if uri.bucket is not None or Path(uri.path).resolve().is_relative_to(Path.cwd().resolve()):
             return ""
-        return (
-            f"the manifest says that its model is {uri.path}, outside of this folder; give the model itself as TARGET"
-        )
+        outside = f"the manifest says that its model is {uri.path}, outside of this folder"
+        return f"{outside}; give the model itself as TARGET"
 
     if recorded := recorded_model(subject):
         model = str(recorded.prove(outside_folder))

@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,14 +50,14 @@ def run_command(command: Sequence[str], variables: Mapping[str, str], folder: Pa
     environment = active(os.environ, variables, folder)
     with ExitStack() as stack:
         words, more = (list(command), {}) if command else stack.enter_context(shell(environment, folder))
-        forwarding = stack.enter_context(_forwarded_signals())
+        forward_to = stack.enter_context(_forwarded_signals())
         try:
             child = subprocess.Popen(words, env=environment | more)
         except OSError as error:
             is_missing = error.errno == errno.ENOENT
             sys.stderr.write(f"envbuild: {words[0]}: {'not found' if is_missing else error.strerror}\n")
             return _MISSING if is_missing else _NOT_EXECUTABLE
-        forwarding.start(child)
+        forward_to(child)
         code = child.wait()
     return code if code >= 0 else 128 - code
 
@@ -92,56 +92,50 @@ def shell(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[list[s
     environment after these files. Any other shell has the variables only.
     """
     program = environment.get("SHELL") or "/bin/sh"
-    activate = folder.absolute() / "bin" / "activate"
-    name = Path(program).name
-    if not activate.is_file() or name not in {"bash", "zsh", "fish"}:
-        yield [program], {}
-    elif name == "fish":
+    activate, name = folder.absolute() / "bin" / "activate", Path(program).name
+    if activate.is_file() and name == "fish":
         yield [program, "--init-command", f"source {shlex.quote(f'{activate}.fish')}"], {}
-    else:
+    elif activate.is_file() and name in {"bash", "zsh"}:
         with TemporaryDirectory(prefix="envbuild-shell-") as ours:
             home = environment.get("ZDOTDIR") or environment.get("HOME") or "/"
-            words = {"activate": activate, "home": home, "ours": ours}
-            quoted = {key: shlex.quote(str(value)) for key, value in words.items()}
+            words = {"activate": str(activate), "home": home, "ours": ours}
+            quoted = {key: shlex.quote(value) for key, value in words.items()}
             for file, text in ((".bashrc", _BASHRC), (".zshenv", _ZSHENV), (".zshrc", _ZSHRC)):
                 Path(ours, file).write_text(text.format(**quoted), encoding="utf-8")
             yield ([program, "--rcfile", f"{ours}/.bashrc"], {}) if name == "bash" else ([program], {"ZDOTDIR": ours})
-
-
-class _Forwarding:
-    """Forwards signals that only this process gets; those before the start wait for it."""
-
-    def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
-        self._pending: list[int] = []
-
-    def __call__(self, number: int, _frame: FrameType | None) -> None:
-        if self._child is None:
-            self._pending.append(number)
-        else:
-            self._child.send_signal(number)
-
-    def start(self, child: subprocess.Popen[bytes]) -> None:
-        """Forward to this process."""
-        self._child = child
-        for number in self._pending:
-            child.send_signal(number)
+    else:
+        yield [program], {}
 
 
 @contextmanager
-def _forwarded_signals() -> Iterator[_Forwarding]:
-    """Outlive the signals that the command gets as well, and forward the others."""
-    forwarding = _Forwarding()
+def _forwarded_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Outlive the signals that the command gets as well, and forward the others to the process that is given.
+
+    Those before its start wait for it.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+    pending: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        if children:
+            children[0].send_signal(number)
+        else:
+            pending.append(number)
+
+    def start(child: subprocess.Popen[bytes]) -> None:
+        children.append(child)
+        for number in pending:
+            child.send_signal(number)
 
     def outlive(_number: int, _frame: FrameType | None) -> None:
         """Do nothing: the command would inherit SIG_IGN, but not a handler."""
 
-    handlers = dict.fromkeys(_FORWARDED, forwarding) | dict.fromkeys(_OF_TERMINAL, outlive)
+    handlers = dict.fromkeys(_FORWARDED, forward) | dict.fromkeys(_OF_TERMINAL, outlive)
     # The command also ignores what this process ignores, such as under nohup.
     heeded = {number: it for number, it in handlers.items() if signal.getsignal(number) is not signal.SIG_IGN}
     before = {number: signal.signal(number, handler) for number, handler in heeded.items()}
     try:
-        yield forwarding
+        yield start
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

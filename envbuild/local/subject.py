@@ -1,24 +1,39 @@
-"""What is to be reproduced, from a stamped model, a manifest or an image."""
+"""What is to be reproduced, from a stamped model, a manifest or an image; and its image in the engine here."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import docker
 from docker.errors import APIError, NullResource
 
+from envbuild.build import Order, build, make_plans
+from envbuild.build import Reporter as BuildReporter
+from envbuild.build.extend import recorded_base
+from envbuild.cache import workplace
 from envbuild.diff.images import open_image
 from envbuild.engine.image import find_image
 from envbuild.engine.load import load_into
-from envbuild.errors import BuildError, RegistryError, UsageError
+from envbuild.errors import BuildError, RegistryError, UsageError, counted
 from envbuild.files import cache_folder
-from envbuild.local.model import Subject, Variant
+from envbuild.local.model import Choice, Subject, Variant
+from envbuild.lock.model import Lock, Target
+from envbuild.lock.run import Options, lock_stack
+from envbuild.lock.settings import read_settings
 from envbuild.manifest.model import TrainingManifest
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES
-from envbuild.oci.reference import exists
+from envbuild.oci.reference import DOCKER_HUB, Reference, exists
 from envbuild.report import Reporter
-from envbuild.verify.findings import Finding
+from envbuild.stamp.record import StampedImage
+from envbuild.verify.rules.catalogue import listing
+from envbuild.verify.rules.packages import is_nvidia
 from envbuild.verify.sources import Side, frameworks_of, side_of_lock, side_of_manifest
 from envbuild.verify.sources.model import StampedModel, artifact_findings, current_stamp, manifest_copy, side_of_model
 
@@ -34,6 +49,7 @@ def subject_of_model(it: StampedModel, named: str | None = None) -> Subject:
     StampError where it has no stamp, or was replaced after it was stamped: the environment would be another model's.
     """
     stamp = current_stamp(it)
+    changed = [finding for finding in artifact_findings(it) if not finding.agrees]
     return Subject(
         name=it.uri,
         side=side_of_model(it),
@@ -43,30 +59,19 @@ def subject_of_model(it: StampedModel, named: str | None = None) -> Subject:
         locks=it.locks,
         model=it.uri,
         named=named if named and not named.startswith("gs://") else None,
-        findings=tuple(_disagreeing(it)),
+        # A missing copy is only a warning.
+        findings=tuple(replace(one, severity="warning") if one.rule == "artifact-copies" else one for one in changed),
     )
 
 
 def subject_of_manifest(name: str, data: bytes, manifest: TrainingManifest) -> Subject:
     """A run by its manifest alone; nothing is stamped with it."""
-    return Subject(
-        name=name,
-        side=side_of_manifest(manifest, name),
-        manifest=manifest,
-        manifest_bytes=data,
-    )
+    return Subject(name=name, side=side_of_manifest(manifest, name), manifest=manifest, manifest_bytes=data)
 
 
 def subject_of_image(name: str, side: Side) -> Subject:
     """An image that was named itself, and is run as it is."""
     return Subject(name=name, side=side, image=name)
-
-
-def _disagreeing(it: StampedModel) -> Iterator[Finding]:
-    """Yield what changed in the model's folder; a missing copy is only a warning."""
-    for finding in artifact_findings(it):
-        if not finding.agrees:
-            yield replace(finding, severity="warning") if finding.rule == "artifact-copies" else finding
 
 
 def chosen_side(subject: Subject, variant: Variant, platform: str) -> Side:
@@ -92,15 +97,15 @@ def machine_of(platform: str) -> str:
 
 def side_of_named(text: str, client: docker.DockerClient | None, machine: str, report: Reporter) -> Side:
     """Return the facts of an image: of the engine's, else the registry's, or of a layout or archive here."""
+    if known := _inspected(text, client):
+        return _side(text, str(known.get("Architecture", "")), known.get("Config") or {}, machine)
     if client is not None and not lies_here(text):
-        try:
-            known = client.api.inspect_image(_bare(text))
-        except (NullResource, APIError):
-            # It does not have it, or could not have one of such a name.
-            report.note(f"the engine does not have {text}")
-        else:
-            return _side(text, str(known.get("Architecture", "")), known.get("Config") or {}, machine)
-    _check_name(text)
+        report.note(f"the engine does not have {text}")
+    if not lies_here(text) and not set("/:@") & set(text):
+        # A bare word is a mistyped model more often than an image of Docker Hub.
+        what = "no file here and no image in the engine has this name"
+        todo = f"give a model's folder, a manifest, or an image with its registry or tag: {text}:latest"
+        raise UsageError(what, where=f"TARGET {text}", todo=todo)
     with open_image(text, machine=machine, cache=cache_folder(), report=report) as image:
         try:
             config = json.loads(image.config)
@@ -109,10 +114,24 @@ def side_of_named(text: str, client: docker.DockerClient | None, machine: str, r
             raise BuildError("the image's config is not valid JSON", where=text, todo="build it again") from error
 
 
+def _inspected(text: str, client: docker.DockerClient | None) -> Mapping[str, Any] | None:
+    """What the engine knows of an image; None if it does not have it, or could not have one of such a name."""
+    if client is None or lies_here(text):
+        return None
+    with suppress(NullResource, APIError):
+        known: Mapping[str, Any] = client.api.inspect_image(_engine_name(text))
+        return known
+    return None
+
+
+def _engine_name(text: str) -> str:
+    return text.removeprefix(_ENGINE).removeprefix(_REGISTRY)
+
+
 def load_image(text: str, client: docker.DockerClient, machine: str, report: Reporter) -> tuple[str, str | None]:
     """The engine's name of an image, and its digest in a registry; what lies here is loaded, all else pulled."""
     if not lies_here(text):
-        found = find_image(client, _bare(text), report)
+        found = find_image(client, _engine_name(text), report)
         return found.id, found.digest
     with open_image(text, machine=machine, cache=cache_folder(), report=report) as image:
         return load_into(client, image, (), report).id, None
@@ -120,18 +139,11 @@ def load_image(text: str, client: docker.DockerClient, machine: str, report: Rep
 
 def size_of(text: str, client: docker.DockerClient | None, machine: str, report: Reporter) -> int | None:
     """Bytes of an image's layers, compressed; 0 if the engine has it, None where nobody can be asked."""
-    if client is not None and not lies_here(text):
-        try:
-            client.api.inspect_image(_bare(text))
-        except (NullResource, APIError):
-            pass
-        else:
-            return 0
-    try:
-        with open_image(text, machine=machine, cache=cache_folder(), report=report) as image:
-            return sum(layer.descriptor.size for layer in image.layers)
-    except RegistryError:  # pulling it will say why
-        return None
+    if _inspected(text, client):
+        return 0
+    with suppress(RegistryError), open_image(text, machine=machine, cache=cache_folder(), report=report) as image:
+        return sum(layer.descriptor.size for layer in image.layers)
+    return None  # pulling it will say why
 
 
 def lies_here(text: str) -> bool:
@@ -139,18 +151,6 @@ def lies_here(text: str) -> bool:
     if text.startswith((_ENGINE, _REGISTRY)):
         return False
     return text.startswith(_ARCHIVES) or exists(text.rpartition("@")[0] or text)
-
-
-def _check_name(text: str) -> None:
-    """Refuse a bare word, which is a mistyped model more often than an image of Docker Hub."""
-    if not lies_here(text) and not set("/:@") & set(text):
-        what = "no file here and no image in the engine has this name"
-        todo = f"give a model's folder, a manifest, or an image with its registry or tag: {text}:latest"
-        raise UsageError(what, where=f"TARGET {text}", todo=todo)
-
-
-def _bare(text: str) -> str:
-    return text.removeprefix(_ENGINE).removeprefix(_REGISTRY)
 
 
 def _side(name: str, architecture: str, config: Mapping[str, Any], machine: str) -> Side:
@@ -169,3 +169,162 @@ def _side(name: str, architecture: str, config: Mapping[str, Any], machine: str)
         variables=variables,
         names=frozenset(variables),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Building:
+    """How a missing environment is built."""
+
+    cache: Path
+    base: str | None = None
+    """The base that the user gave."""
+    find_links: tuple[Path, ...] = ()
+    offline: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """An image in the engine."""
+
+    image: str
+    """Its name or id in the engine."""
+    digest: str | None
+    """`host/repo@sha256:...` if a registry has it."""
+    lock: Lock | None
+    """Its lock, if known."""
+    parent: Reference | Image | None = None
+    """The image for others on top of it: by digest in a registry, or as built here; None if only its name is known."""
+    remarks: tuple[str, ...] = ()
+    """How it differs from the stamped image."""
+
+
+def acquire(
+    client: docker.DockerClient,
+    subject: Subject,
+    choice: Choice,
+    building: Building,
+    report: BuildReporter,
+    now: datetime,
+) -> Here:
+    """Pull the image into the engine, or build it; RegistryError, BuildError and the errors of building."""
+    named = subject.image or (f"docker://{choice.pull.reference}" if choice.pull else None)
+    if named:
+        identity, digest = load_image(named, client, machine_of(choice.platform), report)
+        lock = subject.locks.get(choice.pull.slot) if choice.pull else None
+        parent = Reference.parse(choice.pull.reference) if choice.pull and choice.pull.reference else None
+        return Here(image=identity, digest=digest, lock=lock, parent=parent)
+    with workplace(building.cache) as folder:
+        order = order_of(subject, choice, building, folder / "out")
+        outcome = build(order, make_plans(order), report, now)
+    part, image = outcome.parts[0], outcome.loaded
+    assert image is not None, "the order loads it"
+    if choice.expected and choice.expected.digest == part.digest:
+        remarks: tuple[str, ...] = (f"it is the stamped image, bit for bit: {part.digest}",)
+    else:
+        remarks = _changes_since(subject, choice.nearest, part.lock)
+    return Here(image=image.id, digest=None, lock=part.lock, parent=image.image, remarks=remarks)
+
+
+def order_of(subject: Subject, choice: Choice, building: Building, out: Path) -> Order:
+    """Return the order for a build: the chosen variant and platform, on the base that was recorded."""
+    _, data = check_known(subject)
+    nearest = choice.expected or choice.nearest
+    lock, base = subject.locks.get(nearest.slot) if nearest else None, building.base
+    if nearest and lock and base is None:
+        base = recorded_base(lock, variant=choice.variant, same_platform=nearest.platform == choice.platform)
+    # One tag for each environment, so that the next build replaces it.
+    tag = f"{Digest.of(data).hex[:12]}-{choice.variant}-{choice.platform.rpartition('/')[2]}"
+    return Order(
+        manifest=data,
+        manifest_name=subject.name,
+        variant=choice.variant,
+        base=base,
+        drop=lock.dropped if lock else (),
+        exclude_newer=lock.exclude_newer if lock else None,
+        resolver="uv",
+        out=out,
+        push=None,
+        stamp=None,
+        cache=building.cache,
+        platforms=(choice.platform,),
+        load=Reference(DOCKER_HUB, "library/envbuild-local", tag),
+        find_links=building.find_links,
+        offline=building.offline,
+    )
+
+
+def stamped_lock(subject: Subject, choice: Choice) -> Lock | None:
+    """Return the stamped lock of the choice; None if the model has none."""
+    stamped = choice.pull or choice.expected
+    return subject.locks.get(stamped.slot) if stamped else None
+
+
+def check_known(subject: Subject) -> tuple[TrainingManifest, bytes]:
+    """Return the manifest that is locked, and its bytes; UsageError without one."""
+    if subject.manifest is None or subject.manifest_bytes is None:
+        todo = "give the run's manifest, or stamp the model again from its run"
+        raise UsageError("no manifest says what this environment consists of", where=subject.name, todo=todo)
+    return subject.manifest, subject.manifest_bytes
+
+
+def lock_here(subject: Subject, choice: Choice, building: Building, report: BuildReporter) -> Lock:
+    """Lock the run's pins for this machine's C library; LockError, MatchError, UsageError without a manifest."""
+    manifest, _ = check_known(subject)
+    plan = make_plans(order_of(subject, choice, building, Path("unused")))[0]
+    libc, version = platform.libc_ver()
+    if libc != "glibc":
+        todo = "leave out --venv to run it in a container"
+        raise UsageError("wheels are locked for Linux with glibc only", where=libc or platform.system(), todo=todo)
+    report.step(f"locking {counted(len(plan.stack.requirements), 'distribution')} for this machine")
+    options = Options(
+        cache=building.cache,
+        settings=read_settings(building.find_links, offline=building.offline),
+        say=report.note,
+        counted=report.compared,
+    )
+    target = Target(python=plan.stack.python, machine=plan.stack.machine, glibc=version)
+    run = lock_stack(plan.stack, target, manifest, options)
+    for warning in run.warnings:
+        report.warn(warning)
+    return run.lock
+
+
+def known_changes(subject: Subject, choice: Choice) -> tuple[str, ...]:
+    """Return how a stamped image differs from that of the other variant, before it is pulled."""
+    lock = subject.locks.get(choice.pull.slot) if choice.pull else None
+    others = (it for it in subject.images if it.role == "train" and it.variant != choice.variant)
+    return _changes_since(subject, next(others, None), lock) if lock else ()
+
+
+def _changes_since(subject: Subject, image: StampedImage | None, lock: Lock) -> tuple[str, ...]:
+    before = subject.locks.get(image.slot) if image else None
+    if before is None or image is None:
+        return ()
+    changes = pin_changes(before, lock)
+    name = f"the stamped {image.variant} image for {image.platform}"
+    return (f"other than {name}:", *changes) if changes else (f"the same versions as {name}",)
+
+
+def pin_changes(nearest: Lock, now: Lock) -> tuple[str, ...]:
+    """Return what changed from one lock to another; packages that serve a GPU alone are in one line."""
+    before, after = _pins(nearest), _pins(now)
+    changes = [f"{name} {old} -> {after[name]}" for name, old in before.items() if after.get(name, old) != old]
+    for what, pins, others in (("dropped", before, after), ("added", after, before)):
+        names = [name for name in pins if name not in others]
+        changes += [f"{name} {pins[name]} {what}" for name in names if not is_nvidia(name)]
+        if gpu := [f"{name} {pins[name]}" for name in names if is_nvidia(name)]:
+            changes.append(f"{counted(len(gpu), 'package')} for GPUs {what}: {listing(gpu)}")
+    # Another machine, Python or index has other files of the same versions.
+    digests = {(it.name, it.version): it.sha256 for it in nearest.wheels}
+    rebuilt = [it.name for it in now.wheels if digests.get((it.name, it.version), it.sha256) != it.sha256]
+    if rebuilt:
+        changes.append(f"{counted(len(rebuilt), 'wheel')} of the same version with another content: {listing(rebuilt)}")
+    return tuple(changes)
+
+
+def _pins(lock: Lock) -> dict[str, str]:
+    """Versions by name: of Python, the machine, glibc, the wheels, and the packages of the system."""
+    wheels = {it.name: it.version for it in sorted(lock.wheels, key=lambda it: it.name)}
+    packages = {f"Debian's {it.name}": it.version for it in sorted(lock.packages, key=lambda it: it.name)}
+    target = lock.target
+    return {"Python": target.python, "machine": target.machine, "glibc": target.glibc, **wheels, **packages}

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
@@ -15,6 +15,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 from packaging.utils import canonicalize_name
 from rich.filesize import decimal
 
@@ -32,6 +33,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.report import Reporter
+from envbuild.verify.rules.catalogue import listing
 
 MARKER = ".envbuild.json"
 """The file that marks a folder of envbuild; it names the lock once the folder is complete."""
@@ -44,18 +46,18 @@ _EXACTLY = (
     *("--find-links", WHEELS, "-r", "requirements.txt"),
 )
 _CONTAINER = "leave out --venv, and let a container engine run its image"
-_MOST_NAMES, _MOST_LINES = 5, 6
+_MOST_LINES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
     """The content of a folder's marker."""
 
-    lock: str
+    lock: str = ""
     """The digest of the wheels and the requested Python; empty while the folder is incomplete."""
-    python: str
+    python: str = ""
     """The exact version of its interpreter."""
-    entries: tuple[str, ...]
+    entries: tuple[str, ...] = ()
     """The names in the folder when it was complete."""
 
 
@@ -71,21 +73,26 @@ def held_venv(folder: Path, lock: Lock, python: str, report: Reporter, *, cache:
     check_place(folder)
     folder = folder.absolute()
     check_fits(lock, platform_facts())
-    with _open_folder(folder, report) as access:
-        access.share()
+    with _open_lock(folder) as file:
+        _flock(file, LOCK_SH, folder, report)
         marker, is_kept = is_held(folder, lock, python), True
         while marker is None:
-            access.seize()
+            if not file.writable():
+                what = "the folder has another environment, and is read-only"
+                raise UsageError(what, where=str(folder), todo=_OTHER)
+            flock(file, LOCK_UN)  # two runs that upgrade their shared locks would wait for each other
+            _flock(file, LOCK_EX, folder, report)
+            _check_ours(folder)
             if is_held(folder, lock, python) is None:  # else the run that was waited for created it
-                _create(folder, lock, python, report, cache, access.handle)
+                _create(folder, lock, python, report, cache, file.fileno())
                 is_kept = False
             # While the lock becomes shared, another run may replace the environment.
-            access.share()
+            _flock(file, LOCK_SH, folder, report)
             marker = is_held(folder, lock, python)
         if is_kept:
             report.note(f"{folder} was made from the same lock, and is kept")
             if changes := _changed_packages(folder, lock):
-                report.warn(f"its packages were changed since: {_some(changes)}; remove {folder} to restore them")
+                report.warn(f"its packages were changed since: {listing(changes)}; remove {folder} to restore them")
         if python not in {marker.python, lock.target.python_minor}:
             report.warn(
                 f"its Python is {marker.python}: {python} is neither on this machine nor could it be downloaded; "
@@ -119,35 +126,37 @@ def check_fits(lock: Lock, here: Mapping[str, Any]) -> None:
     wheels = {it.filename: parsed_wheel(it.filename) for it in lock.wheels}
     other = [name for name, wheel in wheels.items() if wheel is None or not any(tag in tags for tag in wheel[3])]
     if other:
-        what = f"these wheels do not run on glibc {glibc}: {_some(other)}"
+        what = f"these wheels do not run on glibc {glibc}: {listing(other)}"
         raise UsageError(what, where="--venv", todo=f"lock again: envbuild lock MANIFEST --glibc {glibc}")
 
 
 def lost(subject: Subject, choice: Choice, machine: Machine) -> tuple[str, ...]:
     """Return in sentences what a virtual environment cannot reproduce of the chosen image."""
-    stamped = choice.pull or choice.expected or choice.nearest
-    return tuple(_lost(subject, choice, machine, subject.locks.get(stamped.slot) if stamped else None))
-
-
-def _lost(subject: Subject, choice: Choice, machine: Machine, lock: Lock | None) -> Iterator[str]:
-    side = subject.side
+    stamped, side = choice.pull or choice.expected or choice.nearest, subject.side
+    lock = subject.locks.get(stamped.slot) if stamped else None
     python = lock.target.python if lock else side.python
-    if python:
-        minor = ".".join(python.split(".")[:2])
-        yield f"Python is {python} only if it is on this machine or can be downloaded; else it is another {minor}"
     theirs, ours = lock.target.glibc if lock else side.libc_version, platform_facts().get("libc_version")
     versions = f", with glibc {ours} instead of {theirs}" if ours and theirs and ours != theirs else ""
-    yield f"libraries and programs of the system are this machine's{versions}"
+    lines = [f"libraries and programs of the system are this machine's{versions}"]
+    if python:
+        minor = ".".join(python.split(".")[:2])
+        found = f"Python is {python} only if it is on this machine or can be downloaded; else it is another {minor}"
+        lines.insert(0, found)
     if lock and lock.packages:
-        packages = _some(f"{it.name} {it.version}" for it in lock.packages)
-        yield f"packages of the system are not installed: {packages}"
+        packages = listing([f"{it.name} {it.version}" for it in lock.packages])
+        lines.append(f"packages of the system are not installed: {packages}")
     if side.machine and side.machine != machine.machine:
-        yield f"the run's machine was {side.machine}, and this is {machine.machine}: its wheels are other builds"
+        lines.append(
+            f"the run's machine was {side.machine}, and this is {machine.machine}: its wheels are other builds"
+        )
     if choice.variant == "gpu" and lock and not any(it.name.startswith("nvidia-") for it in lock.wheels):
-        yield "CUDA's libraries lie in the image's base, and in no wheel: install them on this machine"
+        lines.append("CUDA's libraries lie in the image's base, and in no wheel: install them on this machine")
     if choice.variant == "gpu" and not choice.gpus:
-        yield "it can use no GPU"
-    yield "programs run as you, with all of your files, your network and your shell's variables, and in no container"
+        lines.append("it can use no GPU")
+    outside = (
+        "programs run as you, with all of your files, your network and your shell's variables, and in no container"
+    )
+    return (*lines, outside)
 
 
 def is_held(folder: Path, lock: Lock, python: str) -> Marker | None:
@@ -160,18 +169,11 @@ def is_held(folder: Path, lock: Lock, python: str) -> Marker | None:
 def _read_marker(folder: Path) -> Marker | None:
     """Return a folder's marker; None if the folder is not envbuild's."""
     try:
-        value: Any = json.loads((folder / MARKER).read_bytes())
+        return msgspec.json.decode((folder / MARKER).read_bytes(), type=Marker)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
-        value = {}
-    value = value if isinstance(value, dict) else {}
-    entries = value.get("entries")
-    return Marker(
-        lock=str(value.get("lock") or ""),
-        python=str(value.get("python") or ""),
-        entries=tuple(map(str, entries)) if isinstance(entries, list) else (),
-    )
+    except (OSError, msgspec.MsgspecError):
+        return Marker()
 
 
 def _lock_digest(lock: Lock, python: str) -> str:
@@ -180,52 +182,26 @@ def _lock_digest(lock: Lock, python: str) -> str:
     return str(Digest.of(canonical_json({"python": python, "wheels": wheels})))
 
 
-class _Access:
-    """The file lock of a folder: shared by those that use it, exclusive for one that changes it."""
-
-    def __init__(self, folder: Path, file: IO[bytes], report: Reporter) -> None:
-        self._folder, self._file, self._report = folder, file, report
-
-    @property
-    def handle(self) -> int:
-        """The handle of the lock, for programs that hold it too."""
-        return self._file.fileno()
-
-    def share(self) -> None:
-        """Keep others from changing the folder; Linux downgrades an exclusive lock without releasing it."""
-        self._lock(LOCK_SH)
-
-    def seize(self) -> None:
-        """Lock the folder for changes; UsageError if it holds other files, or is read-only."""
-        if not self._file.writable():
-            what = "the folder has another environment, and is read-only"
-            raise UsageError(what, where=str(self._folder), todo=_OTHER)
-        flock(self._file, LOCK_UN)  # two runs that upgrade their shared locks would wait for each other
-        self._lock(LOCK_EX)
-        _check_ours(self._folder)
-
-    def _lock(self, kind: int) -> None:
-        try:
-            flock(self._file, kind | LOCK_NB)
-        except BlockingIOError:
-            self._report.note(f"waiting for another run that makes or uses {self._folder}")
-            flock(self._file, kind)
-
-
-@contextmanager
-def _open_folder(folder: Path, report: Reporter) -> Iterator[_Access]:
-    """Create a folder if it is missing, and open its lock; UsageError if it holds other files."""
+def _open_lock(folder: Path) -> IO[bytes]:
+    """Create a folder if it is missing, and open its lock file; UsageError if it holds other files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / _LOCK).exists():
             _check_ours(folder)
         # An environment can be used by those who may not write it.
         is_read_only = (folder / _LOCK).exists() and not os.access(folder / _LOCK, os.W_OK)
-        file = (folder / _LOCK).open("rb" if is_read_only else "a+b")
+        return (folder / _LOCK).open("rb" if is_read_only else "a+b")
     except OSError as error:
         raise UsageError(f"this cannot be a folder: {error.strerror}", where=str(folder), todo=_OTHER) from error
-    with file:
-        yield _Access(folder, file, report)
+
+
+def _flock(file: IO[bytes], kind: int, folder: Path, report: Reporter) -> None:
+    """Lock a file, shared or exclusive, and say so if another run has it; Linux downgrades without releasing it."""
+    try:
+        flock(file, kind | LOCK_NB)
+    except BlockingIOError:
+        report.note(f"waiting for another run that makes or uses {folder}")
+        flock(file, kind)
 
 
 def _check_ours(folder: Path) -> None:
@@ -239,49 +215,49 @@ def _check_ours(folder: Path) -> None:
 
 
 def _create(folder: Path, lock: Lock, python: str, report: Reporter, cache: Path, handle: int) -> None:
-    """Fill the folder, and write its marker last; after an error or Ctrl-C nothing is left in it."""
+    """Fill the folder, and write its marker last; after an error or Ctrl-C nothing is left in it.
+
+    `handle` is that of the locked file: if this process is killed, the lock ends with uv.
+    """
     program = _interpreter(python, report)
     report.step(f"making a virtual environment of {counted(len(lock.wheels), 'wheel')} in {folder}")
+
+    def progress(done: int, total: int, _text: str) -> None:
+        report.progress("fetching", done, total)
+
     with workplace(cache) as shelf:
-        _fetch(lock, shelf, cache, report)  # before the folder is emptied, as this needs the network
+        # Before the folder is emptied, as this needs the network.
+        (shelf / WHEELS).mkdir()
+        (shelf / "requirements.txt").write_bytes(requirements_text(lock))
+        for wheel, path in fetch(lock.wheels, cache, report=progress):
+            (shelf / WHEELS / wheel.filename).symlink_to(path.absolute())
+        size = decimal(sum(it.size for it in lock.wheels))
+        report.note(f"{len(lock.wheels)} wheels of {size} are here, as locked")
         with _emptied(folder) as aside:
             # Without uv's own settings, which may add packages, or link to files that will be removed. The cache is on
             # the environment's own disk, so that uv links files instead of copying them.
             environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
-            ours = {"UV_CACHE_DIR": str(aside / "cache"), "UV_NO_CONFIG": "1", "UV_OFFLINE": "1", "NO_COLOR": "1"}
+            environment |= {"UV_CACHE_DIR": str(aside / "cache"), "UV_NO_CONFIG": "1", "UV_OFFLINE": "1"}
+            environment["NO_COLOR"] = "1"
             commands: list[tuple[str, ...]] = [
                 ("venv", "--allow-existing", "--no-project", "--python", str(program), str(folder))
             ]
             if lock.wheels:
                 commands.append(("pip", "install", "--python", str(folder / "bin" / "python"), *_EXACTLY))
             for command in commands:
-                done = _run_uv(*command, environment=environment | ours, folder=shelf, handle=handle)
+                done = _run_uv(*command, environment=environment, folder=shelf, handle=handle)
                 if done.returncode:
                     what = f"uv could not make the environment: {_error_of(done)}"
                     todo = "correct what uv reports; free disk space, or make the folder writable"
                     raise BuildError(what, where="--venv", todo=todo)
             if changes := _changed_packages(folder, lock):
                 todo = "install the uv that envbuild requires: python -m pip install --upgrade uv"
-                raise BuildError(f"uv installed something else: {_some(changes)}", where=str(folder), todo=todo)
+                raise BuildError(f"uv installed something else: {listing(changes)}", where=str(folder), todo=todo)
     entries = sorted(it.name for it in folder.iterdir() if it.name not in _OURS)
     # uv writes the version into pyvenv.cfg (PEP 405).
-    lines = (line.partition("=") for line in (folder / "pyvenv.cfg").read_text("utf-8").splitlines())
-    version = {name.strip(): value.strip() for name, _, value in lines}.get("version_info", "")
-    marker = {"lock": _lock_digest(lock, python), "python": version, "entries": entries}
+    version = re.search(r"(?m)^version_info *= *(\S+)", (folder / "pyvenv.cfg").read_text("utf-8"))
+    marker = {"lock": _lock_digest(lock, python), "python": version[1] if version else "", "entries": entries}
     write_whole(folder / MARKER, json.dumps(marker, indent=2).encode() + b"\n")
-
-
-def _fetch(lock: Lock, shelf: Path, cache: Path, report: Reporter) -> None:
-    """Put verified wheels under their names next to a requirements file with their digests."""
-    (shelf / WHEELS).mkdir()
-    (shelf / "requirements.txt").write_bytes(requirements_text(lock))
-
-    def progress(done: int, total: int, _text: str) -> None:
-        report.progress("fetching", done, total)
-
-    for wheel, path in fetch(lock.wheels, cache, report=progress):
-        (shelf / WHEELS / wheel.filename).symlink_to(path.absolute())
-    report.note(f"{len(lock.wheels)} wheels of {decimal(sum(it.size for it in lock.wheels))} are here, as locked")
 
 
 @contextmanager
@@ -290,11 +266,9 @@ def _emptied(folder: Path) -> Iterator[Path]:
 
     def clear() -> None:
         for path in folder.iterdir():
-            if path.name in _OURS:
-                continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            else:
+            elif path.name not in _OURS:
                 path.unlink()
 
     write_whole(folder / MARKER, b"{}\n")
@@ -315,26 +289,33 @@ def _changed_packages(folder: Path, lock: Lock) -> tuple[str, ...]:
     site = folder / "lib" / f"python{lock.target.python_minor}" / "site-packages"
     installed = {str(canonicalize_name(it.name)): it.version for it in distributions(path=[str(site)])}
     locked = {wheel.name: wheel.version for wheel in lock.wheels}
-    changes = {name: f"{name} {version} added" for name, version in installed.items() if name not in locked}
-    for name, version in locked.items():
-        if name not in installed:
-            changes[name] = f"{name} {version} missing"
-        elif not same_version(installed[name], version):
-            changes[name] = f"{name} {version} -> {installed[name]}"
-    return tuple(changes[name] for name in sorted(changes))
+    changes = []
+    for name in sorted(installed.keys() | locked.keys()):
+        here, version = installed.get(name), locked.get(name)
+        if here is None or version is None:
+            changes.append(f"{name} {version} missing" if here is None else f"{name} {here} added")
+        elif not same_version(here, version):
+            changes.append(f"{name} {version} -> {here}")
+    return tuple(changes)
 
 
 def _interpreter(python: str, report: Reporter) -> Path:
-    """Find CPython of an exact version, else download it by uv; then the same for its minor version.
+    """Find CPython of an exact version, else download uv's own build; then the same for its minor version.
 
     MissingComponentError if there is none.
     """
-    minor = ".".join(python.split(".")[:2])
-    reason = ""
+    minor, reason = ".".join(python.split(".")[:2]), ""
+    allowed = os.environ.get("UV_PYTHON_DOWNLOADS") or "manual"
     for version in dict.fromkeys((python, minor)):
         if found := _find_python(version):
             return found
-        reason = _download_python(version, report)
+        if allowed.lower() in {"never", "false", "0"}:
+            reason = "UV_PYTHON_DOWNLOADS forbids a download"
+            continue
+        report.step(f"Python {version} is not on this machine: downloading uv's build")
+        environment = uv_environment() | {"UV_PYTHON_DOWNLOADS": allowed}
+        done = _run_uv("python", "install", "--no-bin", f"cpython@{version}", environment=environment)
+        reason = _error_of(done) if done.returncode else ""
         if found := _find_python(version):
             return found
     todo = (
@@ -359,24 +340,10 @@ def _find_python(version: str) -> Path | None:
     return Path(found.stdout.strip()) if found.returncode == 0 else None
 
 
-def _download_python(version: str, report: Reporter) -> str:
-    """Install uv's own build; return its error, or nothing."""
-    allowed = os.environ.get("UV_PYTHON_DOWNLOADS") or "manual"
-    if allowed.lower() in {"never", "false", "0"}:
-        return "UV_PYTHON_DOWNLOADS forbids a download"
-    report.step(f"Python {version} is not on this machine: downloading uv's build")
-    environment = uv_environment() | {"UV_PYTHON_DOWNLOADS": allowed}
-    done = _run_uv("python", "install", "--no-bin", f"cpython@{version}", environment=environment)
-    return _error_of(done) if done.returncode else ""
-
-
 def _run_uv(
     *arguments: str, environment: Mapping[str, str], folder: Path | None = None, handle: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run uv in a folder without a project; MissingComponentError without uv.
-
-    `handle` is that of a locked file: if this process is killed, the lock ends with uv.
-    """
+    """Run uv in a folder without a project, with the file of a handle open; MissingComponentError without uv."""
     return subprocess.run(
         [uv_program(), *arguments],
         cwd=folder or "/",
@@ -394,10 +361,3 @@ def _error_of(done: subprocess.CompletedProcess[str]) -> str:
     text = re.split(r"^error: ", without_credentials(done.stderr), flags=re.MULTILINE)[-1]
     lines = [line.strip().removeprefix("cause: ") for line in text.strip().splitlines()]
     return ": ".join(lines[:_MOST_LINES]) or f"exit code {done.returncode}"
-
-
-def _some(texts: Iterable[str]) -> str:
-    """Join the first few texts."""
-    every = list(texts)
-    more = f" and {len(every) - _MOST_NAMES} more" if len(every) > _MOST_NAMES else ""
-    return ", ".join(every[:_MOST_NAMES]) + more

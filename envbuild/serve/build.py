@@ -5,11 +5,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
+from packaging.requirements import InvalidRequirement, Requirement
+
 from envbuild.build import Order, Reporter, make_plans
 from envbuild.build.build import check_destinations
 from envbuild.build.extend import compiling_for, extended
 from envbuild.build.outputs import signer_for, stamp_content
-from envbuild.errors import RegistryError, VerifyError
+from envbuild.build.plan import check_outputs
+from envbuild.errors import RegistryError, UsageError, VerifyError
 from envbuild.image.assembler import Compiling
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.image.child import Addition, Parent, checked, find_child_difference
@@ -17,16 +20,13 @@ from envbuild.image.content import Content, measured
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above, useless
-from envbuild.lock.settings import read_settings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
-from envbuild.oci.reference import Reference
 from envbuild.recipe import LAYER_FORMAT
 from envbuild.registry.pull import find_tagged, pull
-from envbuild.registry.push import PushResult, push
+from envbuild.registry.push import push
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.serve.check import OWN_RUNTIME, check_serving
-from envbuild.serve.compatible import check_compatible
+from envbuild.serve.compatible import check_compatible, version_in
 from envbuild.serve.contents import application_of, embedded, server_parts
 from envbuild.serve.gate import check_gate, gate
 from envbuild.serve.model import APP_FOLDER, Origin, ServeOrder, Server, ServeResult, Slimmed
@@ -34,41 +34,19 @@ from envbuild.serve.origin import find_origin
 from envbuild.serve.publish import place, publish_served, stamp_served
 from envbuild.serve.slim import find_slimmed, proof_of, slim_parent
 from envbuild.stamp.stamping import check_stampable
-from envbuild.trust import Claim
 from envbuild.verify.findings import Finding
 from envbuild.verify.sharing import prove_sharing
 
+OWN_RUNTIME = frozenset({"tf-serving", "triton"})
+"""Servers that bring their own libraries: nothing is built for them, and only compatibility is checked."""
 RECIPE_LABEL = "dev.envbuild.serving"
 """The label with the digest of all inputs that decide a serving image's bytes."""
-_NAME = 60
-"""Letters of a layer's name beside a bar."""
-
-
-def recipe_digest(parent: Parent, above: Lock, addition: Addition, compiled: str) -> Digest:
-    """Digest the inputs of a serving image's bytes; `compiled` names the compiler, and is empty without bytecode.
-
-    BuildError for a file that cannot be read.
-    """
-    config = asdict(replace(addition, contents=()))
-    wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
-    contents = [[it.line, str(measured(it).key)] for it in addition.contents]
-    value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, contents, compiled]
-    return Digest.of(canonical_json(value))
-
-
-def labelled(addition: Addition, recipe: Digest) -> Addition:
-    """Add the label of the recipe."""
-    return replace(addition, labels=(*addition.labels, (RECIPE_LABEL, str(recipe))))
+_COMMAND = "envbuild serve"
 
 
 def serving_tag(recipe: Digest) -> str:
     """Return `serve-a1b2c3d4e5f6`; the image that it names is checked."""
     return f"serve-{recipe.short}"
-
-
-def find_serving(target: Reference, recipe: Digest, machine: str) -> Claim[Image] | None:
-    """Find the image of a recipe in a repository; None if it has none. RegistryError as `pull`."""
-    return find_tagged(replace(target, tag=serving_tag(recipe), digest=None), machine=machine)
 
 
 def serve(order: ServeOrder, report: Reporter, now: datetime) -> ServeResult:
@@ -104,8 +82,8 @@ def _compare_with_server(order: ServeOrder, origin: Origin, report: Reporter) ->
     """Compare the model with a server that brings its own runtime; nothing is built."""
     report.step(f"comparing the model with {order.server}")
     found = check_compatible(order, origin, report)
-    _tell(found.findings, report)
-    _refuse(found.findings, "this server may not compute what the model was trained to", str(found.reference))
+    what = "this server may not compute what the model was trained to"
+    _judge(found.findings, what, str(found.reference), report)
     return ServeResult(
         origin=origin,
         image=pull(found.reference, machine=origin.parent.lock.target.machine),
@@ -121,17 +99,25 @@ def _compare_with_server(order: ServeOrder, origin: Origin, report: Reporter) ->
 def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
     """Add what serving needs, prove that no layer below changed, run the gate, and push or write the image."""
     check_gate(order, origin.platform)
-    server = server_parts(order, origin)
+    server, push_to = server_parts(order, origin), order.order.push
     above = _above(order, server, origin.parent.lock, report)
     with ExitStack() as until:
         shared = None
-        if order.order.push and order.order.remote_cache:
-            shared = until.enter_context(SharedCache(order.order.push, warn=report.warn))
+        if push_to and order.order.remote_cache:
+            shared = until.enter_context(SharedCache(push_to, warn=report.warn))
         contents = tuple(_contents(order, origin, server, report, until))
-        slim = _slimmed(order, origin, server, above, contents, report)
-        parent = slim_parent(origin, slim, order, report) if slim else origin.parent
-        addition = _addition(order, server, above, contents)
-        plan = _plan(order.order, parent, above, addition, report)
+        slim, parent = None, origin.parent
+        if order.slim:
+            code = {
+                path: file for it in contents for path, file in it.files.items() if path.startswith(f"{APP_FOLDER}/")
+            }
+            slim = find_slimmed(order, origin, server, above, code, report)
+            if slim.dropped:
+                parent = slim_parent(origin, slim, order, report, shared)
+            else:
+                report.note("no distribution serves training alone")
+                slim = None
+        plan = _plan(order, server, parent, above, contents, report)
         try:
             image = known = _find_known(order.order, plan, shared, report)
         except VerifyError as error:
@@ -140,10 +126,19 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
                 "registry's cache"
             )
             image = known = shared = None
+            if slim:
+                parent = slim_parent(origin, slim, order, report)
+                plan = _plan(order, server, parent, above, contents, report)
         if image is None:
-            image = _assemble(order.order, plan, shared, report, until)
+            report.step("assembling the serving image")
+            cache, options = LayerCache(order.order.cache, shared, report.note), _options(order, report)
+            made = extended(parent, above, plan.addition, options, report, compiling=plan.compiling, cache=cache)
+            image = until.enter_context(made).image  # its layers can be opened until the stack closes
         findings = _check_image(order, origin, image, server, slim, report)
-        pushed = _pushed(order.order, image, report)
+        pushed = None
+        if push_to:
+            report.step(f"pushing to {push_to}")
+            pushed = push(image, replace(push_to, tag=None), report=report)  # tags are set after the attachments
         layout, loaded = place(order.order, image, report, pushed=pushed is not None)
     return ServeResult(
         origin=origin,
@@ -152,7 +147,7 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
         server=server,
         findings=findings,
         pushed=pushed,
-        tags=(serving_tag(plan.recipe), *filter(None, [order.order.push.tag if order.order.push else None])),
+        tags=(serving_tag(plan.recipe), *filter(None, [push_to.tag if push_to else None])),
         layout=layout,
         slimmed=slim,
         archive=order.order.archive,
@@ -178,7 +173,7 @@ def _above(order: ServeOrder, server: Server, below: Lock, report: Reporter) -> 
     if not requirements:
         return Lock(target=below.target, wheels=())
     report.step(f"adding {', '.join(requirements)} above the environment")
-    options = _options(order.order, report)
+    options = _options(order, report)
     above = lock_above(requirements, below, options)
     for line in useless(order.extras, below, above, options):
         report.warn(line)
@@ -188,34 +183,33 @@ def _above(order: ServeOrder, server: Server, below: Lock, report: Reporter) -> 
     return above
 
 
-def _options(order: Order, report: Reporter) -> Options:
-    settings = read_settings(order.find_links, offline=order.offline)
-    if order.ca_bundle:
-        settings = replace(settings, ca_bundle=str(order.ca_bundle.absolute()))
+def _options(order: ServeOrder, report: Reporter) -> Options:
     return Options(
-        cache=order.cache,
-        resolver=order.resolver,
-        settings=settings,
-        build=order.build,
+        cache=order.order.cache,
+        resolver=order.order.resolver,
+        settings=order.index_settings(),
+        build=order.order.build,
         say=report.note,
         counted=report.compared,
     )
 
 
-def _addition(order: ServeOrder, server: Server, above: Lock, contents: tuple[Content, ...]) -> Addition:
-    addition = Addition(
-        variables=server.variables,
-        ports=server.ports,
-        folder=APP_FOLDER if order.app or server.files else None,
-        contents=contents,
-    )
-    return checked(addition, above, order.cmd or server.cmd)
-
-
-def _plan(order: Order, parent: Parent, above: Lock, addition: Addition, report: Reporter) -> _Plan:
-    compiling = compiling_for(parent, order.cache, report) if order.bytecode else None
-    recipe = recipe_digest(parent, above, addition, compiled_by(compiling.identity) if compiling else "")
-    return _Plan(parent=parent, above=above, addition=labelled(addition, recipe), compiling=compiling, recipe=recipe)
+def _plan(
+    order: ServeOrder, server: Server, parent: Parent, above: Lock, contents: tuple[Content, ...], report: Reporter
+) -> _Plan:
+    """Digest the inputs of a serving image's bytes; BuildError for a file that cannot be read."""
+    folder = APP_FOLDER if order.app or server.files else None
+    addition = Addition(ports=server.ports, folder=folder, contents=contents)
+    addition = checked(addition, above, order.cmd or server.cmd)
+    compiling = compiling_for(parent, order.order.cache, report) if order.order.bytecode else None
+    config = asdict(replace(addition, contents=()))
+    wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
+    files = [[it.line, str(measured(it).key)] for it in addition.contents]
+    compiler = compiled_by(compiling.identity) if compiling else ""
+    value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, files, compiler]
+    recipe = Digest.of(canonical_json(value))
+    addition = replace(addition, labels=(*addition.labels, (RECIPE_LABEL, str(recipe))))
+    return _Plan(parent=parent, above=above, addition=addition, compiling=compiling, recipe=recipe)
 
 
 def _contents(
@@ -230,26 +224,13 @@ def _contents(
         yield application_of(order)
 
 
-def _slimmed(
-    order: ServeOrder, origin: Origin, server: Server, above: Lock, contents: Sequence[Content], report: Reporter
-) -> Slimmed | None:
-    """Return what a slim image leaves out; None if it has all of training's environment."""
-    if not order.slim:
-        return None
-    code = {path: file for it in contents for path, file in it.files.items() if path.startswith(f"{APP_FOLDER}/")}
-    found = find_slimmed(order, origin, server, above, code, report)
-    if not found.dropped:
-        report.note("no distribution serves training alone")
-        return None
-    return found
-
-
 def _find_known(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter) -> Image | None:
     """Return the target repository's image of equal inputs; VerifyError if its content differs."""
     if order.push is None or not order.remote_cache:
         return None
     try:
-        claim = find_serving(order.push, plan.recipe, plan.parent.lock.target.machine)
+        target = replace(order.push, tag=serving_tag(plan.recipe), digest=None)
+        claim = find_tagged(target, machine=plan.parent.lock.target.machine)
     except RegistryError as error:
         report.warn(f"not using the registry's image of these inputs: {error.what}; building it")
         return None
@@ -263,16 +244,6 @@ def _find_known(order: Order, plan: _Plan, shared: SharedCache | None, report: R
     return image
 
 
-def _assemble(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter, until: ExitStack) -> Image:
-    """Assemble the image; its layers can be opened until the stack closes."""
-    report.step("assembling the serving image")
-    cache, options = LayerCache(order.cache, shared, report.note), _options(order, report)
-    child = until.enter_context(
-        extended(plan.parent, plan.above, plan.addition, options, report, compiling=plan.compiling, cache=cache)
-    )
-    return child.image
-
-
 def _check_image(
     order: ServeOrder, origin: Origin, image: Image, server: Server, slim: Slimmed | None, report: Reporter
 ) -> tuple[Finding, ...]:
@@ -280,8 +251,7 @@ def _check_image(
     report.step("proving that serving has training's environment")
     train, what = origin.parent.image, "the serving image would not have training's environment"
     proof = prove_sharing(train, image, report.progress)
-    _tell(proof, report)
-    _refuse(proof, what, str(origin.parent.digest))
+    _judge(proof, what, str(origin.parent.digest), report)
     named = str(origin.reference or origin.parent.digest)
     found = (
         *(it.with_targets(named, "the serving image") for it in proof),
@@ -290,30 +260,94 @@ def _check_image(
     if slim is None:
         return found
     proved = proof_of(slim, found, order.gate)
-    _tell((proved,), report)
-    _refuse((proved,), "the image may be slim in a way that changes predictions", "--slim")
+    _judge((proved,), "the image may be slim in a way that changes predictions", "--slim", report)
     return *found, proved
 
 
-def _tell(findings: Sequence[Finding], report: Reporter) -> None:
+def _judge(findings: Sequence[Finding], what: str, where: str, report: Reporter) -> None:
+    """Report findings; VerifyError with all that are errors."""
     for it in findings:
         if it.agrees or it.severity == "note":
             report.note(str(it))
         else:
             report.warn(f"{it.about}: {it.says}")
-
-
-def _refuse(findings: Sequence[Finding], what: str, where: str) -> None:
-    """Raise VerifyError with all findings that are errors."""
     wrong = [it for it in findings if not it.agrees and it.severity == "error"]
     if wrong:
         says = "\n  - ".join((f"{what}:", *(f"{it.about}: {it.says}" for it in wrong)))
         raise VerifyError(says, where=where, todo=wrong[0].todo)
 
 
-def _pushed(order: Order, image: Image, report: Reporter) -> PushResult | None:
-    """Push the image by its digest; its tags are set after its attachments."""
-    if order.push is None:
-        return None
-    report.step(f"pushing to {order.push}")
-    return push(image, replace(order.push, tag=None), report=report)
+def check_serving(order: ServeOrder) -> None:
+    """Refuse options that do not go together, naming both sides; UsageError.
+
+    Nothing but the files of --app is read.
+    """
+    builder, platforms = order.order.builder, order.order.platforms
+    if builder != "assemble":
+        what = "layers on top of an image are put together by envbuild itself"
+        raise UsageError(what, where=f"--builder {builder}, {_COMMAND}", todo="leave out --builder")
+    if len(platforms) > 1:
+        what, todo = "a serving image is tried and stamped for one platform at a time", "run it once for each platform"
+        raise UsageError(what, where=f"--platform {','.join(platforms)}, {_COMMAND}", todo=todo)
+    if order.server in OWN_RUNTIME:
+        _check_own_runtime(order)
+    else:
+        _check_built(order)
+    for text in order.extras:
+        check_requirement(text)
+    if order.app:
+        if order.app.resolve().is_relative_to(order.order.out.resolve()):  # nothing would be left of it
+            todo = "give --out another folder; it may lie in the application's"
+            where = f"--app {order.app}, --out {order.order.out}"
+            raise UsageError("the application's folder is what is written to", where=where, todo=todo)
+        application_of(order)
+    if order.server not in OWN_RUNTIME:  # for which nothing is written
+        check_outputs(order.order, context=False)
+
+
+def _check_own_runtime(order: ServeOrder) -> None:
+    given = {
+        "--extra": order.extras,
+        "--app": order.app,
+        "--cmd": order.cmd,
+        "--embed-model": order.embed,
+        "--slim": order.slim,
+        "--gate require": order.gate == "require",
+        "--archive": order.order.archive,
+        "--load": order.order.load,
+    }
+    if order.server_version and order.server and version_in(order.server, order.server_version) is None:
+        todo = f"give one such as {'24.02' if order.server == 'triton' else '2.15.1'}"
+        where = f"--server-version {order.server_version}"
+        raise UsageError(f"invalid version of {order.server}", where=where, todo=todo)
+    if useless := [name for name, value in given.items() if value]:
+        what = f"{order.server} brings its own runtime: nothing is built, and the model is compared with its release"
+        where, todo = f"--server {order.server}, {', '.join(useless)}", "leave out all but --server and its release"
+        raise UsageError(what, where=where, todo=todo)
+
+
+def _check_built(order: ServeOrder) -> None:
+    of_others = {"--server-version": order.server_version, "--server-image": order.server_image}
+    if useless := [name for name, value in of_others.items() if value]:
+        where = f"{', '.join(useless)}, {f'--server {order.server}' if order.server else 'no --server'}"
+        todo = "give --server tf-serving or --server triton, or leave them out"
+        raise UsageError("these name a release of a server that brings its own runtime", where=where, todo=todo)
+    if order.server is None and not order.cmd:
+        todo = 'give --server fastapi, or --app DIR --cmd "python /app/serve.py"'
+        raise UsageError("nothing says what the image starts", where=_COMMAND, todo=todo)
+    if order.app and not order.app.is_dir():
+        todo = "give the folder whose files go to /app"
+        raise UsageError("there is no such folder", where=f"--app {order.app}", todo=todo)
+    if order.embed and order.model is None:
+        todo = "give the stamped model instead of the manifest"
+        what = "a manifest has no model to put into the image"
+        raise UsageError(what, where="--embed-model, a manifest", todo=todo)
+
+
+def check_requirement(text: str) -> None:
+    """Raise UsageError for an invalid requirement (PEP 508)."""
+    try:
+        Requirement(text)
+    except InvalidRequirement as error:
+        todo = "give a name, with a version where it matters: --extra 'fastapi>=0.115'"
+        raise UsageError(f"invalid requirement: {error}", where=f"--extra {text}", todo=todo) from error

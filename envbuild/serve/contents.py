@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any, assert_never
+from typing import Any
 
 from envbuild.build import Reporter
 from envbuild.capture.places import STAMP_FOLDER
@@ -23,20 +23,20 @@ from envbuild.serve.model import APP_FOLDER, MODEL_FOLDER, PORT, Origin, ServeOr
 from envbuild.stamp.history import read_history
 from envbuild.stamp.store import parse_model_uri
 from envbuild.verify.golden.check import LocalModel, open_model
-from envbuild.verify.rules.model import Changes, compare_files
+from envbuild.verify.rules.model import being, compare_files, describe_file, listed
 from envbuild.verify.sources.model import StampedModel, Sums, as_stamped, is_rewritten, sums_of
 
 REQUIREMENTS = ("fastapi>=0.100", "uvicorn>=0.23", "prometheus-client>=0.17")
 """Of the ready server. So wide that an old environment, none of whose pins can move, finds releases that fit it."""
 SERVED = ("saved_model", "keras", "hdf5", "onnx", "torchscript")
 """Formats of models that the ready server loads, as manifests name them."""
-_HEALTH, _PREDICT = "/health", "/predict"
 IGNORED = (
     ".git", ".hg", ".svn", "__pycache__", "*.pyc", ".venv", ".env", ".env.*", ".envrc", ".dockerignore", ".ds_store",
     ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints",
 )  # fmt: skip
 """What no image needs, wherever it lies and in whatever case, unless .dockerignore brings it back with `!`."""
 _IGNORE_FILE = ".dockerignore"
+_OUT = f"leave it out by a line in {_IGNORE_FILE}"
 _SECRET_NAMES = (
     "application_default_credentials.json", "credentials.db", "access_tokens.db", "id_rsa", "id_dsa", "id_ecdsa",
     "id_ed25519", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.ppk", "*.kdbx", ".netrc", "_netrc", ".pypirc", ".pgpass",
@@ -58,80 +58,54 @@ _NPM_LOGIN = re.compile(rb"""(?m)^[^#;\n]*_(?:auth|authToken|password)\s*=\s*["'
 """What an .npmrc may hold, and does not where it names a registry alone, or a variable with the token."""
 _LOOKED_AT = 256 << 10
 """Bytes: no file of keys is larger."""
-_TOLD = 10
-"""Files that are named; the others are counted."""
-_STEPS = 10
+_LISTED = 10
 """Files that are named; the others are counted."""
 _COPY = "find out who wrote it; copy the model again from the run, or train and stamp it again"
 
 
 def server_parts(order: ServeOrder, origin: Origin) -> Server:
-    """Say what the image gets on top so that it answers requests.
+    """Return what the image gets on top so that it answers requests.
 
     UsageError for a model that the ready server cannot load, and for a server that comes as an image of its own.
     """
-    match order.server:
-        case None:
-            return Server(cmd=order.cmd, ports=(PORT,))
-        case "fastapi":
-            return _fastapi(order, origin)
-        case "tf-serving" | "triton":
-            todo = "leave out --app, --cmd, --embed-model and --slim: the model is only compared with that server"
-            raise UsageError(f"{order.server} is an image of its own, and nothing is put into it", todo=todo)
-        case _:
-            assert_never(order.server)
-
-
-def _fastapi(order: ServeOrder, origin: Origin) -> Server:
+    if order.server is None:
+        return Server(cmd=order.cmd, ports=(PORT,))
+    if order.server != "fastapi":
+        todo = "leave out --app, --cmd, --embed-model and --slim: the model is only compared with that server"
+        raise UsageError(f"{order.server} is an image of its own, and nothing is put into it", todo=todo)
+    # The application's own files take the place of the server's of the same name.
+    folder = data_folder("templates") / "server" / "fastapi"
+    own = application_of(order) if order.app else Content("", {})
+    paths = {f"{APP_FOLDER}/{path.relative_to(folder)}": path for path in sorted(folder.rglob("*.py"))}
+    files: dict[str, bytes | Path] = {
+        path: file for path, file in paths.items() if path not in own.files and path not in own.links
+    }
     model = (origin.stamped and origin.stamped.model) or origin.manifest.model
-    files = _files(order)
-    if f"{APP_FOLDER}/serving/loading.py" in files:
-        _check_model(model)
+    # A format that nobody could read is left to the server's start.
+    if f"{APP_FOLDER}/serving/loading.py" in files and model and model.format and model.format not in SERVED:
+        what = f"the server fastapi serves {', '.join(SERVED)}, and the model is {model.format}"
+        todo = "save the model as one of these, or bring a serving/loading.py that loads it: --app DIR"
+        raise UsageError(what, where=model.uri, todo=todo)
     return Server(
         requirements=REQUIREMENTS,
         files=files,
         cmd=order.cmd or (f"{PREFIX}/bin/python", f"{APP_FOLDER}/serve.py"),
         ports=(PORT,),
-        health=_HEALTH,
-        predict=_PREDICT,
+        health="/health",
+        predict="/predict",
     )
-
-
-def _files(order: ServeOrder) -> dict[str, bytes | Path]:
-    """The server's files, but for those that the application brings of the same name, which take their place."""
-    folder = data_folder("templates") / "server" / "fastapi"
-    paths = sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
-    ours = {f"{APP_FOLDER}/{path}": folder / path for path in paths}
-    theirs = application_of(order) if order.app else Content("", {})
-    return {path: file for path, file in ours.items() if path not in theirs.files and path not in theirs.links}
-
-
-def _check_model(model: Model | None) -> None:
-    """Refuse a format that no loader of the server knows; what nobody could read is left to the server's start."""
-    if model is None or model.format is None or model.format in SERVED:
-        return
-    what = f"the server fastapi serves {', '.join(SERVED)}, and the model is {model.format}"
-    todo = "save the model as one of these, or bring a serving/loading.py that loads it: --app DIR"
-    raise UsageError(what, where=model.uri, todo=todo)
 
 
 def application_of(order: ServeOrder) -> Content:
     """Take the application of an order, without what the command itself writes; UsageError as `application`."""
     assert order.app is not None, "the caller looked"
-    return application(order.app, without=tuple(_written(order)))
-
-
-def _written(order: ServeOrder) -> Iterator[Path]:
-    """Else each run would take in what the one before it wrote, and none would be found again."""
-    yield order.order.out
-    yield order.order.cache
-    if order.order.archive:
-        yield order.order.archive
+    written = [order.order.out, order.order.cache, *filter(None, [order.order.archive])]
     for model in filter(None, (order.model, order.order.stamp)):
         uri = parse_model_uri(model)
         if uri.bucket is None:
             path = Path(uri.path)
-            yield (path if path.is_dir() else path.parent) / STAMP_FOLDER
+            written.append((path if path.is_dir() else path.parent) / STAMP_FOLDER)
+    return application(order.app, without=written)
 
 
 def application(folder: Path, without: Iterable[Path] = ()) -> Content:
@@ -144,54 +118,50 @@ def application(folder: Path, without: Iterable[Path] = ()) -> Content:
     if not folder.is_dir():
         raise UsageError("the application is to be a folder", where=str(folder), todo="give the folder with its files")
     root = folder.resolve()
+    # Of a link to leave out, both the link and its target.
+    places = (place for path in without for place in (path.absolute().parent.resolve() / path.name, path.resolve()))
+    excluded = frozenset(place.relative_to(root).as_posix() for place in places if place.is_relative_to(root))
     try:
-        found = {path: os.lstat(root / path) for path in _walk(root, _inside(root, without))}
+        found = {path: os.lstat(root / path) for path in _walk(root, excluded)}
     except OSError as error:
         what = f"the application cannot be read: {error.strerror}"
         raise UsageError(what, where=str(error.filename), todo=f"see that it may be read, or {_OUT}") from error
     files = {path: state for path, state in found.items() if stat.S_ISREG(state.st_mode)}
     links = {path for path, state in found.items() if stat.S_ISLNK(state.st_mode)}
-    _check_names(found, root)
-    _check_kinds({path: it.st_mode for path, it in found.items() if path not in files and path not in links}, root)
+    for path in sorted(found):
+        if path != path.encode(errors="replace").decode():
+            raise UsageError(f"a file's name is not UTF-8: {path!a}", where=str(root), todo=f"rename it, or {_OUT}")
+        if path not in files and path not in links:
+            what = f"{path!r} is a socket, a pipe or a device, which no image can have"
+            raise UsageError(what, where=str(root), todo=f"give the folder without it, or {_OUT}")
     if not files and not links:
         todo = f"give the folder that has its files, and see what its {_IGNORE_FILE} leaves out"
         raise UsageError("the application has no file", where=str(folder), todo=todo)
     _check_secrets(files, root)
     return Content(
         line="application",
-        files={_place(path): root / path for path in files},
-        executable=frozenset(_place(path) for path, state in files.items() if state.st_mode & stat.S_IXUSR),
-        links={_place(path): _target(root, path) for path in links},
+        files={f"{APP_FOLDER}/{path}": root / path for path in files},
+        executable=frozenset(f"{APP_FOLDER}/{path}" for path, state in files.items() if state.st_mode & stat.S_IXUSR),
+        links={f"{APP_FOLDER}/{path}": _target(root, path) for path in links},
     )
-
-
-_OUT = f"leave it out by a line in {_IGNORE_FILE}"
-
-
-def _place(path: str) -> str:
-    return f"{APP_FOLDER}/{path}"
-
-
-def _inside(root: Path, paths: Iterable[Path]) -> frozenset[str]:
-    """Where paths lie below the folder: a link by its own place, and what it leads to."""
-    places = (place for path in paths for place in (path.absolute().parent.resolve() / path.name, path.resolve()))
-    return frozenset(place.relative_to(root).as_posix() for place in places if place.is_relative_to(root))
 
 
 def _walk(root: Path, without: frozenset[str]) -> Iterator[str]:
     """Yield the paths of everything but folders that nothing leaves out; OSError."""
-    patterns = _patterns(root)
+    file, lines = root / _IGNORE_FILE, list[str]()
+    if os.path.lexists(file):
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{_IGNORE_FILE} is not UTF-8", where=str(file), todo="save it as UTF-8") from error
+    patterns = [line for line in lines if line and not line.startswith("#")]
     # `!src` brings no src/.env back: only what names it does.
     brought_back = _matcher([it[1:] for it in patterns if it.startswith("!") and _has_part(it[1:], IGNORED)])
     for path in _matcher(patterns).walk(str(root)):
-        ignored = (_has_part(path, IGNORED) and not brought_back.matches(path)) or _is_below(path, without)
+        is_excluded = not without.isdisjoint((path, *map(str, PurePosixPath(path).parents)))
+        ignored = is_excluded or (_has_part(path, IGNORED) and not brought_back.matches(path))
         if not ignored and not stat.S_ISDIR(os.lstat(root / path).st_mode):
             yield path
-
-
-def _is_below(path: str, places: frozenset[str]) -> bool:
-    """Whether a path is one of the places, or lies in one."""
-    return bool(places) and any(it in places for it in (path, *map(str, PurePosixPath(path).parents)))
 
 
 def _matcher(patterns: Iterable[str]) -> Any:
@@ -213,33 +183,8 @@ def _matcher(patterns: Iterable[str]) -> Any:
     return found
 
 
-def _patterns(root: Path) -> list[str]:
-    """The lines of .dockerignore, without comments; OSError."""
-    file = root / _IGNORE_FILE
-    if not os.path.lexists(file):
-        return []
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{_IGNORE_FILE} is not UTF-8", where=str(file), todo="save it as UTF-8") from error
-    return [line for line in lines if line and not line.startswith("#")]
-
-
 def _has_part(path: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(part, pattern) for part in path.lower().split("/") for pattern in patterns)
-
-
-def _check_names(paths: Iterable[str], root: Path) -> None:
-    for path in paths:
-        if path != path.encode(errors="replace").decode():
-            raise UsageError(f"a file's name is not UTF-8: {path!a}", where=str(root), todo=f"rename it, or {_OUT}")
-
-
-def _check_kinds(modes: dict[str, int], root: Path) -> None:
-    for path, mode in sorted(modes.items()):
-        kind = "a socket" if stat.S_ISSOCK(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device"
-        what = f"{path!r} is {kind}, which no image can have"
-        raise UsageError(what, where=str(root), todo=f"give the folder without it, or {_OUT}")
 
 
 def _target(root: Path, path: str) -> str:
@@ -259,38 +204,32 @@ def _target(root: Path, path: str) -> str:
 
 
 def _check_secrets(paths: Iterable[str], root: Path) -> None:
-    """Refuse keys and credentials, by their names."""
-    found = sorted(path for path in paths if _is_secret(path, root / path))
-    if not found:
-        return
-    more = [f"and {len(found) - _TOLD} more"] if len(found) > _TOLD else []
-    lines = ["the application holds keys or credentials, and a layer can be read by all who may pull it:"]
-    lines += [*map(repr, found[:_TOLD]), *more]
-    todo = f"leave them out by lines in {_IGNORE_FILE}, and mount them when the container runs"
-    raise UsageError("\n  - ".join(lines), where=str(root), todo=todo)
+    """Refuse keys and credentials, by their names and by what is in them."""
 
+    def is_named(path: str) -> bool:
+        return any(fnmatchcase(f"/{path.lower()}", f"*/{pattern}") for pattern in _SECRET_NAMES)
 
-def _is_secret(path: str, file: Path) -> bool:
-    named = any(fnmatchcase(f"/{path.lower()}", f"*/{pattern}") for pattern in _SECRET_NAMES)
-    return named or _holds_secret(file)
+    found = sorted(path for path in paths if is_named(path) or _holds_secret(root / path))
+    if found:
+        more = [f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
+        lines = ["the application holds keys or credentials, and a layer can be read by all who may pull it:"]
+        lines += [*map(repr, found[:_LISTED]), *more]
+        todo = f"leave them out by lines in {_IGNORE_FILE}, and mount them when the container runs"
+        raise UsageError("\n  - ".join(lines), where=str(root), todo=todo)
 
 
 def _holds_secret(file: Path) -> bool:
     try:
         with file.open("rb") as opened:
-            data = _plain(opened.read(_LOOKED_AT))
+            data = opened.read(_LOOKED_AT)
     except OSError as error:
         what = f"the application cannot be read: {error.strerror}"
         raise UsageError(what, where=str(file), todo=f"see that it may be read, or {_OUT}") from error
+    if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in data[:2]:
+        data = data.replace(b"\0", b"")  # UTF-16 or UTF-32 as it would be in ASCII
     google = _GOOGLE_LOGIN.search(data) and _GOOGLE_SECRET.search(data)
     npm = file.name.lower() == ".npmrc" and _NPM_LOGIN.search(data)
     return bool(_PRIVATE_KEY.search(data) or _CLUSTER_KEY.search(data) or google or npm)
-
-
-def _plain(data: bytes) -> bytes:
-    """Text in UTF-16 or UTF-32 as it would be in ASCII, as far as it is that."""
-    wide = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in data[:2]
-    return data.replace(b"\0", b"") if wide else data
 
 
 @contextmanager
@@ -355,34 +294,9 @@ def _check_files(
     if recorded is None or not recorded.files:
         report.warn("the run's manifest lists no files of the model; only its stamp was checked")
         return
-    seen = compare_files(recorded, _as_model(model, found), by_name=True)
-    if len(seen.new) < len(found):
-        todo = "give the model's files names without control characters, users and passwords"
-        raise VerifyError("two of the model's files have one name in a manifest", where=model.uri, todo=todo)
-    missing, extra = sorted(seen.old.keys() - seen.new.keys()), sorted(seen.new.keys() - seen.old.keys())
-    whole = recorded.file_count == len(recorded.files)
-    rewritten = [path for path in seen.common if exact and is_rewritten(seen.old[path], seen.new[path])]
-    rewritten = [path for path in rewritten if path not in seen.changed]
-    faults = [
-        *(f"{path} is not what the run saved" for path in seen.changed),
-        *(f"{path} is written again" for path in rewritten),
-        *(f"{path} is missing" for path in missing),
-        *(f"{path} is there besides" for path in extra if whole),
-    ]
-    if faults:
-        paths = (*seen.changed, *rewritten, *missing, *extra)
-        raise _refused([f"{it}: {_difference(path, seen)}" for it, path in zip(faults, paths, strict=False)], model.uri)
-    if extra:
-        report.warn(f"the run's manifest lists {len(seen.old)} files of the model; {len(extra)} more were not compared")
-    if seen.by_size:
-        report.warn(f"of {seen.by_size} files of the model the run's manifest has no digest; their size is the same")
-
-
-def _as_model(model: LocalModel, found: Mapping[str, Sums]) -> Model:
-    """The files as a manifest lists them, which spells out what no line can hold."""
     files = tuple(
         ModelFile(
-            path=scrub_file_name(path),
+            path=scrub_file_name(path),  # as in a manifest
             size=it.size,
             sha256=it.sha256.hex,
             crc32c=it.crc32c,
@@ -390,24 +304,26 @@ def _as_model(model: LocalModel, found: Mapping[str, Sums]) -> Model:
         )
         for path, it in found.items()
     )
-    return Model(uri=model.uri, files=files, file_count=len(files))
-
-
-def _difference(path: str, seen: Changes) -> str:
-    """What is recorded of a file and what was found, by the digests that both have where there are any."""
-    old, new = seen.old.get(path), seen.new.get(path)
-    by_sum = bool(old and old.crc32c and not old.sha256)
-    return f"recorded {_describe(old, by_sum=by_sum)}, found {_describe(new, by_sum=by_sum)}"
-
-
-def _describe(file: ModelFile | None, *, by_sum: bool) -> str:
-    if file is None:
-        return "nothing"
-    digest = f"crc32c {file.crc32c}" if by_sum else f"sha256 {file.sha256}" if file.sha256 else "no digest"
-    return f"{digest} ({file.size} bytes)"
-
-
-def _refused(lines: list[str], uri: str) -> VerifyError:
-    more = [f"and {len(lines) - _STEPS} more"] if len(lines) > _STEPS else []
-    what = "\n  - ".join(["the model is not the one that the run saved:", *lines[:_STEPS], *more])
-    return VerifyError(what, where=uri, todo=_COPY)
+    seen = compare_files(recorded, Model(uri=model.uri, files=files, file_count=len(files)), by_name=True)
+    if len(seen.new) < len(found):
+        todo = "give the model's files names without control characters, users and passwords"
+        raise VerifyError("two of the model's files have one name in a manifest", where=model.uri, todo=todo)
+    missing, extra = (
+        tuple(sorted(it)) for it in (seen.old.keys() - seen.new.keys(), seen.new.keys() - seen.old.keys())
+    )
+    again = [path for path in seen.common if exact and is_rewritten(seen.old[path], seen.new[path])]
+    groups = (
+        (seen.changed, "not what the run saved"),
+        (tuple(path for path in again if path not in seen.changed), "written again"),
+        (missing, "missing"),
+        (extra if recorded.file_count == len(recorded.files) else (), "not in the run's manifest"),
+    )
+    if paths := [path for names, _ in groups for path in names]:
+        faults = "; ".join(being(names, how) for names, how in groups if names)
+        old, new = (listed([describe_file(path, its.get(path)) for path in paths]) for its in (seen.old, seen.new))
+        what = f"the model is not the one that the run saved: {faults} (recorded {old}; found {new})"
+        raise VerifyError(what, where=model.uri, todo=_COPY)
+    if extra:
+        report.warn(f"the run's manifest lists {len(seen.old)} files of the model; {len(extra)} more were not compared")
+    if seen.by_size:
+        report.warn(f"of {seen.by_size} files of the model the run's manifest has no digest; their size is the same")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from envbuild.diff.layers import Report
@@ -28,9 +29,7 @@ RULES = {RULE: "an image that the model is stamped with"}
 """What the rule is about that is this check's own."""
 _OTHERS = "it is not stamped on the model, so that only its content is checked"
 _SERVE = "deploy an image that envbuild serve MODEL stamped on the model"
-_NO_SERVER = "a deployment that names no command of its own starts no server"
 _FORMER = "somebody stamped another image in its place, and may have had a reason"
-_ALONE = "nothing says that it computes as the model was trained"
 _ROLES = ("serve", "train")
 """Those of a signed stamp that may be deployed."""
 _UNSIGNED = "everyone who can push to the registry can put other files into such an image"
@@ -56,16 +55,19 @@ def _stamped(model: StampedModel, stamp: Stamp, given: Reference, image: Image, 
     digest = digest_of(image)
     own = min((it for it in stamp.images if it.digest == digest), key=lambda it: it.role != "serve", default=None)
     if model.history.proven and (own is None or own.role not in _ROLES):
-        yield replace(_unknown(f"the signed stamp does not name {digest}", stamp, digest), rule=SIGNED, why=_UNSIGNED)
+        says = f"the signed stamp does not name {digest}"
+        yield _disagreeing(stamp, digest)(rule=SIGNED, says=says, why=_UNSIGNED)
         return
     if own is None:
         yield from _of_others(model, stamp, given, image, report)
         return
-    name = f"{own.role} {own.variant} {own.platform}"
-    says = f"{digest} is the model's image for {name}, as stamped at {stamp.created}"
+    says = f"{digest} is the model's image for {' '.join(own.slot)}, as stamped at {stamp.created}"
     yield Finding(about="image", rule=RULE, agrees=True, says=says, wanted=str(digest), found=str(digest))
     if own.role == "train":
-        yield _for_training(stamp, digest)
+        wanted = ", ".join(str(it.digest) for it in stamp.images if it.role == "serve")
+        says = "it is the image that the model was trained in, and it does not start a server"
+        why = "a deployment that names no command of its own starts no server"
+        yield _disagreeing(stamp, digest)(about="role", severity="note", says=says, wanted=wanted, why=why)
     if own.reference and Reference.parse(own.reference).name == given.name:  # else it is a copy, which was just read
         yield from registry_findings(replace(stamp, images=(own,)))
     yield from tag_findings(stamp, given)
@@ -73,13 +75,18 @@ def _stamped(model: StampedModel, stamp: Stamp, given: Reference, image: Image, 
     yield from _compare_content(model, given, image, (), report)
 
 
-def _for_training(stamp: Stamp, digest: Digest) -> Finding:
-    wanted = ", ".join(str(it.digest) for it in stamp.images if it.role == "serve")
-    says = "it is the image that the model was trained in, and it does not start a server"
-    return Finding(
-        about="role", rule=RULE, agrees=False, severity="note", says=says, wanted=wanted, found=str(digest),
-        why=_NO_SERVER, todo=_SERVE,
-    )  # fmt: skip
+def _disagreeing(stamp: Stamp, found: Digest) -> "partial[Finding]":
+    """A finding on an image that the stamp does not name, unless the fields say otherwise."""
+    return partial(
+        Finding,
+        about="image",
+        rule=RULE,
+        agrees=False,
+        wanted=", ".join(str(it.digest) for it in stamp.images),
+        found=str(found),
+        why="nothing says that it computes as the model was trained",
+        todo=_SERVE,
+    )
 
 
 def _of_others(model: StampedModel, stamp: Stamp, given: Reference, image: Image, report: Report) -> Iterator[Finding]:
@@ -89,21 +96,22 @@ def _of_others(model: StampedModel, stamp: Stamp, given: Reference, image: Image
     trained = [it for it in stamp.images if it.role == "train" and it.platform == platform and it.reference]
     replaced = _replaced_at(model, digest)
     says = f"{digest} is none of the model's {len(stamp.images)} images" if replaced is None else f"{digest} {replaced}"
+    finding = _disagreeing(stamp, digest)
     if not trained:
-        yield _unknown(f"{says}, and none of these is a training image for {platform} in a registry", stamp, digest)
+        yield finding(says=f"{says}, and none of these is a training image for {platform} in a registry")
         return
-    yield replace(
-        _unknown(f"{says}: compared with the training image", stamp, digest),
-        severity="note",
-        why=_OTHERS if replaced is None else _FORMER,
-    )
-    pulled = []
-    for it in trained:
-        machine = next(name for name, architecture in ARCHITECTURES.items() if it.platform == f"linux/{architecture}")
-        pulled.append((it, pull(Reference.parse(str(it.reference)), machine=machine)))
-    train, below = next((pair for pair in pulled if _begins(pair[1], image)), pulled[0])
+    why = _OTHERS if replaced is None else _FORMER
+    yield finding(says=f"{says}: compared with the training image", severity="note", why=why)
+    machine = next(name for name, architecture in ARCHITECTURES.items() if platform == f"linux/{architecture}")
+    pulled = [(it, pull(Reference.parse(str(it.reference)), machine=machine)) for it in trained]
+    diff_ids = [it.diff_id for it in image.layers]
+
+    def is_below(train: Image) -> bool:
+        return [it.diff_id for it in train.layers] == diff_ids[: len(train.layers)]
+
+    train, below = next((pair for pair in pulled if is_below(pair[1])), pulled[0])
     yield from (it.with_targets(str(train.reference), str(given)) for it in prove_sharing(below, image, report))
-    added = image.layers[len(below.layers) :] if _begins(below, image) else image.layers
+    added = image.layers[len(below.layers) :] if is_below(below) else image.layers
     yield from _compare_content(model, given, image, added, report)
 
 
@@ -126,15 +134,3 @@ def _compare_content(
     inside = model_inside(files_of(layers, place, name, report), place, name) if layers else None
     side = Side(name=name, kind="image", variables=variables, names=frozenset(variables), model=inside)
     yield from apply_rules(side_of_model(model), side, (variable_value, model_files))
-
-
-def _unknown(says: str, stamp: Stamp, found: Digest) -> Finding:
-    wanted = ", ".join(str(it.digest) for it in stamp.images)
-    return Finding(
-        about="image", rule=RULE, agrees=False, says=says, wanted=wanted, found=str(found), why=_ALONE, todo=_SERVE
-    )
-
-
-def _begins(train: Image, image: Image) -> bool:
-    ours = [it.diff_id for it in train.layers]
-    return [it.diff_id for it in image.layers[: len(ours)]] == ours

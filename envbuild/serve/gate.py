@@ -1,10 +1,19 @@
-"""One container that serves, from its start to its end: whether it gets ready, predicts, and stops on SIGTERM."""
+"""Before a serving image is pushed: one container from its start to its end, and the golden sample as a request.
 
+A container has to get ready, to predict what was recorded, and to stop on SIGTERM.
+"""
+
+import base64
+import json
+import math
+import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import accumulate, islice
 from pathlib import Path
+from typing import Any
 
 import docker
 
@@ -14,14 +23,23 @@ from envbuild.engine.client import connected
 from envbuild.engine.container import WRITABLE
 from envbuild.engine.image import find_image
 from envbuild.errors import MissingComponentError, StampError, VerifyError
-from envbuild.manifest.artifact import Golden
+from envbuild.manifest.artifact import Array, Golden
 from envbuild.oci.image import Image, platform_name
-from envbuild.serve.gate_container import MODEL, Launch, NotStartedError, Reply, Serving, serving
-from envbuild.serve.gate_request import RULE as PREDICTED
-from envbuild.serve.gate_request import UnfitError, held_answer, request_of
+from envbuild.serve.gate_container import MODEL, NotStartedError, Reply, Serving, serving
 from envbuild.serve.model import PORT, Origin, ServeOrder, Server
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.golden.check import LocalModel, golden_check, open_model, unfit
+from envbuild.verify.golden.check import (
+    DamagedError,
+    LocalModel,
+    Number,
+    content,
+    golden_check,
+    judged,
+    numbers,
+    open_model,
+    unfit,
+    width_of,
+)
 from envbuild.verify.golden.runners import InImage
 from envbuild.verify.reports import lines
 
@@ -30,41 +48,64 @@ REQUEST = "request.json"
 _OK = 200
 _SHOWN = 300
 _SOONEST, _LATEST = 0.25, 1.0
-"""Seconds between two questions for its health."""
+"""Seconds between two requests to the health route."""
+_LARGEST = 1_400_000
+"""Bytes of a request's rows: Vertex AI's shared endpoints take 1.5 MB in all (custom container requirements)."""
+_MOST = 1024
+"""Rows of a request, which `--server fastapi` accepts by default."""
+_DEEPEST = 32
+"""Dimensions; NumPy has at most 64, and models fewer than ten."""
 _STARTUP, _HEALTH, _STOP, _OUTPUT = "serve-startup", "serve-health", "serve-stop", "serve-output"
-_WRITES = "serve-writes"
+_PREDICTED, _WRITES = "serve-golden", "serve-writes"
 RULES = {
     "serve-untried": "an image that was started before it is pushed",
     _STARTUP: "a container that starts, and runs until it gets SIGTERM",
     _HEALTH: "a health route that answers 200 in time",
-    PREDICTED: "predictions of the predict route as they were recorded",
+    _PREDICTED: "predictions of the predict route as they were recorded",
     _STOP: "a container that ends with 0 after SIGTERM",
     _OUTPUT: "no more output than somebody reads",
     _WRITES: f"a server that writes only below {', '.join(WRITABLE)}",
 }
-"""What each of the gate's rules is about, by its name."""
-_WHY = {
-    _STARTUP: "a platform starts it again and again, and no request is ever answered",
-    _HEALTH: "a platform sends no request to what is not healthy, and a deployment that waits for it fails",
-    PREDICTED: "clients get no predictions, or none that anybody has seen to be right",
-    _STOP: "what it is at when it is scaled down or replaced is cut off in the middle",
-    _OUTPUT: "logs like that cost money and fill disks, and nobody finds anything in them",
-    _WRITES: "the user of an image that envbuild makes can write nowhere else; careful platforms mount it read-only",
+"""The title of each of the gate's rules, by its id."""
+_ADVICE = {
+    _STARTUP: (
+        "a platform starts it again and again, and no request is ever answered",
+        "see the lines; start it by hand with: docker run --rm --network none IMAGE",
+    ),
+    _HEALTH: (
+        "a platform sends no request to what is not healthy, and a deployment that waits for it fails",
+        "answer 200 there as soon as predictions can be asked for, on 0.0.0.0 and the port of AIP_HTTP_PORT",
+    ),
+    _PREDICTED: (
+        "clients get no predictions, or none that anybody has seen to be right",
+        "see the lines; ask it by hand, with the instances of the golden sample",
+    ),
+    _STOP: (
+        "what it is at when it is scaled down or replaced is cut off in the middle",
+        "end with 0 after SIGTERM, when the requests that are under way are answered",
+    ),
+    _OUTPUT: (
+        "logs like that cost money and fill disks, and nobody finds anything in them",
+        "print a line for what happens, not for each step, and look for a loop that fails and tries again",
+    ),
+    _WRITES: (
+        "the user of an image that envbuild makes can write nowhere else; careful platforms mount it read-only",
+        "let the server write below /tmp: set the variable or option that names its folder for caches or logs",
+    ),
 }
-_TODO = {
-    _STARTUP: "see the lines; start it by hand with: docker run --rm --network none IMAGE",
-    _HEALTH: "answer 200 there as soon as predictions can be asked for, on 0.0.0.0 and the port of AIP_HTTP_PORT",
-    PREDICTED: "see the lines; ask it by hand, with the instances of the golden sample",
-    _STOP: "end with 0 after SIGTERM, when the requests that are under way are answered",
-    _OUTPUT: "print a line for what happens, not for each step, and look for a loop that fails and tries again",
-    _WRITES: "let the server write below /tmp: set the variable or option that names its folder for caches or logs",
-}
-__all__ = ["RULES", "Patience", "check_gate", "gate"]
-
+"""Why each matters, and what to do."""
+_BY_CONTRACT = (
+    "have the predict route answer as Vertex AI's contract says: one prediction for each instance, in their order"
+)
 _INSTEAD = "--gate auto pushes the image without having started it"
 _UNSEEN = "the image may not start, answer or predict what was recorded"
 _READ_ONLY = "read-only file system"
 """What the C library calls EROFS."""
+_SIGNALS = {132: "SIGILL", 134: "SIGABRT", 137: "SIGKILL", 139: "SIGSEGV", 143: "SIGTERM"}
+
+
+class UnfitError(Exception):
+    """Numbers that JSON cannot represent, or JSON that holds no numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +119,179 @@ class Patience:
     predict: int = 120
     """For the predictions; the first call of a model compiles it."""
     stop: float = 30.0
-    """Seconds from SIGTERM to SIGKILL, by default as in Kubernetes."""
+    """From SIGTERM to SIGKILL, by default as in Kubernetes."""
     calm: float = 10.0
-    """How long a container without a health route is seen to stay up."""
+    """How long a container without a health route has to stay up."""
     output: int = 16 << 20
     """Bytes that it may print."""
     memory: int | None = None
     """Bytes of memory that it may use; None for three quarters of what the engine's machine has."""
 
 
+def check_gate(order: ServeOrder, platform: str | None = None) -> None:
+    """Find out before the long work whether a required gate has an engine for the platform; MissingComponentError."""
+    if order.gate == "require":
+        with connected(_INSTEAD) as client:
+            if platform:
+                _check_platform(client, platform)
+
+
+def gate(
+    order: ServeOrder, origin: Origin, image: Image, server: Server, report: Reporter, patience: Patience | None = None
+) -> tuple[Finding, ...]:
+    """Run an image in this machine's engine as a serving platform does; nothing of it is left there.
+
+    VerifyError with all that failed; a warning without an engine, or MissingComponentError if the order requires the
+    gate. StampError if the given model cannot be read.
+    """
+    if order.gate == "off":
+        return ()
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(connected(_INSTEAD))
+            _check_platform(client, platform_name(image))
+        except MissingComponentError as error:
+            if order.gate == "require":
+                raise
+            return _judged((_untried(error.what, error.todo),), origin.variant, report)
+        trial = _Trial(order, origin, image, server, report, patience or Patience(), client)
+        return _judged(tuple(trial.findings()), origin.variant, report)
+
+
+def _check_platform(client: docker.DockerClient, wanted: str) -> None:
+    version = client.version()
+    engine = f"{version['Os']}/{version['Arch']}"
+    if not f"{wanted}/".startswith(f"{engine}/"):
+        todo = f"run this where the engine is {wanted}; {_INSTEAD}"
+        raise MissingComponentError(f"the engine is {engine}, and the image is for {wanted}", where="engine", todo=todo)
+
+
+def _judged(found: Sequence[Finding], variant: str, report: Reporter) -> tuple[Finding, ...]:
+    """Report what was found; VerifyError where any of it is an error."""
+    if variant == "gpu":
+        blind = "the container had no GPU, and kernels for the CPU round otherwise"
+        found = [
+            it if it.agrees or it.id not in ("golden", _PREDICTED) else replace(it, why=f"{it.why}; {blind}")
+            for it in found
+        ]
+    wrong = [it for it in found if not it.agrees and it.severity == "error"]
+    for it in found:
+        if it not in wrong:
+            tell = report.note if it.agrees or it.severity == "note" else report.warn
+            tell("\n".join(lines([it])).removeprefix("warning").lstrip())
+    if wrong:
+        count = f"{len(wrong)} of {len(found)} findings {'differs' if len(wrong) == 1 else 'differ'}"
+        what = "\n".join((f"the image does not serve as it should, and is not pushed: {count}", *lines(wrong)))
+        raise VerifyError(what, where="gate", todo="repair what the findings name, and build again")
+    return tuple(found)
+
+
+def _untried(what: str, todo: str) -> Finding:
+    says = f"the image was not tried: {what}"
+    return Finding(
+        about="gate", rule="serve-untried", agrees=False, severity="warning", says=says, why=_UNSEEN, todo=todo
+    )
+
+
+def _fault(rule: str, says: str, output: Iterable[str] = (), severity: Severity = "error") -> Finding:
+    """A finding that a step failed, with the container's last lines."""
+    (why, todo), says = _ADVICE[rule], "".join([says, *(f"\n  | {line}" for line in output)])
+    about = rule.removeprefix("serve-")
+    return Finding(about=about, rule=rule, agrees=False, says=says, severity=severity, why=why, todo=todo)
+
+
+def _ok(rule: str, says: str) -> Finding:
+    return Finding(about=rule.removeprefix("serve-"), rule=rule, agrees=True, says=says)
+
+
 @dataclass(frozen=True, slots=True)
-class Trial:
+class _Trial:
+    """An image that is tried, and what with."""
+
+    order: ServeOrder
+    origin: Origin
+    image: Image
+    server: Server
+    report: Reporter
+    patience: Patience
+    client: docker.DockerClient
+
+    def findings(self) -> Iterator[Finding]:
+        """Ask the server for the golden sample where it has a route for that, else the model by itself in the image."""
+        stamped = self.origin.stamped
+        uri = stamped.uri if stamped else self.order.model or self.origin.manifest.model_uri
+        if uri is None and self.server.health and not self.order.embed:
+            todo = "give a stamped model, or a manifest that says where its model lies (model_uri)"
+            yield _untried("nothing says where the model lies", todo)
+            return
+        with ExitStack() as stack:
+            try:
+                opened = open_model(uri, self.order.order.cache, self.report) if uri else None
+                model = stack.enter_context(opened) if opened else None  # a server of one's own may need none
+            except StampError as error:
+                if self.order.model or self.order.gate == "require":
+                    raise
+                yield _untried(f"cannot read the model: {error.what}", error.todo)
+                return
+            self.report.step("trying the image in a container engine")
+            name = stack.enter_context(loaded_base(self.client, self.image, self.report))
+            request, golden = self._request()
+            if golden is None:
+                yield from self._without_server(name, model)
+            yield from self._served(name, model, request, golden)
+
+    def _request(self) -> tuple[bytes, Golden | None]:
+        """The body of a request for the golden sample, and as much of it as is in it; None where it cannot be sent."""
+        golden = self.origin.manifest.golden
+        if golden and self.server.health and self.server.predict and not unfit(self.origin.manifest):
+            try:
+                return request_of(golden)
+            except UnfitError as error:
+                what = "the golden sample cannot be sent as a request, so the model runs without the server"
+                self.report.note(f"{what}: {error}")
+        return b"", None
+
+    def _without_server(self, name: str, model: LocalModel | None) -> Iterator[Finding]:
+        manifest = self.origin.manifest
+        if missing := unfit(manifest):
+            yield missing
+        elif model:
+            self.report.note("running the golden sample")
+            image = find_image(self.client, name, self.report)
+            yield from golden_check(manifest, model, InImage(name=name, client=self.client, image=image))
+
+    def _served(self, name: str, model: LocalModel | None, request: bytes, golden: Golden | None) -> Iterator[Finding]:
+        """Serve; if the server fails for the read-only root file system, that is a finding of its own."""
+        server, patience = self.server, self.patience
+        port = server.ports[0] if server.ports else PORT
+        needs_model = model is not None and not self.order.embed
+        # What Vertex AI sets (custom container requirements), as far as it is not about an endpoint. AIP_STORAGE_URI is
+        # where it has copied a model's artifacts to.
+        variables = {
+            "AIP_MODE": "PREDICTION",
+            "AIP_FRAMEWORK": "CUSTOM_CONTAINER",
+            "AIP_HTTP_PORT": str(port),
+            **({"AIP_STORAGE_URI": MODEL} if needs_model else {}),
+            **({"AIP_HEALTH_ROUTE": server.health} if server.health else {}),
+            **({"AIP_PREDICT_ROUTE": server.predict} if server.predict else {}),
+        }
+        copied = {f"model/{path}": file for path, file in model.files.items()} if model and needs_model else {}
+        files: dict[str, bytes | Path] = {**copied, REQUEST: request}
+        launch = serving(self.client, name, variables, files, memory=patience.memory, output=patience.output)
+        try:
+            with launch as container:
+                if server.health:
+                    self.report.note(f"waiting for GET {server.health}, {patience.start:g} s at most")
+                findings = list(_Steps(container, server, port, golden, patience).findings())
+                yield from findings
+                if any(not it.agrees and _READ_ONLY in it.says.lower() for it in findings):
+                    yield _fault(_WRITES, "the server failed as its root file system cannot be written")
+        except NotStartedError as error:
+            yield _fault(_STARTUP, f"the container cannot be started: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
     """A container that runs, and what is asked of it."""
 
     serving: Serving
@@ -100,7 +303,7 @@ class Trial:
 
     def findings(self) -> Iterator[Finding]:
         """What came of each step; nothing more is asked of a container after a step that failed."""
-        steps = (self._healthy, self._predicted, self._stopped) if self.server.health else (self._calm, self._stopped)
+        steps = (self._healthy, self._predicted, self._stopped)
         for step in steps:
             agreed = True
             for finding in step():
@@ -110,6 +313,12 @@ class Trial:
                 return
 
     def _healthy(self) -> Iterator[Finding]:
+        if not self.server.health:
+            if self.serving.ended_within(self.patience.calm) is None:
+                yield _ok(_STARTUP, f"the container still runs {self.patience.calm:g} s after its start")
+            else:
+                yield self._ended("although a server runs until it gets SIGTERM")
+            return
         route, pause = f"GET {self.server.health} on port {self.port}", _SOONEST
         while True:
             reply = self.serving.ask("GET", self.port, self.server.health, self.patience.health)
@@ -135,18 +344,12 @@ class Trial:
             again = self.serving.ask("GET", self.port, self.server.health, self.patience.health)
             fine, rule, says = again.status == _OK, _HEALTH, f"GET {self.server.health} gives no 200 after predictions"
         else:
-            again, fine, rule, says = reply, False, PREDICTED, f"{route} gave no predictions for the golden sample"
+            again, fine, rule, says = reply, False, _PREDICTED, f"{route} gave no predictions for the golden sample"
         # A program that dies hangs up first, and its engine hears of the end a moment later.
         if self.serving.ended_within(0 if again.status else _LATEST) is not None:
             yield self._ended(f"when {route} was asked for the golden sample")
         elif not fine:
             yield self._fault(rule, f"{says}: {_describe(again)}")
-
-    def _calm(self) -> Iterator[Finding]:
-        if self.serving.ended_within(self.patience.calm) is None:
-            yield _ok(_STARTUP, f"the container still runs {self.patience.calm:g} s after its start")
-        else:
-            yield self._ended("although a server runs until it gets SIGTERM")
 
     def _stopped(self) -> Iterator[Finding]:
         began = time.monotonic()
@@ -155,7 +358,7 @@ class Trial:
             return
         code = self.serving.end(self.patience.stop)
         if self.serving.output.flooded:
-            yield self._flood()
+            yield self._ended("")
         elif code is None:
             yield self._fault(_STOP, f"the container still runs {self.patience.stop:g} s after SIGTERM")
         elif code:
@@ -165,31 +368,18 @@ class Trial:
             yield _ok(_STOP, f"the container ended with 0, {time.monotonic() - began:.0f} s after SIGTERM")
 
     def _ended(self, when: str) -> Finding:
+        """The finding for a container that ended: it printed too much, took too much memory, or ended by itself."""
         if self.serving.output.flooded:
-            return self._flood()
-        code = self.serving.ended() or 0
+            much = f"{self.serving.output.size / 2**20:.0f} MiB in {self.serving.age:.0f} s"
+            return self._fault(_OUTPUT, f"the container printed {much}, and was ended for it")
         limit = self.serving.out_of_memory()
-        memory = f"was killed for using more than {(limit or 0) / 2**20:.0f} MiB of memory, its limit"
-        how = f"ended with {_coded(code)}" if limit is None else memory
+        how = f"ended with {_coded(self.serving.ended() or 0)}"
+        if limit is not None:
+            how = f"was killed for using more than {limit / 2**20:.0f} MiB of memory, its limit"
         return self._fault(_STARTUP, f"the container {how} {when}")
 
-    def _flood(self) -> Finding:
-        much = f"{self.serving.output.size / 2**20:.0f} MiB in {self.serving.age:.0f} s"
-        return self._fault(_OUTPUT, f"the container printed {much}, and was ended for it")
-
     def _fault(self, rule: str, says: str, severity: Severity = "error") -> Finding:
-        return fault(rule, says, self.serving.output.lines, severity)
-
-
-def fault(rule: str, says: str, lines: Iterable[str] = (), severity: Severity = "error") -> Finding:
-    """A finding that a step failed, with the container's last lines."""
-    whole = "".join([says, *(f"\n  | {line}" for line in lines)])
-    about, why, todo = rule.removeprefix("serve-"), _WHY[rule], _TODO[rule]
-    return Finding(about=about, rule=rule, agrees=False, says=whole, severity=severity, why=why, todo=todo)
-
-
-def _ok(rule: str, says: str) -> Finding:
-    return Finding(about=rule.removeprefix("serve-"), rule=rule, agrees=True, says=says)
+        return _fault(rule, says, self.serving.output.lines, severity)
 
 
 def _describe(reply: Reply) -> str:
@@ -200,184 +390,128 @@ def _describe(reply: Reply) -> str:
 
 
 def _coded(code: int) -> str:
-    signals = {132: "SIGILL", 134: "SIGABRT", 137: "SIGKILL", 139: "SIGSEGV", 143: "SIGTERM"}
-    return f"{code} ({signals[code]})" if code in signals else str(code)
+    return f"{code} ({_SIGNALS[code]})" if code in _SIGNALS else str(code)
 
 
-def gate(
-    order: ServeOrder, origin: Origin, image: Image, server: Server, report: Reporter, patience: Patience | None = None
-) -> tuple[Finding, ...]:
-    """Run an image in this machine's engine as a serving platform does; nothing of it is left there.
+def request_of(golden: Golden) -> tuple[bytes, Golden]:
+    """Return `{"instances": [...]}`, and as much of the sample as is in it; UnfitError where none can be.
 
-    VerifyError with all that failed; a warning without an engine, or MissingComponentError if the order requires the
-    gate. StampError if the given model cannot be read.
+    Plain values of one input, objects by name of several, as TensorFlow Serving's row format and Vertex AI's custom
+    containers have it. What is larger than a request to Vertex AI may be loses its last rows.
     """
-    if order.gate == "off":
-        return ()
-    with ExitStack() as stack:
-        try:
-            client = stack.enter_context(connected(_INSTEAD))
-            _check_platform(client, platform_name(image))
-        except MissingComponentError as error:
-            if order.gate == "require":
-                raise
-            return _judged((_untried(error.what, error.todo),), origin.variant, report)
-        attempt = _Attempt(order, origin, image, server, report, patience or Patience())
-        return _judged(tuple(_tried(attempt, client)), origin.variant, report)
+    names = [it.name for it in golden.inputs]
+    if len(names) > 1 and any(not it or it.isdigit() for it in names):
+        raise UnfitError("several inputs without names go by their places, which a request has not")
+    if scalar := next((it for it in golden.inputs if not it.shape), None):
+        raise UnfitError(f"input {scalar.name} has no batch".replace("  ", " "))
+    columns = [_nested(_numbers(it), it.shape) for it in golden.inputs]
+    if len({len(it) for it in columns}) != 1:
+        raise UnfitError("its inputs are not batches of one length")
+    rows = columns[0] if len(names) == 1 else [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    sizes = accumulate(len(json.dumps(it)) + len(", ") for it in rows)
+    fitting = sum(it <= _LARGEST for it in islice(sizes, _MOST))
+    if not fitting:
+        raise UnfitError(f"one row of it is larger than a request may be, {_LARGEST} bytes")
+    body = json.dumps({"instances": rows[:fitting]}, allow_nan=False).encode()
+    if fitting == len(rows):
+        return body, golden
+    if any(it.shape[:1] != (len(rows),) for it in golden.outputs):
+        raise UnfitError("it is larger than a request may be, and its outputs have no row for each instance")
+    inputs, outputs = (tuple(_cut(it, fitting) for it in arrays) for arrays in (golden.inputs, golden.outputs))
+    return body, replace(golden, inputs=inputs, outputs=outputs)
 
 
-def check_gate(order: ServeOrder, platform: str | None = None) -> None:
-    """See before the long work that there is an engine for what has to be tried; MissingComponentError."""
-    if order.gate == "require":
-        with connected(_INSTEAD) as client:
-            if platform:
-                _check_platform(client, platform)
+def held_answer(golden: Golden, body: str) -> Iterator[Finding]:
+    """Compare the answer of a predict route with the recorded outputs, within the sample's tolerance.
 
-
-def _check_platform(client: docker.DockerClient, wanted: str) -> None:
-    version = client.version()
-    engine = f"{version['Os']}/{version['Arch']}"
-    if not f"{wanted}/".startswith(f"{engine}/"):
-        todo = f"run this where the engine is {wanted}; {_INSTEAD}"
-        raise MissingComponentError(f"the engine is {engine}, and the image is for {wanted}", where="engine", todo=todo)
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What the predict route is asked."""
-
-    body: bytes
-    golden: Golden
-    """As much of the sample as is in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """What is tried, and what with."""
-
-    order: ServeOrder
-    origin: Origin
-    image: Image
-    server: Server
-    report: Reporter
-    patience: Patience
-
-    @property
-    def model(self) -> str | None:
-        """The URI of the model."""
-        stamped = self.origin.stamped
-        return stamped.uri if stamped else self.order.model or self.origin.manifest.model_uri
-
-    @property
-    def port(self) -> int:
-        return self.server.ports[0] if self.server.ports else PORT
-
-    def variables(self) -> dict[str, str]:
-        """What Vertex AI sets (custom container requirements), as far as it is not about an endpoint."""
-        return {
-            "AIP_MODE": "PREDICTION",
-            "AIP_FRAMEWORK": "CUSTOM_CONTAINER",
-            "AIP_HTTP_PORT": str(self.port),
-            # It is where Vertex AI has copied a model's artifacts to; an image that has its model needs none.
-            **({"AIP_STORAGE_URI": MODEL} if self.model and not self.order.embed else {}),
-            **({"AIP_HEALTH_ROUTE": self.server.health} if self.server.health else {}),
-            **({"AIP_PREDICT_ROUTE": self.server.predict} if self.server.predict else {}),
-        }
-
-
-def _tried(it: _Attempt, client: docker.DockerClient) -> Iterator[Finding]:
-    """Ask the server for the golden sample where it has a route for that, else the model by itself in the image."""
-    if it.model is None and it.server.health and not it.order.embed:
-        todo = "give a stamped model, or a manifest that says where its model lies (model_uri)"
-        yield _untried("nothing says where the model lies", todo)
-        return
-    with ExitStack() as stack:
-        try:
-            model = _local_model(it, stack)
-        except StampError as error:
-            if it.order.model or it.order.gate == "require":
-                raise
-            yield _untried(f"cannot read the model: {error.what}", error.todo)
-            return
-        it.report.step("trying the image in a container engine")
-        name = stack.enter_context(loaded_base(client, it.image, it.report))
-        request = _request(it)
-        if request is None:
-            yield from _by_itself(it, client, name, model)
-        yield from _serve(it, client, name, model, request)
-
-
-def _local_model(it: _Attempt, stack: ExitStack) -> LocalModel | None:
-    """The model's files on this machine; None where there is no model, as for a server that needs none."""
-    return stack.enter_context(open_model(it.model, it.order.order.cache, it.report)) if it.model else None
-
-
-def _request(it: _Attempt) -> _Request | None:
-    """What the predict route is asked; None where it cannot be asked for the sample."""
-    golden = it.origin.manifest.golden
-    if golden is None or not (it.server.health and it.server.predict) or unfit(it.origin.manifest):
-        return None
+    JSON has no types, so that numbers are compared as numbers.
+    """
     try:
-        return _Request(*request_of(golden))
+        shapes = ((name, rows, _shape(rows)) for name, rows in _columns(body).items())
+        found = tuple(_float64(name, shape, list(_flat(rows, shape))) for name, rows, shape in shapes)
+        recorded = tuple(_float64(it.name, it.shape, list(map(float, _numbers(it)))) for it in golden.outputs)  # type: ignore[arg-type]
     except UnfitError as error:
-        it.report.note(f"the golden sample cannot be sent as a request, so the model runs without the server: {error}")
-        return None
+        why = _ADVICE[_PREDICTED][0]
+        yield Finding(about="golden", rule=_PREDICTED, agrees=False, says=str(error), why=why, todo=_BY_CONTRACT)
+        return
+    yield from (replace(it, rule=_PREDICTED) for it in judged(replace(golden, outputs=recorded), found))
 
 
-def _by_itself(it: _Attempt, client: docker.DockerClient, name: str, model: LocalModel | None) -> Iterator[Finding]:
-    manifest = it.origin.manifest
-    if missing := unfit(manifest):
-        yield missing
-    elif model:
-        it.report.note("running the golden sample")
-        runner = InImage(name=name, client=client, image=find_image(client, name, it.report))
-        yield from golden_check(manifest, model, runner)
-
-
-def _serve(
-    it: _Attempt, client: docker.DockerClient, name: str, model: LocalModel | None, request: _Request | None
-) -> Iterator[Finding]:
-    """Serve, and say so where it is the read-only root file system that the server fails for."""
-    copied = {} if it.order.embed or model is None else {f"model/{path}": file for path, file in model.files.items()}
-    files: dict[str, bytes | Path] = {**copied, REQUEST: request.body if request else b""}
-    patience, golden = it.patience, request.golden if request else None
-    launch = Launch(image=name, variables=it.variables(), files=files, output=patience.output, memory=patience.memory)
+def _numbers(array: Array) -> Sequence[Number]:
     try:
-        with serving(client, launch) as container:
-            if it.server.health:
-                it.report.note(f"waiting for GET {it.server.health}, {patience.start:g} s at most")
-            findings = list(Trial(container, it.server, it.port, golden, patience).findings())
-            yield from findings
-            if any(not one.agrees and _READ_ONLY in one.says.lower() for one in findings):
-                yield fault("serve-writes", "the server failed as its root file system cannot be written")
-    except NotStartedError as error:
-        yield fault("serve-startup", f"the container cannot be started: {error}")
+        if width_of(array.dtype) and not array.dtype.startswith("complex"):
+            return numbers(array.dtype, content(array))
+    except DamagedError as error:
+        raise UnfitError(f"{array.name or 'an array'} is damaged: {error}") from error
+    raise UnfitError(f"JSON has no numbers of the type {array.dtype}")
 
 
-def _untried(what: str, todo: str) -> Finding:
-    says = f"the image was not tried: {what}"
-    return Finding(
-        about="gate", rule="serve-untried", agrees=False, severity="warning", says=says, why=_UNSEEN, todo=todo
-    )
+def _cut(array: Array, rows: int) -> Array:
+    width, shape = width_of(array.dtype) or 0, (rows, *array.shape[1:])
+    data = base64.b64encode(content(array)[: math.prod(shape) * width]).decode()
+    return replace(array, shape=shape, data=data, sha256=None)
 
 
-def _judged(found: Sequence[Finding], variant: str, report: Reporter) -> tuple[Finding, ...]:
-    """Tell what was found; VerifyError where any of it is an error."""
-    findings = tuple(_of_cpu(it) if variant == "gpu" else it for it in found)
-    wrong = [it for it in findings if not it.agrees and it.severity == "error"]
-    for it in findings:
-        if it not in wrong:
-            tell = report.note if it.agrees or it.severity == "note" else report.warn
-            tell("\n".join(lines([it])).removeprefix("warning").lstrip())
-    if wrong:
-        count = f"{len(wrong)} of {len(findings)} findings {'differs' if len(wrong) == 1 else 'differ'}"
-        what = "\n".join((f"the image does not serve as it should, and is not pushed: {count}", *lines(wrong)))
-        raise VerifyError(what, where="gate", todo="repair what the findings name, and build again")
-    return findings
+def _nested(values: Sequence[Number], shape: Sequence[int]) -> Any:
+    """Nest values as lists; NaN and infinity are the words that the JSON form of Protocol Buffers has for them."""
+    if not shape:
+        value = values[0]
+        if isinstance(value, float) and not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return value
+    step = math.prod(shape[1:])
+    return [_nested(values[at * step : (at + 1) * step], shape[1:]) for at in range(shape[0])]
 
 
-def _of_cpu(finding: Finding) -> Finding:
-    """A container of the gate has no GPU."""
-    if finding.agrees or finding.id not in ("golden", PREDICTED):
-        return finding
-    return replace(finding, why=f"{finding.why}; the container had no GPU, and kernels for the CPU round otherwise")
+def _columns(body: str) -> Mapping[str, list[Any]]:
+    """The values of each output of an answer: predictions are objects by name where there are several."""
+    try:
+        predictions = json.loads(body)["predictions"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UnfitError(f"the answer has no predictions: {body[:200]}") from error
+    if not isinstance(predictions, list):
+        raise UnfitError(f"the predictions are not a list: {body[:200]}")
+    if not predictions or not all(isinstance(it, dict) for it in predictions):
+        return {"": predictions}
+    names = predictions[0].keys()
+    if any(it.keys() != names for it in predictions):
+        raise UnfitError("the predictions do not all have the same outputs")
+    return {str(name): [it[name] for it in predictions] for name in names}
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Of the first of everything; whether all are like it shows when they are read."""
+    shape: list[int] = []
+    while isinstance(value, list):
+        shape.append(len(value))
+        value = value[0] if value else None
+    if len(shape) > _DEEPEST:
+        raise UnfitError(f"the predictions have {len(shape)} dimensions")
+    return tuple(shape)
+
+
+def _flat(value: Any, shape: Sequence[int]) -> Iterator[float]:
+    if not shape:
+        yield _number(value)
+        return
+    if not isinstance(value, list) or len(value) != shape[0]:
+        raise UnfitError("the predictions do not all have the same shape")
+    for it in value:
+        yield from _flat(it, shape[1:])
+
+
+def _number(value: Any) -> float:
+    """A number of JSON, or what servers say for one that JSON has not."""
+    if value in ("NaN", "Infinity", "-Infinity", None):
+        return float(value or "NaN")
+    if not isinstance(value, int | float):
+        raise UnfitError(f"a prediction is not a number: {json.dumps(value)[:100]}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _float64(name: str, shape: tuple[int, ...], values: Sequence[float]) -> Array:
+    data = base64.b64encode(struct.pack(f"<{len(values)}d", *values)).decode()
+    return Array(name=name, dtype="float64", shape=shape, data=data)

@@ -26,32 +26,13 @@ FOLDER = "/envbuild-gate"
 MODEL = f"{FOLDER}/model"
 _PYTHON = f"{PREFIX}/bin/python"
 _PROBE = "probe.py"
-_LINES = 12
-_LONGEST = 500
-_PAUSE = 0.1
+_LINES, _LONGEST = 12, 500
 _KILLED = 137
 """The exit code of what somebody else removed: 128 and the number of SIGKILL."""
-_ENDED = 409
-"""What engines say to who wants something of a container that has ended."""
 
 
 class NotStartedError(Exception):
     """The engine cannot start a container; the argument is its reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """What is started."""
-
-    image: str
-    """As the engine knows it."""
-    variables: Mapping[str, str]
-    files: Mapping[str, bytes | Path]
-    """What lies in the volume, by paths in it."""
-    memory: int | None = None
-    """Bytes that it may use; None for most of what the engine's machine has."""
-    output: int = 16 << 20
-    """Bytes that it may print before it is ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +103,9 @@ class Serving:
         found = self._inspect()
         return int(found["HostConfig"]["Memory"]) if found.get("State", {}).get("OOMKilled") else None
 
-    def _inspect(self) -> Mapping[str, Any]:
+    def _inspect(self) -> dict[str, Any]:
         with suppress(NotFound):  # others may remove it
-            found: Mapping[str, Any] = self.client.api.inspect_container(self.name)
-            return found
+            return dict(self.client.api.inspect_container(self.name))
         return {}
 
     def ask(self, method: str, port: int, route: str, seconds: int, file: str = "") -> Reply:
@@ -133,13 +113,13 @@ class Serving:
         command = [_PYTHON, "-I", "-S", f"{FOLDER}/{_PROBE}", method, str(port), route, str(seconds)]
         command += [f"{FOLDER}/{file}"] if file else []
         try:
-            made = self.client.api.exec_create(self.name, command)["Id"]
-            said, other = self.client.api.exec_start(made, demux=True)
+            process = self.client.api.exec_create(self.name, command)["Id"]
+            stdout, stderr = self.client.api.exec_start(process, demux=True)
         except APIError as error:
-            if error.status_code != _ENDED and self.ended() is None:  # podman says 500
+            if error.status_code != 409 and self.ended() is None:  # podman answers 500 for one that has ended
                 return Reply(fault=f"the engine can start no process in the container: {explanation(error)}")
             return Reply(fault="the container has ended")
-        return _reply(said or b"", other or b"", seconds)
+        return _reply(stdout or b"", stderr or b"", seconds)
 
     def end(self, seconds: float) -> int | None:
         """Send SIGTERM; return its exit code, or None where it still runs after some seconds."""
@@ -151,7 +131,7 @@ class Serving:
         """Its exit code once it has ended; None where it still runs after some seconds."""
         end = time.monotonic() + seconds
         while (code := self.ended()) is None and time.monotonic() < end:
-            time.sleep(_PAUSE)
+            time.sleep(0.1)
         return code
 
 
@@ -169,28 +149,33 @@ def _reply(said: bytes, other: bytes, seconds: int) -> Reply:
 
 
 @contextmanager
-def serving(client: docker.DockerClient, launch: Launch) -> Iterator[Serving]:
+def serving(
+    client: docker.DockerClient,
+    image: str,
+    variables: dict[str, str],
+    files: Mapping[str, bytes | Path],
+    *,
+    memory: int | None,
+    output: int,
+) -> Iterator[Serving]:
     """Start a container as the image's own user, confined; it is removed however the block ends.
 
-    NotStartedError where it cannot be started, so that nothing of the image ran.
+    `files` lie in its volume, by paths in it; `memory` is in bytes, None for most of what the engine's machine has;
+    `output` is how many bytes it may print. NotStartedError where it cannot be started, so that nothing of it ran.
     """
     api, name = client.api, f"envbuild-gate-{owner_suffix()}"
-    host = api.create_host_config(
-        **confinement(client, launch.memory),
-        log_config=LogConfig(type="none"),  # the engine must not fill its disk with what is printed
-    )
+    # The engine must not fill its disk with what is printed.
+    host = api.create_host_config(**confinement(client, memory), log_config=LogConfig(type="none"))
     try:
         with _translated_refusal():
-            api.create_container(
-                launch.image, name=name, volumes=[FOLDER], environment=dict(launch.variables), host_config=host
-            )
-        files = {_PROBE: Path(probe.__file__), **launch.files}
+            api.create_container(image, name=name, volumes=[FOLDER], environment=variables, host_config=host)
+        files = {_PROBE: Path(probe.__file__), **files}
         api.put_archive(name, FOLDER, tar_stream(files, dict.fromkeys(parents(files), 0o755)))
-        output = Output(launch.output)
-        with _heard(client, name, output):
+        printed = Output(output)
+        with _heard(client, name, printed):
             with _translated_refusal():
                 api.start(name)
-            yield Serving(client, name, output)
+            yield Serving(client, name, printed)
     finally:
         with suppress(NotFound):
             api.remove_container(name, force=True, v=True)
@@ -206,15 +191,13 @@ def _translated_refusal() -> Iterator[None]:
 
 @contextmanager
 def _heard(client: docker.DockerClient, name: str, output: Output) -> Iterator[None]:
-    """Hear what a container prints, from its start on; one that prints without end is ended."""
+    """Read what a container prints, from its start on; one that prints without end is ended."""
     patience, client.api.timeout = client.api.timeout, None  # it may be silent for as long as it likes
     try:
         socket = client.api.attach_socket(name, params={"stdout": 1, "stderr": 1, "stream": 1})
     finally:
         client.api.timeout = patience
-
-    # What owns the connection is kept there by docker-py.
-    close = getattr(socket, "_response", socket).close
+    close = getattr(socket, "_response", socket).close  # docker-py keeps what owns the connection there
 
     def hear() -> None:
         with suppress(OSError, ValueError, DockerException, RequestException):  # it is closed, or the engine is gone
@@ -225,8 +208,7 @@ def _heard(client: docker.DockerClient, name: str, output: Output) -> Iterator[N
                     client.api.kill(name)
                     return
 
-    thread = threading.Thread(target=hear, daemon=True)
-    thread.start()
+    threading.Thread(target=hear, daemon=True).start()
     try:
         yield
     finally:

@@ -1,13 +1,14 @@
 """The order for a serving image, the training image below it, and the result."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from envbuild.build import Order
 from envbuild.image.child import Parent
 from envbuild.lock.model import Lock
+from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 ServerName = Literal["fastapi", "tf-serving", "triton"]
 Gate = Literal["auto", "require", "off"]
-
 APP_FOLDER = "/app"
 """Where the application lies in an image, which is its working folder."""
 MODEL_FOLDER = "/model"
@@ -39,7 +39,6 @@ class Server:
     files: Mapping[str, bytes | Path] = field(default_factory=dict)
     """By their absolute paths in the image."""
     cmd: tuple[str, ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
     ports: tuple[int, ...] = ()
     health: str = ""
     """The route that answers 200 when predictions can be asked for; empty where none is known."""
@@ -79,6 +78,12 @@ class ServeOrder:
     """Whether the container is tried before it is pushed: where there is an engine, always, or never."""
     signed: tuple[str, ...] = ()
     """Public keys, one of which must have signed the model's stamp; by default the parent key, else the signing one."""
+
+    def index_settings(self) -> IndexSettings:
+        """How indexes are asked for wheels."""
+        settings = read_settings(self.order.find_links, offline=self.order.offline)
+        authorities = self.order.ca_bundle
+        return replace(settings, ca_bundle=str(authorities.absolute())) if authorities else settings
 
     @property
     def training_keys(self) -> tuple[str, ...]:

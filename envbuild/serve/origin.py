@@ -1,12 +1,13 @@
-"""Whether the training image that a signed serving image starts with is signed itself, by a key that is named."""
+"""The training image that a serving image starts with: from the stamp, or built again from the same lock."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
-from envbuild.build import Order, Part, Plan, Reporter, build, make_plans
+from envbuild.build import Order, Part, Reporter, build, make_plans
 from envbuild.build.extend import find_parent, is_nameless, recorded_base
 from envbuild.build.order import PLATFORMS
 from envbuild.cache import workplace
@@ -20,8 +21,8 @@ from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES, read_layout
 from envbuild.oci.reference import Reference
 from envbuild.serve.model import Origin, ServeOrder
-from envbuild.stamp.record import Stamp, StampedImage, lock_name
-from envbuild.stamp.signature import Proof
+from envbuild.stamp.history import Proof
+from envbuild.stamp.record import StampedImage, lock_name
 from envbuild.verify.registries import check_signed
 from envbuild.verify.sources.model import StampedModel, artifact_findings, current_stamp, manifest_copy, read_model
 
@@ -35,10 +36,17 @@ def check_parent(order: ServeOrder, image: StampedImage, model: str, report: Rep
     Everyone who can write to the model's folder can change its stamp, so the stamp alone proves nothing.
     Without either key nothing is asked; errors as `check_signed`.
     """
-    key = order.parent_key or _public_half(order.order.attestations.key)
+    key, named = order.parent_key, f"by {order.parent_key}"
+    if not key and order.order.attestations.key:
+        from envbuild.attest.keys import KEYLESS, Identity, signer_of  # noqa: PLC0415 - its libraries are slow to import
+
+        public, named = signer_of(order.order.attestations.key).public_key, "by --sign's key"
+        if isinstance(public, Identity):
+            key = f"{KEYLESS}:{public.issuer}={public.name}"
+        else:
+            key = str(public.keyval["public"])
     if not key:
         return
-    named = f"by {order.parent_key}" if order.parent_key else "by --sign's key"
     todo = "give --parent-key, or push the training image with --sign; verify --deep builds it again and compares"
     if not image.reference:
         what = f"the training image {image.digest} is not signed {named}: it was never pushed"
@@ -48,19 +56,6 @@ def check_parent(order: ServeOrder, image: StampedImage, model: str, report: Rep
     if wrong:
         what = f"the training image {image.reference} is not signed {named}: {'; '.join(wrong)}"
         raise VerifyError(what, where=model, todo=todo)
-
-
-def _public_half(key: str | None) -> str:
-    """The public key of what signs, in PEM, or its identity; empty where nothing does."""
-    if not key:
-        return ""
-    from envbuild.attest.keyless import KEYLESS, Identity  # noqa: PLC0415 - its libraries are slow to import
-    from envbuild.attest.keys import signer_of  # noqa: PLC0415 - its libraries are slow to import
-
-    public = signer_of(key).public_key
-    if isinstance(public, Identity):
-        return f"{KEYLESS}:{public.issuer}={public.name}"
-    return str(public.keyval["public"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +96,16 @@ def find_start(order: ServeOrder, report: Reporter) -> Start:
 
     StampError for a model without a stamp that holds, VerifyError for one whose files are not what the run saved.
     """
-    return _of_model(order, order.model, report) if order.model else _of_manifest(order.order)
+    if order.model:
+        return _start_of_model(order, order.model, report)
+    plan = make_plans(order.order)[0]
+    return Start(
+        name=order.order.manifest_name,
+        manifest=plan.manifest,
+        manifest_bytes=order.order.manifest,
+        variant=plan.stack.variant,
+        platform=PLATFORMS[plan.stack.machine],
+    )
 
 
 def find_origin(order: ServeOrder, report: Reporter, now: datetime) -> Origin:
@@ -118,42 +122,41 @@ def find_origin(order: ServeOrder, report: Reporter, now: datetime) -> Origin:
     parent = _parent(start, _located(lock, order.order.find_links), order.order.out, report) if lock else None
     if parent is None or image is None:
         return _built(start, order.order, report, now)
-    return Origin(
+    return _origin(start)(
         parent=parent,
         reference=start.reference,
+        environment=image.environment,
+        overrides=image.overrides,
+        identity=image.identity,
+    )
+
+
+def _origin(start: Start) -> "partial[Origin]":
+    return partial(
+        Origin,
         manifest=start.manifest,
         manifest_bytes=start.manifest_bytes,
         variant=start.variant,
         platform=start.platform,
-        environment=image.environment,
-        overrides=image.overrides,
-        identity=image.identity,
         stamped=start.stamped,
         built_on=start.nearest,
     )
 
 
-def _of_manifest(order: Order) -> Start:
-    plan: Plan = make_plans(order)[0]
-    return Start(
-        name=order.manifest_name,
-        manifest=plan.manifest,
-        manifest_bytes=order.manifest,
-        variant=plan.stack.variant,
-        platform=PLATFORMS[plan.stack.machine],
-    )
-
-
-def _of_model(order: ServeOrder, uri: str, report: Reporter) -> Start:
+def _start_of_model(order: ServeOrder, uri: str, report: Reporter) -> Start:
     model = read_model(uri, _proof(order))
     stamp = current_stamp(model)
-    data = manifest_copy(model, stamp)
+    data, folder = (
+        manifest_copy(model, stamp),
+        "copy the model's whole folder, envbuild/ with it, from where it was stamped",
+    )
     if model.manifest is None or data is None:
-        todo = "copy the model's whole folder, envbuild/ with it, from where it was stamped, or give the run's manifest"
-        what = f"the copy of the run's manifest is not to be had: {_faults(model) or 'it was changed'}"
-        raise StampError(what, where=uri, todo=todo)
+        faults = "; ".join(f"{name}: {fault}" for name, fault in sorted(model.faults.items()))
+        what = f"the copy of the run's manifest cannot be used: {faults or 'it was changed'}"
+        raise StampError(what, where=uri, todo=f"{folder}, or give the run's manifest")
     _check_files(model, report)
-    variant, platform = _chosen(order.order, stamp, model.manifest, uri)
+    images = [it for it in stamp.images if it.role == "train"]
+    variant, platform = _chosen(order.order, images, model.manifest, uri)
     start = Start(
         name=uri,
         manifest=model.manifest,
@@ -162,9 +165,13 @@ def _of_model(order: ServeOrder, uri: str, report: Reporter) -> Start:
         platform=platform,
         stamped=model,
         image=stamp.image(("train", variant, platform)),
-        nearest=_nearest(_train(stamp), variant, platform),
+        # The image itself where it is stamped; else first the same platform's, as those have one base.
+        nearest=min(images, key=lambda it: (it.platform != platform, it.variant != variant)),
     )
-    _check_lock(start)
+    if start.lock is None and start.nearest:
+        name = lock_name(start.nearest)
+        what = f"the lock of its training image cannot be used: {model.faults.get(name, 'it is not there')}"
+        raise StampError(what, where=f"{uri}, {name}", todo=folder)
     return start
 
 
@@ -180,14 +187,6 @@ def _proof(order: ServeOrder) -> Proof | None:
     return Proof(keys=keys, minimum=order.order.minimum_record)
 
 
-def _faults(model: StampedModel) -> str:
-    return "; ".join(f"{name}: {fault}" for name, fault in sorted(model.faults.items()))
-
-
-def _train(stamp: Stamp) -> tuple[StampedImage, ...]:
-    return tuple(it for it in stamp.images if it.role == "train")
-
-
 def _check_files(model: StampedModel, report: Reporter) -> None:
     """Refuse a model one of whose files is not what the run saved; VerifyError."""
     wrong = [it for it in artifact_findings(model) if not it.agrees]
@@ -200,32 +199,17 @@ def _check_files(model: StampedModel, report: Reporter) -> None:
         (report.note if it.severity == "note" else report.warn)(f"{it.about}: {it.says}")
 
 
-def _chosen(order: Order, stamp: Stamp, manifest: TrainingManifest, uri: str) -> tuple[str, str]:
+def _chosen(order: Order, images: Sequence[StampedImage], manifest: TrainingManifest, uri: str) -> tuple[str, str]:
     """The variant and platform: those that were asked for, else the run's own as far as they are stamped."""
-    images = _train(stamp)
     if not images:
         todo = "stamp it with its run first: envbuild from-manifest MANIFEST --push REPOSITORY --stamp MODEL"
         raise StampError("the model is stamped with no training image", where=uri, todo=todo)
     own = PLATFORMS.get(manifest.platform.machine or "", "")
-    there = [it.platform for it in images]
-    platform = order.platforms[0] if order.platforms else own if own in there else there[0]
+    stamped = [it.platform for it in images]
+    platform = order.platforms[0] if order.platforms else own if own in stamped else stamped[0]
     variants = {it.variant for it in images if it.platform == platform} or {it.variant for it in images}
     variant = order.variant if order.variant != "auto" else "gpu" if "gpu" in variants else "cpu"
     return variant, platform
-
-
-def _nearest(images: Sequence[StampedImage], variant: str, platform: str) -> StampedImage:
-    """The image itself where it is stamped; else first the same platform's, as those have one base."""
-    return min(images, key=lambda it: (it.platform != platform, it.variant != variant))
-
-
-def _check_lock(start: Start) -> None:
-    """StampError where the lock beside the stamp is not the one that the image was made from."""
-    if start.lock is None and start.nearest and start.stamped:
-        name = lock_name(start.nearest)
-        todo = "copy the model's whole folder, envbuild/ with it, from where it was stamped"
-        what = f"the lock of its training image cannot be used: {start.stamped.faults.get(name, 'it is not there')}"
-        raise StampError(what, where=f"{start.name}, {name}", todo=todo)
 
 
 def _parent(start: Start, lock: Lock, out: Path, report: Reporter) -> Parent | None:
@@ -252,22 +236,17 @@ def _located(lock: Lock, folders: Sequence[Path]) -> Lock:
 
 
 def _in_layout(folder: Path, start: Start) -> Image | None:
-    """The image that the model is stamped with, if a layout has it."""
+    """The image that the model is stamped with, if a layout has it; UsageError for an unknown platform."""
     assert start.image is not None, "the caller looked"
     if not (folder / "oci-layout").is_file():
         return None
+    machines = {f"linux/{name}": machine for machine, name in ARCHITECTURES.items()}
+    if start.platform not in machines:
+        raise UsageError("no image is made for this platform", where=start.platform, todo="give another --platform")
     with suppress(BaseError):  # of another platform, or damaged: then it is made again
-        image = read_layout(folder, machine=_machine(start.platform))
+        image = read_layout(folder, machine=machines[start.platform])
         return image if image.digest == start.image.digest else None
     return None
-
-
-def _machine(platform: str) -> str:
-    """`x86_64` for `linux/amd64`; UsageError for a platform that no image is made for."""
-    found = [machine for machine, name in ARCHITECTURES.items() if platform == f"linux/{name}"]
-    if not found:
-        raise UsageError("no image is made for this platform", where=platform, todo="give another --platform")
-    return found[0]
 
 
 def _built(start: Start, order: Order, report: Reporter, now: datetime) -> Origin:
@@ -280,18 +259,12 @@ def _built(start: Start, order: Order, report: Reporter, now: datetime) -> Origi
     _check_built(start, part)
     reference = part.pushed.reference if part.pushed else None
     found = find_parent(reference, part.lock) if reference else Parent(image=part.assembled.image, lock=part.lock)
-    return Origin(
+    return _origin(start)(
         parent=found,
         reference=reference,
-        manifest=start.manifest,
-        manifest_bytes=start.manifest_bytes,
-        variant=start.variant,
-        platform=start.platform,
         environment=part.recipe.environment,
         overrides=part.plan.stack.overrides,
         identity=part.proof.summary,
-        stamped=start.stamped,
-        built_on=start.nearest,
         pylock=part.pylock if start.stamped is None else b"",
     )
 
@@ -331,19 +304,18 @@ def _training_order(start: Start, order: Order, out: Path) -> Order:
 
 def _check_built(start: Start, part: Part) -> None:
     """VerifyError where what was built is not what is stamped, or has other versions than the lock it is made from."""
+    where = f"{start.name}, {start.slot}"
     if start.image and part.digest != start.image.digest:
         what = f"the model is stamped with {start.image.digest}, and its manifest now gives {part.digest}"
         todo = "push the stamped image from where it still lies, or build, push and stamp the training image again"
-        raise VerifyError(what, where=f"{start.name}, {start.slot}", todo=todo)
-    if start.lock and (moved := list(_moved(start.lock, part.lock))):
+        raise VerifyError(what, where=where, todo=todo)
+    known = {it.name: it.version for it in start.lock.wheels} if start.lock else {}
+    moved = [
+        f"{it.name} {known[it.name]} -> {it.version}"
+        for it in part.lock.wheels
+        if known.get(it.name, it.version) != it.version
+    ]
+    if moved:
         what = "\n  - ".join(("this variant would have other versions than the one that is stamped:", *moved))
         todo = "have an index or a folder (--find-links DIR) that still has the stamped versions"
-        raise VerifyError(what, where=f"{start.name}, {start.slot}", todo=todo)
-
-
-def _moved(before: Lock, after: Lock) -> Iterator[str]:
-    """The pins that both have in other versions."""
-    known = {it.name: it.version for it in before.wheels}
-    for it in after.wheels:
-        if known.get(it.name, it.version) != it.version:
-            yield f"{it.name} {known[it.name]} -> {it.version}"
+        raise VerifyError(what, where=where, todo=todo)

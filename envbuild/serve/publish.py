@@ -1,8 +1,9 @@
-"""Where a serving image goes besides a registry: a layout, an archive, an engine."""
+"""A serving image that is built: written or loaded, published with its attestations, and stamped on the model."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from envbuild.attest.attach import attest
@@ -26,7 +27,7 @@ from envbuild.oci.image import Image
 from envbuild.oci.layout import write_layout
 from envbuild.registry.tags import publish
 from envbuild.serve.compatible import RELATION
-from envbuild.serve.model import Origin, ServeOrder, ServeResult
+from envbuild.serve.model import ServeOrder, ServeResult
 from envbuild.stamp.history import Snapshot
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
@@ -39,20 +40,16 @@ def place(order: Order, image: Image, report: Reporter, *, pushed: bool) -> tupl
     """
     layout = None if pushed or order.archive or order.load else order.out
     if layout:
-        _write_layout(layout, image, report)
+        report.step(f"writing the OCI layout {layout}")
+        # What a layout has already stays where it is; a new one appears whole.
+        if (layout / "index.json").exists():
+            write_layout(image, layout, name=LAYOUT_NAME)
+        else:
+            with staged_folder(layout) as staged:
+                write_layout(image, staged, name=LAYOUT_NAME)
     if order.archive:
         into_archive(order, order.archive, image, report)
     return layout, into_engine(order.load, image, report).id if order.load else None
-
-
-def _write_layout(folder: Path, image: Image, report: Reporter) -> None:
-    report.step(f"writing the OCI layout {folder}")
-    # What a layout has already stays where it is; a new one appears whole.
-    if (folder / "index.json").exists():
-        write_layout(image, folder, name=LAYOUT_NAME)
-        return
-    with staged_folder(folder) as staged:
-        write_layout(image, staged, name=LAYOUT_NAME)
 
 
 def stamp_served(order: ServeOrder, served: ServeResult, now: datetime, early: Snapshot, report: Reporter) -> str:
@@ -62,32 +59,33 @@ def stamp_served(order: ServeOrder, served: ServeResult, now: datetime, early: S
     """
     model, origin = order.order.stamp, served.origin
     assert model is not None, "the caller looked"
-    manifest, signer = origin.manifest_bytes, signer_for(order.order, order.training_keys)
-    files = stamp_content(order.order, origin.manifest, early, report)
+    signer = signer_for(order.order, order.training_keys)
+    content = stamp_content(order.order, origin.manifest, early, report)
+    write = partial(stamp, model, manifest=origin.manifest_bytes, now=now, early=early, signer=signer, content=content)
+    entry = partial(
+        StampEntry,
+        variant=origin.variant,
+        platform=origin.platform,
+        environment=origin.environment,
+        overrides=origin.overrides,
+        identity=origin.identity,
+    )
     results, built_on = [], origin.built_on
     if origin.pylock:
         tag_as_stamped(origin.reference, report)
-        entry = _of_training(served)
-        lock = origin.pylock
-        results.append(
-            stamp(model, entry, manifest=manifest, lock=lock, now=now, early=early, signer=signer, content=files)
-        )
-        built_on = results[-1].stamp.image(entry.slot)
+        reference = str(origin.reference) if origin.reference else None
+        train = entry(role="train", reference=reference, digest=origin.parent.digest)
+        results.append(write(train, lock=origin.pylock))
+        built_on = results[-1].stamp.image(train.slot)
     tag_as_stamped(served.pushed.reference if served.pushed else None, report)
-    lock, entry = joined_lock(served), _of_serving(order, served)
-    results.append(
-        stamp(
-            model,
-            entry,
-            manifest=manifest,
-            lock=lock,
-            now=now,
-            early=early,
-            signer=signer,
-            content=files,
-            built_on=built_on,
-        )
+    serve = entry(
+        role="serve",
+        reference=str(served.reference) if served.reference else None,
+        digest=served.digest,
+        tag=order.order.push.tag if order.order.push and served.pushed else None,
+        relation=RELATION if served.runtime else None,
     )
+    results.append(write(serve, lock=joined_lock(served), built_on=built_on))
     report_stamps(results, report, signed=signer is not None)
     return results[-1].record
 
@@ -98,36 +96,6 @@ def joined_lock(served: ServeResult) -> bytes:
     wheels = tuple(sorted((*below.wheels, *served.above.wheels), key=lambda it: it.name))
     base = dict(served.origin.parent.lock.base)
     return pylock_text(replace(below, wheels=wheels), base=base)
-
-
-def _of_serving(order: ServeOrder, served: ServeResult) -> StampEntry:
-    origin = served.origin
-    return StampEntry(
-        role="serve",
-        variant=origin.variant,
-        platform=origin.platform,
-        reference=str(served.reference) if served.reference else None,
-        digest=served.digest,
-        environment=origin.environment,
-        overrides=origin.overrides,
-        identity=origin.identity,
-        tag=order.order.push.tag if order.order.push and served.pushed else None,
-        relation=RELATION if served.runtime else None,
-    )
-
-
-def _of_training(served: ServeResult) -> StampEntry:
-    origin = served.origin
-    return StampEntry(
-        role="train",
-        variant=origin.variant,
-        platform=origin.platform,
-        reference=str(origin.reference) if origin.reference else None,
-        digest=origin.parent.digest,
-        environment=origin.environment,
-        overrides=origin.overrides,
-        identity=origin.identity,
-    )
 
 
 def publish_served(order: ServeOrder, served: ServeResult, report: Reporter, started: datetime) -> None:
@@ -142,7 +110,9 @@ def publish_served(order: ServeOrder, served: ServeResult, report: Reporter, sta
         publish({served.pushed.reference: served.tags})
         return
     origin = served.origin
-    name, digest = _base(origin)
+    name, digest = named_base(origin.parent.image)
+    asked = dict(origin.parent.lock.base).get("name", "")
+    model = origin.stamped.model if origin.stamped else None
     facts = Facts(
         reference=served.pushed.reference,
         image=served.image,
@@ -152,34 +122,17 @@ def publish_served(order: ServeOrder, served: ServeResult, report: Reporter, sta
         variant=origin.variant,
         platform=origin.platform,
         environment=origin.environment,
-        base_name=name,
-        base_digest=digest,
+        base_name=name or (asked if asked.startswith(DEBIAN) else ""),  # a folder of this machine is never named
+        base_digest=Digest.parse(digest) if digest else origin.parent.digest,
         manifest=Digest.of(origin.manifest_bytes),
         model=origin.stamped.uri if origin.stamped else None,
-        model_files=tuple(_files(origin)),
+        model_files=tuple((it.path, Digest(it.sha256)) for it in (model.files if model else ()) if it.sha256),
         parent=origin.reference,
         parameters=tuple(_parameters(order)),
         started=started,
         finished=datetime.now(UTC),
     )
-    wanted = order.order.attestations
-    publish({facts.reference: served.tags}, lambda: attest(facts, wanted, report))
-
-
-def _base(origin: Origin) -> tuple[str, Digest]:
-    """What the training image stands on; a folder of this machine is never named."""
-    name, digest = named_base(origin.parent.image)
-    asked = dict(origin.parent.lock.base).get("name", "")
-    found = name or (asked if asked.startswith(DEBIAN) else "")
-    return found, Digest.parse(digest) if digest else origin.parent.digest
-
-
-def _files(origin: Origin) -> Iterator[tuple[str, Digest]]:
-    """Yield the model's current files, which were compared with the run's."""
-    model = origin.stamped.model if origin.stamped else None
-    for file in model.files if model else ():
-        if file.sha256:
-            yield file.path, Digest(file.sha256)
+    publish({facts.reference: served.tags}, lambda: attest(facts, order.order.attestations, report))
 
 
 def _parameters(order: ServeOrder) -> Iterator[tuple[str, str]]:

@@ -3,39 +3,36 @@
 import ast
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild.build import Order, Reporter
+from envbuild.build import Reporter
 from envbuild.errors import BuildError, LockError, UsageError
-from envbuild.image.assembler import OVERLAPS_LINE, assemble, cache_keys, wheels_to_read
+from envbuild.image.assembler import OVERLAPS_LINE, assemble, wheels_to_read
 from envbuild.image.child import Parent, interpreter_of
 from envbuild.image.config import CHECK_LINE, OURS
 from envbuild.image.debian.layer import LINE as PACKAGES_LINE
-from envbuild.image.layers.cache import Decode, LayerCache
+from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.plan import plan_layers
-from envbuild.image.layers.writer import LayerResult
 from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, named_base
 from envbuild.lock.dependencies import Declared, marker_environment, needed
 from envbuild.lock.download import Arrivals
 from envbuild.lock.facts import FactReader
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.lock.resolution import open_question
-from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image, Layer, canonical_json, history_lines
+from envbuild.oci.image import Layer, canonical_json, history_lines
 from envbuild.recipe import PREFIX, SLIM_LABEL, SLIM_OF_LABEL, Base, Recipe
+from envbuild.registry.shared_cache import SharedCache
 from envbuild.serve.model import Gate, Origin, ServeOrder, Server, Slimmed
-from envbuild.trust import Claim, Voucher
 from envbuild.verify.environment import Pattern, listed, training_only
 from envbuild.verify.findings import Finding
-
-_T = TypeVar("_T")
 
 _WITHOUT = "build without --slim"
 _NAMED = 3
@@ -47,12 +44,7 @@ _PROOFS = frozenset({"golden", "serve-golden"})
 
 
 def find_slimmed(
-    order: ServeOrder,
-    origin: Origin,
-    server: Server,
-    above: Lock,
-    code: Mapping[str, bytes | Path],
-    report: Reporter,
+    order: ServeOrder, origin: Origin, server: Server, above: Lock, code: Mapping[str, bytes | Path], report: Reporter
 ) -> Slimmed:
     """Say what the serving image does without; `above` is locked above all of the training environment.
 
@@ -64,10 +56,13 @@ def find_slimmed(
     report.step("looking for what only training uses")
     kept = [*order.extras, *server.requirements, *(it.name for it in above.wheels)]
     modules = imports_of(code) | commanded((*order.cmd, *server.cmd))
-    with open_question((), lock.target, _settings(options), options.cache) as question:
+    with open_question((), lock.target, order.index_settings(), options.cache) as question:
         declared = _declared(question.reader, (*lock.wheels, *above.wheels), report)
         most = slimmed(lock, origin.manifest, kept, declared, training_only())
-        used = [it.name for it in lock.wheels if it.name in most.lock.slim and _used(it, modules, question.reader)]
+        candidates = [it for it in lock.wheels if it.name in most.lock.slim] if modules else []
+        brought = {it.name: question.reader.modules(it) for it in candidates}
+        # A wheel whose modules are not known may be imported.
+        used = [name for name, its in brought.items() if its is None or not modules.isdisjoint(its)]
     found = slimmed(lock, origin.manifest, (*kept, *used), declared, training_only())
     for line in found.dropped:
         report.note(f"left out: {line}")
@@ -90,43 +85,99 @@ def imports_of(code: Mapping[str, bytes | Path]) -> frozenset[str]:
     return frozenset(found)
 
 
-def slim_parent(origin: Origin, slim: Slimmed, order: ServeOrder, report: Reporter) -> Parent:
+def slim_parent(
+    origin: Origin, slim: Slimmed, order: ServeOrder, report: Reporter, shared: SharedCache | None = None
+) -> Parent:
     """Assemble the environment from what is left, on the training image's own layers where they stay, by digest.
 
     Bytecode is left out: it belongs to layers that may be others now. BuildError for an image that envbuild did not
-    assemble; LockError and WheelError for the wheels of layers that have to be made.
+    assemble; LockError and WheelError for the wheels of layers that neither a cache nor `shared` has.
     """
-    parts = _Parts.of(origin.parent)
-    recipe = parts.recipe(slim, origin.environment)
-    cache = LayerCache(order.order.cache, parts.cache(recipe), report.note)
-    theirs = {it.descriptor.digest: it for it in parts.parent.image.layers}
+    parent, config = origin.parent, json.loads(origin.parent.image.config)
+    lines = history_lines(config, len(parent.image.layers))
+    recipe = _recipe(origin, slim.lock, config)
+    count = _count_base_layers(parent, lines, recipe)
+    # Layers that are made here are named otherwise.
+    layers = [replace(it, created_by=line) for it, line in zip(parent.image.layers, lines, strict=True)]
+    base = _base(parent, config, tuple(layers[:count]), recipe.python_path)
     report.step(f"assembling the environment without {len(slim.dropped)} distributions")
+    cache = LayerCache(order.order.cache, shared, report.note)
+    theirs = {it.descriptor.digest: it for it in layers}
 
     def fetched(done: int, total: int, _text: str) -> None:
         report.progress("fetching", done, total)
 
-    with Arrivals(order.order.cache, report=fetched, settings=_settings(order.order)) as arrivals:
+    with Arrivals(order.order.cache, report=fetched, settings=order.index_settings()) as arrivals:
         arrivals.start(wheels_to_read(recipe, cache))
-        made = assemble(recipe, parts.base, arrivals, cache, report.progress).image
+        made = assemble(recipe, base, arrivals, cache, report.progress).image
         for layer in made.layers:
             if layer.found == "cache" and layer.descriptor.digest not in theirs:
                 layer.open().close()  # a damaged one is made again while there are wheels
     image = replace(made, layers=tuple(theirs.get(it.descriptor.digest, it) for it in made.layers))
-    report.note(_saving(slim, image, theirs))
+    same = [it.descriptor.size for it in image.layers if it.descriptor.digest in theirs]
+    share = sum(same) / sum(it.descriptor.size for it in image.layers)
+    report.note(
+        f"{slim.saved / 1e6:.1f} MB of wheels are left out; {len(same)} of {len(image.layers)} layers, {share:.0%} of "
+        "the bytes, are the training image's"
+    )
     return Parent(image=image, lock=slim.lock, python=recipe.python_path)
 
 
-def _saving(slim: Slimmed, image: Image, theirs: Iterable[Digest]) -> str:
-    known = set(theirs)
-    shared = [it.descriptor.size for it in image.layers if it.descriptor.digest in known]
-    share = sum(shared) / sum(it.descriptor.size for it in image.layers)
-    layers = f"{len(shared)} of {len(image.layers)} layers, {share:.0%} of the bytes, are the training image's"
-    return f"{slim.saved / 1e6:.1f} MB of wheels are left out; {layers}"
+def _recipe(origin: Origin, lock: Lock, config: Mapping[str, Any]) -> Recipe:
+    """The recipe of what is left of an environment, on the training image's base."""
+    parent, inner = origin.parent, config.get("config") or {}
+    name, digest = named_base(parent.image)
+    labels = dict(inner.get("Labels") or {}) | {SLIM_LABEL: ",".join(lock.slim), SLIM_OF_LABEL: str(origin.environment)}
+    return Recipe(
+        base_name=name,
+        base_digest=Digest.parse(digest) if digest else parent.digest,
+        base_asked=name,
+        python_path=parent.python or interpreter_of(parent.image),
+        target=lock.target,
+        wheels=lock.wheels,
+        owners=lock.owners,
+        variables=(),
+        labels=tuple(sorted(labels.items())),
+        user=str(inner.get("User") or ""),
+    )
 
 
-def _settings(order: Order) -> IndexSettings:
-    settings = read_settings(order.find_links, offline=order.offline)
-    return replace(settings, ca_bundle=str(order.ca_bundle.absolute())) if order.ca_bundle else settings
+def _count_base_layers(parent: Parent, lines: Sequence[str], recipe: Recipe) -> int:
+    """How many layers lie below those of the wheels: the base's, and that of system packages.
+
+    BuildError where a layer's line is not one that this release writes, or a layer of the lock is missing.
+    """
+    own = {number: line.removeprefix(OURS) for number, line in enumerate(lines) if line.startswith(OURS)}
+    wheels = {number: line for number, line in own.items() if not line.startswith(PACKAGES_LINE)}
+    count = min(wheels, default=len(lines))
+    whole = replace(recipe, wheels=parent.lock.wheels, owners=parent.lock.owners, labels=())
+    labels, others = {it.label for it in plan_layers(whole)}, {ENVIRONMENT_LINE, CHECK_LINE, OVERLAPS_LINE}
+    unknown = [
+        *(line for line in lines[count:] if not line.startswith(OURS)),
+        *(it for it in wheels.values() if it not in labels | others and not it.startswith(BYTECODE_LINE)),
+        *(labels - set(wheels.values())),
+        *([] if wheels else ["none of them is of envbuild"]),
+    ]
+    if unknown:
+        what = f"cannot identify a layer of the training image: {unknown[0]}"
+        todo = f"build it again with this release, without an engine, or {_WITHOUT}"
+        raise BuildError(what, where=parent.name or str(parent.digest), todo=todo)
+    return count
+
+
+def _base(parent: Parent, config: dict[str, Any], layers: tuple[Layer, ...], python: str) -> Base:
+    """What the wheels lie on, with all that the image's config says but the environment's folder on PATH."""
+    inner = dict(config.get("config") or {})
+    path = re.compile(rf"PATH={re.escape(PREFIX)}/bin:")
+    variables = [f"PATH={it[found.end() :]}" if (found := path.match(it)) else it for it in inner.get("Env") or ()]
+    history = config["history"]
+    whole = [number for number, it in enumerate(history) if not it.get("empty_layer")]
+    cut = config | {
+        "config": inner | {"Env": variables},
+        "history": history[: whole[len(layers)] if len(layers) < len(whole) else None],
+    }
+    below = replace(parent.image, config=canonical_json(cut), layers=layers)
+    return Base(name=parent.name, image=below, target=parent.lock.target, python_path=python)
 
 
 def _declared(reader: FactReader, wheels: tuple[LockedWheel, ...], report: Reporter) -> Declared:
@@ -136,136 +187,6 @@ def _declared(reader: FactReader, wheels: tuple[LockedWheel, ...], report: Repor
         what = f"what {unread[0]} requires cannot be read, as its server sends whole files only"
         raise LockError(what, where="--slim", todo=f"give its wheel in a folder (--find-links DIR), or {_WITHOUT}")
     return {wheel.name: known.requires for wheel, known in zip(wheels, facts, strict=True) if known}
-
-
-def _used(wheel: LockedWheel, modules: frozenset[str], reader: FactReader) -> bool:
-    """Whether a program imports something of it, or may do so."""
-    brought = reader.modules(wheel) if modules else frozenset[str]()
-    return brought is None or not modules.isdisjoint(brought)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """An image that envbuild assembled, split by the history of its layers."""
-
-    parent: Parent
-    config: Mapping[str, Any]
-    count: int
-    """How many layers lie below those of the wheels: the base's, and that of system packages."""
-    lines: Mapping[str, Layer]
-    """The other layers."""
-
-    @classmethod
-    def of(cls, parent: Parent) -> "_Parts":
-        """Take it apart; BuildError where a line is not one that this release writes, or lacks a layer of the lock."""
-        config, layers = json.loads(parent.image.config), parent.image.layers
-        lines = history_lines(config, len(layers))
-        named = tuple(replace(it, created_by=line) for it, line in zip(layers, lines, strict=True))
-        parent = replace(parent, image=replace(parent.image, layers=named))  # those made here are named otherwise
-        own = [number for number, line in enumerate(lines) if line.startswith(OURS)]
-        wheels = [number for number in own if not lines[number].removeprefix(OURS).startswith(PACKAGES_LINE)]
-        count = min(wheels, default=len(lines))
-        found = {lines[it].removeprefix(OURS): named[it] for it in wheels}
-        parts = cls(parent=parent, config=config, count=count, lines=found)
-        foreign = [line for line in lines[count:] if not line.startswith(OURS)] or list(parts.unknown())
-        if foreign or not wheels:
-            line = foreign[0] if foreign else "none of them is of envbuild"
-            what = f"cannot identify a layer of the training image: {line}"
-            todo = f"build it again with this release, without an engine, or {_WITHOUT}"
-            raise BuildError(what, where=parent.name or str(parent.digest), todo=todo)
-        return parts
-
-    def unknown(self) -> Iterator[str]:
-        """Lines that are not of the lock's layers, and layers of the lock that no line names."""
-        labels = {it.label for it in plan_layers(self._recipe(self.parent.lock, ()))}
-        others = {ENVIRONMENT_LINE, CHECK_LINE, OVERLAPS_LINE}
-        yield from (it for it in self.lines if it not in labels | others and not it.startswith(BYTECODE_LINE))
-        yield from labels - self.lines.keys()
-
-    @property
-    def base(self) -> Base:
-        """What the wheels lie on, with all that the image's config says but the environment's folder on PATH."""
-        image, inner = self.parent.image, dict(self.config.get("config") or {})
-        path = re.compile(rf"PATH={re.escape(PREFIX)}/bin:")
-        variables = [f"PATH={it[found.end() :]}" if (found := path.match(it)) else it for it in inner.get("Env") or ()]
-        history, layers = self.config["history"], image.layers[: self.count]
-        whole = [number for number, it in enumerate(history) if not it.get("empty_layer")]
-        config = dict(self.config) | {
-            "config": inner | {"Env": variables},
-            "history": history[: whole[self.count] if self.count < len(whole) else None],
-        }
-        below = replace(image, config=canonical_json(config), layers=layers)
-        target = self.parent.lock.target
-        return Base(name=self.parent.name, image=below, target=target, python_path=self._python)
-
-    def recipe(self, slim: Slimmed, environment: Digest) -> Recipe:
-        """What is left of an environment, on the training image's ground."""
-        labels = dict((self.config.get("config") or {}).get("Labels") or {})
-        labels |= {SLIM_LABEL: ",".join(slim.lock.slim), SLIM_OF_LABEL: str(environment)}
-        return self._recipe(slim.lock, tuple(sorted(labels.items())), self._python)
-
-    def cache(self, recipe: Recipe) -> "_ParentCache":
-        """The layers that are the same, by the keys of the assembler; and no shared path where there was none."""
-        whole = self._recipe(self.parent.lock, (), recipe.python_path)
-        labels = [*(it.label for it in plan_layers(whole)), ENVIRONMENT_LINE]
-        pairs = zip(cache_keys(whole).layers, labels, strict=False)
-        alone = () if OVERLAPS_LINE in self.lines else cache_keys(recipe).notes[:1]
-        layers = {key: self.lines[label] for key, label in pairs if label in self.lines}
-        return _ParentCache(layers, alone, self.parent.name or str(self.parent.digest))
-
-    @property
-    def _python(self) -> str:
-        return self.parent.python or interpreter_of(self.parent.image)
-
-    def _recipe(self, lock: Lock, labels: tuple[tuple[str, str], ...], python: str = "") -> Recipe:
-        name, digest = named_base(self.parent.image)
-        return Recipe(
-            base_name=name,
-            base_digest=Digest.parse(digest) if digest else self.parent.digest,
-            base_asked=name,
-            python_path=python,
-            target=lock.target,
-            wheels=lock.wheels,
-            owners=lock.owners,
-            variables=(),
-            labels=labels,
-            user=str((self.config.get("config") or {}).get("User") or ""),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _ParentCache:
-    """The training image as a shared cache of layers."""
-
-    layers: Mapping[Digest, Layer]
-    alone: tuple[Digest, ...]
-    """The key of what is noted of shared paths, where the training image has none: a part of it has none either."""
-    source: str
-    """The training image."""
-
-    def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest]) -> None:
-        """Do nothing: everything is known."""
-
-    def layer(self, key: Digest) -> Claim[LayerResult] | None:
-        """The training image's layer."""
-        found = self.layers.get(key)
-        if found is None:
-            return None
-        result = LayerResult(found.descriptor.digest, found.descriptor.size, found.diff_id)
-        return Claim(result, Voucher.REGISTRY, self.source)
-
-    def get(self, key: Digest, decode: Decode[_T]) -> Claim[_T] | None:
-        """That no path is shared."""
-        return Claim(decode([]), Voucher.REGISTRY, self.source) if key in self.alone else None
-
-    def ignore(self, key: Digest, why: str) -> None:
-        """Nothing: no wheel can contradict a list without a path."""
-
-    def put(self, key: Digest, value: Any) -> None:
-        """Nothing is shared with an image."""
-
-    def publish(self, made: Mapping[Digest, LayerResult]) -> None:
-        """Nothing is shared with an image."""
 
 
 def slimmed(
@@ -290,10 +211,16 @@ def slimmed(
         yanked=tuple(it for it in lock.yanked if it[0] not in names),
         slim=tuple(sorted(names)),
     )
-    reasons = {name: training.get(name) or _orphaned(name, names, declared, markers) for name in names}
+
+    def reason(name: str) -> str:
+        if name in training:
+            return training[name]
+        by = sorted(it for it in names if it != name and name in _direct(it, declared, markers))
+        return f"only {', '.join(by[:_NAMED])}{f' and {len(by) - _NAMED} more' if len(by) > _NAMED else ''} required it"
+
     return Slimmed(
         lock=left,
-        dropped=tuple(f"{it.name} {it.version}: {reasons[it.name]}" for it in gone),
+        dropped=tuple(f"{it.name} {it.version}: {reason(it.name)}" for it in gone),
         saved=sum(it.size for it in gone),
     )
 
@@ -305,30 +232,17 @@ def _roots(
     declared: Declared,
     markers: Mapping[str, str],
 ) -> list[str]:
-    """What stays whatever requires it."""
-    asked = _requested(manifest, names, declared, markers)
-    brought = needed(training, declared, markers, training) if asked else frozenset[str]()
-    asked |= {str(canonicalize_name(it.distribution)) for it in (manifest.framework, *manifest.frameworks) if it}
-    return [name for name in names if name not in training and (name in asked or name not in brought)]
+    """What stays whatever requires it: the frameworks, and what was asked for by name.
 
-
-def _requested(
-    manifest: TrainingManifest, names: Iterable[str], declared: Declared, markers: Mapping[str, str]
-) -> frozenset[str]:
-    """What was asked for by name; nothing where the record's marks cannot be all of them.
-
-    What no other requires was asked for. Installers such as `uv sync` mark nothing, and then only some marks are there.
+    What no other requires was asked for. Installers such as `uv sync` mark nothing or not all of it; then the marks do
+    not count, and everything stays that is not on the list.
     """
     marked = frozenset(str(canonicalize_name(it.name)) for it in manifest.distributions if it.requested)
     required = {it for name in names for it in _direct(name, declared, markers) - {name}}
-    return marked if marked >= set(names) - required - _TOOLS else frozenset()
-
-
-def _orphaned(name: str, gone: Iterable[str], declared: Declared, markers: Mapping[str, str]) -> str:
-    """Who required it, of what is left out."""
-    who = sorted(it for it in gone if it != name and name in _direct(it, declared, markers))
-    more = f" and {len(who) - _NAMED} more" if len(who) > _NAMED else ""
-    return f"only {', '.join(who[:_NAMED])}{more} required it"
+    asked = marked if marked >= set(names) - required - _TOOLS else frozenset()
+    brought = needed(training, declared, markers, training) if asked else frozenset[str]()
+    asked |= {str(canonicalize_name(it.distribution)) for it in (manifest.framework, *manifest.frameworks) if it}
+    return [name for name in names if name not in training and (name in asked or name not in brought)]
 
 
 def _direct(name: str, declared: Declared, markers: Mapping[str, str]) -> frozenset[str]:
@@ -340,23 +254,21 @@ def imported(source: bytes) -> frozenset[str]:
 
     SyntaxError or ValueError where it is none.
     """
-    return frozenset(name.partition(".")[0] for name in _imports(ast.parse(source)))
-
-
-def _imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+    found = list[str]()
+    for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):
-                yield from (it.name for it in names)
+                found += (it.name for it in names)
             case ast.ImportFrom(module=str(module), level=0):
-                yield module
+                found.append(module)
             case ast.Call(
                 func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__"),
                 args=[ast.Constant(value=str(module)), *_],
             ):
-                yield module
+                found.append(module)
             case _:
                 pass
+    return frozenset(name.partition(".")[0] for name in found)
 
 
 def commanded(words: Iterable[str]) -> frozenset[str]:
@@ -365,14 +277,12 @@ def commanded(words: Iterable[str]) -> frozenset[str]:
 
 
 def proof_of(slim: Slimmed, findings: Iterable[Finding], gate: Gate) -> Finding:
-    """Whether the gate held the golden sample against the slim image; where it is required, an error if not."""
+    """Whether the gate compared the golden sample with the slim image; where it is required, an error if not."""
     without = f"{len(slim.dropped)} distributions, {slim.saved / 1e6:.1f} MB of wheels, are left out"
+    finding = partial(Finding, about="slim", rule="slim-proof")
     if any(it.agrees and it.id in _PROOFS for it in findings):
-        says = f"{without}, and predictions are those that were recorded"
-        return Finding(about="slim", rule="slim-proof", agrees=True, says=says)
-    return Finding(
-        about="slim",
-        rule="slim-proof",
+        return finding(agrees=True, says=f"{without}, and predictions are those that were recorded")
+    return finding(
         agrees=False,
         severity="error" if gate == "require" else "warning",
         says=f"{without}, and nothing shows that predictions are the same without them",

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from envbuild.capture.files import file_sha256
-from envbuild.errors import EnvbuildError, StampError
+from envbuild.errors import StampError
 from envbuild.files import target_outside, write_whole
 from envbuild.oci.image import canonical_json
 from envbuild.stamp.record import FOLDER, RECORD_PREFIX
@@ -25,22 +25,17 @@ LOCK = f"{FOLDER}/.lock"
 _LOCK_SECONDS = 60.0
 _LOCK_PAUSE = 0.01
 _POINTER_LIMIT = 16 * 1024 * 1024
+_NO_FILE = "not a regular file"
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryStore:
-    """The folder of a model; safe under many processes, on file systems that have flock."""
+    """The folder of a model, as `Store` describes it; safe under many processes, on file systems that have flock."""
 
     folder: str
     """Absolute."""
 
-    @property
-    def where(self) -> str:
-        """The folder's URI."""
-        return Path(self.folder).as_uri()
-
     def names(self, *, deep: bool) -> Mapping[str, str]:
-        """Files in the folder itself, or in all below it: the first thousand, each with the record it points to."""
         with file_errors(Path(self.folder)):
             found = sorted(path.relative_to(self.folder).as_posix() for path in self._files(deep=deep))
         pointers = self._pointers()
@@ -48,7 +43,6 @@ class DirectoryStore:
         return {name: str(entry["metadata"].get("envbuild-record", "")) for name, entry in entries.items()}
 
     def records(self) -> list[str]:
-        """All names in the stamp's folder that begin as those of records do."""
         folder = self._path(FOLDER)
         with file_errors(folder):
             names = (f"{FOLDER}/{path.name}" for path in folder.iterdir()) if folder.is_dir() else ()
@@ -66,11 +60,19 @@ class DirectoryStore:
         return State(generation=generation, metageneration=kept["metageneration"], metadata=kept["metadata"])
 
     def read(self, name: str, *, limit: int) -> bytes | None:
-        """A file's content; None when there is no such file."""
-        return read_file(self._path(name), limit=limit)
+        path = self._path(name)
+        with file_errors(path):
+            try:
+                with _regular(path, os.O_RDONLY) as file:
+                    data = file.read(limit + 1)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        if len(data) > limit:
+            what = f"the file has more than {limit} bytes"
+            raise StampError(what, where=str(path), todo="check that it is the right file")
+        return data
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file that is named by its content, whole or not at all; False where one is there already."""
         path = self._path(name)
         with file_errors(path):
             if path.exists():
@@ -79,30 +81,32 @@ class DirectoryStore:
         return True
 
     def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
-        """Set or remove keys of the file's metadata if the file and its metadata still are as in `state`."""
         self._check_links()
-        with file_errors(self._path(POINTER)), self._locked():
-            now = self.state(name)
-            if now is None or (now.generation, now.metageneration) != (state.generation, state.metageneration):
-                raise Changed
-            entry = {
-                "generation": now.generation,
-                "metageneration": str(int(now.metageneration) + 1),
-                "metadata": {key: value for key, value in {**now.metadata, **values}.items() if value is not None},
-            }
-            objects = self._pointers() | {name: entry}
-            write_whole(self._path(POINTER), canonical_json({"schema_version": "1.0", "objects": objects}))
+        pointer, lock = self._path(POINTER), self._path(LOCK)
+        with file_errors(pointer):
+            lock.parent.mkdir(exist_ok=True)
+            with _regular(lock, os.O_RDWR | os.O_CREAT) as file:
+                _lock(file.fileno(), lock)
+                now = self.state(name)
+                if now is None or (now.generation, now.metageneration) != (state.generation, state.metageneration):
+                    raise Changed
+                entry = {
+                    "generation": now.generation,
+                    "metageneration": str(int(now.metageneration) + 1),
+                    "metadata": {key: value for key, value in {**now.metadata, **values}.items() if value is not None},
+                }
+                objects = self._pointers() | {name: entry}
+                write_whole(pointer, canonical_json({"schema_version": "1.0", "objects": objects}))
 
     def check(self, name: str) -> None:  # noqa: ARG002 - the folder decides
         """StampError when nothing can be written into the folder."""
         self._check_links()
         place, lock = self._path(FOLDER), self._path(LOCK)
         if os.path.lexists(place) and not place.is_dir():
-            raise StampError(
-                "the stamp's folder cannot be created: a file has its name", where=str(place), todo="move the file away"
-            )
+            what = "the stamp's folder cannot be created: a file has its name"
+            raise StampError(what, where=str(place), todo="move the file away")
         if lock.exists() and not lock.is_file():
-            _refuse(lock, "remove it", StampError)
+            raise StampError(_NO_FILE, where=str(lock), todo="remove it")
         held = place if place.is_dir() else Path(self.folder)
         if not os.access(held, os.W_OK | os.X_OK):
             todo = "stamp as a user who may write there"
@@ -139,7 +143,7 @@ class DirectoryStore:
             if path.is_file():
                 yield path
             elif path.name == SAVED_MODEL and not (deep and path.is_dir()):
-                _refuse(path, "give the folder that has the model's files", StampError)
+                raise StampError(_NO_FILE, where=str(path), todo="give the folder that has the model's files")
 
     def _pointers(self) -> dict[str, Any]:
         """Read the metadata of all files, by name; a reader needs no lock, because the file is replaced whole."""
@@ -147,27 +151,17 @@ class DirectoryStore:
         if data is None:
             return {}
         try:
-            objects = json.loads(data)["objects"]
-            return {name: _checked(entry) for name, entry in objects.items()}
+            return {
+                name: {
+                    "generation": str(entry["generation"]),
+                    "metageneration": str(int(entry["metageneration"])),
+                    "metadata": {str(key): str(value) for key, value in entry["metadata"].items()},
+                }
+                for name, entry in json.loads(data)["objects"].items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            todo = "remove the file and stamp again; the records beside it stay"
-            raise StampError(
-                "the metadata of the model cannot be read", where=str(self._path(POINTER)), todo=todo
-            ) from error
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        path = self._path(LOCK)
-        path.parent.mkdir(exist_ok=True)
-        with _regular(path, os.O_RDWR | os.O_CREAT, StampError) as file:
-            _lock(file.fileno(), path)
-            yield
-
-
-def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = {str(key): str(value) for key, value in entry["metadata"].items()}
-    counter = str(int(entry["metageneration"]))
-    return {"generation": str(entry["generation"]), "metageneration": counter, "metadata": metadata}
+            what, todo = "the metadata of the model cannot be read", "remove the file and stamp again; the records stay"
+            raise StampError(what, where=str(self._path(POINTER)), todo=todo) from error
 
 
 def _generation(path: Path) -> str | None:
@@ -175,7 +169,7 @@ def _generation(path: Path) -> str | None:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return None
-        with _regular(path, os.O_RDONLY, StampError) as file:
+        with _regular(path, os.O_RDONLY) as file:
             return f"sha256:{file_sha256(file)}"
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -192,38 +186,21 @@ def _lock(handle: int, path: Path) -> None:
     raise StampError("another process keeps the model's metadata locked", where=str(path), todo=todo)
 
 
-def read_file(path: Path, *, limit: int, error: type[EnvbuildError] = StampError) -> bytes | None:
-    """Read a file of at most `limit` bytes; None when there is none, `error` when it is larger or not readable."""
-    with file_errors(path, error):
-        try:
-            with _regular(path, os.O_RDONLY, error) as file:
-                data = file.read(limit + 1)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-    if len(data) > limit:
-        raise error(f"the file has more than {limit} bytes", where=str(path), todo="check that it is the right file")
-    return data
-
-
-def _regular(path: Path, flags: int, error: type[EnvbuildError]) -> BinaryIO:
+def _regular(path: Path, flags: int) -> BinaryIO:
     """Open a regular file; waiting for a pipe without a writer would not end."""
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        _refuse(path, "remove it, or put the file back that belongs there", error)
+        raise StampError(_NO_FILE, where=str(path), todo="remove it, or put the file back that belongs there")
     return os.fdopen(handle, "rb")
 
 
-def _refuse(path: Path, todo: str, error: type[EnvbuildError]) -> NoReturn:
-    raise error("not a regular file", where=str(path), todo=todo)
-
-
 @contextmanager
-def file_errors(path: Path, error: type[EnvbuildError] = StampError) -> Iterator[None]:
-    """Raise `error` for OSError in the block."""
+def file_errors(path: Path) -> Iterator[None]:
+    """Raise StampError for OSError in the block."""
     try:
         yield
-    except OSError as cause:
-        long = cause.errno == errno.ENAMETOOLONG
+    except OSError as error:
+        long = error.errno == errno.ENAMETOOLONG
         todo = "give a shorter path" if long else "check the permissions and the free space there"
-        raise error(f"the file system refused: {cause.strerror}", where=str(path), todo=todo) from cause
+        raise StampError(f"the file system refused: {error.strerror}", where=str(path), todo=todo) from error

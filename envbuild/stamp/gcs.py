@@ -5,7 +5,7 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,23 +39,17 @@ def connected(error: type[EnvbuildError] = StampError) -> Iterator[Client]:
 
 @dataclass(frozen=True, slots=True)
 class GcsStore:
-    """The folder of a model in a bucket."""
+    """The folder of a model in a bucket, as `Store` describes it."""
 
     client: Client
     bucket: str
     folder: str
     """Without slashes around it; empty for the bucket itself."""
 
-    @property
-    def where(self) -> str:
-        """The folder's URI."""
-        return f"gs://{self.bucket}/{self.folder}"
-
     def names(self, *, deep: bool) -> Mapping[str, str]:
-        """Objects in the folder itself, or in all below it: the first thousand, each with the record it points to."""
         prefix = f"{self.folder}/" if self.folder else ""
         delimiter = None if deep else "/"
-        with storage_errors(self.where, self.bucket, "storage.objects.list"):
+        with self._errors("", "storage.objects.list"):
             found = self.client.list_blobs(
                 bucket_of(self.client, self.bucket), prefix=prefix, delimiter=delimiter, **_call_options()
             )
@@ -67,7 +61,6 @@ class GcsStore:
             }
 
     def records(self) -> list[str]:
-        """All names in the stamp's folder that begin as those of records do."""
         cut = len(self._full(""))
         with self._errors(FOLDER, "storage.objects.list"):
             found = self.client.list_blobs(
@@ -80,7 +73,6 @@ class GcsStore:
             return [blob.name[cut:] for blob in found]
 
     def state(self, name: str) -> State | None:
-        """The object's state now; None when there is no such object, or no such bucket."""
         blob = self._blob(name)
         with self._errors(name, "storage.objects.get"):
             try:
@@ -91,7 +83,6 @@ class GcsStore:
         return State(generation=generation, metageneration=metageneration, metadata=blob.metadata or {})
 
     def read(self, name: str, *, limit: int) -> bytes | None:
-        """An object's content; None when there is no such object."""
         try:
             return read_object(self.client, self.bucket, self._full(name), limit=limit)
         except StampError as error:
@@ -101,7 +92,6 @@ class GcsStore:
             raise Unreachable(error.what, where=error.where, todo=error.todo) from error.__cause__
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that is named by its content; False where one is there already."""
         try:
             with self._errors(name, "storage.objects.create"), suppress(PreconditionFailed):
                 self._upload(name, data, generation=0)
@@ -114,32 +104,25 @@ class GcsStore:
 
     def patch(self, name: str, values: Mapping[str, str | None], state: State) -> None:
         """Set or remove keys of the object's metadata; Changed also when the reply to a first, good try was lost."""
-        doubts: list[Exception] = []
+        doubts: list[Exception] = []  # each answer that leaves open whether the change was made
+        blob, options = self._blob(name), _call_options()
+        blob.metadata = dict(values)
+        retry = options.pop("retry")  # as the client itself does
+        options |= {
+            "if_generation_match": int(state.generation),
+            "if_metageneration_match": int(state.metageneration),
+        }
         try:
             with self._errors(name, "storage.objects.update"):
-                self._patch(name, values, state, doubts.append)
+                retry(blob.patch, on_error=doubts.append)(retry=None, **options)
         except StampError as error:
+            if isinstance(error.__cause__, PreconditionFailed | NotFound):
+                raise Changed from error
             # 429 changes nothing; if all answers were 429, nothing was changed.
             refused = isinstance(error.__cause__, ClientError | RetryError if doubts else ClientError)
             if refused and all(isinstance(it, TooManyRequests) for it in doubts):
                 raise
             raise Unsure(error) from error
-
-    def _patch(
-        self, name: str, values: Mapping[str, str | None], state: State, doubt: Callable[[Exception], object]
-    ) -> None:
-        """Try as the client itself does, and pass on each answer that leaves open whether the change was made."""
-        blob, options = self._blob(name), _call_options()
-        blob.metadata = dict(values)
-        retry = options.pop("retry")
-        conditions = {
-            "if_generation_match": int(state.generation),
-            "if_metageneration_match": int(state.metageneration),
-        }
-        try:
-            retry(blob.patch, on_error=doubt)(**conditions, retry=None, **options)
-        except (PreconditionFailed, NotFound) as error:
-            raise Changed from error
 
     def check(self, name: str) -> None:
         """Try both writes under conditions that never hold: 412 means that they are allowed, 403 that they are not."""
@@ -185,30 +168,24 @@ def read_object(
             blob.reload(**_call_options())
             if (blob.size or 0) <= limit:
                 blob.download_to_file(sink, **_call_options())
+                return sink.getvalue()
         except NotFound:
             return None
-        except _TooLargeError:
-            sink.full = True
-    if sink.full or (blob.size or 0) > limit:
-        raise error(f"the object has more than {limit} bytes", where=where, todo="check that it is the right object")
-    return sink.getvalue()
-
-
-class _TooLargeError(Exception):
-    """The object is larger than its limit."""
+        except OverflowError:
+            pass
+    raise error(f"the object has more than {limit} bytes", where=where, todo="check that it is the right object")
 
 
 class _Bounded(io.BytesIO):
-    """Takes at most `limit` bytes: an object that is stored gzipped is larger when it arrives."""
+    """Takes at most `limit` bytes, else OverflowError: an object that is stored gzipped is larger when it arrives."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
-        self.full = False
 
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > self.limit:
-            raise _TooLargeError
+            raise OverflowError
         return super().write(data)
 
 
@@ -224,27 +201,25 @@ def storage_errors(
     """Raise `error` for what Cloud Storage refuses in the block; the caller handles the answers that it expects."""
 
     def explain(code: int, message: str) -> tuple[str, str] | None:
-        if code == 403:
-            return _forbidden(message, bucket, permission)
+        if code == 404:
+            return f"bucket {bucket} does not exist (404)", "check the bucket's name"
         if code == 400 and "requester pays" in message:
             what = f"bucket {bucket} requires a project that pays for requests, and none is named (400)"
             return what, "name the project that pays: export GOOGLE_CLOUD_QUOTA_PROJECT=PROJECT"
-        return (f"bucket {bucket} does not exist (404)", "check the bucket's name") if code == 404 else None
+        if code != 403:
+            return None
+        # Cloud Storage names a permission, which may be another than the request's usual one.
+        match = _PERMISSION.search(message)
+        missing = match[1] if match else permission
+        if missing == "serviceusage.services.use":
+            todo = "grant roles/serviceusage.serviceUsageConsumer there, or let GOOGLE_CLOUD_QUOTA_PROJECT name another"
+            return f"permission {missing} is missing on the project that pays (403)", todo
+        if match or not message:
+            todo = f"grant the caller a role with it on gs://{bucket}, such as roles/storage.objectUser"
+            return f"permission {missing} is missing on bucket {bucket} (403)", todo
+        return f"{SERVICE} forbids it (403): {message}", f"check the policies on gs://{bucket}: it needs {permission}"
 
     return translated_errors(SERVICE, where, error, explain, unreachable=(DataCorruption, InvalidResponse))
-
-
-def _forbidden(message: str, bucket: str, permission: str) -> tuple[str, str]:
-    """Name the permission that Cloud Storage names, which may be another than the request's usual one."""
-    match = _PERMISSION.search(message)
-    missing = match[1] if match else permission
-    if missing == "serviceusage.services.use":
-        todo = "grant roles/serviceusage.serviceUsageConsumer there, or have GOOGLE_CLOUD_QUOTA_PROJECT name another"
-        return f"permission {missing} is missing on the project that pays (403)", todo
-    if match or not message:
-        todo = f"grant the caller a role with it on gs://{bucket}, such as roles/storage.objectUser"
-        return f"permission {missing} is missing on bucket {bucket} (403)", todo
-    return f"{SERVICE} forbids it (403): {message}", f"check the policies on gs://{bucket}: it needs {permission}"
 
 
 _PERMISSION = re.compile(r"\b([a-z]+\.[a-z][A-Za-z]*\.[a-z][A-Za-z]*) access\b")

@@ -5,10 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from envbuild.errors import EnvbuildError, StampError
-from envbuild.stamp.directory import DirectoryStore, read_file
+from envbuild.errors import StampError
+from envbuild.stamp.directory import DirectoryStore
 from envbuild.stamp.record import FOLDER, RECORD_LIMIT, Stamp, is_record_name, read_record
 from envbuild.stamp.store import (
     LONGEST_NAME,
@@ -103,19 +102,18 @@ def read_records(store: Store, names: Iterable[str]) -> list[tuple[str, Stamp]]:
 
     Unreachable if one may be readable, and its storage does not answer.
     """
+
+    def read(name: str) -> Stamp | None:
+        try:
+            return read_record(name, store.read(name, limit=RECORD_LIMIT) or b"")
+        except Unreachable:  # it may be the newest record
+            raise
+        except StampError:
+            return None
+
     with ThreadPoolExecutor(_READERS) as pool:
         each = sorted(names)
-        found = zip(each, pool.map(lambda name: _read(store, name), each), strict=True)
-        return [(name, stamp) for name, stamp in found if stamp]
-
-
-def _read(store: Store, name: str) -> Stamp | None:
-    try:
-        return read_record(name, store.read(name, limit=RECORD_LIMIT) or b"")
-    except Unreachable:  # it may be the newest record
-        raise
-    except StampError:
-        return None
+        return [(name, stamp) for name, stamp in zip(each, pool.map(read, each), strict=True) if stamp]
 
 
 def _check_name(uri: ModelUri, folder: str, anchor: str) -> None:
@@ -126,21 +124,6 @@ def _check_name(uri: ModelUri, folder: str, anchor: str) -> None:
     if uri.bucket is not None and (size := len(folder.encode()) + _LONGEST_OWN) > LONGEST_NAME:
         what = f"the model's name is too long: the record beside it would have {size} of {LONGEST_NAME} bytes"
         raise StampError(what, where=str(uri), todo="copy the model to a shorter name: gcloud storage cp -r")
-
-
-def read_uri(uri: str, *, limit: int, error: type[EnvbuildError] = StampError) -> bytes:
-    """Read `gs://bucket/object`, or a file, of at most `limit` bytes; `error` when it cannot be read."""
-    place = parse_model_uri(uri)
-    if place.bucket is None:
-        data = read_file(Path(place.path), limit=limit, error=error)
-    else:
-        from envbuild.stamp.gcs import connected, read_object  # noqa: PLC0415 - Google's client takes a second to load
-
-        with connected(error) as client:
-            data = read_object(client, place.bucket, place.path, limit=limit, error=error)
-    if data is None:
-        raise error("the object does not exist", where=str(place), todo="check the bucket's and the object's name")
-    return data
 
 
 def _stores(uri: ModelUri, stack: ExitStack) -> tuple[Store, Store]:

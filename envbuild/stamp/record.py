@@ -19,25 +19,21 @@ from envbuild.oci.reference import Reference
 
 SCHEMA_VERSION = "1.2"
 """Written by this release; a newer minor version is read, a newer major one is refused."""
-
 FOLDER = "envbuild"
 """The folder beside the model that holds all that envbuild writes."""
 RECORD_PREFIX = f"{FOLDER}/record-"
-
 MAX_METADATA = 8 * 1024
 """Bytes of all custom metadata of one object, keys and values together (Cloud Storage, "Quotas and limits")."""
-
 RECORD_LIMIT = 16 * 1024 * 1024
 """Bytes of a record that is read: room for the longest names of 10,000 files."""
-
 USUAL_PLATFORM = "linux/amd64"
 """The one platform that a pointer's key does not name."""
-
 _MAJOR = 1
 _SCHEMA = re.compile(r"1\.[0-9]{1,9}")
+_REQUIRED_TEXTS, _OPTIONAL_TEXTS = ("role", "variant", "platform", "reference"), ("identity", "tag", "relation")
 _OF_IMAGE = {
-    *("role", "variant", "platform", "reference", "digest", "environment", "overrides", "identity", "tag"),
-    *("relation", "manifest_sha256", "lock_sha256"),
+    *(*_REQUIRED_TEXTS, *_OPTIONAL_TEXTS),
+    *("digest", "environment", "overrides", "manifest_sha256", "lock_sha256"),
 }
 """The keys of an image that this release knows."""
 _IMAGE_KEY = "envbuild-image-"
@@ -79,7 +75,8 @@ class StampEntry:
                 raise ValueError(f"not a role or variant: {word!r}")
         if not _PLATFORM.match(self.platform):
             raise ValueError(f"not a platform: {self.platform!r}")
-        if self.reference is not None and not _is_exact(self.reference, self.digest):
+        parsed = Reference.parse(self.reference) if self.reference is not None else None
+        if parsed and (parsed.digest != self.digest or parsed.tag is not None):
             raise ValueError(f"not a reference to {self.digest}: {self.reference!r}")
 
     @property
@@ -267,25 +264,18 @@ def lock_name(image: StampedImage) -> str:
 
 def read_record(name: str, data: bytes) -> Stamp:
     """Read a record; StampError when the bytes are not those of its name, not a record, or of a newer schema."""
-    where, todo = (
-        name,
-        "restore the record, or remove the model's envbuild-* metadata (in a folder: envbuild/pointer.json)",
-    )
+    todo = "restore the record, or remove the model's envbuild-* metadata (in a folder: envbuild/pointer.json)"
     if name != record_name(data):
-        raise StampError("the record's content is not what its name says", where=where, todo=todo)
+        raise StampError("the record's content is not what its name says", where=name, todo=todo)
     try:
         value = json.loads(data)
-        newer = int(value["schema_version"].split(".")[0]) > _MAJOR
-        if not newer:
-            canonical_json(value)  # JSON may contain "\ud800", which cannot be written again
-            return _stamp(value)
+        if int(value["schema_version"].split(".")[0]) > _MAJOR:
+            what = f"the record has schema {value['schema_version']}, this envbuild reads {SCHEMA_VERSION}"
+            raise StampError(what, where=name, todo="install a newer envbuild")
+        canonical_json(value)  # JSON may contain "\ud800", which cannot be written again
+        return _stamp(value)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, msgspec.ValidationError) as error:
-        raise StampError("this is not a record of a stamp", where=where, todo=todo) from error
-    raise StampError(
-        f"the record has schema {value['schema_version']}, this envbuild reads {SCHEMA_VERSION}",
-        where=where,
-        todo="install a newer envbuild",
-    )
+        raise StampError("this is not a record of a stamp", where=name, todo=todo) from error
 
 
 def dropped(metadata: Mapping[str, str], values: Mapping[str, str]) -> dict[str, None]:
@@ -316,23 +306,14 @@ def pointed(metadata: Mapping[str, str], where: str) -> str | None:
     return name
 
 
-def metadata_size(metadata: Mapping[str, str]) -> int:
-    """Bytes of custom metadata as Cloud Storage counts them."""
-    return sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items())
-
-
 def image_dict(image: StampedImage) -> dict[str, Any]:
     """Return an image as it stands in a record."""
     return {
         **image.more,
-        "role": image.role,
-        "variant": image.variant,
-        "platform": image.platform,
-        "reference": image.reference,
+        **{name: getattr(image, name) for name in (*_REQUIRED_TEXTS, "identity")},
         "digest": str(image.digest),
         "environment": str(image.environment),
         "overrides": dict(image.overrides),
-        "identity": image.identity,
         "manifest_sha256": image.manifest_sha256.hex,
         "lock_sha256": image.lock_sha256.hex,
         **({"tag": image.tag} if image.tag else {}),
@@ -351,44 +332,21 @@ def _stamp(value: Mapping[str, Any]) -> Stamp:
         lock_sha256=Digest(value["lock_sha256"]),
         created=str(value["created"]),
         envbuild=str(value["envbuild"]),
-        counter=_counter(value.get("counter", 0)),
-        by=_optional_text(value.get("by")),
+        counter=msgspec.convert(value.get("counter", 0), _Count),
+        by=None if value.get("by") is None else str(value["by"]),
         content=msgspec.convert(value.get("content"), Content | None),
         previous=None if value["previous"] is None else _RECORD_NAME.fullmatch(value["previous"])[0],  # type: ignore[index]
     )
 
 
-def _counter(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _LARGEST:  # True is an int as well
-        raise ValueError(value)
-    return value
-
-
-def _optional_text(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
 def _image(value: Mapping[str, Any]) -> StampedImage:
+    texts = {it: value[it] for it in _REQUIRED_TEXTS} | {it: value.get(it) for it in _OPTIONAL_TEXTS}
     return StampedImage(
-        role=value["role"],
-        variant=value["variant"],
-        platform=value["platform"],
-        reference=value["reference"],
+        **msgspec.convert(texts, dict[str, str | None]),  # type: ignore[arg-type]
         digest=Digest.parse(value["digest"]),
         environment=Digest.parse(value["environment"]),
         overrides=tuple(sorted((str(key), str(set_to)) for key, set_to in value.get("overrides", {}).items())),
-        identity=value.get("identity"),
-        tag=value.get("tag"),
-        relation=_optional_text(value.get("relation")),
         manifest_sha256=Digest(value["manifest_sha256"]),
         lock_sha256=Digest(value["lock_sha256"]),
-        more={key: said for key, said in value.items() if key not in _OF_IMAGE},
+        more={key: it for key, it in value.items() if key not in _OF_IMAGE},
     )
-
-
-def _is_exact(reference: str, digest: Digest) -> bool:
-    try:
-        parsed = Reference.parse(reference)
-    except ValueError:
-        return False
-    return parsed.digest == digest and parsed.tag is None

@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -23,7 +23,16 @@ from envbuild.capture.redact import scrub_line
 from envbuild.errors import StampConflict, StampError
 from envbuild.files import credentials_path
 from envbuild.retry import Retry
-from envbuild.stamp.history import REPLACED, Snapshot, read_previous, read_snapshot
+from envbuild.stamp.history import (
+    REPLACED,
+    SIGNATURE_LIMIT,
+    Signer,
+    Snapshot,
+    find_fork,
+    read_previous,
+    read_snapshot,
+    signed_check,
+)
 from envbuild.stamp.objects import Model, open_model
 from envbuild.stamp.record import (
     FOLDER,
@@ -38,7 +47,6 @@ from envbuild.stamp.record import (
     lock_name,
     manifest_name,
     merged,
-    metadata_size,
     pointer,
     record_bytes,
     record_digest,
@@ -47,7 +55,6 @@ from envbuild.stamp.record import (
     signature_name,
     stamped,
 )
-from envbuild.stamp.signature import SIGNATURE_LIMIT, Signer, find_fork, signed_check
 from envbuild.stamp.store import Changed, Unreachable, Unsure
 
 _RETRY = Retry(tries=16, first=0.05, factor=2, longest=1.0, jitter=1.0)
@@ -138,8 +145,7 @@ class StampWriter:
     def write(self, early: Snapshot | None = None) -> StampResult:
         """Write the stamp; errors as `stamp`."""
         first = early or read_snapshot(self.model, self.signer)
-        now = self._join(first) if early else first
-        reason = ""
+        now, reason = self._join(first) if early else first, ""
         for number in range(self.retry.tries):
             try:
                 return self._attempt(now, number)
@@ -148,13 +154,22 @@ class StampWriter:
                 time.sleep(self.retry.pause(number + 1))
                 now = self._join_again(first)
             except Unsure as unsure:
-                return self._settle(first, now, unsure.error)
+                then, now = now, self._join_again(first)
+                if result := self._existing(now, retried=True):
+                    return result
+                if now.state.metageneration != then.state.metageneration:
+                    raise unsure.error from unsure
+                raise self._unknown(unsure.error) from unsure
         if result := self._existing(now, retried=True):
             return result
         if reason:
             raise StampError(reason, where=self.model.uri)
         what = f"other commands changed the model's metadata {self.retry.tries} times"
         raise StampError(what, where=self.model.uri, todo="run the command again when they have finished")
+
+    def _unknown(self, error: StampError) -> StampError:
+        todo = "run `envbuild inspect` when Cloud Storage answers again; if the stamp is missing, stamp again"
+        return StampError(f"unknown whether the stamp was written: {error.what}", where=error.where, todo=todo)
 
     def _attempt(self, now: Snapshot, number: int) -> StampResult:
         """Write everything once, on top of what was read; Changed when the model has changed since."""
@@ -171,7 +186,11 @@ class StampWriter:
                 raise Changed(fork)  # of a command that stamps at the same time, and will continue that record
         values = pointer(record, name)
         removed = dropped(now.state.metadata, values)
-        self._check_size({key: text for key, text in now.state.metadata.items() if key not in removed} | values)
+        metadata = {key: text for key, text in now.state.metadata.items() if key not in removed} | values
+        size = sum(len(key.encode()) + len(text.encode()) for key, text in metadata.items())
+        if size > MAX_METADATA:
+            what = f"the model's metadata would have {size} of {MAX_METADATA} bytes"
+            raise StampError(what, where=self.model.uri, todo="remove metadata that the model does not need")
         self._create_inputs()
         self._create(name, data)
         if self.signer:
@@ -223,12 +242,6 @@ class StampWriter:
             what = f"training stamped a new environment{number} while the serving image was built"
             todo = "run the command again: it builds on the new environment"
             raise StampConflict(what, where=self.model.uri, todo=todo)
-
-    def _check_size(self, metadata: Mapping[str, str]) -> None:
-        size = metadata_size(metadata)
-        if size > MAX_METADATA:
-            what = f"the model's metadata would have {size} of {MAX_METADATA} bytes"
-            raise StampError(what, where=self.model.uri, todo="remove metadata that the model does not need")
 
     def _sign(self, name: str, signer: Signer) -> None:
         """Write the signature beside a record, and read it back: the pointer moves only to a signed record."""
@@ -292,7 +305,7 @@ class StampWriter:
         except StampConflict:
             raise
         except StampError as error:
-            raise _unknown(error) from error
+            raise self._unknown(error) from error
 
     def _join(self, first: Snapshot) -> Snapshot:
         """Read the model; StampConflict when the records since `first` cannot be joined with the image."""
@@ -323,15 +336,6 @@ class StampWriter:
             yield name, record, before
             name, record = record.previous, before
 
-    def _settle(self, first: Snapshot, then: Snapshot, error: StampError) -> StampResult:
-        """Find out whether a pointer was set when no answer tells; StampError if not, or if that stays unknown."""
-        now = self._join_again(first)
-        if result := self._existing(now, retried=True):
-            return result
-        if now.state.metageneration != then.state.metageneration:
-            raise error
-        raise _unknown(error)
-
 
 def _check_minimum(model: Model, signer: Signer, now: Snapshot) -> None:
     """StampError if the record that the next one continues has too low a number."""
@@ -341,11 +345,6 @@ def _check_minimum(model: Model, signer: Signer, now: Snapshot) -> None:
         what = f"{has}, and --minimum-record requires {signer.minimum} or later: newer ones were removed"
         todo = f"restore {FOLDER}/ from a backup, or omit --minimum-record to continue the present record"
         raise StampError(what, where=model.uri, todo=todo)
-
-
-def _unknown(error: StampError) -> StampError:
-    todo = "run `envbuild inspect` when Cloud Storage answers again; if the stamp is missing, stamp again"
-    return StampError(f"unknown whether the stamp was written: {error.what}", where=error.where, todo=todo)
 
 
 _LONGEST = 200

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,9 +18,7 @@ MODEL_SUFFIXES = (
     *(".pkl", ".pickle", ".joblib", ".tflite", ".gguf", ".msgpack", ".npz", ".ubj"),
 )
 """Suffixes of files that hold a model."""
-
 SAVED_MODEL = "saved_model.pb"
-
 MOST_NAMES = 1000
 """How many names of a folder are listed."""
 
@@ -55,11 +54,6 @@ class Unreachable(StampError):  # noqa: N818 - nobody outside of this package te
 
 class Store(Protocol):
     """The folder that holds a model; names are relative to it, with `/` between their parts. All raise StampError."""
-
-    @property
-    def where(self) -> str:
-        """The folder's URI, for messages."""
-        ...
 
     def names(self, *, deep: bool) -> Mapping[str, str]:
         """Objects in the folder itself, or in all below it: the first thousand, each with the record it points to.
@@ -166,18 +160,26 @@ class ModelUri:
 def parse_model_uri(text: str) -> ModelUri:
     """Parse the place of a model; UsageError for another scheme, a bucket alone, or an invalid name."""
     scheme = _SCHEME.match(text)
+    shown = scrub_line(text).encode(errors="backslashreplace").decode() or "''"  # without user and password
     if not text or (scheme is not None and any(ord(letter) < 32 for letter in text)):
-        raise UsageError("not a model's path or URI", where=_without_login(text), todo=_TODO)
+        raise UsageError("not a model's path or URI", where=shown, todo=_TODO)
     if scheme is None:  # a path of this machine, which may have any character but NUL
         return _local(text, text)
-    rest = text[scheme.end() :]
-    match scheme.group(1).lower():
-        case "gs":
-            return _object(text, rest)
-        case "file":
-            return _file(text, rest)
-        case other:
-            raise UsageError(f"models in {other}:// are not supported", where=_without_login(text), todo=_TODO)
+    name, (first, slash, rest) = scheme.group(1).lower(), text[scheme.end() :].partition("/")
+    if name == "file":
+        if not slash or first not in {"", "localhost"}:
+            raise UsageError("a file URI has an absolute path of this machine", where=shown, todo=_TODO)
+        return _local(text, unquote(slash + rest))
+    if name != "gs":
+        raise UsageError(f"models in {name}:// are not supported", where=shown, todo=_TODO)
+    if "@" in first:
+        raise UsageError("a model's address holds no user or password", where=shown, todo=_LOGIN)
+    if not _BUCKET.match(first):
+        raise UsageError("invalid bucket name after gs://", where=shown, todo=_TODO)
+    path = rest.removesuffix("/")
+    if not path or path in {".", ".."} or not encodable(path) or len(path.encode()) > LONGEST_NAME:
+        raise UsageError("the URI names no object in the bucket", where=shown, todo=_TODO)
+    return ModelUri(bucket=first, path=path, folder=rest.endswith("/"))
 
 
 def encodable(text: str) -> bool:
@@ -185,43 +187,14 @@ def encodable(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _without_login(text: str) -> str:
-    """The address without user and password, for messages."""
-    return scrub_line(text).encode(errors="backslashreplace").decode() or "''"
-
-
-def _object(text: str, rest: str) -> ModelUri:
-    bucket, _, name = rest.partition("/")
-    if "@" in bucket:
-        raise UsageError("a model's address holds no user or password", where=_without_login(text), todo=_LOGIN)
-    if not _BUCKET.match(bucket):
-        raise UsageError("invalid bucket name after gs://", where=_without_login(text), todo=_TODO)
-    path = name.removesuffix("/")
-    if not path or path in {".", ".."} or not encodable(path) or len(path.encode()) > LONGEST_NAME:
-        raise UsageError("the URI names no object in the bucket", where=_without_login(text), todo=_TODO)
-    return ModelUri(bucket=bucket, path=path, folder=name.endswith("/"))
-
-
-def _file(text: str, rest: str) -> ModelUri:
-    host, slash, path = rest.partition("/")
-    if not slash or host not in {"", "localhost"}:
-        raise UsageError("a file URI has an absolute path of this machine", where=_without_login(text), todo=_TODO)
-    return _local(text, unquote(slash + path))
-
-
-def _working_folder() -> str:
-    """Return the working folder by its name in the shell, which may be a link; empty if that is another folder."""
-    name = os.environ.get("PWD", "")
-    try:
-        return name if Path(name).is_absolute() and Path(name).samefile(".") else ""
-    except (OSError, ValueError):
-        return ""
-
-
 def _local(text: str, path: str) -> ModelUri:
     if "\0" in path:
         raise UsageError("this is not a path", where=repr(text), todo=_TODO)
-    absolute = str(Path(_working_folder(), path).absolute())
+    # The working folder by its name in the shell, which may be a link.
+    name, folder = os.environ.get("PWD", ""), ""
+    with suppress(OSError, ValueError):
+        folder = name if Path(name).is_absolute() and Path(name).samefile(".") else ""
+    absolute = str(Path(folder, path).absolute())
     if "/../" in f"{absolute}/":
         # Behind a link, `..` is where the kernel finds it; what follows the last one stays as it is written.
         above, _, below = f"{absolute}/".rpartition("/../")

@@ -139,8 +139,7 @@ def check_signed(reference: Reference, public_key: Path | str) -> tuple[Finding,
     """
     from envbuild.attest.attach import bundles_of  # noqa: PLC0415
     from envbuild.attest.bundle import judge  # noqa: PLC0415 - its libraries are slow to import
-    from envbuild.attest.keyless import Identity  # noqa: PLC0415
-    from envbuild.attest.keys import public_key_of  # noqa: PLC0415
+    from envbuild.attest.keys import Identity, public_key_of  # noqa: PLC0415
     from envbuild.registry.referrers import referrers, subject_of  # noqa: PLC0415
 
     key = public_key_of(str(public_key))

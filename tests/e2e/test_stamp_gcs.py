@@ -13,7 +13,7 @@ from envbuild.cli.commands import run
 from envbuild.errors import StampError
 from envbuild.oci.digest import Digest
 from envbuild.stamp.history import read_history, read_stamp
-from envbuild.stamp.objects import read_uri
+from envbuild.stamp.objects import open_model
 from envbuild.stamp.record import record_bytes
 from envbuild.stamp.stamping import check_stampable
 from tests.e2e.services import running
@@ -70,7 +70,8 @@ def test_a_model_is_stamped_again_and_by_a_second_role(bucket):
 def test_records_on_it_are_valid_and_inspected(bucket, capsys, monkeypatch):
     monkeypatch.setenv("ENVBUILD_BY", "ci job 7")
     result = write(MODEL)
-    data = read_uri(f"{MODEL}/{result.record}", limit=100_000)
+    with open_model(MODEL) as model:
+        data = model.store.read(result.record, limit=100_000) or b""
     assert data == record_bytes(result.stamp)
     VALIDATOR.validate(json.loads(data))
     assert run(["inspect", MODEL, "--history"]) == 0

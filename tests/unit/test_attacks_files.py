@@ -20,7 +20,7 @@ from envbuild.capture import places
 from envbuild.cli.commands import run
 from envbuild.errors import VerifyError
 from envbuild.lock.formats import pylock_text
-from envbuild.stamp.signature import Proof
+from envbuild.stamp.history import Proof
 from envbuild.stamp.stamping import stamp
 from envbuild.verify.findings import Finding
 from envbuild.verify.sources.model import artifact_findings, content_of, files_now, read_model

@@ -172,7 +172,7 @@ def test_a_copy_beside_the_record_that_was_replaced_is_refused(place, copy):
             place.public,
             "--dry-run",
         )
-        refused(place.site(*serve), "the copy of the run's manifest is not to be had", 15)
+        refused(place.site(*serve), "the copy of the run's manifest", 15)
 
 
 def test_every_command_with_a_key_reads_the_signed_stamp_and_no_other(place):

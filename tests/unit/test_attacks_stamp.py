@@ -25,7 +25,7 @@ from envbuild.errors import StampConflict, StampError, VerifyError
 from envbuild.oci.digest import Digest
 from envbuild.stamp import gcs as stamp_gcs
 from envbuild.stamp.directory import DirectoryStore
-from envbuild.stamp.history import read_history, read_stamp
+from envbuild.stamp.history import Proof, read_history, read_stamp
 from envbuild.stamp.objects import open_model
 from envbuild.stamp.record import (
     Content,
@@ -37,7 +37,6 @@ from envbuild.stamp.record import (
     record_name,
     signature_name,
 )
-from envbuild.stamp.signature import Proof
 from envbuild.stamp.stamping import check_stampable, stamp
 from tests.unit.attesting import key_pair
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write, writer  # noqa: F401 - fixtures

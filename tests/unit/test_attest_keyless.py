@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.attest import keyless
+from envbuild.attest import keys
 from envbuild.attest.attach import AttestOptions, attest, check_key
 from envbuild.attest.bundle import judge, sign_statement
-from envbuild.attest.keyless import CERTIFIED, Identity, KeylessSigner
-from envbuild.attest.keys import public_key_of, signer_of
+from envbuild.attest.keys import CERTIFIED, Identity, KeylessSigner, public_key_of, signer_of
 from envbuild.attest.statement import PROVENANCE, SIGNED, statement
 from envbuild.errors import MissingComponentError, RegistryError, UsageError
 from envbuild.oci.digest import Digest
@@ -322,7 +321,7 @@ def test_a_log_that_gives_another_entry_signs_nothing(instance):
 
 
 def test_a_service_that_does_not_answer_is_waited_for_so_long_and_no_longer(instance, monkeypatch):
-    monkeypatch.setattr(keyless, "SECONDS", 0.3)
+    monkeypatch.setattr(keys, "SECONDS", 0.3)
     instance.silent.clear()
     with pytest.raises(RegistryError, match=r"cannot get a signing certificate: no answer within 0\.3 seconds"):
         signer_of("keyless")

@@ -90,12 +90,12 @@ def test_a_tampered_file_is_refused_with_both_digests(model, tmp_path, warned, s
     origin = origin_of(model.uri, recorded=recorded_of(model.uri, sha256=sha256))
     model.put("weights.bin", b"WEIGHTS")
     said = refused(origin, tmp_path / "cache", warned)
-    assert "weights.bin is not what the run saved: recorded " in said
+    assert "weights.bin is not what the run saved" in said
     if sha256 or isinstance(model, InFolder):
-        digests = (hashlib.sha256(it).hexdigest() for it in (b"weights", b"WEIGHTS"))
-        assert "recorded sha256 {} (7 bytes), found sha256 {} (7 bytes)".format(*digests) in said
+        digests = (hashlib.sha256(it).hexdigest()[:12] for it in (b"weights", b"WEIGHTS"))
+        assert all(f"weights.bin 7 bytes sha256 {it}" in said for it in digests)
     else:
-        assert "recorded crc32c kj6qRQ== (7 bytes), found crc32c" in said
+        assert "recorded weights.bin 7 bytes crc32c kj6qRQ==" in said
     assert VerifyError.exit_code == 16
 
 
@@ -103,9 +103,9 @@ def test_missing_and_additional_files_are_refused(model, tmp_path, warned):
     origin = origin_of(model.uri)
     model.remove("weights.bin")
     model.put("more.bin", b"more")
-    said, digest = refused(origin, tmp_path / "cache", warned), hashlib.sha256(b"more").hexdigest()
-    assert "weights.bin is missing: recorded " in said
-    assert f"more.bin is there besides: recorded nothing, found sha256 {digest} (4 bytes)" in said
+    said, digest = refused(origin, tmp_path / "cache", warned), hashlib.sha256(b"more").hexdigest()[:12]
+    assert "weights.bin is missing" in said
+    assert f"no weights.bin, more.bin 4 bytes sha256 {digest}" in said
 
 
 def test_a_model_that_was_replaced_or_never_stamped_is_refused(tmp_path, warned):

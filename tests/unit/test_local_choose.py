@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import StampError
-from envbuild.local.choice import choose
-from envbuild.local.image import Building, order_of
+from envbuild.local.machine import choose
 from envbuild.local.model import Machine, Subject
-from envbuild.local.subject import subject_of_image
+from envbuild.local.subject import Building, order_of, subject_of_image
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.verify.sources import Side
 from tests.unit.choosing import LAPTOP, MAC, ON_CPU, WORKSTATION, engine, image, nvidia, of_run, stamped

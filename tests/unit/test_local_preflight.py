@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.local.choice import choose
+from envbuild.local.machine import choose
 from envbuild.local.model import Machine, Mount, Settled, Subject, VariantChoice
 from envbuild.local.preflight import preflight
 from envbuild.local.subject import subject_of_image

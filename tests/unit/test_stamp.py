@@ -16,9 +16,9 @@ import pytest
 from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.retry import Retry
+from envbuild.stamp.gcs import connected, read_object
 from envbuild.stamp.history import read_stamp
 from envbuild.stamp.objects import open_model as found_model
-from envbuild.stamp.objects import read_uri
 from envbuild.stamp.record import StampEntry, pointer, read_record, record_bytes, record_name, stamped
 from envbuild.stamp.stamping import StampWriter, check_stampable, stamp
 from envbuild.stamp.store import choose_anchor
@@ -286,14 +286,18 @@ def test_a_single_object_is_its_own_anchor(gcs):
     assert "envbuild-record" in (gcs.metadata("models", "runs/model.keras") or {})
 
 
+def read_model_object(name: str, limit: int) -> bytes | None:
+    with connected(ManifestError) as client:
+        return read_object(client, "models", name, limit=limit, error=ManifestError)
+
+
 def test_objects_are_read_up_to_their_limit(gcs):
     InBucket(gcs)
     gcs.put("models", "manifest.json", b"12345")
-    assert read_uri("gs://models/manifest.json", limit=5, error=ManifestError) == b"12345"
+    assert read_model_object("manifest.json", 5) == b"12345"
     with pytest.raises(ManifestError, match="more than"):
-        read_uri("gs://models/manifest.json", limit=4, error=ManifestError)
-    with pytest.raises(ManifestError, match="does not exist"):
-        read_uri("gs://models/absent.json", limit=4, error=ManifestError)
+        read_model_object("manifest.json", 4)
+    assert read_model_object("absent.json", 4) is None
 
 
 @pytest.mark.parametrize(
@@ -464,8 +468,8 @@ def test_without_credentials_the_login_is_named(monkeypatch, tmp_path):
 def test_a_gzipped_object_is_not_read_beyond_its_limit(gcs):
     gcs.bucket("models").put("z", gzip.compress(b"z" * 100_000), contentEncoding="gzip")
     with pytest.raises(ManifestError, match="more than"):
-        read_uri("gs://models/z", limit=99_999, error=ManifestError)
-    assert len(read_uri("gs://models/z", limit=100_000, error=ManifestError)) == 100_000
+        read_model_object("z", 99_999)
+    assert len(read_model_object("z", 100_000) or b"") == 100_000
 
 
 def test_a_pointer_to_what_is_no_record_is_refused(gcs):

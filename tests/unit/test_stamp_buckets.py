@@ -5,13 +5,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from envbuild.errors import ManifestError, StampConflict, StampError, UsageError
+from envbuild.errors import StampConflict, StampError, UsageError
 from envbuild.stamp.history import read_history, read_stamp
 from envbuild.stamp.objects import open_model as found_model
-from envbuild.stamp.objects import read_uri
 from envbuild.stamp.record import stamped
 from envbuild.stamp.stamping import StampWriter, check_stampable, stamp
-from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, model, write  # noqa: F401 - fixtures
+from tests.unit.test_stamp import (  # noqa: F401 - fixtures
+    NOW,
+    InBucket,
+    InFolder,
+    entry,
+    gcs,
+    model,
+    read_model_object,
+    write,
+)
 
 ANCHOR = "runs/1/saved_model.pb"
 
@@ -77,7 +85,7 @@ def test_who_uses_a_bucket_may_have_to_pay(gcs, monkeypatch):  # noqa: F811
     write(model.uri)
     assert len(read_history(model.uri).records) == 1
     gcs.put("models", "manifest.json", b"{}")
-    assert read_uri("gs://models/manifest.json", limit=9, error=ManifestError) == b"{}"
+    assert read_model_object("manifest.json", 9) == b"{}"
     assert {it.parameters.get("userProject") for it in gcs.requests} == {"mine"}
 
 

@@ -16,9 +16,8 @@ from envbuild.attest.bundle import record_keys, record_signer
 from envbuild.capture import files as hashing
 from envbuild.capture.model import model_facts
 from envbuild.errors import StampError
-from envbuild.stamp.history import read_history, read_stamp
+from envbuild.stamp.history import Proof, read_history, read_stamp
 from envbuild.stamp.record import Content, StampedFile, read_record, record_bytes, record_name
-from envbuild.stamp.signature import Proof
 from envbuild.stamp.stamping import check_stampable, stamp
 from envbuild.verify.sources.model import artifact_findings, content_of, files_now, read_model
 from tests.fakes.gcs import FakeGcs

@@ -8,8 +8,8 @@ import pytest
 
 from envbuild.cli.commands import run
 from envbuild.errors import EnvbuildError, StampError, UsageError
+from envbuild.stamp.directory import DirectoryStore
 from envbuild.stamp.history import read_history, read_stamp
-from envbuild.stamp.objects import read_uri
 from envbuild.stamp.stamping import check_stampable, stamper
 from envbuild.stamp.store import choose_anchor, parse_model_uri
 from tests.unit.test_stamp import InFolder, entry, gcs, write  # noqa: F401 - fixtures
@@ -104,7 +104,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path, n
         write(model.uri, entry("serve"))
     assert caught.value.where == str(path)
     with pytest.raises(StampError, match="not a regular file"):
-        read_uri(str(path), limit=9)
+        DirectoryStore(str(model.folder)).read(f"envbuild/{name}", limit=9)
 
 
 def test_a_name_that_is_no_utf8_is_refused_before_the_build(tmp_path):

@@ -20,10 +20,9 @@ from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.reader import MAX_MANIFEST
 from envbuild.oci.digest import Digest
-from envbuild.stamp.history import History, read_history
+from envbuild.stamp.history import History, Proof, read_history
 from envbuild.stamp.objects import open_model
 from envbuild.stamp.record import Content, Stamp, StampedFile, StampedImage, lock_name, manifest_name
-from envbuild.stamp.signature import Proof
 from envbuild.stamp.store import Store, parse_model_uri
 from envbuild.validation import read_or_none
 from envbuild.verify.findings import Finding
