@@ -141,11 +141,11 @@ def _refusal(
 
 
 def message_of(cause: GoogleAPICallError) -> str:
-    """One line of the service's own message; empty if there is none."""
+    """One line of the service's own message; empty if there is none. Of a proxy's page only the status line is told."""
     try:
         text = str(cause.response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        text = str(cause.message or "")
+        text = getattr(cause.response, "reason", None) or str(cause.message or "")
     return _one_line(text)
 
 

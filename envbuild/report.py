@@ -1,5 +1,6 @@
 """Progress and notes to a person: the one interface by which all packages report, and lines about silent servers."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -59,3 +60,16 @@ def announce(text: str) -> None:
     """Report what the program waits for to the newest listener, if there is one."""
     for listener in _listeners[-1:]:
         listener(text)
+
+
+def count(report: Reporter, what: str, *, interval: float = 2.0) -> Callable[[int, int], None]:
+    """Return what notes `1 of 3 {what}` when it is called with two numbers, at most once in `interval` seconds."""
+    last = time.monotonic()
+
+    def note(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= interval:
+            last = time.monotonic()
+            report.note(f"{done} of {total} {what}")
+
+    return note

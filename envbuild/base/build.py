@@ -239,7 +239,6 @@ def make_base(
             context=context,
             dockerfile="Dockerfile",
             platform=f"linux/{ARCHITECTURES[machine]}",
-            wheels=(),
             network=True,
             arguments=order.arguments,
         )

@@ -9,8 +9,8 @@ from envbuild.base.interpreter import check_compiles, compiling_on
 from envbuild.base.resolve import check_base, resolve_base
 from envbuild.base.system import System, lock_system
 from envbuild.build.assembler import Assembler
-from envbuild.build.builder import Builder
-from envbuild.build.order import Order, Outcome, Part, Plan, Reporter
+from envbuild.build.builder import COMPILING, Builder
+from envbuild.build.order import Order, Outcome, Part, Plan
 from envbuild.build.outputs import (
     check_attestations,
     publish_parts,
@@ -19,10 +19,8 @@ from envbuild.build.outputs import (
     stamp_parts,
     write_outputs,
 )
-from envbuild.build.plan import check_builder, check_engine
 from envbuild.cache import prune, size_limit
-from envbuild.errors import counted
-from envbuild.image.assembler import Compiling
+from envbuild.errors import UsageError, counted
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.lock.model import Target
 from envbuild.lock.run import LockedRun, Options, lock_stack
@@ -34,6 +32,7 @@ from envbuild.registry.pull import pull
 from envbuild.registry.push import PushResult, check_push, push_index
 from envbuild.registry.shared_cache import SharedCache
 from envbuild.registry.tags import check_tag
+from envbuild.report import Reporter, count
 from envbuild.stamp.stamping import check_stampable
 
 _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
@@ -86,40 +85,25 @@ def _part(
     run = _lock(order, plan, base.target, settings, report)
     system = _system(order, plan, base, report)
     run = replace(run, lock=replace(run.lock, packages=system.packages))
-    compiling = _compiling(order, base, report) if order.bytecode else None
-    recipe = make_recipe(plan.stack, run.lock, base, compiled_by(base.interpreter) if compiling else "")
-    target = replace(order.push, tag=None) if order.push else None
+    compiling = None
+    if order.bytecode:
+        compiling = compiling_on(base, order.cache, _NO_BYTECODE, lambda count: report.note(COMPILING.format(count)))
     builder = _builder(order)(
         order=order,
         plan=plan,
-        recipe=recipe,
+        recipe=make_recipe(plan.stack, run.lock, base, compiled_by(base.interpreter) if compiling else ""),
         base=base,
         run=run,
         shared=shared,
         report=report,
-        target=target,
+        target=replace(order.push, tag=None) if order.push else None,
         until=until,
         compiling=compiling,
         system=system,
     )
     if settled:
         _check_tags(builder)
-    result = builder.build(settings)
-    return Part(
-        plan=plan,
-        recipe=recipe,
-        assembled=result.assembled,
-        pushed=result.pushed,
-        tags=builder.tags,
-        found=result.found,
-        imports=result.imports,
-        lock=run.lock,
-        pylock=builder.pylock(result.run),
-        proof=result.run.proof,
-        # Of folders alone all wheels are copied anyway, and people without a network build such a context.
-        wheelhouse=result.wheelhouse or (order.offline and not recipe.packages),
-        named=result.named,
-    )
+    return builder.build(settings)
 
 
 def _system(order: Order, plan: Plan, base: Base, report: Reporter) -> System:
@@ -147,13 +131,6 @@ def _builder(order: Order) -> type[Builder]:
     return Buildx if order.builder_name else Docker
 
 
-def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
-    def progress(count: int) -> None:
-        report.note(f"compiling {count} modules with the base's own Python")
-
-    return compiling_on(base, order.cache, _NO_BYTECODE, progress)
-
-
 def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:
     """Return the pushed image, or push the index of several; without its tag."""
     if order.push is None or not isinstance(content, ImageIndex):
@@ -173,7 +150,7 @@ def check_destinations(order: Order, report: Reporter) -> bool:
     settled = False
     size_limit()
     check_attestations(order)
-    check_builder(order)
+    _check_builder(order)
     if order.push:
         repository = check_repository(order.push, create=order.create_repository)
         settled = bool(repository and repository.immutable_tags)
@@ -184,8 +161,28 @@ def check_destinations(order: Order, report: Reporter) -> bool:
         # Cloud Build pushes as somebody else.
         if order.builder != "cloudbuild":
             check_push(order.push)
-    check_engine(order)
+    if order.load:
+        from envbuild.engine.client import connected  # noqa: PLC0415 - Docker's library is slow to import
+        from envbuild.engine.load import INSTEAD  # noqa: PLC0415
+
+        with connected(INSTEAD):
+            pass
     return settled
+
+
+def _check_builder(order: Order) -> None:
+    """Refuse what the builder cannot do, and see that what it needs is there; UsageError, MissingComponentError."""
+    if order.builder_name and order.builder != "docker":
+        what, where = "only --builder docker has builders", f"--builder-name {order.builder_name}"
+        raise UsageError(what, where=where, todo="add --builder docker")
+    if order.builder == "docker":
+        from envbuild.build.docker import check_docker  # noqa: PLC0415 - Docker's library is slow to import
+
+        check_docker(order)
+    if order.builder == "cloudbuild":
+        from envbuild.build.cloud import check, options_of  # noqa: PLC0415 - Google's library is slow to import
+
+        check(options_of(order))
 
 
 def _check_tags(builder: Builder) -> None:
@@ -225,7 +222,7 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
         settings=settings,
         build=order.build,
         say=report.note,
-        counted=report.compared,
+        counted=count(report, "wheels compared"),
     )
     run = lock_stack(stack, target, plan.manifest, options)
     for warning in run.warnings:

@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envbuild.base.system import System
-from envbuild.build.order import Order, Plan, Reporter
+from envbuild.build.order import Order, Part, Plan
 from envbuild.image.assembler import Assembled, Compiling
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.download import Arrivals
@@ -21,37 +21,20 @@ from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import PushResult
 from envbuild.registry.shared_cache import SharedCache
+from envbuild.report import Reporter
 from envbuild.verify.cuda.loader import prove_loading
 
 if TYPE_CHECKING:
-    from envbuild.engine.load import Loaded
     from envbuild.verify.imports import Imports, Place
 
 
 def is_proven(manifest: TrainingManifest, run: LockedRun) -> bool:
     """Whether a complete record has every wheel of the lock, each is the run's own file, and none was left out."""
     identical = {it.name for it in run.proof.those("identical")}
-    whole = manifest.source.complete and not run.left_out
-    return whole and identical == {wheel.name for wheel in run.lock.wheels}
+    return manifest.source.complete and not run.left_out and identical == {wheel.name for wheel in run.lock.wheels}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildResult:
-    """The built image, and where it is."""
-
-    assembled: Assembled
-    pushed: PushResult | None
-    """None when the image was not pushed."""
-    run: LockedRun
-    """The lock, compared with the files."""
-    found: bool = False
-    """Whether the image was found in the registry, and not built now."""
-    imports: "Imports | None" = None
-    """What was imported in the image; None where it was not tried."""
-    wheelhouse: bool = False
-    """Whether the context that it was built from has every wheel."""
-    named: "Callable[[Reference], Loaded] | None" = None
-    """Gives the image a name in the engine that built it; None where no engine did."""
+COMPILING = "compiling {} modules with the base's own Python"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +58,32 @@ class Builder(ABC):
     """Unpacks the recipe's Debian packages."""
 
     @abstractmethod
-    def build(self, settings: IndexSettings) -> BuildResult:
+    def build(self, settings: IndexSettings) -> Part:
         """Build the image, and push it if requested."""
+
+    def part(
+        self,
+        run: LockedRun,
+        made: Assembled | Image,
+        pushed: PushResult | None,
+        *,
+        wheelhouse: bool = False,
+        **how: Any,
+    ) -> Part:
+        """Describe the image that was built, or found; `run` is the lock compared with the files."""
+        return Part(
+            plan=self.plan,
+            recipe=self.recipe,
+            assembled=Assembled(image=made, overlaps=(), results={}, true={}) if isinstance(made, Image) else made,
+            pushed=pushed,
+            tags=self.tags,
+            lock=self.run.lock,
+            pylock=self.pylock(run),
+            proof=run.proof,
+            # Of folders alone all wheels are copied anyway, and people without a network build such a context.
+            wheelhouse=wheelhouse or (self.order.offline and not self.recipe.packages),
+            **how,
+        )
 
     @property
     @abstractmethod
@@ -104,9 +111,8 @@ class Builder(ABC):
             return
         self.report.step("looking for CUDA's libraries as the loader does")
         wheels = {wheel.sha256: arrivals.path(wheel) for wheel in self.recipe.wheels}
-        found = prove_loading(
-            self.plan.stack, self.recipe, self.base, wheels, self.plan.profiles, self.order.cache / "loading"
-        )
+        place = self.order.cache / "loading"
+        found = prove_loading(self.plan.stack, self.recipe, self.base, wheels, self.plan.profiles, place)
         found.require()
         self.report.note(found.summary)
         for note in found.notes:
@@ -138,6 +144,23 @@ class Builder(ABC):
         """The lock as it is stamped and lies in the context."""
         return pylock_text(run.lock, run.proof, dict(run.built), self.base.to_dict())
 
-    def fetched(self, done: int, total: int, _text: str) -> None:
-        """Report how many bytes of wheels were fetched."""
-        self.report.progress("fetching", done, total)
+
+def fetch_progress(report: Reporter) -> Callable[[int, int, str], None]:
+    """Return what reports how many bytes of wheels were fetched."""
+    return lambda done, total, _text: report.progress("fetching", done, total)
+
+
+def report_content(assembled: Assembled, report: Reporter, owned: Mapping[str, str]) -> None:
+    """Report bytecode, remarks and overlaps of an image; `owned` says which package had a path in the run."""
+    if tally := assembled.bytecode:
+        report.note(f"{tally.compiled} modules have bytecode; {tally.refused} do not compile")
+        for path in tally.gave_up:
+            report.warn(f"{path} has no bytecode: compiling it took too much time or memory")
+    for line in assembled.remarks:
+        report.warn(line)
+    for overlap in assembled.overlaps[:10]:
+        why = "as in the run" if owned.get(overlap.path) == overlap.winner.name else "which pip installs last"
+        others, name = ", ".join(overlap.losers), overlap.winner.name
+        report.warn(f"{overlap.path} is in {others} and in {name}: the image has that of {name}, {why}")
+    if len(assembled.overlaps) > 10:
+        report.warn(f"{len(assembled.overlaps) - 10} more paths are in several packages")

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from envbuild.base.system import copy_debs
-from envbuild.build.builder import Builder
+from envbuild.build.builder import Builder, fetch_progress
 from envbuild.build.order import PLATFORMS, Order
 from envbuild.engine.buildkit import hidden_words, index_secrets, secret_files
 from envbuild.engine.transcript import Request
@@ -52,7 +52,10 @@ def write_context(folder: Path, context: Context, order: Order) -> None:
     if not context.wheelhouse:
         return
     for wheel in (it for it in context.lock.wheels if not is_local(it)):
-        _place(wheel_path(order.cache, wheel.sha256), folder / WHEELS / wheel.filename)
+        source, target = wheel_path(order.cache, wheel.sha256), folder / WHEELS / wheel.filename
+        if not share(source, target, mode=0o644):
+            with source.open("rb") as original, written_whole(target) as file:
+                shutil.copyfileobj(original, file)
     copy_debs(context.lock, order.cache, folder)
 
 
@@ -77,31 +80,16 @@ def why_wheelhouse(settings: IndexSettings, *, secrets: bool, needed: bool, pack
         "they are read here anyway": needed,
         "system packages come from this machine's mirror, which the base does not name": packages,
         "passwords come from a keyring, which the build does not have": settings.keyring,
-        "the index is on this machine, which the build does not see": any(map(_is_near, settings.indexes)),
+        "the index is on this machine, which the build does not see": any(map(_is_local_index, settings.indexes)),
     }
     return next((reason for reason, counts in reasons.items() if counts), "")
 
 
-def _is_near(url: str) -> bool:
+def _is_local_index(url: str) -> bool:
     """Whether an index is a folder of this machine, or a port of its own."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return parts.scheme not in ("http", "https") or host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _place(source: Path, target: Path) -> None:
-    if share(source, target, mode=0o644):
-        return
-    with source.open("rb") as original, written_whole(target) as file:
-        shutil.copyfileobj(original, file)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """What a builder is given, and how the context was made."""
-
-    request: Request
-    wheelhouse: bool
 
 
 class ContextBuilder(Builder):
@@ -110,8 +98,11 @@ class ContextBuilder(Builder):
     __slots__ = ()
 
     @contextmanager
-    def prepared(self, settings: IndexSettings, base: str) -> Iterator[Prepared]:
-        """Stage the context, with the wheels if need be, and the secrets; all of it is gone when the block ends."""
+    def prepared(self, settings: IndexSettings, base: str) -> Iterator[tuple[Request, bool]]:
+        """Stage the context and the secrets; all of it is gone when the block ends.
+
+        Yield what the builder is given, and whether the context has the wheels.
+        """
         if self.recipe.owners:
             names = ", ".join(sorted({name for _, name in self.recipe.owners}))
             self.report.warn(
@@ -119,21 +110,23 @@ class ContextBuilder(Builder):
                 "packages in its own order; build with --builder assemble to get the run's files"
             )
         wheelhouse = self.fetched_wheels(settings, secrets=True)
-        context = Context(recipe=self.recipe, lock=self.run.lock, pylock=self.pylock(self.run), wheelhouse=wheelhouse)
         contents = {} if wheelhouse else index_secrets(settings, self.recipe.wheels)
-        with staged_context(context, self.order) as folder, secret_files(contents) as files:
+        with staged_context(self.context(wheelhouse=wheelhouse), self.order) as folder, secret_files(contents) as files:
             arguments = {"BASE": base} if base else {}
             request = Request(
                 context=folder,
                 dockerfile="Dockerfile",
                 platform=PLATFORMS[self.recipe.target.machine],
-                wheels=self.recipe.wheels,
                 network=not wheelhouse,
                 arguments=arguments | {"SOURCE_DATE_EPOCH": str(MTIME)},
                 secrets=files,
                 hidden=hidden_words(settings, contents),
             )
-            yield Prepared(request=request, wheelhouse=wheelhouse)
+            yield request, wheelhouse
+
+    def context(self, *, wheelhouse: bool) -> Context:
+        """The build context of this image."""
+        return Context(recipe=self.recipe, lock=self.run.lock, pylock=self.pylock(self.run), wheelhouse=wheelhouse)
 
     def fetched_wheels(self, settings: IndexSettings, *, secrets: bool) -> bool:
         """Get all wheels into the cache where the context has to have them."""
@@ -144,7 +137,8 @@ class ContextBuilder(Builder):
             return False
         self.system.fetch()
         self.report.step(f"fetching the wheels, which the context gets: {reason}")
-        with Arrivals(self.order.cache, report=self.fetched, settings=settings, note=self.report.note) as arrivals:
+        progress, note = fetch_progress(self.report), self.report.note
+        with Arrivals(self.order.cache, report=progress, settings=settings, note=note) as arrivals:
             arrivals.start(self.recipe.wheels)
             for wheel in self.recipe.wheels:
                 arrivals.path(wheel)
@@ -170,7 +164,7 @@ class ContextBuilder(Builder):
     def from_registry(self, digest: Digest) -> Image:
         """The image as the registry has it."""
         assert self.target is not None
-        return pull(self.target.at(digest), machine=self.recipe.target.machine)
+        return self.marked(pull(self.target.at(digest), machine=self.recipe.target.machine))
 
     def marked(self, image: Image) -> Image:
         """Tell the base's layers from those that were made."""
@@ -183,6 +177,7 @@ class ContextBuilder(Builder):
         return replace(image, layers=tuple(layers))
 
     def pullable(self) -> bool:
+        """Whether the base can be pulled by its digest from a registry."""
         try:
             return Reference.parse(self.base.name).digest is not None
         except ValueError:

@@ -1,6 +1,6 @@
 """The environment is tried before its image has a name, where nothing proves that it is the run's."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
@@ -48,11 +48,11 @@ def try_imports(
         return known
     builder.report.step("importing in the image what the run imported")
     if place:
-        found = _tried(builder, run, names, settings, place)
+        found = _try(builder, run, names, settings, place)
     else:
         assert image, "there is an image or a place that has it"
         with place_for(image, stack.machine, builder.report) as found_place:
-            found = _tried(builder, run, names, settings, found_place)
+            found = _try(builder, run, names, settings, found_place)
     if found.modules:
         cache.note(key, found.to_dict(), share=False)
     return found
@@ -70,7 +70,7 @@ def imported_distributions(stack: Stack, manifest: TrainingManifest, required: f
     return frozenset({str(canonicalize_name(stack.distribution)), *(asked or installed - required)}) - {"pip"}
 
 
-def _tried(builder: "Builder", run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
+def _try(builder: "Builder", run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
     if place.runner is None:
         check_metadata(run, builder.plan.manifest, builder.order.cache)
         builder.report.warn(f"no module was imported, only metadata was looked at: {place.why}")
@@ -78,13 +78,9 @@ def _tried(builder: "Builder", run: LockedRun, names: frozenset[str], settings: 
     versions = {wheel.name.replace("-", "_"): wheel.version for wheel in run.lock.wheels}
     modules: dict[str, str] = {}
     with open_question((), run.lock.target, settings, builder.order.cache) as question:
-        for wheel in run.lock.wheels:
-            if wheel.name in names:
-                files, own = question.reader.files(wheel) or (), wheel.name.replace("-", "_")
-                public = import_names(files)
-                # Of several packages the largest is the project's own: others are plug-ins of what need not be there.
-                main = [own] if own in public else sorted(public, key=lambda it: -_size(it, files))[:1]
-                modules |= dict.fromkeys(main, wheel.version)
+        for wheel in (it for it in run.lock.wheels if it.name in names):
+            main = _main_module(wheel.name.replace("-", "_"), question.reader.files(wheel) or ())
+            modules |= dict.fromkeys(main, wheel.version)
     first = [builder.plan.stack.framework] if builder.plan.stack.framework in modules else []
     pins = {wheel.name: wheel.version for wheel in run.lock.wheels}
     known = broken_hand_limits(pins, builder.plan.profiles.limits)
@@ -104,10 +100,12 @@ def _tried(builder: "Builder", run: LockedRun, names: frozenset[str], settings: 
     return found
 
 
-def _size(module: str, files: Iterable[str]) -> int:
-    """How many of a wheel's files are of a module."""
-    folder = module.replace(".", "/")
-    return sum(f"/{it}".startswith((f"/{folder}/", f"/{folder}.")) for it in files)
+def _main_module(own: str, files: Collection[str]) -> list[str]:
+    """The module that a wheel is there for: the one of its name, else the largest; others may be plug-ins."""
+    public = import_names(files)
+    starts = {it: (f"/{it.replace('.', '/')}/", f"/{it.replace('.', '/')}.") for it in public}
+    sizes = {it: sum(f"/{file}".startswith(start) for file in files) for it, start in starts.items()}
+    return [own] if own in public else sorted(public, key=lambda it: -sizes[it])[:1]
 
 
 def _warn_untold(found: Imports, builder: "Builder") -> None:

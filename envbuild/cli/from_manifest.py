@@ -23,7 +23,7 @@ from envbuild.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuild.build import Order, Plan
+    from envbuild.build.order import Order, Plan
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{12})[0-9a-f]{52}")
 """Shortened for people; --json has it whole."""
@@ -84,8 +84,8 @@ def _check_training(serving: ServeOptions, image: ImageOptions) -> None:
 
 def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
     """Plan and build; print the result, or just the plan."""
-    from envbuild.build import build, make_plans
-    from envbuild.build.plan import check_order
+    from envbuild.build.build import build
+    from envbuild.build.order import check_order, make_plans
 
     check_order(order)
     started = time.monotonic()
@@ -100,7 +100,7 @@ def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) 
     if dry_run:
         _print_plans(plans, as_json=as_json)
         return
-    outcome = build(order, plans, progress.reporter(), datetime.now(UTC))
+    outcome = build(order, plans, progress, datetime.now(UTC))
     if outcome.stamped:
         progress.step(f"stamped {order.stamp}")
         progress.note(f"record {outcome.stamped}")

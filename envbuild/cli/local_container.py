@@ -120,7 +120,7 @@ def _acquire(options: LocalOptions, plan: Plan, client: "docker.DockerClient", p
     from envbuild.local.image import acquire
 
     now = datetime.now(UTC)
-    here = acquire(client, plan.subject, plan.choice, options.building(), progress.reporter(), now)
+    here = acquire(client, plan.subject, plan.choice, options.building(), progress, now)
     for remark in here.remarks:
         progress.note(remark)
     return here
@@ -272,6 +272,6 @@ def _notebook(
         todo = "give the stamped model, or the manifest of its run, instead of an image"
         what = "this image has no lock, so a notebook server could change its versions"
         raise UsageError(what, where="--jupyter", todo=todo)
-    image = notebook_image(client, here.parent, here.lock, options.lock_options(progress), progress.reporter())
+    image = notebook_image(client, here.parent, here.lock, options.lock_options(progress), progress)
     port, token = free_port(PORT), new_token()
     return Notebook(launch=notebook_launch(launch, image.id, token, port), port=port, token=token)

@@ -34,7 +34,7 @@ def run_in_venv(target: str, command: tuple[str, ...], options: LocalOptions, fo
             _report_plan(options, plan, folder, stamped, progress)
             if options.dry_run:
                 return 0
-            lock = stamped or lock_here(plan.subject, plan.choice, options.building(), progress.reporter())
+            lock = stamped or lock_here(plan.subject, plan.choice, options.building(), progress)
             venv = held_venv(folder, lock, lock.target.python, progress, cache=cache_folder())
             python = stack.enter_context(venv)
             if options.golden:

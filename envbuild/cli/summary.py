@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from envbuild.errors import counted
 
 if TYPE_CHECKING:
-    from envbuild.build import Outcome, Part
+    from envbuild.build.order import Outcome, Part
     from envbuild.oci.image import Layer
     from envbuild.registry.push import PushResult
     from envbuild.serve.model import ServeOrder, ServeResult

@@ -2,27 +2,21 @@
 
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
-
 from envbuild.errors import BuildError
-from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import without_credentials
 from envbuild.report import Reporter
 
-_KEPT_LINES = 200
-"""Lines of each step that are kept; pip's message about hashes that differ is the longest that matters."""
-_SHOWN_LINES, _LINE_LENGTH, _TITLE_LENGTH = 15, 500, 150
+_LINES = 15
+"""Lines of a failed step that are quoted."""
+_LINE_LENGTH, _TITLE_LENGTH = 500, 150
 _EXIT_CODE = re.compile(r"(?:exit code: |non-zero code: |exit status )(\d+)")
 """BuildKit repeats the whole command before it, which is in the Dockerfile."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x20-\x7e\u00a0-\U0010ffff]")
 """What drives terminals: colours, and the line ends of progress bars."""
-_PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([A-Za-z0-9.+!_-]+)")
-_WHEEL = re.compile(r"[A-Za-z0-9_.+!%-]+\.whl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +29,6 @@ class Request:
     """Its name in the context."""
     platform: str
     """`linux/amd64`."""
-    wheels: tuple[LockedWheel, ...]
-    """The installed wheels, for messages."""
     network: bool
     """Whether steps may reach anything but the files of the context."""
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +59,7 @@ class Transcript:
         """Add a line that a step printed."""
         if text := self.clean(line):
             self._last = step
-            self._lines.setdefault(step, deque(maxlen=_KEPT_LINES)).append(text)
+            self._lines.setdefault(step, deque(maxlen=_LINES)).append(text)
             self._report.note(text)
 
     def clean(self, line: str) -> str:
@@ -78,38 +70,14 @@ class Transcript:
         return text.rstrip()[:_LINE_LENGTH]
 
     def failure(self, reason: str, step: str | None = None) -> BuildError:
-        """Explain a failed step: which one, its last lines, and which lock entry it was about."""
+        """Explain a failed step: which one, and its last lines."""
         chosen = self._last if step is None else step
         lines, where = list(self._lines.get(chosen, ())), self._titles.get(chosen) or "container engine"
         exit_code = _EXIT_CODE.search(reason)
         why = f"a step ended with exit code {exit_code[1]}" if exit_code else self.clean(reason)
-        quoted = "".join(f"\n  | {line}" for line in lines[-_SHOWN_LINES:])
+        quoted = "".join(f"\n  | {line}" for line in lines)
         if any("No space left on device" in line for line in (why, *lines)):
             todo = "free space where the engine keeps its data: docker system prune"
             return BuildError(f"the engine's disk is full{quoted}", where=where, todo=todo)
-        wheel = find_wheel(lines, self._request.wheels)
-        about = f", at {wheel.name}=={wheel.version} of the lock ({wheel.filename}, {wheel.sha256})" if wheel else ""
         todo = "read the step's lines; a build without --builder docker writes the same context to --out"
-        return BuildError(f"the build failed{about}: {why}{quoted}", where=where, todo=todo)
-
-
-def find_wheel(lines: Sequence[str], wheels: Iterable[LockedWheel]) -> LockedWheel | None:
-    """Find the lock entry that pip's error names, else the last one in pip's output; None when there is neither."""
-    known = tuple(wheels)
-    first = next((number for number, line in enumerate(lines) if line.lstrip().startswith("ERROR")), len(lines))
-    ordered = (*lines[first:], *reversed(lines[:first]))
-    return next((wheel for line in ordered if (wheel := _wheel_in_line(line, known))), None)
-
-
-def _wheel_in_line(line: str, wheels: Iterable[LockedWheel]) -> LockedWheel | None:
-    files = set(_WHEEL.findall(line.replace("%2B", "+").replace("%2b", "+")))
-    pins = {(canonicalize_name(name), _version(version)) for name, version in _PIN.findall(line)}
-    return next((it for it in wheels if it.filename in files or (it.name, _version(it.version)) in pins), None)
-
-
-def _version(text: str) -> Version | str:
-    """The version as pip compares it; the text itself if it is invalid."""
-    try:
-        return Version(text.rstrip("."))
-    except InvalidVersion:
-        return text
+        return BuildError(f"the build failed: {why}{quoted}", where=where, todo=todo)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import docker
 
-from envbuild.build import Order, Reporter, build, make_plans
+from envbuild.build.build import build
 from envbuild.build.extend import recorded_base
+from envbuild.build.order import Order, make_plans
 from envbuild.cache import workplace
 from envbuild.errors import UsageError, counted
 from envbuild.local.model import Choice, Subject
@@ -21,6 +22,7 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import DOCKER_HUB, Reference
+from envbuild.report import Reporter, count
 from envbuild.stamp.record import StampedImage
 from envbuild.verify.rules.catalogue import listing
 from envbuild.verify.rules.frameworks import family
@@ -141,7 +143,7 @@ def lock_here(subject: Subject, choice: Choice, building: Building, report: Repo
         cache=building.cache,
         settings=read_settings(building.find_links, offline=building.offline),
         say=report.note,
-        counted=report.compared,
+        counted=count(report, "wheels compared"),
     )
     target = Target(python=plan.stack.python, machine=plan.stack.machine, glibc=version)
     run = lock_stack(plan.stack, target, manifest, options)

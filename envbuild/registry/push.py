@@ -46,6 +46,12 @@ class PushResult:
     blobs: Mapping[Digest, How] = field(default_factory=dict)
     """How each blob came there; if the whole image was there, only of blobs that were begun before."""
 
+    @property
+    def digest(self) -> Digest:
+        """The digest of the image or index."""
+        assert self.reference.digest is not None, "a push ends with a reference by digest"
+        return self.reference.digest
+
 
 def push(
     image: Image,

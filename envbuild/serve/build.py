@@ -5,9 +5,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
-from envbuild.build import Order, Reporter, make_plans
 from envbuild.build.build import check_destinations
 from envbuild.build.extend import compiling_for, extended
+from envbuild.build.order import Order, make_plans
 from envbuild.build.outputs import signer_for, stamp_content
 from envbuild.errors import RegistryError, VerifyError
 from envbuild.image.assembler import Compiling
@@ -25,6 +25,7 @@ from envbuild.recipe import LAYER_FORMAT
 from envbuild.registry.pull import find_tagged, pull
 from envbuild.registry.push import PushResult, push
 from envbuild.registry.shared_cache import SharedCache
+from envbuild.report import Reporter, count
 from envbuild.serve.check import OWN_RUNTIME, check_serving
 from envbuild.serve.compatible import check_compatible
 from envbuild.serve.contents import application_of, embedded, server_parts
@@ -198,7 +199,7 @@ def _options(order: Order, report: Reporter) -> Options:
         settings=settings,
         build=order.build,
         say=report.note,
-        counted=report.compared,
+        counted=count(report, "wheels compared"),
     )
 
 

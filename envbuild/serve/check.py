@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from envbuild.build.plan import check_outputs
+from envbuild.build.order import check_outputs
 from envbuild.errors import UsageError
 from envbuild.serve.compatible import version_in
 from envbuild.serve.contents import application_of

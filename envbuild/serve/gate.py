@@ -8,7 +8,6 @@ from pathlib import Path
 
 import docker
 
-from envbuild.build import Reporter
 from envbuild.engine.build import loaded_base
 from envbuild.engine.client import connected
 from envbuild.engine.container import WRITABLE
@@ -16,6 +15,7 @@ from envbuild.engine.image import find_image
 from envbuild.errors import MissingComponentError, StampError, VerifyError
 from envbuild.manifest.artifact import Golden
 from envbuild.oci.image import Image, platform_name
+from envbuild.report import Reporter
 from envbuild.serve.gate_container import MODEL, Launch, NotStartedError, Reply, Serving, serving
 from envbuild.serve.gate_request import RULE as PREDICTED
 from envbuild.serve.gate_request import UnfitError, held_answer, request_of

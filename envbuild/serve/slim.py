@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from packaging.utils import canonicalize_name
 
-from envbuild.build import Order, Reporter
+from envbuild.build.order import Order
 from envbuild.errors import BuildError, LockError, UsageError
 from envbuild.image.assembler import OVERLAPS_LINE, assemble, cache_keys, wheels_to_read
 from envbuild.image.child import Parent, interpreter_of
@@ -30,6 +30,7 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines
 from envbuild.recipe import PREFIX, SLIM_LABEL, SLIM_OF_LABEL, Base, Recipe
+from envbuild.report import Reporter, count
 from envbuild.serve.model import Gate, Origin, ServeOrder, Server, Slimmed
 from envbuild.trust import Claim, Voucher
 from envbuild.verify.environment import Pattern, listed, training_only
@@ -130,7 +131,7 @@ def _settings(order: Order) -> IndexSettings:
 
 
 def _declared(reader: FactReader, wheels: tuple[LockedWheel, ...], report: Reporter) -> Declared:
-    facts = reader.all_facts(wheels, report.compared)
+    facts = reader.all_facts(wheels, count(report, "wheels compared"))
     unread = [wheel.filename for wheel, known in zip(wheels, facts, strict=True) if known is None]
     if unread:
         what = f"what {unread[0]} requires cannot be read, as its server sends whole files only"
