@@ -30,8 +30,8 @@ from envbuild.match.stack import Decision
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import DOCKER_HUB, Reference
+from envbuild.registry.auth import find_credentials
 from envbuild.registry.client import Registry
-from envbuild.registry.credentials import find
 from envbuild.report import Reporter
 
 _PYTHON = re.compile(r"3\.\d+(?:\.\d+)?\Z")
@@ -268,7 +268,7 @@ def _remedy(parent: Parent) -> Iterator[None]:
 
 def engine_login(reference: Reference) -> dict[str, str]:
     """Return an engine's login for a registry (Docker Engine API, "Authentication"); empty for none."""
-    found = find(reference.registry, reference.repository).credentials
+    found = find_credentials(reference.registry, reference.repository).credentials
     if found is None:
         return {}
     host = _HUB if reference.registry == DOCKER_HUB else reference.registry

@@ -15,8 +15,8 @@ from envbuild.oci.blobs import AbandonedError, GrowingBlob, open_file
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import CONFIG, INDEX, MANIFEST, Descriptor, Image, ImageIndex, Layer
 from envbuild.oci.reference import Reference
+from envbuild.registry.auth import Credentials
 from envbuild.registry.client import Registry
-from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import CHECK_REGISTRY, printable
 from envbuild.registry.tags import publish
 from envbuild.report import SILENT, Reporter
@@ -69,7 +69,7 @@ def push(
     After an error all other uploads have been cut, and every tag points to a whole image; at most one tag, whose
     confirmation failed, is new.
     """
-    named = valid_tags(reference, tags, image.digest)
+    named = _valid_tags(reference, tags, image.digest)
     with Upload(reference, report=report, credentials=credentials, retry=retry) as upload:
         result = upload.finish(image)
     if named:
@@ -94,9 +94,7 @@ class Upload:
         retry: Retry | None = None,
         believing: bool = True,
     ) -> None:
-        self._reference, self._report = reference, report
-        self._believing = believing
-        self._landed = landed
+        self._reference, self._report, self._landed, self._believing = reference, report, landed, believing
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
         self._sent: dict[Digest, Future[How]] = {}
@@ -142,7 +140,7 @@ class Upload:
         registry, repository = self._registry, self._reference.repository
         media_type = str(json.loads(image.manifest).get("mediaType") or MANIFEST)
         sizes = {blob.descriptor.digest: blob.descriptor.size for blob in (*image.layers, _config(image))}
-        if self._believing and _is_there(registry, self._reference, image):
+        if self._believing and self._is_there(image):
             # Uploads that have not begun are not needed any more.
             begun = {digest: future for digest, future in self._sent.items() if not future.cancel()}
             how = {digest: future.result() for digest, future in begun.items() if future.exception() is None}
@@ -153,6 +151,16 @@ class Upload:
         sent = sum(size for digest, size in sizes.items() if how.get(digest) == "sent")
         existing = sum(sizes.values()) - sent
         return PushResult(reference=self._reference.at(image.digest), uploaded=sent, existing=existing, blobs=how)
+
+    def _is_there(self, image: Image) -> bool:
+        """Whether the registry has and confirms the manifest."""
+        try:
+            confirm(self._registry, self._reference, image.manifest)
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
 
     def _send_all(self, image: Image) -> dict[Digest, How]:
         """Send the layers, the largest first, so that none of them runs alone at the end; then the config."""
@@ -218,13 +226,13 @@ def _config(image: Image) -> Layer:
     return Layer(descriptor, image.config_digest, lambda: BytesIO(image.config), created_by="config")
 
 
-def check_push(reference: Reference, *, credentials: Credentials | None = None, retry: Retry | None = None) -> None:
+def check_push(reference: Reference, *, retry: Retry | None = None) -> None:
     """Check before hours of work that the registry accepts a push; RegistryError when it does not."""
-    with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
+    with Registry(reference.registry, retry=retry) as registry:
         registry.check_push(reference.repository)
 
 
-def valid_tags(reference: Reference, tags: Sequence[str], digest: Digest) -> list[str]:
+def _valid_tags(reference: Reference, tags: Sequence[str], digest: Digest) -> list[str]:
     """The tags that an image or index gets; UsageError for an invalid tag, or a reference to another image."""
     if reference.digest not in (None, digest):
         raise UsageError(f"the image is {digest}, not what the reference says", where=str(reference))
@@ -235,17 +243,6 @@ def valid_tags(reference: Reference, tags: Sequence[str], digest: Digest) -> lis
         except ValueError as error:
             raise UsageError(str(error), where=str(reference)) from error
     return list(named)
-
-
-def _is_there(registry: Registry, reference: Reference, image: Image) -> bool:
-    """Whether the registry has and confirms the manifest."""
-    try:
-        confirm(registry, reference, image.manifest)
-    except RegistryError as error:
-        if error.status != 404:
-            raise
-        return False
-    return True
 
 
 def confirm(registry: Registry, reference: Reference, data: bytes) -> None:
@@ -259,34 +256,19 @@ def confirm(registry: Registry, reference: Reference, data: bytes) -> None:
         raise RegistryError(what, where=str(reference.at(digest)), todo=todo)
 
 
-def push_index(
-    index: ImageIndex,
-    reference: Reference,
-    *,
-    tags: Sequence[str] = (),
-    image_tags: Mapping[Digest, Sequence[str]] | None = None,
-    report: Reporter = SILENT,
-    credentials: Credentials | None = None,
-    retry: Retry | None = None,
-) -> PushResult:
-    """Push an index and its images; tag it with the reference's tag and `tags`, and its images with `image_tags`.
+def push_index(index: ImageIndex, reference: Reference, *, retry: Retry | None = None) -> PushResult:
+    """Push an index and its images, and tag it with the reference's tag.
 
     Raises RegistryError, BuildError when a layer's bytes are not what its descriptor says, and UsageError. After an
-    error before the index is confirmed no tag points to it or to one of its images.
+    error before the index is confirmed no tag points to it.
     """
-    place = replace(reference, tag=None, digest=None)
-    # The images' tags first: when the index has its tag, everything is complete.
-    wanted = {place.at(it): valid_tags(place, named, it) for it, named in (image_tags or {}).items()}
-    wanted[place.at(index.digest)] = valid_tags(reference, tags, index.digest)
-    pushed = [push(image, place, report=report, credentials=credentials, retry=retry) for image in index.images]
-    with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
+    place, named = replace(reference, tag=None, digest=None), _valid_tags(reference, (), index.digest)
+    pushed = [push(image, place, retry=retry) for image in index.images]
+    with Registry(reference.registry, retry=retry) as registry:
         if not registry.has_manifest(place.repository, index.digest):
             registry.put_manifest(place.repository, str(index.digest), index.data, INDEX)
         confirm(registry, place, index.data)
-    if any(wanted.values()):
-        publish(wanted, credentials=credentials, retry=retry)
-    return PushResult(
-        reference=place.at(index.digest),
-        uploaded=sum(result.uploaded for result in pushed),
-        existing=sum(result.existing for result in pushed),
-    )
+    if named:
+        publish({place.at(index.digest): named}, retry=retry)
+    sent, existing = sum(result.uploaded for result in pushed), sum(result.existing for result in pushed)
+    return PushResult(reference=place.at(index.digest), uploaded=sent, existing=existing)

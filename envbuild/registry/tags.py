@@ -8,8 +8,8 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT
 from envbuild.oci.reference import Reference
+from envbuild.registry.auth import Credentials
 from envbuild.registry.client import Registry
-from envbuild.registry.credentials import Credentials
 from envbuild.registry.pull import named_manifest
 from envbuild.retry import Retry
 
@@ -58,14 +58,6 @@ def stamped_tag(digest: Digest) -> str:
     return f"stamped-{digest.short}"
 
 
-def tag_stamped(reference: Reference, *, credentials: Credentials | None = None, retry: Retry | None = None) -> str:
-    """Give an image, by its digest, the tag of a stamped one; RegistryError if the registry refuses."""
-    assert reference.digest is not None, "a stamp names a digest"
-    tag = stamped_tag(reference.digest)
-    publish({reference: (tag,)}, credentials=credentials, retry=retry)
-    return tag
-
-
 def set_tag(registry: Registry, repository: str, tag: str, data: bytes, media_type: str) -> None:
     """Set a tag to an existing manifest or index; RegistryError with its present digest if it may not move.
 
@@ -91,19 +83,14 @@ def set_tag(registry: Registry, repository: str, tag: str, data: bytes, media_ty
 
 
 def check_tag(
-    reference: Reference,
-    environment: Digest | None,
-    *,
-    indexed: bool = False,
-    credentials: Credentials | None = None,
-    retry: Retry | None = None,
+    reference: Reference, environment: Digest | None, *, indexed: bool = False, retry: Retry | None = None
 ) -> None:
     """Check before the work that an immutable tag does not name another image than will be built; RegistryError.
 
     Images of one environment are equal; `environment` is None for builds whose bytes differ each time. `indexed` if the
     tag will name an index with an image of the environment: then only such an index may be there.
     """
-    with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
+    with Registry(reference.registry, retry=retry) as registry:
         found = registry.manifest_digest(reference.repository, reference.target)
         if found is None:
             return

@@ -12,7 +12,7 @@ from envbuild.errors import RegistryError
 from envbuild.oci.blobs import GrowingBlob
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.reference import Reference
-from envbuild.registry.credentials import Credentials
+from envbuild.registry.auth import Credentials
 from envbuild.registry.push import PushResult, Upload, push
 from envbuild.registry.tags import publish
 from envbuild.retry import Retry

@@ -15,7 +15,7 @@ from envbuild.oci.blobs import AbandonedError, GrowingBlob
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor, Image, Layer
 from envbuild.oci.reference import Reference
-from envbuild.registry.credentials import Credentials
+from envbuild.registry.auth import Credentials
 from envbuild.registry.push import PushResult, Upload, push
 from envbuild.registry.tags import publish
 from envbuild.retry import Retry

@@ -10,7 +10,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, INDEX, MANIFEST
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
-from envbuild.registry.tags import check_tag, set_tag, stamped_tag, tag_stamped
+from envbuild.registry.tags import check_tag, publish, set_tag, stamped_tag
 from envbuild.retry import Retry
 from tests.fakes.registry import FakeRegistry
 
@@ -36,7 +36,7 @@ def put(registry: FakeRegistry, tag: str, data: bytes) -> Reference:
 
 def test_a_stamped_image_gets_a_tag_of_its_digest(registry):
     reference, digest = put(registry, "v7", manifest()), Digest.of(manifest())
-    assert tag_stamped(reference) == stamped_tag(digest)
+    publish({reference: (stamped_tag(digest),)})
     assert registry.tags[f"team/app:stamped-{digest.hex[:12]}"] == str(digest)
     media_type, data = registry.repositories["team/app"].manifests[str(digest)]
     assert (media_type, data) == (MANIFEST, manifest())
@@ -44,15 +44,15 @@ def test_a_stamped_image_gets_a_tag_of_its_digest(registry):
 
 def test_a_tag_that_is_right_is_left_alone(registry):
     reference = put(registry, "v7", manifest())
-    tag_stamped(reference)
+    publish({reference: (stamped_tag(ENV),)})
     registry.requests.clear()
-    tag_stamped(reference)
+    publish({reference: (stamped_tag(ENV),)})
     assert not registry.seen("PUT")
 
 
 def test_an_image_that_is_gone_gets_no_tag(registry):
     with pytest.raises(RegistryError) as caught:
-        tag_stamped(Reference(registry.host, "team/app", digest=ENV))
+        publish({Reference(registry.host, "team/app", digest=ENV): (stamped_tag(ENV),)})
     assert caught.value.status == 404
 
 

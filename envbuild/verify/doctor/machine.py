@@ -22,7 +22,7 @@ from envbuild.files import cache_folder, credentials_path, home_folder
 from envbuild.lock.client import make_client
 from envbuild.lock.settings import IndexSettings, asked_url, bare_url, read_settings, uv_program
 from envbuild.oci.reference import Reference
-from envbuild.registry.credentials import find
+from envbuild.registry.auth import find_credentials
 from envbuild.verify.doctor import Check, ok, refused, wrong
 from envbuild.verify.findings import Finding
 
@@ -184,7 +184,7 @@ def logins(config: Mapping[str, object], name: str, path: str | None) -> Iterato
 def login_for(reference: Reference) -> Iterator[Finding]:
     """Whether there are credentials for a registry; without any it may still let everybody read."""
     about = f"login {reference.registry}"
-    found = find(reference.registry, reference.repository, environ=os.environ)
+    found = find_credentials(reference.registry, reference.repository, environ=os.environ)
     if found.credentials:
         yield ok(about, "there are credentials")
     for hint in found.hints:

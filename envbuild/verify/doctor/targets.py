@@ -7,8 +7,7 @@ from functools import partial
 
 from envbuild.errors import EnvbuildError, RegistryError, StampError, UsageError
 from envbuild.oci.reference import Reference, exists, refuse_login
-from envbuild.registry.artifact_cleanup import Cleanup, read_cleanup
-from envbuild.registry.artifact_registry import package_of
+from envbuild.registry.artifact_registry import Cleanup, package_of, read_cleanup
 from envbuild.registry.client import Registry
 from envbuild.retry import Retry
 from envbuild.stamp.history import History, read_history
