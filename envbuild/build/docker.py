@@ -12,12 +12,18 @@ from envbuild.base.build import engine_login
 from envbuild.base.process import running
 from envbuild.build.context import ContextBuilder
 from envbuild.build.order import Order, Part
-from envbuild.engine.build import Built, built, loaded_base
-from envbuild.engine.buildkit import build_remotely, find_client, require_buildkit, require_buildx
+from envbuild.engine.buildkit import (
+    Built,
+    build_remotely,
+    built,
+    find_client,
+    loaded_base,
+    require_buildkit,
+    require_buildx,
+)
 from envbuild.engine.client import connected
 from envbuild.engine.image import find_image
-from envbuild.engine.load import push_image
-from envbuild.engine.saved import save_image
+from envbuild.engine.load import push_image, save_image
 from envbuild.engine.transcript import Transcript
 from envbuild.errors import BuildError, UsageError
 from envbuild.lock.settings import IndexSettings
@@ -89,7 +95,7 @@ class Docker(ContextBuilder):
     def _saved(self, image: Built) -> Image:
         kept = not self.order.load or self.order.archive
         folder = Path(self.until.enter_context(TemporaryDirectory(prefix="envbuild-"))) if kept else None
-        return self.marked(save_image(image, folder, self.base.image.layers, self.report))
+        return self.marked(save_image(image.client, image.id, folder, self.base.image.layers, self.report))
 
 
 class Buildx(ContextBuilder):

@@ -9,10 +9,9 @@ from typing import Any
 import docker
 from docker.errors import APIError, ImageNotFound
 from docker.utils import parse_repository_tag
-from rich.filesize import decimal
 
 from envbuild.engine.client import explanation
-from envbuild.errors import RegistryError, UsageError
+from envbuild.errors import RegistryError, UsageError, counted
 from envbuild.report import Reporter
 
 Event = Mapping[str, Any]
@@ -93,9 +92,9 @@ def find_image(client: docker.DockerClient, reference: str, report: Reporter) ->
 def _attributes(client: docker.DockerClient, reference: str) -> Mapping[str, Any]:
     try:
         attributes: Mapping[str, Any] = client.images.get(reference).attrs
-    except ImageNotFound:
-        raise
     except (APIError, docker.errors.NullResource) as error:
+        if isinstance(error, ImageNotFound):
+            raise
         todo = "give it as for docker run: HOST/NAME:TAG, NAME@sha256:..., or an image id"
         raise UsageError("not an image reference", where=f"--image {reference}", todo=todo) from error
     return attributes
@@ -113,55 +112,23 @@ def registry_digest(reference: str, digests: Iterable[str]) -> str | None:
 def _pull(client: docker.DockerClient, reference: str, report: Reporter) -> None:
     report.step(f"Pulling {reference}, which the engine does not have")
     repository, tag = parse_repository_tag(reference)
-    layers: dict[str, Layer] = {}
+    layers, done = dict[str, int](), set[str]()
     client.api.timeout = _QUIET
     try:
         for event in client.api.pull(repository, tag=tag or "latest", stream=True, decode=True):
             if "error" in event:
                 raise _not_pulled(reference, str(event["error"]))
-            before = layers.get(str(event.get("id")))
-            layer = layer_after(event, before)
-            if layer and layer != before:
-                layers[str(event["id"])] = layer
-                size, total = pulled(layers.values())
-                if size:
-                    report.progress("pulled", size, total)
+            layer, status = str(event.get("id")), event.get("status")
+            if status == "Downloading":
+                detail = event.get("progressDetail") or {}
+                layers[layer] = max(layers.get(layer, 0), int(detail.get("current") or 0))
+                report.progress("pulled", sum(layers.values()), None)
+            elif status == "Pull complete":
+                done.add(layer)
     except APIError as error:
         raise _not_pulled(reference, explanation(error)) from error
-    if size := pulled(layers.values())[0]:
-        report.note(f"pulled {decimal(size)} in {len(layers)} layer{'s' * (len(layers) > 1)}")
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """How many bytes of a layer are downloaded."""
-
-    done: int = 0
-    total: int | None = None
-    """None until the engine reports it."""
-
-
-def layer_after(event: Mapping[str, Any], before: Layer | None) -> Layer | None:
-    """Apply an event of a pull (Docker Engine API, ImageCreate); None for events that are about no download.
-
-    Engines may report the size of a small layer only when they unpack it.
-    """
-    status, detail = event.get("status"), event.get("progressDetail") or {}
-    total = int(detail.get("total") or 0) or (before.total if before else None)
-    if status in {"Pulling fs layer", "Waiting"}:
-        return before or Layer()
-    if status == "Downloading":
-        return Layer(int(detail.get("current") or 0), total)
-    if status in {"Verifying Checksum", "Download complete", "Extracting", "Pull complete"}:
-        return Layer(total or (before.done if before else 0), total)
-    return None
-
-
-def pulled(layers: Iterable[Layer]) -> tuple[int, int | None]:
-    """Add up the bytes of layers: those downloaded and all; the total is None until every layer's is known."""
-    known = list(layers)
-    totals = [it.total for it in known if it.total is not None]
-    return sum(it.done for it in known), sum(totals) if len(totals) == len(known) else None
+    if done:
+        report.note(f"pulled {counted(len(done), 'layer')}")
 
 
 def _not_pulled(reference: str, reason: str) -> RegistryError:

@@ -40,7 +40,6 @@ class BaseFacts:
     """The facts of a base that an environment depends on."""
 
     python: str
-    """The full version."""
     glibc: str
     machine: str
     """`x86_64`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import docker
 
-from envbuild.engine.build import loaded_base
+from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import connected
 from envbuild.engine.container import WRITABLE
 from envbuild.engine.image import find_image

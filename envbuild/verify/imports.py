@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.base.interpreter import runs_here
-from envbuild.engine.build import loaded_base
+from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import connected
 from envbuild.engine.container import WRITABLE
 from envbuild.engine.image import find_image

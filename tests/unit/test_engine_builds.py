@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 
 from envbuild.base.process import running
-from envbuild.engine.build import built, loaded_base
-from envbuild.engine.buildkit import Client, build_remotely, find_client, require_buildkit, require_buildx
+from envbuild.engine.buildkit import (
+    Client,
+    build_remotely,
+    built,
+    find_client,
+    loaded_base,
+    require_buildkit,
+    require_buildx,
+)
 from envbuild.engine.client import translated_errors
 from envbuild.engine.load import push_image
 from envbuild.engine.transcript import Request, Transcript
