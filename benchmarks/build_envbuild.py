@@ -22,7 +22,7 @@ from envbuild.recipe import Base, Recipe
 from envbuild.registry.pull import environment_tag, find_environment, pull
 from envbuild.registry.push import Upload, push
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.registry.tags import publish
+from envbuild.registry.push import publish
 from envbuild.retry import collect_seldom, take_turns
 
 

@@ -18,11 +18,10 @@ from envbuild.base.apt import find_mirror, source_lines
 from envbuild.base.debian import debian_base
 from envbuild.base.process import running
 from envbuild.base.resolve import layout_image, registry_reference
-from envbuild.engine.buildkit import built, loaded_base, require_buildkit
+from envbuild.engine.buildkit import Request, built, loaded_base, require_buildkit
 from envbuild.engine.client import connected
 from envbuild.engine.inspection import BaseFacts, inspect_base
 from envbuild.engine.load import push_image
-from envbuild.engine.transcript import Request
 from envbuild.errors import BaseError, BuildError, MissingComponentError, RegistryError, UsageError
 from envbuild.match.profiles import Profiles
 from envbuild.match.stack import Decision

@@ -10,6 +10,7 @@ from envbuild.base.resolve import check_base, resolve_base
 from envbuild.base.system import System, lock_system
 from envbuild.build.assembler import Assembler
 from envbuild.build.builder import COMPILING, Builder
+from envbuild.build.docker import Buildx, Docker, check_docker
 from envbuild.build.order import Order, Outcome, Part, Plan
 from envbuild.build.outputs import (
     check_attestations,
@@ -20,6 +21,8 @@ from envbuild.build.outputs import (
     write_outputs,
 )
 from envbuild.cache import prune, size_limit
+from envbuild.engine.client import connected
+from envbuild.engine.load import INSTEAD
 from envbuild.errors import UsageError, counted
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.lock.model import Target
@@ -29,9 +32,8 @@ from envbuild.oci.image import Content, ImageIndex, image_index
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.artifact_registry import check_repository
 from envbuild.registry.pull import pull
-from envbuild.registry.push import PushResult, check_push, push_index
+from envbuild.registry.push import PushResult, check_push, check_tag, push_index
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.registry.tags import check_tag
 from envbuild.report import Reporter, count
 from envbuild.stamp.stamping import check_stampable
 
@@ -126,8 +128,6 @@ def _builder(order: Order) -> type[Builder]:
         from envbuild.build.cloud import Cloud  # noqa: PLC0415 - Google's library is slow to import
 
         return Cloud
-    from envbuild.build.docker import Buildx, Docker  # noqa: PLC0415 - Docker's library is slow to import
-
     return Buildx if order.builder_name else Docker
 
 
@@ -156,15 +156,10 @@ def check_destinations(order: Order, report: Reporter) -> bool:
         settled = bool(repository and repository.immutable_tags)
         if repository and repository.created:
             report.note(f"created {repository.name}")
-        if repository and repository.hint:
-            report.warn(repository.hint)
         # Cloud Build pushes as somebody else.
         if order.builder != "cloudbuild":
             check_push(order.push)
     if order.load:
-        from envbuild.engine.client import connected  # noqa: PLC0415 - Docker's library is slow to import
-        from envbuild.engine.load import INSTEAD  # noqa: PLC0415
-
         with connected(INSTEAD):
             pass
     return settled
@@ -176,8 +171,6 @@ def _check_builder(order: Order) -> None:
         what, where = "only --builder docker has builders", f"--builder-name {order.builder_name}"
         raise UsageError(what, where=where, todo="add --builder docker")
     if order.builder == "docker":
-        from envbuild.build.docker import check_docker  # noqa: PLC0415 - Docker's library is slow to import
-
         check_docker(order)
     if order.builder == "cloudbuild":
         from envbuild.build.cloud import check, options_of  # noqa: PLC0415 - Google's library is slow to import
@@ -193,8 +186,6 @@ def _check_tags(builder: Builder) -> None:
     environment = builder.recipe.environment if isinstance(builder, Assembler) else None
     for tag in builder.tags:
         check_tag(replace(builder.target, tag=tag), environment)
-    if environment and builder.order.push and builder.order.push.tag and not builder.wanted_tags:
-        check_tag(builder.order.push, environment, indexed=True)
 
 
 def _base(order: Order, plan: Plan, report: Reporter) -> Base:

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 from envbuild.base.system import copy_debs
 from envbuild.build.builder import Builder, fetch_progress
 from envbuild.build.order import PLATFORMS, Order
-from envbuild.engine.buildkit import hidden_words, index_secrets, secret_files
-from envbuild.engine.transcript import Request
+from envbuild.engine.buildkit import Request, hidden_words, index_secrets, secret_files
 from envbuild.files import share, write_whole, written_whole
 from envbuild.image.context import build_context
 from envbuild.image.layers.cache import LayerCache
@@ -27,7 +26,7 @@ from envbuild.oci.reference import Reference
 from envbuild.oci.tar import MTIME
 from envbuild.recipe import Recipe
 from envbuild.registry.pull import pull
-from envbuild.registry.tags import remove_tag
+from envbuild.registry.push import remove_tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

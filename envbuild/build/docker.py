@@ -14,6 +14,7 @@ from envbuild.build.context import ContextBuilder
 from envbuild.build.order import Order, Part
 from envbuild.engine.buildkit import (
     Built,
+    Transcript,
     build_remotely,
     built,
     find_client,
@@ -24,7 +25,6 @@ from envbuild.engine.buildkit import (
 from envbuild.engine.client import connected
 from envbuild.engine.image import find_image
 from envbuild.engine.load import push_image, save_image
-from envbuild.engine.transcript import Transcript
 from envbuild.errors import BuildError, UsageError
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest

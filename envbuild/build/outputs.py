@@ -18,8 +18,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Content
 from envbuild.oci.layout import Archive, write_archive, write_layout
 from envbuild.oci.reference import Reference
-from envbuild.registry.push import PushResult
-from envbuild.registry.tags import publish, stamped_tag
+from envbuild.registry.push import PushResult, publish, stamped_tag
 from envbuild.report import Reporter
 from envbuild.stamp.history import Snapshot
 from envbuild.stamp.record import Content as ModelFiles
@@ -149,13 +148,9 @@ def build_options(order: Order) -> Iterator[tuple[str, str]]:
     yield "builder", order.builder
     yield "resolver", order.resolver
     yield "cuda-source", order.cuda_source
-    flags = {
-        "build": order.build,
-        "bytecode": order.bytecode,
-        "offline": order.offline,
-        "require-identical": order.require_identical,
-    }
-    yield from ((name, "yes") for name, on in flags.items() if on)
+    for name in ("build", "bytecode", "offline", "require_identical"):
+        if getattr(order, name):
+            yield name.replace("_", "-"), "yes"
 
 
 def stamp_content(

@@ -1,4 +1,4 @@
-"""Builds by BuildKit through the docker command, and the secrets that they mount, which a step sees and no layer has.
+"""Builds by BuildKit through the docker command: what is built, its output, and the secrets that it mounts.
 
 The engine's API takes a BuildKit build only beside a private connection (moby, "session"), which the command knows.
 """
@@ -10,9 +10,10 @@ import secrets
 import shutil
 import ssl
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import unquote, urlsplit
@@ -24,10 +25,9 @@ from requests import RequestException
 from envbuild.engine.client import AGAIN
 from envbuild.engine.container import owner_suffix, remove_leftovers
 from envbuild.engine.load import Loaded, load_into
-from envbuild.engine.transcript import Request, Transcript
 from envbuild.errors import BuildError, MissingComponentError
 from envbuild.lock.model import LockedWheel
-from envbuild.lock.settings import IndexSettings
+from envbuild.lock.settings import IndexSettings, without_credentials
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.report import Reporter
@@ -44,6 +44,76 @@ _SECONDS = 20
 _LINE = re.compile(r"#(\d+) (\d+\.\d+ )?(.*)")
 _STATUS = re.compile(r"(DONE|CACHED|CANCELED|transferring|sha256:|extracting|resolve |exporting|writing|naming)\b")
 _SECTION = "------"
+_LINES = 15
+"""Lines of a failed step that are quoted."""
+_LINE_LENGTH, _TITLE_LENGTH = 500, 150
+_EXIT_CODE = re.compile(r"(?:exit code: |non-zero code: |exit status )(\d+)")
+"""BuildKit repeats the whole command before it, which is in the Dockerfile."""
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x20-\x7e\u00a0-\U0010ffff]")
+"""What drives terminals: colours, and the line ends of progress bars."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be built."""
+
+    context: Path
+    """The folder, of which all files are sent."""
+    dockerfile: str
+    """Its name in the context."""
+    platform: str
+    """`linux/amd64`."""
+    network: bool
+    """Whether steps may reach anything but the files of the context."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, Path] = field(default_factory=dict)
+    """Files that steps may mount, by their ids."""
+    hidden: Collection[str] = ()
+    """Passwords that no line may show."""
+
+
+class Transcript:
+    """The output of a build, by steps."""
+
+    def __init__(self, request: Request, report: Reporter) -> None:
+        self._request, self._report = request, report
+        self._titles: dict[str, str] = {}
+        self._lines: dict[str, deque[str]] = {}
+        self._last = ""
+
+    def begin(self, step: str, title: str) -> None:
+        """Begin a step, or set the title of one that has begun."""
+        self._last = step
+        if step not in self._titles:
+            self._titles[step] = " ".join(self.clean(title).split())[:_TITLE_LENGTH]
+            self._report.note(self._titles[step])
+
+    def add(self, line: str, step: str) -> None:
+        """Add a line that a step printed."""
+        if text := self.clean(line):
+            self._last = step
+            self._lines.setdefault(step, deque(maxlen=_LINES)).append(text)
+            self._report.note(text)
+
+    def clean(self, line: str) -> str:
+        """The line without credentials and without control sequences."""
+        text = without_credentials(_CONTROL.sub("", line.rstrip("\r").rpartition("\r")[2]))
+        for secret in self._request.hidden:
+            text = text.replace(secret, "***")
+        return text.rstrip()[:_LINE_LENGTH]
+
+    def failure(self, reason: str, step: str | None = None) -> BuildError:
+        """Explain a failed step: which one, and its last lines."""
+        chosen = self._last if step is None else step
+        lines, where = list(self._lines.get(chosen, ())), self._titles.get(chosen) or "container engine"
+        exit_code = _EXIT_CODE.search(reason)
+        why = f"a step ended with exit code {exit_code[1]}" if exit_code else self.clean(reason)
+        quoted = "".join(f"\n  | {line}" for line in lines)
+        if any("No space left on device" in line for line in (why, *lines)):
+            todo = "free space where the engine keeps its data: docker system prune"
+            return BuildError(f"the engine's disk is full{quoted}", where=where, todo=todo)
+        todo = "read the step's lines; a build without --builder docker writes the same context to --out"
+        return BuildError(f"the build failed: {why}{quoted}", where=where, todo=todo)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,7 +177,6 @@ class ContainerResult:
     """The end of a container."""
 
     code: int
-    """Its exit code."""
     result: bytes | None
     """The contents of the file given by --out, if it was written."""
     late: bool = False

@@ -62,7 +62,6 @@ class LocalImage:
     """An image that the engine has."""
 
     reference: str
-    """As given by the user."""
     id: str
     """The engine's own id of it."""
     digest: str | None

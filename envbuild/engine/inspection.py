@@ -42,7 +42,6 @@ class BaseFacts:
     python: str
     glibc: str
     machine: str
-    """`x86_64`."""
     distribution: str
     """PRETTY_NAME of its os-release."""
     cuda: str

@@ -297,11 +297,12 @@ class _Saved:
             digest, size = _hashed(plain)
             return Layer(Descriptor(LAYER_TAR, digest, size), digest, _raise_absent)
         path = self.folder / f"{len(self.layers)}.tar.gz"
-        with path.open("wb") as target:
-            written = _HashingFile(target)
-            with gzip.GzipFile(fileobj=written, filename="", mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
+        with path.open("w+b") as target:
+            with gzip.GzipFile(fileobj=target, filename="", mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
                 diff_id, _ = _hashed(plain, packed)
-        descriptor = Descriptor(LAYER_GZIP, Digest(written.hasher.hexdigest()), written.size)
+            target.seek(0)
+            digest = Digest(hashlib.file_digest(target, "sha256").hexdigest())
+        descriptor = Descriptor(LAYER_GZIP, digest, path.stat().st_size)
         return Layer(descriptor, diff_id, lambda: path.open("rb"), path=path)
 
     def image(self) -> Image:
@@ -316,23 +317,6 @@ class _Saved:
             what = "the engine's archive of the image is incomplete"
             raise BuildError(what, where="container engine", todo=_TODO) from error
         return Image(manifest_bytes(config, layers, {}), config, layers)
-
-
-@dataclass(slots=True)
-class _HashingFile(io.RawIOBase):
-    """A file that hashes what is written to it."""
-
-    target: BinaryIO
-    hasher: Any = field(default_factory=hashlib.sha256)
-    size: int = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.hasher.update(data)
-        self.size += len(data)
-        return self.target.write(data)
 
 
 def _hashed(parts: Iterator[bytes], target: IO[bytes] | gzip.GzipFile | None = None) -> tuple[Digest, int]:

@@ -26,8 +26,6 @@ _SERVICE = "Artifact Registry"
 _HOST = re.compile(r"(?P<location>[a-z][a-z0-9-]*)-docker\.pkg\.dev\Z")
 _GCR = {"gcr.io": "us", "us.gcr.io": "us", "eu.gcr.io": "europe", "asia.gcr.io": "asia"}
 """Container Registry's hosts, which are repositories of these names (docs/transition/transition-from-gcr)."""
-_MULTI_REGIONS = {"us": "us-central1", "europe": "europe-west1", "asia": "asia-east1"}
-"""Locations of several regions, with one region of each."""
 _SECONDS = 30.0
 _CREATION_SECONDS = 300.0
 """A new repository is mostly there within ten seconds."""
@@ -67,9 +65,6 @@ class Repository:
     immutable_tags: bool = False
     """Whether a tag names the same image for ever."""
     created: bool = False
-    """Whether it is new."""
-    hint: str = ""
-    """A consequence of its location that its owner should know."""
 
 
 def package_of(reference: Reference) -> Package | None:
@@ -161,13 +156,7 @@ def check_repository(
         todo = f"{command} --location={package.location} --project={package.project}, {instead}"
         raise RegistryError(f"the repository {name} does not exist", where=str(reference), todo=todo, status=404)
     _check_kind(found, name, reference)
-    hint = ""
-    if created and package.location in _MULTI_REGIONS:
-        hint = (
-            f"{package.location} is several regions: Vertex AI predicts only with images of a repository in the "
-            f"endpoint's own region, such as {_MULTI_REGIONS[package.location]}"
-        )
-    return Repository(name=name, immutable_tags=bool(found.docker_config.immutable_tags), created=created, hint=hint)
+    return Repository(name=name, immutable_tags=bool(found.docker_config.immutable_tags), created=created)
 
 
 def _get(client: "ArtifactRegistryClient", name: str, where: str, seconds: float) -> Any:
@@ -218,14 +207,11 @@ def _check_kind(found: Any, name: str, reference: Reference) -> None:
     """
     from google.cloud.artifactregistry_v1 import Repository as ApiRepository  # noqa: PLC0415 - see above
 
-    raw = ApiRepository.pb(found)
-    known_format, known_mode = set(map(int, ApiRepository.Format)), set(map(int, ApiRepository.Mode))
-    kind = ApiRepository.Format(raw.format_).name if raw.format_ in known_format else f"format {raw.format_}"
-    mode = ApiRepository.Mode(raw.mode).name if raw.mode in known_mode else ""
-    if kind != "DOCKER":
-        what = f"{name} holds {kind}, not DOCKER images"
-    elif mode not in ("STANDARD_REPOSITORY", "MODE_UNSPECIFIED", ""):
-        what = f"{name} is a {mode}, which takes no pushes"
+    raw, mode = ApiRepository.pb(found), ApiRepository.Mode
+    if raw.format_ != ApiRepository.Format.DOCKER:
+        what = f"{name} holds no Docker images"
+    elif raw.mode in (mode.VIRTUAL_REPOSITORY, mode.REMOTE_REPOSITORY):
+        what = f"{name} is a virtual or remote repository, which takes no pushes"
     else:
         return
     raise RegistryError(what, where=str(reference), todo="name a standard repository of format docker")
@@ -240,7 +226,6 @@ class Cleanup:
     digest: Digest | None
     """None if the repository has no such tag."""
     exists: bool
-    """Whether the repository has the image."""
     tags: tuple[str, ...] = ()
     deleted_by: tuple[str, ...] = ()
     """The policies that could delete it; empty if none could, or if one keeps it."""

@@ -13,8 +13,7 @@ from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.pull import ARCHITECTURES, choose_manifest, read_manifest, reason
-from envbuild.registry.push import PARALLEL, confirm
-from envbuild.registry.tags import publish
+from envbuild.registry.push import PARALLEL, confirm, publish
 from envbuild.report import SILENT, Reporter
 from envbuild.retry import Retry
 

@@ -22,12 +22,10 @@ from envbuild.registry.client import MANIFEST_LIMIT, Registry
 from envbuild.registry.pull import named_manifest
 from envbuild.retry import Retry
 
-EMPTY = "application/vnd.oci.empty.v1+json"
-"""The media type of `{}`, which stands where an artifact has no config (manifest.md, "Guidance for an Empty
-Descriptor")."""
+EMPTY = Descriptor("application/vnd.oci.empty.v1+json", Digest.of(b"{}"), 2)
+"""The blob `{}` where an artifact has no config, or no content (manifest.md, "Guidance for an Empty Descriptor")."""
 _MOST = 1000
 """Artifacts of one image that are read: each takes requests."""
-_EMPTY_BYTES = b"{}"
 _RETRY = Retry(tries=6, first=0.07, factor=1.5, longest=0.3)
 """The pause before an index is read again: a client that read it before it was written has written by then."""
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -53,7 +51,7 @@ class Artifact:
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "artifactType": self.kind,
-            "config": Descriptor(EMPTY, Digest.of(_EMPTY_BYTES), len(_EMPTY_BYTES)).to_dict(),
+            "config": EMPTY.to_dict(),
             "layers": [self.blob.to_dict()],
             "subject": subject.to_dict(),
         }
@@ -107,7 +105,7 @@ def attach(
     if not manifests:
         return ()
     with_list = _listed(registry, repository, subject.digest) is not None
-    for blob in (Artifact(kind=EMPTY, data=_EMPTY_BYTES), *artifacts):
+    for blob in (Artifact(kind=EMPTY.media_type, data=b"{}"), *artifacts):
         if not registry.has_blob(repository, blob.blob.digest):
             registry.put_blob(repository, blob.blob, partial(BytesIO, blob.data))
     for data in manifests:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from envbuild.errors import RegistryError
@@ -21,15 +20,13 @@ from envbuild.oci.image import LAYER_GZIP, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.faults import printable
+from envbuild.registry.referrers import EMPTY
 from envbuild.retry import Retry
 from envbuild.trust import Claim, Voucher
 
 LAYER = "application/vnd.envbuild.layer.v1"
 FACT = "application/vnd.envbuild.fact.v1"
 _KEY, _DIFF_ID, _VALUE = "dev.envbuild.key", "dev.envbuild.diff-id", "dev.envbuild.value"
-_EMPTY = b"{}"
-_NOTHING = Descriptor("application/vnd.oci.empty.v1+json", Digest.of(_EMPTY), len(_EMPTY))
-"""The blob of an artifact that needs none (manifest.md, "Guidance for an Empty Descriptor")."""
 _PARALLEL = 8
 _FACT_LIMIT = 1 << 20
 """Bytes; the limit of a manifest is 4 MiB."""
@@ -53,9 +50,7 @@ class SharedCache:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.stop()
         self._registry.close()
@@ -105,7 +100,7 @@ class SharedCache:
         """Publish layers by their keys, and all facts; the layers' blobs must be in the repository by now."""
         layers = {_layer_tag(key): _layer_artifact(key, result) for key, result in made.items()}
         texts = {key: {_KEY: str(key), _VALUE: text} for key, text in self._facts.items()}
-        facts = {_fact_tag(key): _artifact(FACT, _NOTHING, annotations) for key, annotations in texts.items()}
+        facts = {_fact_tag(key): _artifact(FACT, EMPTY, annotations) for key, annotations in texts.items()}
         wanted = {tag: value for tag, value in (layers | facts).items() if self._known.get(tag) != value}
         self._in_parallel(wanted, lambda tag: self._publish(tag, wanted[tag]))
         self._facts.clear()
@@ -177,8 +172,8 @@ class SharedCache:
         try:
             if self._registry.manifest_digest(self._repository, tag) != str(Digest.of(data)):
                 with self._lock:  # first the empty blob that is every artifact's config
-                    if not self._ready and not self._registry.has_blob(self._repository, _NOTHING.digest):
-                        self._registry.put_blob(self._repository, _NOTHING, lambda: BytesIO(_EMPTY))
+                    if not self._ready and not self._registry.has_blob(self._repository, EMPTY.digest):
+                        self._registry.put_blob(self._repository, EMPTY, lambda: BytesIO(b"{}"))
                     self._ready = True
                 self._registry.put_manifest(self._repository, tag, data, MANIFEST)
             self._known[tag] = manifest
@@ -196,7 +191,7 @@ def _artifact(kind: str, layer: Descriptor, annotations: Mapping[str, str]) -> d
         "schemaVersion": 2,
         "mediaType": MANIFEST,
         "artifactType": kind,
-        "config": _NOTHING.to_dict(),
+        "config": EMPTY.to_dict(),
         "layers": [layer.to_dict()],
         "annotations": dict(annotations),
     }

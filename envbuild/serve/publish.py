@@ -23,7 +23,7 @@ from envbuild.lock.formats import pylock_text
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.layout import write_layout
-from envbuild.registry.tags import publish
+from envbuild.registry.push import publish
 from envbuild.report import Reporter
 from envbuild.serve.compatible import RELATION
 from envbuild.serve.model import Origin, ServeOrder, ServeResult

@@ -9,6 +9,8 @@ import pytest
 from envbuild.base.process import running
 from envbuild.engine.buildkit import (
     Client,
+    Request,
+    Transcript,
     build_remotely,
     built,
     find_client,
@@ -18,7 +20,6 @@ from envbuild.engine.buildkit import (
 )
 from envbuild.engine.client import translated_errors
 from envbuild.engine.load import push_image
-from envbuild.engine.transcript import Request, Transcript
 from envbuild.errors import BuildError, MissingComponentError, RegistryError
 from envbuild.oci.reference import Reference
 from envbuild.report import SilentReporter
