@@ -20,9 +20,8 @@ from envbuild.lock.model import Lock
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.pull import environment_tag, find_environment, pull
-from envbuild.registry.push import Upload, push
+from envbuild.registry.push import Upload, publish, push
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.registry.push import publish
 from envbuild.retry import collect_seldom, take_turns
 
 
@@ -82,7 +81,7 @@ def made(
             arrivals.start(needed)
             for layer in base.image.layers:
                 upload.offer(layer)
-        begun = upload.follow if shared.names_what_it_has() else None
+        begun = None if shared.trouble else upload.follow
         result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer, compiling, begun=begun)
         pushed = upload.finish(result.image).reference
         cache.share(result.results)

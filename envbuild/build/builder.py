@@ -136,12 +136,27 @@ class Builder(ABC):
     ) -> Imports | None:
         """Import in the image what the run imported; None if that is proven or not requested. VerifyError.
 
-        `place` has the image already, if given.
+        `place` has the image already, if given. What this machine tried before is not tried again, unless
+        `--import-check always` asks for it.
         """
-        wanted = self.order.import_check
-        if wanted == "never" or (wanted == "auto" and is_proven(self.plan.manifest, run)):
+        wanted, manifest, stack = self.order.import_check, self.plan.manifest, self.plan.stack
+        if wanted == "never" or (wanted == "auto" and is_proven(manifest, run)):
             return None
-        return try_imports(self, run, image, settings, place)
+        names, cache = imported_distributions(stack, manifest, run.required), LayerCache(self.order.cache)
+        key = Digest.of(canonical_json(["tried on this machine", str(self.recipe.environment), sorted(names)]))
+        if wanted == "auto" and (known := cache.noted(key, Imports.from_dict)):
+            self.report.note(f"imported in {known.place} earlier: {counted(len(known.modules), 'module')}")
+            _warn_untold(known, self)
+            return known
+        self.report.step("importing in the image what the run imported")
+        with ExitStack() as until:
+            if place is None:
+                assert image, "there is an image or a place that has it"
+                place = until.enter_context(place_for(image, stack.machine, self.report))
+            found = _import(self, run, names, settings, place)
+        if found.modules:
+            cache.note(key, found.to_dict(), share=False)
+        return found
 
     def confirmed(self, true: Mapping[Digest, Collection[str]]) -> LockedRun:
         """Compare the metadata of the index with the files that it served, and correct the proof."""
@@ -176,32 +191,6 @@ def report_content(assembled: Assembled, report: Reporter, owned: Mapping[str, s
         report.warn(f"{len(assembled.overlaps) - 10} more paths are in several packages")
 
 
-def try_imports(
-    builder: Builder, run: LockedRun, image: Image | None, settings: IndexSettings, place: Place | None
-) -> Imports:
-    """Import in the image what the run imported; VerifyError.
-
-    What this machine tried before is not tried again, unless `--import-check always` asks for it.
-    """
-    order, manifest, stack = builder.order, builder.plan.manifest, builder.plan.stack
-    names, cache = imported_distributions(stack, manifest, run.required), LayerCache(order.cache)
-    key = Digest.of(canonical_json(["tried on this machine", str(builder.recipe.environment), sorted(names)]))
-    if order.import_check == "auto" and (known := cache.noted(key, Imports.from_dict)):
-        builder.report.note(f"imported in {known.place} earlier: {counted(len(known.modules), 'module')}")
-        _warn_untold(known, builder)
-        return known
-    builder.report.step("importing in the image what the run imported")
-    if place:
-        found = _try(builder, run, names, settings, place)
-    else:
-        assert image, "there is an image or a place that has it"
-        with place_for(image, stack.machine, builder.report) as found_place:
-            found = _try(builder, run, names, settings, found_place)
-    if found.modules:
-        cache.note(key, found.to_dict(), share=False)
-    return found
-
-
 def imported_distributions(stack: Stack, manifest: TrainingManifest, required: frozenset[str]) -> frozenset[str]:
     """Normalised names of what a run imported, as far as its record tells: the framework, and what was asked for.
 
@@ -214,7 +203,7 @@ def imported_distributions(stack: Stack, manifest: TrainingManifest, required: f
     return frozenset({str(canonicalize_name(stack.distribution)), *(asked or installed - required)}) - {"pip"}
 
 
-def _try(builder: Builder, run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
+def _import(builder: Builder, run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
     if place.runner is None:
         check_metadata(run, builder.plan.manifest, builder.order.cache)
         builder.report.warn(f"no module was imported, only metadata was looked at: {place.why}")

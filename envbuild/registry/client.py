@@ -117,7 +117,7 @@ class Registry:
     def manifest(self, repository: str, target: str) -> Manifest:
         """Get the manifest or index that a tag or digest names, of at most 4 MiB."""
         call = self._call("GET", repository, f"manifests/{target}", headers={"Accept": _ACCEPT})
-        response, data = self._read(call)
+        response, data = self._send(call)
         headers = response.headers
         if len(data) > MANIFEST_LIMIT:
             raise RegistryError("a manifest over 4 MiB is refused", where=redacted(call.url))
@@ -128,7 +128,7 @@ class Registry:
         """The digest that the registry gives for a tag or digest; None if absent, empty if its answer has none."""
         headers, expected = {"Accept": _ACCEPT}, frozenset({404})
         call = self._call("HEAD", repository, f"manifests/{target}", headers=headers, expected=expected)
-        response = self._send_empty(call)
+        response = self._send(call)[0]
         return None if response.status_code == 404 else response.headers.get("docker-content-digest", "")
 
     def has_manifest(self, repository: str, digest: Digest) -> bool:
@@ -145,15 +145,6 @@ class Registry:
                 break
         return tuple(sorted(set(tags)))
 
-    def has_tags(self, repository: str) -> bool:
-        """Whether anything in a repository has a tag; a repository that does not exist yet has none."""
-        try:
-            return bool(self._tags_after(repository, "", limit=1)[0])
-        except RegistryError as error:
-            if error.status != 404:
-                raise
-            return False
-
     def _pages(self, listing: str) -> Iterator[None]:
         """Yield before each page of a listing; RegistryError if it has too many or takes too long."""
         end = time.monotonic() + _LISTING_SECONDS
@@ -164,11 +155,11 @@ class Registry:
                 raise RegistryError(what, todo=CHECK_REGISTRY)
         raise RegistryError(f"{self.host} lists {listing} on more than {_PAGES} pages", todo=CHECK_REGISTRY)
 
-    def _tags_after(self, repository: str, last: str, limit: int = _PAGE) -> tuple[list[str], bool]:
+    def _tags_after(self, repository: str, last: str) -> tuple[list[str], bool]:
         """A page of tags, and whether there are more (distribution-spec, "Listing Tags")."""
-        query = {"n": str(limit)} | ({"last": last} if last else {})
+        query = {"n": str(_PAGE)} | ({"last": last} if last else {})
         call = self._call("GET", repository, "tags/list", query=query)
-        response, data = self._read(call)
+        response, data = self._send(call)
         try:
             return [str(tag) for tag in json.loads(data)["tags"] or []], "link" in response.headers
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -183,7 +174,7 @@ class Registry:
         headers, expected = {"Accept": INDEX}, _NO_REFERRERS_API
         call = self._call("GET", repository, f"referrers/{digest}", headers=headers, expected=expected)
         for _ in self._pages(f"the referrers of {digest}"):
-            response, page = self._read(call)
+            response, page = self._send(call)
             if not response.is_success:
                 return None
             pages.append(page)
@@ -197,19 +188,19 @@ class Registry:
         """Store a manifest under a tag or its digest; RegistryError when the registry answers another digest."""
         headers = {"Content-Type": media_type}
         call = self._call("PUT", repository, f"manifests/{target}", "push", headers=headers, body=lambda: data)
-        digest = self._send_empty(call).headers.get("docker-content-digest", "")
+        digest = self._send(call)[0].headers.get("docker-content-digest", "")
         if digest and digest != str(Digest.of(data)):
             what = f"{self.host} stored other bytes than envbuild sent: {printable(digest)}"
             raise RegistryError(what, where=redacted(call.url), todo=CHECK_REGISTRY)
 
     def delete_tag(self, repository: str, tag: str) -> None:
         """Remove a tag, and not its manifest (distribution-spec, "Deleting Tags"); not every registry supports it."""
-        self._send_empty(self._call("DELETE", repository, f"manifests/{tag}", "push"))
+        self._send(self._call("DELETE", repository, f"manifests/{tag}", "push"))
 
     def has_blob(self, repository: str, digest: Digest, *, size: int | None = None, action: str = "push") -> bool:
         """True when the blob is there; RegistryError when its size differs."""
         call = self._call("HEAD", repository, f"blobs/{digest}", action, expected=frozenset({404}))
-        response = self._send_empty(call)
+        response = self._send(call)[0]
         if response.status_code == 404:
             return False
         length = response.headers.get("content-length", "")
@@ -282,7 +273,7 @@ class Registry:
         query = {"mount": str(digest), "from": source}
         call = self._call("POST", repository, "blobs/uploads/", "push", query=query, source=source, body=lambda: b"")
         try:
-            return self._send_empty(call).status_code == 201
+            return self._send(call)[0].status_code == 201
         except RegistryError:
             # A mount that fails, often for lack of the right to read the source, does not prevent the upload.
             return False
@@ -321,21 +312,12 @@ class Registry:
         access = Access(host=self.host, repository=repository, action=action)
         return Call(method=method, url=url, access=access, **more)
 
-    def _read(self, call: Call) -> tuple[httpx.Response, bytes]:
-        """Answer with retries: the response and its body, of at most a manifest's size and one byte."""
+    def _send(self, call: Call) -> tuple[httpx.Response, bytes]:
+        """Send with retries: the response and its body, of at most a manifest's size and one byte."""
 
         def attempt(_: int) -> tuple[httpx.Response, bytes]:
             with closing(self._answer(call)) as response:
                 return response, read_body(response, MANIFEST_LIMIT)
-
-        return self._retry.run(attempt, pause=self._transport.pause)
-
-    def _send_empty(self, call: Call) -> httpx.Response:
-        """Answer with retries, for status and headers only."""
-
-        def attempt(_: int) -> httpx.Response:
-            with closing(self._answer(call)) as response:
-                return response
 
         return self._retry.run(attempt, pause=self._transport.pause)
 
