@@ -20,7 +20,7 @@ from envbuild.base.process import running
 from envbuild.base.resolve import layout_image, registry_reference
 from envbuild.engine.buildkit import Request, built, loaded_base, require_buildkit
 from envbuild.engine.client import connected
-from envbuild.engine.inspection import BaseFacts, inspect_base
+from envbuild.engine.container import BaseFacts, inspect_base
 from envbuild.engine.load import push_image
 from envbuild.errors import BaseError, BuildError, MissingComponentError, RegistryError, UsageError
 from envbuild.match.profiles import Profiles

@@ -10,7 +10,7 @@ from envbuild.base.resolve import check_base, resolve_base
 from envbuild.base.system import System, lock_system
 from envbuild.build.assembler import Assembler
 from envbuild.build.builder import COMPILING, Builder
-from envbuild.build.docker import Buildx, Docker, check_docker
+from envbuild.build.context import Buildx, Docker, check_docker
 from envbuild.build.order import Order, Outcome, Part, Plan
 from envbuild.build.outputs import (
     check_attestations,

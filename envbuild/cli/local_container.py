@@ -252,7 +252,7 @@ def _port(text: str) -> "Port":
 def _parity(
     target: str, options: LocalOptions, plan: Plan, here: "Here", client: "docker.DockerClient", progress: Progress
 ) -> int:
-    from envbuild.engine.image import find_image
+    from envbuild.engine.client import find_image
     from envbuild.files import cache_folder
     from envbuild.local.preflight import parity
     from envbuild.verify.golden.runners import InImage

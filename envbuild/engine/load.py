@@ -17,8 +17,7 @@ import docker
 from docker.auth import encode_header
 from docker.errors import DockerException, ImageNotFound
 
-from envbuild.engine.client import connected
-from envbuild.engine.image import events, fault_of
+from envbuild.engine.client import connected, events, fault_of
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import (

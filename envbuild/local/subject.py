@@ -9,7 +9,7 @@ import docker
 from docker.errors import APIError, NullResource
 
 from envbuild.diff.images import open_image
-from envbuild.engine.image import find_image
+from envbuild.engine.client import find_image
 from envbuild.engine.load import load_into
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.files import cache_folder

@@ -9,9 +9,8 @@ from pathlib import Path
 import docker
 
 from envbuild.engine.buildkit import loaded_base
-from envbuild.engine.client import connected
+from envbuild.engine.client import connected, find_image
 from envbuild.engine.container import WRITABLE
-from envbuild.engine.image import find_image
 from envbuild.errors import MissingComponentError, StampError, VerifyError
 from envbuild.manifest.artifact import Golden
 from envbuild.oci.image import Image, platform_name
