@@ -15,7 +15,7 @@ from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.blobs import GrowingBlob
 from envbuild.oci.image import Image
-from envbuild.registry.pull import environment_tag, find_environment
+from envbuild.registry.pull import environment_tag, find_tagged
 from envbuild.registry.push import Upload, push
 
 
@@ -47,7 +47,8 @@ class Assembler(Builder):
         if self.target is None or not self.order.remote_cache:
             return None
         try:
-            claim = find_environment(self.target, self.recipe.environment, machine=self.recipe.target.machine)
+            tagged = replace(self.target, tag=environment_tag(self.recipe.environment), digest=None)
+            claim = find_tagged(tagged, machine=self.recipe.target.machine)
         except RegistryError as error:
             self.report.warn(f"not using the registry's image of this environment: {error.what}; building it")
             return None

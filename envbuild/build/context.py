@@ -43,6 +43,7 @@ from envbuild.lock.download import Arrivals, wheel_path
 from envbuild.lock.formats import WHEELS, copy_local, is_local, requirements_text
 from envbuild.lock.model import Lock
 from envbuild.lock.settings import IndexSettings
+from envbuild.network import is_loopback
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
@@ -104,16 +105,12 @@ def why_wheelhouse(settings: IndexSettings, *, secrets: bool, needed: bool, pack
         "they are read here anyway": needed,
         "system packages come from this machine's mirror, which the base does not name": packages,
         "passwords come from a keyring, which the build does not have": settings.keyring,
-        "the index is on this machine, which the build does not see": any(map(_is_local_index, settings.indexes)),
+        "the index is on this machine, which the build does not see": any(
+            urlsplit(url).scheme not in ("http", "https") or is_loopback(urlsplit(url).hostname or "")
+            for url in settings.indexes
+        ),
     }
     return next((reason for reason, counts in reasons.items() if counts), "")
-
-
-def _is_local_index(url: str) -> bool:
-    """Whether an index is a folder of this machine, or a port of its own."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    return parts.scheme not in ("http", "https") or host in ("localhost", "::1") or host.startswith("127.")
 
 
 class ContextBuilder(Builder):

@@ -110,21 +110,14 @@ Event = Mapping[str, Any]
 
 
 def events(
-    client: docker.DockerClient,
-    path: str,
-    *,
-    data: Iterator[bytes] | bytes = b"",
-    params: Mapping[str, str] | None = None,
-    headers: Mapping[str, str] | None = None,
-    timeout: float | None,
+    client: docker.DockerClient, path: str, *, timeout: float | None, **request: Any
 ) -> Generator[Event, None, None]:
     """Post to the engine and yield its events; closing the generator hangs up, which ends the engine's work.
 
     docker-py's own methods keep the connection open after an error or Ctrl-C. `timeout` is seconds of silence.
     """
-    api = client.api
-    url = f"{api.base_url}/v{api.api_version}{path}"
-    with closing(api.post(url, data=data, params=params, headers=headers, stream=True, timeout=timeout)) as response:
+    url = f"{client.api.base_url}/v{client.api.api_version}{path}"
+    with closing(client.api.post(url, stream=True, timeout=timeout, **request)) as response:
         for line in filter(bytes.strip, response.iter_lines()):
             yield _event(line)
         if not response.ok:

@@ -17,7 +17,7 @@ import docker
 from docker.auth import encode_header
 from docker.errors import DockerException, ImageNotFound
 
-from envbuild.engine.client import connected, events, fault_of
+from envbuild.engine.client import events, fault_of
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import (
@@ -79,18 +79,12 @@ class _RefusedError(BuildError):
     """The engine refused an archive."""
 
 
-def load(content: Content, names: Sequence[Reference], report: Reporter) -> Loaded:
-    """Load an image under these names into the engine that this machine is configured for.
-
-    MissingComponentError when no engine answers, BuildError for what it refuses and for layers that do not match their
-    descriptors, UsageError for names by digest and an index without an image for the engine.
-    """
-    with connected(INSTEAD) as client:
-        return load_into(client, content, names, report)
-
-
 def load_into(client: docker.DockerClient, content: Content, names: Sequence[Reference], report: Reporter) -> Loaded:
-    """Load an image by this client; errors as `load`."""
+    """Load an image under these names, without sending what the engine has.
+
+    BuildError for what the engine refuses and for layers that do not match their descriptors, UsageError for names by
+    digest and an index without an image for the engine.
+    """
     image = _image_for(client, content)
     archive = Archive(image, tuple(names))
     total = sum(layer.descriptor.size for layer in image.layers)

@@ -150,14 +150,6 @@ def environment_tag(environment: Digest) -> str:
     return f"env-{environment.short}"
 
 
-def find_environment(
-    reference: Reference, environment: Digest, *, machine: str, retry: Retry | None = None
-) -> Claim[Image] | None:
-    """Find a repository's image of an environment; None when it has none. RegistryError as `pull`."""
-    tagged = replace(reference, tag=environment_tag(environment), digest=None)
-    return find_tagged(tagged, machine=machine, retry=retry)
-
-
 def find_tagged(tagged: Reference, *, machine: str, retry: Retry | None = None) -> Claim[Image] | None:
     """Find the image under a tag that anybody who may push can set; None when there is none."""
     try:

@@ -17,7 +17,8 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
-from envbuild.engine.load import load, load_into
+from envbuild.build.outputs import into_engine
+from envbuild.engine.load import load_into
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.blobs import is_blob
 from envbuild.oci.image import Image, image_index
@@ -201,7 +202,7 @@ def test_podmans_socket_takes_images_and_names(podman, name, fresh):
 def test_the_engine_of_this_machine_is_the_one_that_gets_it(engine, name, fresh, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", engine.url)
     ours = image(fresh)
-    assert load(ours, [name], Told()).id == engine.client.images.get(str(name)).id
+    assert into_engine(name, ours, Told()).id == engine.client.images.get(str(name)).id
 
 
 def test_docker_loads_the_archive(engine, name, fresh, tmp_path):
