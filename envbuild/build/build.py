@@ -57,7 +57,7 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     with ExitStack() as until:
         shared = None
         if order.push and order.remote_cache and order.builder == "assemble":
-            shared = until.enter_context(SharedCache(order.push, warn=report.warn))
+            shared = until.enter_context(SharedCache(order.push, report=report))
         parts = tuple(_part(order, plan, settings, shared, report, until, settled=settled) for plan in plans)
         images = [part.assembled.image for part in parts]
         content: Content = images[0] if len(parts) == 1 else image_index(images)

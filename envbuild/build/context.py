@@ -179,7 +179,7 @@ class ContextBuilder(Builder):
         """A name for one push, as engines push by tag only; its tag goes when the image has its own tags, or fails."""
         assert self.target is not None
         name = replace(self.target, tag=f"pushing-{secrets.token_hex(6)}")
-        self.until.callback(remove_tag, name, self.report.warn)
+        self.until.callback(remove_tag, name, self.report)
         return name
 
     def from_registry(self, digest: Digest) -> Image:

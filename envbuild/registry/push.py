@@ -300,7 +300,7 @@ def publish(
                 set_tag(registry, reference.repository, tag, found.data, found.media_type)
 
 
-def remove_tag(reference: Reference, warn: Callable[[str], object]) -> None:
+def remove_tag(reference: Reference, report: Reporter) -> None:
     """Remove a tag that only a push needed; warn if the registry refuses, as the tag keeps the image."""
     assert reference.tag is not None, "tags are removed by name"
     try:
@@ -308,7 +308,9 @@ def remove_tag(reference: Reference, warn: Callable[[str], object]) -> None:
             registry.delete_tag(reference.repository, reference.tag)
     except RegistryError as error:
         if error.status != 404:
-            warn(f"cannot remove {reference}, which this push needed: {error.what}; let a cleanup policy remove it")
+            report.warn(
+                f"cannot remove {reference}, which this push needed: {error.what}; let a cleanup policy remove it"
+            )
 
 
 def stamped_tag(digest: Digest) -> str:

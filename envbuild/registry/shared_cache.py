@@ -21,6 +21,7 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.faults import printable
 from envbuild.registry.referrers import EMPTY
+from envbuild.report import SILENT, Reporter
 from envbuild.retry import Retry
 from envbuild.trust import Claim, Voucher
 
@@ -36,11 +37,9 @@ _T = TypeVar("_T")
 class SharedCache:
     """The layers and facts of one repository by key. After a failure there are none, and `trouble` has the reason."""
 
-    def __init__(
-        self, reference: Reference, *, retry: Retry | None = None, warn: Callable[[str], object] = lambda _text: None
-    ) -> None:
+    def __init__(self, reference: Reference, *, retry: Retry | None = None, report: Reporter = SILENT) -> None:
         self._registry = Registry(reference.registry, retry=retry or Retry(tries=2))
-        self._repository, self._name, self._warn = reference.repository, reference.name, warn
+        self._repository, self._name, self._report = reference.repository, reference.name, report
         self._known: dict[str, Mapping[str, Any] | None] = {}
         self._facts: dict[Digest, str] = {}
         self._ready, self._lock = False, threading.Lock()
@@ -151,7 +150,7 @@ class SharedCache:
 
     def _ignore(self, kind: str, tag: str, why: str) -> None:
         self._known[tag] = None
-        self._warn(f"the registry's {kind} {tag} is not usable: {printable(why)}; it is ignored")
+        self._report.warn(f"the registry's {kind} {tag} is not usable: {printable(why)}; it is ignored")
 
     def _publish(self, tag: str, manifest: Mapping[str, Any]) -> None:
         data = canonical_json(manifest)

@@ -127,7 +127,7 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
     with ExitStack() as until:
         shared = None
         if order.order.push and order.order.remote_cache:
-            shared = until.enter_context(SharedCache(order.order.push, warn=report.warn))
+            shared = until.enter_context(SharedCache(order.order.push, report=report))
         contents = tuple(_contents(order, origin, server, report, until))
         slim = _slimmed(order, origin, server, above, contents, report)
         parent = slim_parent(origin, slim, order, report) if slim else origin.parent

@@ -327,7 +327,7 @@ def test_impossible_numbers_of_modules_are_ignored_and_counted_here(parent, tmp_
     said: list[str] = []
 
     def made(name: str, registry: FakeRegistry) -> Assembled:
-        with SharedCache(Reference(registry.host, "team/app"), retry=FAST, warn=said.append) as others:
+        with SharedCache(Reference(registry.host, "team/app"), retry=FAST, report=Calling(warn=said.append)) as others:
             cache = LayerCache(tmp_path / name, others)
             done = assemble_child(parent, lock_of(SERVE), Addition(contents=(APP,)), wheels, cache, print, compiling=by)
             cache.share({})
