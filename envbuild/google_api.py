@@ -32,7 +32,6 @@ UNSURE = (
 """Errors after which it is unknown whether the request was carried out."""
 LOGIN = "log in with `gcloud auth application-default login`, or run with a service account"
 AGAIN = "check that the network reaches Google's services, then run the command again"
-_MESSAGE = 500
 _Client = TypeVar("_Client")
 
 Explanation = Callable[[int, str], tuple[str, str] | None]
@@ -150,4 +149,4 @@ def message_of(cause: GoogleAPICallError) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:_MESSAGE]
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:500]

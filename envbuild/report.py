@@ -29,21 +29,16 @@ class Reporter(Protocol):
 class SilentReporter:
     """A reporter that shows nothing."""
 
-    def step(self, text: str, /) -> None:
-        """Show nothing."""
-
     def note(self, text: str, /) -> None:
         """Show nothing."""
 
-    def warn(self, text: str, /) -> None:
-        """Show nothing."""
+    step = warn = note
 
     def progress(self, label: str, done: int, total: int | None, /) -> None:
         """Show nothing."""
 
 
 SILENT = SilentReporter()
-"""The reporter of callers that have none."""
 
 
 @contextmanager
@@ -62,14 +57,13 @@ def announce(text: str) -> None:
         listener(text)
 
 
-def count(report: Reporter, what: str, *, interval: float = 2.0) -> Callable[[int, int], None]:
-    """Return what notes `1 of 3 {what}` when it is called with two numbers, at most once in `interval` seconds."""
-    last = time.monotonic()
+def count(report: Reporter, what: str) -> Callable[[int, int], None]:
+    """Return what notes `1 of 3 {what}` when it is called with two numbers, at most once in two seconds."""
+    last = [time.monotonic()]
 
     def note(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= interval:
-            last = time.monotonic()
+        if time.monotonic() - last[0] >= 2.0:
+            last[0] = time.monotonic()
             report.note(f"{done} of {total} {what}")
 
     return note
