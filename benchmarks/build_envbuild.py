@@ -6,6 +6,7 @@ python -m benchmarks.build_envbuild [--bytecode] LOCK_FOLDER BASE REPOSITORY CAC
 import json
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +20,9 @@ from envbuild.lock.formats import read_held
 from envbuild.lock.model import Lock
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
-from envbuild.registry.pull import environment_tag, find_environment, pull
-from envbuild.registry.push import Upload, push
+from envbuild.registry.pull import environment_tag, find_tagged, pull
+from envbuild.registry.push import Upload, publish, push
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.registry.tags import publish
 from envbuild.retry import tune_interpreter
 
 
@@ -45,7 +45,8 @@ def main() -> None:
         compiling = compiling_on(base, Path(cache), "leave --bytecode out") if options else None
         recipe = make_recipe(base, lock, variables, compiled_by(base.interpreter) if compiling else "")
         steps = {"base": time.perf_counter() - began}
-        claim = find_environment(reference, recipe.environment, machine=recipe.target.machine)
+        tagged = replace(reference, tag=environment_tag(recipe.environment), digest=None)
+        claim = find_tagged(tagged, machine=recipe.target.machine)
         problem = partial(find_difference, recipe=recipe, base=base, cache=LayerCache(Path(cache)), compiling=compiling)
         image = claim.prove(problem) if claim else None
         steps["asked"] = time.perf_counter() - began
@@ -81,7 +82,7 @@ def made(
             arrivals.start(needed)
             for layer in base.image.layers:
                 upload.offer(layer)
-        begun = upload.follow if shared.names_what_it_has() else None
+        begun = None if shared.trouble else upload.follow
         result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer, compiling, begun=begun)
         pushed = upload.finish(result.image).reference
         cache.share(result.results)

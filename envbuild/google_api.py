@@ -32,7 +32,6 @@ UNSURE = (
 """Errors after which it is unknown whether the request was carried out."""
 LOGIN = "log in with `gcloud auth application-default login`, or run with a service account"
 AGAIN = "check that the network reaches Google's services, then run the command again"
-_MESSAGE = 500
 _Client = TypeVar("_Client")
 
 Explanation = Callable[[int, str], tuple[str, str] | None]
@@ -141,13 +140,13 @@ def _refusal(
 
 
 def message_of(cause: GoogleAPICallError) -> str:
-    """One line of the service's own message; empty if there is none."""
+    """One line of the service's own message; empty if there is none. Of a proxy's page only the status line is told."""
     try:
         text = str(cause.response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        text = str(cause.message or "")
+        text = getattr(cause.response, "reason", None) or str(cause.message or "")
     return _one_line(text)
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:_MESSAGE]
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:500]

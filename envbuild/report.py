@@ -1,5 +1,6 @@
 """Progress and notes to a person: the one interface by which all packages report, and lines about silent servers."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -28,21 +29,16 @@ class Reporter(Protocol):
 class SilentReporter:
     """A reporter that shows nothing."""
 
-    def step(self, text: str, /) -> None:
-        """Show nothing."""
-
     def note(self, text: str, /) -> None:
         """Show nothing."""
 
-    def warn(self, text: str, /) -> None:
-        """Show nothing."""
+    step = warn = note
 
     def progress(self, label: str, done: int, total: int | None, /) -> None:
         """Show nothing."""
 
 
 SILENT = SilentReporter()
-"""The reporter of callers that have none."""
 
 
 @contextmanager
@@ -59,3 +55,15 @@ def announce(text: str) -> None:
     """Report what the program waits for to the newest listener, if there is one."""
     for listener in _listeners[-1:]:
         listener(text)
+
+
+def count(report: Reporter, what: str) -> Callable[[int, int], None]:
+    """Return what notes `1 of 3 {what}` when it is called with two numbers, at most once in two seconds."""
+    last = [time.monotonic()]
+
+    def note(done: int, total: int) -> None:
+        if time.monotonic() - last[0] >= 2.0:
+            last[0] = time.monotonic()
+            report.note(f"{done} of {total} {what}")
+
+    return note

@@ -23,8 +23,6 @@ _SECONDS = 0.5
 """Limit of one wait: a signal between two bytecodes does not wake a lock that is acquired next."""
 _TURN = 0.0005
 """Seconds; by default a thread that hashed or inflated waits ten times as long for its next turn."""
-_NEW = 14_000
-"""Objects; twenty times the default threshold of garbage collection."""
 _SOON = 0.05
 """Seconds after which the code that swallowed an interrupt has ended."""
 TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
@@ -52,7 +50,6 @@ class Retry:
     """Each later pause is so many times as long as the one before."""
     longest: float = 60.0
     """Seconds of the longest pause, whatever Retry-After says: no server may hold a job for hours."""
-
     jitter: float = 0.25
     """The part of a pause that is random, which keeps parallel clients from coming back in step."""
 
@@ -87,7 +84,7 @@ class Retry:
 def tune_interpreter() -> None:
     """Switch between threads often, and collect cyclic garbage seldom; for programs, as it changes the process."""
     sys.setswitchinterval(_TURN)
-    gc.set_threshold(_NEW)
+    gc.set_threshold(14_000)  # objects, twenty times the default
 
 
 def raise_again(lost: "sys.UnraisableHookArgs") -> None:
@@ -99,8 +96,7 @@ def raise_again(lost: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(lost)
         return
     heeded = callable(signal.getsignal(signal.SIGINT))  # not where a shell started this with `&`
-    number = signal.SIGINT if heeded else signal.SIGTERM
-    again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
+    again = threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGINT if heeded else signal.SIGTERM))
     again.daemon = True
     again.start()
 

@@ -1,4 +1,6 @@
-"""A reporter that remembers what it got."""
+"""Reporters that remember what they got, or hand it on."""
+
+from collections.abc import Callable
 
 from envbuild.report import SilentReporter
 
@@ -19,3 +21,10 @@ class Recorder(SilentReporter):
 
     def progress(self, label: str, done: int, total: int | None, /) -> None:
         self.bytes.append((label, done, total))
+
+
+class Calling(SilentReporter):
+    """Calls a function for each method that is given one."""
+
+    def __init__(self, **calls: Callable[..., object]) -> None:
+        self.__dict__.update(calls)

@@ -18,20 +18,18 @@ from envbuild.base.apt import find_mirror, source_lines
 from envbuild.base.debian import debian_base
 from envbuild.base.process import running
 from envbuild.base.resolve import layout_image, registry_reference
-from envbuild.engine.build import built, loaded_base
-from envbuild.engine.buildkit import require_buildkit
+from envbuild.engine.buildkit import Request, built, loaded_base, require_buildkit
 from envbuild.engine.client import connected
-from envbuild.engine.inspection import BaseFacts, inspect_base
+from envbuild.engine.container import BaseFacts, inspect_base
 from envbuild.engine.load import push_image
-from envbuild.engine.transcript import Request
 from envbuild.errors import BaseError, BuildError, MissingComponentError, RegistryError, UsageError
 from envbuild.match.profiles import Profiles
 from envbuild.match.stack import Decision
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import DOCKER_HUB, Reference
+from envbuild.registry.auth import find_credentials
 from envbuild.registry.client import Registry
-from envbuild.registry.credentials import find
 from envbuild.report import Reporter
 
 _PYTHON = re.compile(r"3\.\d+(?:\.\d+)?\Z")
@@ -239,7 +237,6 @@ def make_base(
             context=context,
             dockerfile="Dockerfile",
             platform=f"linux/{ARCHITECTURES[machine]}",
-            wheels=(),
             network=True,
             arguments=order.arguments,
         )
@@ -269,7 +266,7 @@ def _remedy(parent: Parent) -> Iterator[None]:
 
 def engine_login(reference: Reference) -> dict[str, str]:
     """Return an engine's login for a registry (Docker Engine API, "Authentication"); empty for none."""
-    found = find(reference.registry, reference.repository).credentials
+    found = find_credentials(reference.registry, reference.repository).credentials
     if found is None:
         return {}
     host = _HUB if reference.registry == DOCKER_HUB else reference.registry

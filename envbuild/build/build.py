@@ -9,8 +9,9 @@ from envbuild.base.interpreter import check_compiles, compiling_on
 from envbuild.base.resolve import check_base, resolve_base
 from envbuild.base.system import System, lock_system
 from envbuild.build.assembler import Assembler
-from envbuild.build.builder import Builder
-from envbuild.build.order import Order, Outcome, Part, Plan, Reporter
+from envbuild.build.builder import COMPILING, Builder
+from envbuild.build.context import Buildx, Docker, check_docker
+from envbuild.build.order import Order, Outcome, Part, Plan
 from envbuild.build.outputs import (
     check_attestations,
     publish_parts,
@@ -19,10 +20,10 @@ from envbuild.build.outputs import (
     stamp_parts,
     write_outputs,
 )
-from envbuild.build.plan import check_builder, check_engine
 from envbuild.cache import prune, size_limit
-from envbuild.errors import counted
-from envbuild.image.assembler import Compiling
+from envbuild.engine.client import connected
+from envbuild.engine.load import INSTEAD
+from envbuild.errors import UsageError, counted
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.lock.model import Target
 from envbuild.lock.run import LockedRun, Options, lock_stack
@@ -31,9 +32,9 @@ from envbuild.oci.image import Content, ImageIndex, image_index
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.artifact_registry import check_repository
 from envbuild.registry.pull import pull
-from envbuild.registry.push import PushResult, check_push, push_index
+from envbuild.registry.push import PushResult, check_push, check_tag, push_index
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.registry.tags import check_tag
+from envbuild.report import Reporter, count
 from envbuild.stamp.stamping import check_stampable
 
 _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
@@ -56,7 +57,7 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     with ExitStack() as until:
         shared = None
         if order.push and order.remote_cache and order.builder == "assemble":
-            shared = until.enter_context(SharedCache(order.push, warn=report.warn))
+            shared = until.enter_context(SharedCache(order.push, report=report))
         parts = tuple(_part(order, plan, settings, shared, report, until, settled=settled) for plan in plans)
         images = [part.assembled.image for part in parts]
         content: Content = images[0] if len(parts) == 1 else image_index(images)
@@ -86,40 +87,25 @@ def _part(
     run = _lock(order, plan, base.target, settings, report)
     system = _system(order, plan, base, report)
     run = replace(run, lock=replace(run.lock, packages=system.packages))
-    compiling = _compiling(order, base, report) if order.bytecode else None
-    recipe = make_recipe(plan.stack, run.lock, base, compiled_by(base.interpreter) if compiling else "")
-    target = replace(order.push, tag=None) if order.push else None
+    compiling = None
+    if order.bytecode:
+        compiling = compiling_on(base, order.cache, _NO_BYTECODE, lambda count: report.note(COMPILING.format(count)))
     builder = _builder(order)(
         order=order,
         plan=plan,
-        recipe=recipe,
+        recipe=make_recipe(plan.stack, run.lock, base, compiled_by(base.interpreter) if compiling else ""),
         base=base,
         run=run,
         shared=shared,
         report=report,
-        target=target,
+        target=replace(order.push, tag=None) if order.push else None,
         until=until,
         compiling=compiling,
         system=system,
     )
     if settled:
         _check_tags(builder)
-    result = builder.build(settings)
-    return Part(
-        plan=plan,
-        recipe=recipe,
-        assembled=result.assembled,
-        pushed=result.pushed,
-        tags=builder.tags,
-        found=result.found,
-        imports=result.imports,
-        lock=run.lock,
-        pylock=builder.pylock(result.run),
-        proof=result.run.proof,
-        # Of folders alone all wheels are copied anyway, and people without a network build such a context.
-        wheelhouse=result.wheelhouse or (order.offline and not recipe.packages),
-        named=result.named,
-    )
+    return builder.build(settings)
 
 
 def _system(order: Order, plan: Plan, base: Base, report: Reporter) -> System:
@@ -142,16 +128,7 @@ def _builder(order: Order) -> type[Builder]:
         from envbuild.build.cloud import Cloud  # noqa: PLC0415 - Google's library is slow to import
 
         return Cloud
-    from envbuild.build.docker import Buildx, Docker  # noqa: PLC0415 - Docker's library is slow to import
-
     return Buildx if order.builder_name else Docker
-
-
-def _compiling(order: Order, base: Base, report: Reporter) -> Compiling:
-    def progress(count: int) -> None:
-        report.note(f"compiling {count} modules with the base's own Python")
-
-    return compiling_on(base, order.cache, _NO_BYTECODE, progress)
 
 
 def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:
@@ -173,19 +150,32 @@ def check_destinations(order: Order, report: Reporter) -> bool:
     settled = False
     size_limit()
     check_attestations(order)
-    check_builder(order)
+    _check_builder(order)
     if order.push:
         repository = check_repository(order.push, create=order.create_repository)
         settled = bool(repository and repository.immutable_tags)
         if repository and repository.created:
             report.note(f"created {repository.name}")
-        if repository and repository.hint:
-            report.warn(repository.hint)
         # Cloud Build pushes as somebody else.
         if order.builder != "cloudbuild":
             check_push(order.push)
-    check_engine(order)
+    if order.load:
+        with connected(INSTEAD):
+            pass
     return settled
+
+
+def _check_builder(order: Order) -> None:
+    """Refuse what the builder cannot do, and see that what it needs is there; UsageError, MissingComponentError."""
+    if order.builder_name and order.builder != "docker":
+        what, where = "only --builder docker has builders", f"--builder-name {order.builder_name}"
+        raise UsageError(what, where=where, todo="add --builder docker")
+    if order.builder == "docker":
+        check_docker(order)
+    if order.builder == "cloudbuild":
+        from envbuild.build.cloud import check, options_of  # noqa: PLC0415 - Google's library is slow to import
+
+        check(options_of(order))
 
 
 def _check_tags(builder: Builder) -> None:
@@ -196,8 +186,6 @@ def _check_tags(builder: Builder) -> None:
     environment = builder.recipe.environment if isinstance(builder, Assembler) else None
     for tag in builder.tags:
         check_tag(replace(builder.target, tag=tag), environment)
-    if environment and builder.order.push and builder.order.push.tag and not builder.wanted_tags:
-        check_tag(builder.order.push, environment, indexed=True)
 
 
 def _base(order: Order, plan: Plan, report: Reporter) -> Base:
@@ -225,7 +213,7 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
         settings=settings,
         build=order.build,
         say=report.note,
-        counted=report.compared,
+        counted=count(report, "wheels compared"),
     )
     run = lock_stack(stack, target, plan.manifest, options)
     for warning in run.warnings:

@@ -8,7 +8,7 @@ from typing import Any
 
 from envbuild.base.interpreter import compiling_on, runs_here
 from envbuild.base.resolve import inspect, known_facts
-from envbuild.build.order import Reporter
+from envbuild.build.builder import COMPILING, fetch_progress, report_content
 from envbuild.errors import UsageError
 from envbuild.image.assembler import Assembled, Compiling
 from envbuild.image.child import Addition, Parent, assemble_child, base_of, wheels_of_child
@@ -22,8 +22,9 @@ from envbuild.oci.image import Image, Layer, canonical_json
 from envbuild.oci.reference import DOCKER_HUB, Reference
 from envbuild.recipe import LAYER_FORMAT
 from envbuild.registry.pull import pull
+from envbuild.report import Reporter
 
-_CUDA, _BOOTSTRAPPED = "cuda", "debian:"
+_BOOTSTRAPPED = "debian:"
 _KEY = 12
 """Digits of the key that an image in an engine is tagged by."""
 
@@ -36,7 +37,7 @@ def recorded_base(lock: Lock, *, variant: str, same_platform: bool) -> str | Non
     """
     said: Mapping[str, str] = dict(lock.base)
     name = said.get("name", "")
-    if not name or (_CUDA in name and variant == "cpu"):
+    if not name or ("cuda" in name and variant == "cpu"):
         return None
     if name.startswith(_BOOTSTRAPPED):
         return name
@@ -74,11 +75,7 @@ class Extended:
 def find_parent(reference: Reference, lock: Lock) -> Parent:
     """The parent as a registry describes it, whose layers nobody downloads here; RegistryError as `pull`."""
     image = pull(reference, machine=lock.target.machine)
-    return Parent(image=image, lock=lock, name=_undigested(reference))
-
-
-def _undigested(reference: Reference) -> str:
-    return f"{reference.name}:{reference.tag}" if reference.tag else reference.name
+    return Parent(image=image, lock=lock, name=str(replace(reference, digest=None)))
 
 
 def extend(
@@ -99,7 +96,10 @@ def extend(
     """
     from envbuild.engine.load import load_into  # noqa: PLC0415 - Docker's library is slow to import
 
-    name = child_name(_digest(parent), requirements, below, addition, label)
+    digest = parent.digest if isinstance(parent, Reference) else parent.found_as or parent.digest
+    if digest is None:
+        raise UsageError("the image below has to be named by digest", where=str(parent), todo="give NAME@sha256:...")
+    name = child_name(digest, requirements, below, addition, label)
     known = client.images.list(name=f"{name.repository.removeprefix('library/')}:{name.tag}")
     if known:
         return Extended(id=str(known[0].id), name=name)
@@ -112,13 +112,6 @@ def extend(
         loaded = load_into(client, made.image, [name], report)
     report.note(f"distributions added: {len(above.wheels)}; none of the environment's is moved")
     return Extended(id=loaded.id, name=name, made=made, sent=loaded.sent)
-
-
-def _digest(parent: Reference | Image) -> Digest:
-    found = parent.digest if isinstance(parent, Reference) else parent.found_as or parent.digest
-    if found is None:
-        raise UsageError("the image below has to be named by digest", where=str(parent), todo="give NAME@sha256:...")
-    return found
 
 
 @contextmanager
@@ -137,29 +130,12 @@ def extended(
     `compiling` is what `compiling_for` gives. `cache` may have behind it what others share; it is ours alone without.
     """
     cache = cache or LayerCache(options.cache, note=report.note)
-
-    def fetched(done: int, total: int, _text: str) -> None:
-        report.progress("fetching", done, total)
-
+    fetched = fetch_progress(report)
     with Arrivals(options.cache, report=fetched, settings=options.settings, note=report.note) as arrivals:
         arrivals.start(wheels_of_child(parent, above, addition, cache, compiling))
         child = assemble_child(parent, above, addition, arrivals, cache, report.progress, made, compiling)
-        _tell(child, report)
+        report_content(child, report, {})
         yield child
-
-
-def _tell(child: Assembled, report: Reporter) -> None:
-    if tally := child.bytecode:
-        report.note(f"{tally.compiled} modules have bytecode; {tally.refused} do not compile")
-        for path in tally.gave_up:
-            report.warn(f"{path} has no bytecode: compiling it took too much time or memory")
-    for line in child.remarks:
-        report.warn(line)
-    for overlap in child.overlaps:
-        others, name = ", ".join(overlap.losers), overlap.winner.name
-        report.warn(
-            f"{overlap.path} is in {others} and in {name}: the image has that of {name}, which pip installs last"
-        )
 
 
 def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | None:
@@ -176,11 +152,8 @@ def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | 
     known = known_facts(cache)
     facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)
     found = replace(base, python_path=facts.python_path, interpreter=facts.interpreter)
-
-    def progress(count: int) -> None:
-        report.note(f"compiling {count} modules with the base's own Python")
-
-    return compiling_on(found, cache, "build without bytecode, or on a machine that can run the base", progress)
+    todo = "build without bytecode, or on a machine that can run the base"
+    return compiling_on(found, cache, todo, lambda count: report.note(COMPILING.format(count)))
 
 
 def child_name(parent: Digest, requirements: Sequence[str], below: Lock, addition: Addition, label: str) -> Reference:

@@ -1,44 +1,50 @@
-"""What is wanted, what was decided, and what came of it."""
+"""What is wanted, what was decided, and what came of it; and the checks that need no work."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from packaging.utils import canonicalize_name
+
 from envbuild.attest.attach import AttestOptions
+from envbuild.base.resolve import refuse_base
+from envbuild.errors import ManifestError, UsageError
+from envbuild.files import UNFINISHED, check_stageable, data_folder
 from envbuild.image.assembler import Assembled
+from envbuild.image.context import check_templates
+from envbuild.lock.client import check_bundle
+from envbuild.lock.faults import origin_fault
 from envbuild.lock.identity import Proof
 from envbuild.lock.model import Lock
+from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match.profiles import Profiles
-from envbuild.match.stack import CudaChoice, Stack, VariantChoice
+from envbuild.manifest.packages import name_of
+from envbuild.match.match import match
+from envbuild.match.profiles import FRAMEWORKS, Profiles, load_profiles
+from envbuild.match.run import frameworks_of
+from envbuild.match.stack import CudaChoice, Decision, Stack, VariantChoice
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Content, platform_name
+from envbuild.oci.layout import check_archive, is_free
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
 from envbuild.registry.push import PushResult
 
 if TYPE_CHECKING:
-    from envbuild.build.cloudbuild import CloudBuild
+    from envbuild.build.cloud_plan import CloudBuild
     from envbuild.engine.load import Loaded
     from envbuild.verify.imports import Imports
 
-
+LAYOUT_NAME = "latest"
+"""What a layout calls its image."""
+_OURS = {"oci-layout", "index.json", "blobs", "context"}
+"""What envbuild writes into a folder."""
+_FIRST = b"oci-layout\0"
+"""How an archive begins: with the name of its first member."""
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 Builder = Literal["assemble", "docker", "cloudbuild"]
 ImportCheck = Literal["auto", "always", "never"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reporter:
-    """Where the stages tell what they do."""
-
-    step: Callable[[str], None]
-    note: Callable[[str], None]
-    warn: Callable[[str], None]
-    progress: Callable[[str, int, int | None], None]
-    compared: Callable[[int, int], object]
-    """How many wheels were compared with the run's, of how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +95,9 @@ class Order:
     create_repository: bool = False
     """Whether a repository of Artifact Registry that is not there may be created."""
     builder: Builder = "assemble"
-    """What makes the image."""
     builder_name: str = ""
     """A builder of buildx to build by, on other machines perhaps; empty for the engine itself."""
     cloud: "CloudBuild | None" = None
-    """Options of Cloud Build."""
     ca_bundle: Path | None = None
     """Certificate authorities that indexes are believed by, before those of pip and of this machine."""
     system_packages: bool = True
@@ -152,7 +156,7 @@ class Part:
     @property
     def digest(self) -> Digest:
         """The digest of the image, as the registry has it where it was pushed."""
-        return _digest(self.pushed) if self.pushed else self.assembled.image.digest
+        return self.pushed.digest if self.pushed else self.assembled.image.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,9 +183,104 @@ class Outcome:
     @property
     def digest(self) -> Digest:
         """The digest of the image or index, as the registry has it where it was pushed."""
-        return _digest(self.pushed) if self.pushed else self.content.digest
+        return self.pushed.digest if self.pushed else self.content.digest
 
 
-def _digest(pushed: PushResult) -> Digest:
-    assert pushed.reference.digest is not None, "a push ends with a reference by digest"
-    return pushed.reference.digest
+def make_plans(order: Order) -> tuple[Plan, ...]:
+    """Read the manifest and decide the stack, once for each platform."""
+    manifest = read_manifest(order.manifest, order.manifest_name)
+    if not manifest.distributions:
+        todo = "capture the run again, where its packages are installed"
+        raise ManifestError("the manifest lists no distribution", where=order.manifest_name, todo=todo)
+    profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if order.overrides else frameworks_of(manifest))
+    plans = tuple(_plan(order, manifest, profiles, machine) for machine in order.platforms or (None,))
+    if order.builder == "cloudbuild":
+        from envbuild.build.cloud import check_plan  # noqa: PLC0415 - Google's library is slow to import
+
+        for plan in plans:
+            check_plan(plan)
+    return plans
+
+
+def _plan(order: Order, manifest: TrainingManifest, profiles: Profiles, machine: str | None) -> Plan:
+    stack = match(
+        manifest,
+        profiles,
+        order.variant,
+        cuda_source=order.cuda_source,
+        overrides=order.overrides,
+        machine=machine,
+        exclude_newer=order.exclude_newer,
+        drop=order.drop,
+    )
+    if order.base:
+        refuse_base(order.base, stack.machine, order.cache, stack.python, stack.glibc_minimum)
+        asked = Decision(what="base", value=order.base, reason="it was asked for", source="--base")
+        stack = replace(stack, decisions=(*(it for it in stack.decisions if it.what != "base"), asked))
+    kept = {name_of(it) for it in stack.requirements}
+    faults = [origin_fault(it) for it in manifest.distributions if canonicalize_name(it.name) in kept]
+    unserved = tuple(f"{it.requirement}: {it.why}" for it in faults if it is not None)
+    return Plan(manifest=manifest, profiles=profiles, stack=stack, base=order.base or stack.base, unserved=unserved)
+
+
+def check_order(order: Order) -> None:
+    """Refuse what shows without asking anybody, so before plans are made and in dry runs, too.
+
+    UsageError for options that do not go together and places that cannot be written, BuildError for a broken template.
+    """
+    check_outputs(order)
+    if order.templates:
+        check_templates(order.templates)
+    if order.ca_bundle:
+        check_bundle(order.ca_bundle)
+    if order.builder == "cloudbuild":
+        from envbuild.build.cloud import check_options  # noqa: PLC0415 - Google's library is slow to import
+
+        check_options(order)
+
+
+def check_outputs(order: Order, *, context: bool = True) -> None:
+    """Refuse places that cannot be written; UsageError.
+
+    Where no build context is written, `--out` is for a layout alone.
+    """
+    layout = not (order.push or order.archive or order.load)
+    if layout or context:
+        _check_folder(order.out)
+    if layout and not is_free(order.out, LAYOUT_NAME):
+        todo = "give --out another folder, or remove this one: nothing would name its images any more"
+        raise UsageError("the folder is an OCI layout that envbuild did not write", where=str(order.out), todo=todo)
+    if not order.archive:
+        return
+    check_archive(order.archive)
+    if _is_foreign(order.archive):
+        todo = "remove it, or give --archive another file"
+        raise UsageError("the file exists, and is not an archive of envbuild", where=str(order.archive), todo=todo)
+    place = (order.out / "context").resolve()
+    if context and order.archive.resolve() in (place, *place.parents):
+        where = f"--archive {order.archive}, --out {order.out}"
+        raise UsageError("the archive would lie where the build context goes", where=where, todo="give another file")
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse what no folder can be made of, and one of somebody else's files, which the image would lie between."""
+    check_stageable(folder, "--out")
+    try:
+        found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    except OSError as error:
+        todo = "give --out a folder that this user may read, or that can be made"
+        what = f"what the folder holds cannot be seen: {error.strerror}"
+        raise UsageError(what, where=f"--out {folder}", todo=todo) from error
+    if others := sorted(it for it in found - _OURS if not it.startswith(UNFINISHED)):
+        todo = "give --out a folder of its own; it is made when it is missing"
+        raise UsageError(f"the folder holds other files, such as {others[0]}", where=str(folder), todo=todo)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file is there that no archive of ours is."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_FIRST))
+    except OSError:
+        return False  # there is none, or writing will say what is wrong
+    return path.is_file() and head not in (b"", _FIRST)

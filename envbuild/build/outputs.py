@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from envbuild.attest.attach import attest, check_key, sign
 from envbuild.attest.statement import DEBIAN, Facts
 from envbuild.build.context import Context, write_context
-from envbuild.build.order import PLATFORMS, Order, Outcome, Part, Reporter
+from envbuild.build.order import LAYOUT_NAME, PLATFORMS, Order, Outcome, Part
+from envbuild.engine.client import connected
+from envbuild.engine.load import INSTEAD, Loaded, load_into
 from envbuild.errors import BuildError, RegistryError, StampError, UsageError
 from envbuild.files import staged_folder
 from envbuild.manifest.model import TrainingManifest
@@ -17,20 +19,14 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Content
 from envbuild.oci.layout import Archive, write_archive, write_layout
 from envbuild.oci.reference import Reference
-from envbuild.recipe import Recipe
-from envbuild.registry.push import PushResult
-from envbuild.registry.tags import publish, stamped_tag, tag_stamped
+from envbuild.registry.push import PushResult, publish, stamped_tag
+from envbuild.report import Reporter
 from envbuild.stamp.history import Signer, Snapshot
 from envbuild.stamp.record import Content as ModelFiles
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import StampResult, stamp
 from envbuild.stamp.store import parse_model_uri
 
-if TYPE_CHECKING:
-    from envbuild.engine.load import Loaded
-
-LAYOUT_NAME = "latest"
-"""What a layout calls its image."""
 _TODO = (
     "give the model that this run saved, or the manifest of the run that saved this one; --stamp-anyway stamps it all "
     "the same, and the record says so"
@@ -47,13 +43,18 @@ def write_outputs(
     # What a layout has already stays where it is; a new one appears whole.
     kept = layout is not None and (layout / "index.json").exists()
     with staged_folder(order.out) as folder:
-        _write_contexts(folder, parts, order)
+        for part in parts:
+            name = "context" if len(parts) == 1 else f"context/{part.platform.replace('/', '-')}"
+            context = Context(recipe=part.recipe, lock=part.lock, pylock=part.pylock, wheelhouse=part.wheelhouse)
+            write_context(folder / name, context, order)
         if layout and not kept:
             write_layout(content, folder, name=LAYOUT_NAME)
         # Where one of these fails, no folder is left that looks like a success.
         if order.archive:
             into_archive(order, order.archive, content, report)
-        loaded = _loaded(order.load, parts, content, report) if order.load else None
+        loaded, load = None, parts[0].named or (lambda name: into_engine(name, content, report))
+        if order.load:
+            loaded = load(order.load)
     if layout and kept:
         write_layout(content, layout, name=LAYOUT_NAME)
     return Outcome(
@@ -77,25 +78,11 @@ def into_archive(order: Order, path: Path, content: Content, report: Reporter) -
         raise BuildError(f"the archive cannot be written: {error.strerror}", where=str(path), todo=todo) from error
 
 
-def into_engine(name: Reference, content: Content, report: Reporter) -> "Loaded":
+def into_engine(name: Reference, content: Content, report: Reporter) -> Loaded:
     """Give the image to the container engine; MissingComponentError."""
-    from envbuild.engine.load import load  # noqa: PLC0415 - Docker's library is slow to import
-
     report.step(f"loading {name} into the container engine")
-    return load(content, [name], report)
-
-
-def _loaded(name: Reference, parts: Sequence[Part], content: Content, report: Reporter) -> "Loaded":
-    named = parts[0].named
-    return named(name) if named else into_engine(name, content, report)
-
-
-def _write_contexts(folder: Path, parts: Sequence[Part], order: Order) -> None:
-    """Write a context for each platform: in `context`, or in one folder each below it."""
-    for part in parts:
-        name = "context" if len(parts) == 1 else f"context/{part.platform.replace('/', '-')}"
-        context = Context(recipe=part.recipe, lock=part.lock, pylock=part.pylock, wheelhouse=part.wheelhouse)
-        write_context(folder / name, context, order)
+    with connected(INSTEAD) as client:
+        return load_into(client, content, [name], report)
 
 
 def check_attestations(order: Order) -> None:
@@ -131,7 +118,9 @@ def publish_parts(
 
 
 def _facts(order: Order, part: Part, pushed: PushResult, started: datetime) -> Facts:
-    recipe = part.recipe
+    recipe, own_base = part.recipe, part.recipe.base_name.startswith(DEBIAN)
+    # A base may be a folder here, and has fields of its own.
+    overrides = [(f"set {key}", value) for key, value in part.plan.stack.overrides if key != "base"]
     return Facts(
         reference=pushed.reference,
         image=part.assembled.image,
@@ -141,18 +130,13 @@ def _facts(order: Order, part: Part, pushed: PushResult, started: datetime) -> F
         variant=part.plan.stack.variant,
         platform=PLATFORMS[recipe.target.machine],
         environment=recipe.environment,
-        base_name=public_base(recipe),
+        base_name=recipe.base_asked or (recipe.base_name if own_base else ""),
         base_digest=recipe.base_digest,
         manifest=Digest.of(order.manifest),
-        parameters=(*build_options(order), *_overrides(part)),
+        parameters=(*build_options(order), *overrides),
         started=started,
         finished=datetime.now(UTC),
     )
-
-
-def public_base(recipe: Recipe) -> str:
-    """What the base is called where that is the same for everybody; empty where it lies in a folder here."""
-    return recipe.base_asked or (recipe.base_name if recipe.base_name.startswith(DEBIAN) else "")
 
 
 def build_options(order: Order) -> Iterator[tuple[str, str]]:
@@ -160,18 +144,9 @@ def build_options(order: Order) -> Iterator[tuple[str, str]]:
     yield "builder", order.builder
     yield "resolver", order.resolver
     yield "cuda-source", order.cuda_source
-    flags = {
-        "build": order.build,
-        "bytecode": order.bytecode,
-        "offline": order.offline,
-        "require-identical": order.require_identical,
-    }
-    yield from ((name, "yes") for name, on in flags.items() if on)
-
-
-def _overrides(part: Part) -> Iterator[tuple[str, str]]:
-    """What was set by hand; a base may be a folder here, and the base is said elsewhere."""
-    yield from ((f"set {key}", value) for key, value in part.plan.stack.overrides if key != "base")
+    for name in ("build", "bytecode", "offline", "require_identical"):
+        if getattr(order, name):
+            yield name.replace("_", "-"), "yes"
 
 
 def stamp_content(
@@ -198,12 +173,13 @@ def stamp_content(
     problem = mismatch(wanted, now, order.manifest, by_run=bool(saved), exact=exact)
     if saved is None and report:
         report.warn(f"{order.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
-    sizes = doubt(compare_files(wanted, now, by_name=True)) if wanted and now else ""
-    if saved and sizes and report and not problem:
-        report.warn(f"the files of {uri} are as {order.manifest_name} records them{sizes}")
+    if saved and wanted and now and report and not problem:
+        sizes = doubt(compare_files(wanted, now, by_name=True))
+        if sizes:
+            report.warn(f"the files of {uri} are as {order.manifest_name} records them{sizes}")
     content = content_of(now) if now else ModelFiles(files=(), file_count=None)
-    unchanged = before and stamped and not mismatch(stamped, now, order.manifest, exact=exact)
-    if before and unchanged and (not saved or (problem and again and before.forced)):
+    kept = not saved or (problem and again and before and before.forced)
+    if before and stamped and kept and not mismatch(stamped, now, order.manifest, exact=exact):
         return replace(content, forced=before.forced)
     if not problem:
         return content if now else None
@@ -249,7 +225,20 @@ def stamp_parts(
     for part in parts:
         tag_as_stamped(part.pushed.reference if part.pushed else None, report)
     signer, content = signer_for(order, order.continued), stamp_content(order, parts[0].plan.manifest, early, report)
-    results = [_stamp_part(model, order, part, now, early, signer, content) for part in parts]
+    write, results = partial(stamp, model, now=now, early=early, signer=signer, content=content), []
+    for part in parts:
+        entry = StampEntry(
+            role="train",
+            variant=part.plan.stack.variant,
+            platform=PLATFORMS[part.recipe.target.machine],
+            reference=str(part.pushed.reference) if part.pushed else None,
+            digest=part.digest,
+            environment=part.recipe.environment,
+            overrides=part.plan.stack.overrides,
+            identity=part.proof.summary,
+            tag=order.push.tag if order.push else None,
+        )
+        results.append(write(entry, manifest=order.manifest, lock=part.pylock))
     report_stamps(results, report, signed=signer is not None)
     return results[-1].record
 
@@ -260,32 +249,7 @@ def tag_as_stamped(reference: Reference | None, report: Reporter) -> None:
         return
     assert reference.digest is not None, "a push ends with a reference by digest"
     try:
-        tag_stamped(reference)
+        publish({reference: (stamped_tag(reference.digest),)})
     except RegistryError as error:
         tag = stamped_tag(reference.digest)
         report.warn(f"cannot set the tag {tag}, which cleanup policies keep: {error.what}")
-
-
-def _stamp_part(
-    model: str,
-    order: Order,
-    part: Part,
-    now: datetime,
-    early: Snapshot,
-    signer: Signer | None,
-    files: ModelFiles | None,
-) -> StampResult:
-    entry = StampEntry(
-        role="train",
-        variant=part.plan.stack.variant,
-        platform=PLATFORMS[part.recipe.target.machine],
-        reference=str(part.pushed.reference) if part.pushed else None,
-        digest=part.digest,
-        environment=part.recipe.environment,
-        overrides=part.plan.stack.overrides,
-        identity=part.proof.summary,
-        tag=order.push.tag if order.push else None,
-    )
-    lock = part.pylock
-    given = order.manifest
-    return stamp(model, entry, manifest=given, lock=lock, now=now, early=early, signer=signer, content=files)

@@ -200,8 +200,6 @@ def check_place(place: "Reference", progress: Progress, *, create: bool) -> None
     repository = check_repository(place, create=create)
     if repository and repository.created:
         progress.note(f"created {repository.name}")
-    if repository and repository.hint:
-        progress.warn(repository.hint)
 
 
 def read_lock(path: Path, option: str = "--lock ") -> "Lock":

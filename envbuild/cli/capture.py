@@ -124,7 +124,7 @@ def capture_elsewhere(
         contract = contract_facts(options["requires"], options["data"], options["preprocessing"])
         model = options["model_uri"] or os.environ.get("AIP_MODEL_DIR")
     else:
-        from envbuild.engine.inspection import image_environment
+        from envbuild.engine.container import image_environment
 
         arguments = [f"--requires={name}" for name in required_names(options["requires"])] + arguments
         with Progress() as report:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from envbuild.build import Reporter
 
 PLAIN_INTERVAL = 2.0
 """Seconds between two lines of progress off a terminal."""
@@ -87,7 +86,7 @@ class Progress:
         self._tasks: dict[str, TaskID] = {}
         self._began: dict[str, float] = {}
         self._shown: frozenset[str] = frozenset()
-        self._last_line = self._last_count = -PLAIN_INTERVAL
+        self._last_line = -PLAIN_INTERVAL
         self._over = False
 
     def __enter__(self) -> Self:
@@ -125,21 +124,6 @@ class Progress:
                 self._line(printable(label), done, total)
             else:
                 self._bar(self._console, printable(label), done, total)
-
-    def count_compared(self, done: int, total: int) -> None:
-        """Print now and then how many wheels are compared with the run's."""
-        if self._last_count < 0:
-            self._last_count = self._clock()
-        elif self._clock() - self._last_count >= PLAIN_INTERVAL:
-            self._last_count = self._clock()
-            self.note(f"{done} of {total} wheels compared")
-
-    def reporter(self) -> "Reporter":
-        """Return the reporter of a build."""
-        from envbuild.build import Reporter
-
-        compared = self.count_compared
-        return Reporter(step=self.step, note=self.note, warn=self.warn, progress=self.progress, compared=compared)
 
     def _print(self, text: str, style: str | None) -> None:
         self._console.print(printable(text), style=style)

@@ -26,7 +26,7 @@ from envbuild.cli.targets import check_key
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.build import Order
+    from envbuild.build.order import Order
 
 RoleName = Literal["train", "serve"]
 
@@ -84,8 +84,8 @@ def _check_training(serving: ServeOptions, image: ImageOptions) -> None:
 
 def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
     """Plan and build; print the result, or just the plan."""
-    from envbuild.build import build, make_plans
-    from envbuild.build.plan import check_order
+    from envbuild.build.build import build
+    from envbuild.build.order import check_order, make_plans
 
     check_order(order)
     started = time.monotonic()
@@ -108,7 +108,7 @@ def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) 
         for plan in plans:
             typer.echo("\n".join((f"base {plan.base}", *plan.stack.requirements)))
         return
-    outcome = build(order, plans, progress.reporter(), datetime.now(UTC))
+    outcome = build(order, plans, progress, datetime.now(UTC))
     if outcome.stamped:
         progress.step(f"stamped {order.stamp}")
         progress.note(f"record {outcome.stamped}")

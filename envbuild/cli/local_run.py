@@ -73,7 +73,7 @@ def run_in_container(target: str, command: tuple[str, ...], options: LocalOption
             if machine.engine and not (options.golden or options.devcontainer or options.compose):
                 client_command(client, machine.engine)  # before anything is downloaded
             now = datetime.now(UTC)
-            here = acquire(client, plan.subject, plan.choice, options.building(), progress.reporter(), now)
+            here = acquire(client, plan.subject, plan.choice, options.building(), progress, now)
             for remark in here.remarks:
                 progress.note(remark)
             if workspace is None:
@@ -240,7 +240,7 @@ def _port(text: str) -> "Port":
 def _parity(
     target: str, options: LocalOptions, plan: Plan, here: "Here", client: "docker.DockerClient", progress: Progress
 ) -> int:
-    from envbuild.engine.image import find_image
+    from envbuild.engine.client import find_image
     from envbuild.files import cache_folder
     from envbuild.local.preflight import parity
     from envbuild.verify.golden.runners import InImage
@@ -260,7 +260,7 @@ def _notebook(
         todo = "give the stamped model, or the manifest of its run, instead of an image"
         what = "this image has no lock, so a notebook server could change its versions"
         raise UsageError(what, where="--jupyter", todo=todo)
-    image = notebook_image(client, here.parent, here.lock, options.lock_options(progress), progress.reporter())
+    image = notebook_image(client, here.parent, here.lock, options.lock_options(progress), progress)
     port, token = free_port(PORT), new_token()
     return notebook_launch(launch, image.id, token, port), port, token
 
@@ -283,7 +283,7 @@ def run_in_venv(target: str, command: tuple[str, ...], options: LocalOptions, fo
             _report_venv(options, plan, folder, stamped, progress)
             if options.dry_run:
                 return 0
-            lock = stamped or lock_here(plan.subject, plan.choice, options.building(), progress.reporter())
+            lock = stamped or lock_here(plan.subject, plan.choice, options.building(), progress)
             venv = held_venv(folder, lock, lock.target.python, progress, cache=cache_folder())
             python = stack.enter_context(venv)
             variables = translated(plan.settled, folder)

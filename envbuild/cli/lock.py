@@ -13,6 +13,7 @@ from envbuild.cli.command import ADVANCED, WHAT, WHERE, grouped, option
 from envbuild.cli.console import Progress
 from envbuild.cli.options import AsJson, FactOptions, LockOptions, Manifest
 from envbuild.errors import UsageError, counted
+from envbuild.report import count
 
 if TYPE_CHECKING:
     from envbuild.lock.model import Target
@@ -65,7 +66,7 @@ def run(
             extras=tuple(extra or ()),
             raise_glibc=base is None and glibc is None,
             say=progress.note,
-            counted=progress.count_compared,
+            counted=count(progress, "wheels compared"),
         )
         for decision in (it for it in stack.decisions if it.warning):
             progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")

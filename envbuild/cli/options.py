@@ -21,8 +21,8 @@ from envbuild.cli.command import (
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.build import Order
-    from envbuild.build.cloudbuild import CloudBuild
+    from envbuild.build.cloud_plan import CloudBuild
+    from envbuild.build.order import Order
     from envbuild.oci.reference import Reference
 
 VariantName = Literal["auto", "gpu", "cpu"]
@@ -207,7 +207,7 @@ class OrderOptions:
     def order(self, name: str, data: bytes) -> "Order":
         """Make the order for a manifest; UsageError for options that make none."""
         from envbuild.attest.attach import AttestOptions
-        from envbuild.build import Order
+        from envbuild.build.order import Order
         from envbuild.files import cache_folder
         from envbuild.match.stack import pairs_of
 
@@ -299,7 +299,7 @@ def cloud_build(options: CloudOptions, *, chosen: bool) -> "CloudBuild | None":
             todo = "add --builder cloudbuild, or leave them out"
             raise UsageError("options of Cloud Build need --builder cloudbuild", where="--builder", todo=todo)
         return None
-    from envbuild.build.cloudbuild import CloudBuild, Secret, find_project
+    from envbuild.build.cloud_plan import CloudBuild, Secret, find_project
 
     values = _cloud_values(options)
     return CloudBuild(

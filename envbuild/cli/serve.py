@@ -84,10 +84,10 @@ def make_serving_image(model: str, serving: ServeOptions, options: OrderOptions,
     as_json = options.image.as_json
     if options.image.dry_run:
         check_serving(order)
-        planned = serving_plan(order, find_start(order, progress.reporter()))
+        planned = serving_plan(order, find_start(order, progress))
         typer.echo(json.dumps(planned, indent=2) if as_json else "\n".join(plan_lines(planned)))
         return
-    served = serve(order, progress.reporter(), datetime.now(UTC))
+    served = serve(order, progress, datetime.now(UTC))
     if served.stamped:
         progress.step(f"stamped {order.order.stamp}")
         progress.note(f"record {served.stamped}")

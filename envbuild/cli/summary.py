@@ -14,7 +14,7 @@ from envbuild.cli.console import err, printable
 from envbuild.errors import EnvbuildError, counted
 
 if TYPE_CHECKING:
-    from envbuild.build import Outcome, Part
+    from envbuild.build.order import Outcome, Part
     from envbuild.oci.image import Layer
     from envbuild.registry.push import PushResult
     from envbuild.serve.model import ServeOrder, ServeResult

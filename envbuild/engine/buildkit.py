@@ -1,4 +1,4 @@
-"""BuildKit through the docker command, and the secrets that its builds mount: files that a step sees and no layer has.
+"""Builds by BuildKit through the docker command: what is built, its output, and the secrets that it mounts.
 
 The engine's API takes a BuildKit build only beside a private connection (moby, "session"), which the command knows.
 """
@@ -6,21 +6,31 @@ The engine's API takes a BuildKit build only beside a private connection (moby, 
 import netrc
 import os
 import re
+import secrets
 import shutil
 import ssl
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from envbuild.engine.transcript import Request, Transcript
-from envbuild.errors import MissingComponentError
+from docker.errors import DockerException, ImageNotFound
+from requests import RequestException
+
+from envbuild.engine.client import AGAIN
+from envbuild.engine.container import owner_suffix, remove_leftovers
+from envbuild.engine.load import Loaded, load_into
+from envbuild.errors import BuildError, MissingComponentError
 from envbuild.lock.model import LockedWheel
-from envbuild.lock.settings import IndexSettings
+from envbuild.lock.settings import IndexSettings, without_credentials
+from envbuild.oci.image import Image
+from envbuild.oci.reference import Reference
+from envbuild.report import Reporter
 
 if TYPE_CHECKING:
     import docker
@@ -28,6 +38,8 @@ if TYPE_CHECKING:
 Process = Callable[..., AbstractContextManager["subprocess.Popen[bytes]"]]
 """Starts a program, and ends it when the block ends."""
 
+BASE = "envbuild-base"
+"""The name of a base in the engine while a build uses it; no registry needs to have it."""
 PIP, CERTIFICATES, NETRC = "pip", "ca", "netrc"
 """The ids by which the Dockerfile mounts secrets."""
 _SECONDS = 20
@@ -35,6 +47,76 @@ _SECONDS = 20
 _LINE = re.compile(r"#(\d+) (\d+\.\d+ )?(.*)")
 _STATUS = re.compile(r"(DONE|CACHED|CANCELED|transferring|sha256:|extracting|resolve |exporting|writing|naming)\b")
 _SECTION = "------"
+_LINES = 15
+"""Lines of a failed step that are quoted."""
+_LINE_LENGTH, _TITLE_LENGTH = 500, 150
+_EXIT_CODE = re.compile(r"(?:exit code: |non-zero code: |exit status )(\d+)")
+"""BuildKit repeats the whole command before it, which is in the Dockerfile."""
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x20-\x7e\u00a0-\U0010ffff]")
+"""What drives terminals: colours, and the line ends of progress bars."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be built."""
+
+    context: Path
+    """The folder, of which all files are sent."""
+    dockerfile: str
+    """Its name in the context."""
+    platform: str
+    """`linux/amd64`."""
+    network: bool
+    """Whether steps may reach anything but the files of the context."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, Path] = field(default_factory=dict)
+    """Files that steps may mount, by their ids."""
+    hidden: Collection[str] = ()
+    """Passwords that no line may show."""
+
+
+class Transcript:
+    """The output of a build, by steps."""
+
+    def __init__(self, request: Request, report: Reporter) -> None:
+        self._request, self._report = request, report
+        self._titles: dict[str, str] = {}
+        self._lines: dict[str, deque[str]] = {}
+        self._last = ""
+
+    def begin(self, step: str, title: str) -> None:
+        """Begin a step, or set the title of one that has begun."""
+        self._last = step
+        if step not in self._titles:
+            self._titles[step] = " ".join(self.clean(title).split())[:_TITLE_LENGTH]
+            self._report.note(self._titles[step])
+
+    def add(self, line: str, step: str) -> None:
+        """Add a line that a step printed."""
+        if text := self.clean(line):
+            self._last = step
+            self._lines.setdefault(step, deque(maxlen=_LINES)).append(text)
+            self._report.note(text)
+
+    def clean(self, line: str) -> str:
+        """The line without credentials and without control sequences."""
+        text = without_credentials(_CONTROL.sub("", line.rstrip("\r").rpartition("\r")[2]))
+        for secret in self._request.hidden:
+            text = text.replace(secret, "***")
+        return text.rstrip()[:_LINE_LENGTH]
+
+    def failure(self, reason: str, step: str | None = None) -> BuildError:
+        """Explain a failed step: which one, and its last lines."""
+        chosen = self._last if step is None else step
+        lines, where = list(self._lines.get(chosen, ())), self._titles.get(chosen) or "container engine"
+        exit_code = _EXIT_CODE.search(reason)
+        why = f"a step ended with exit code {exit_code[1]}" if exit_code else self.clean(reason)
+        quoted = "".join(f"\n  | {line}" for line in lines)
+        if any("No space left on device" in line for line in (why, *lines)):
+            todo = "free space where the engine keeps its data: docker system prune"
+            return BuildError(f"the engine's disk is full{quoted}", where=where, todo=todo)
+        todo = "read the step's lines; a build without --builder docker writes the same context to --out"
+        return BuildError(f"the build failed: {why}{quoted}", where=where, todo=todo)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +136,7 @@ def find_client(path: str | None = None) -> Client | None:
     folders = (path or os.environ.get("PATH", "")).split(os.pathsep)
     commands = (shutil.which("docker", path=folder) for folder in folders if folder)
     resolved = dict.fromkeys(str(Path(it).resolve()) for it in commands if it)
-    clients = [client for it in resolved if (client := _client(it))]
+    clients = [client for it in resolved if (client := _client_at(it))]
     return next((client for client in clients if client.buildx), None) or next(iter(clients), None)
 
 
@@ -85,9 +167,75 @@ def require_buildkit(engine: "docker.DockerClient", instead: str) -> Client:
     return client
 
 
-def build_locally(client: Client, request: Request, tag: str, transcript: Transcript, running: Process) -> None:
-    """Build by the engine's own BuildKit and tag the image; BuildError when a step fails."""
-    _run(client, [client.path, "build", "--tag", tag, *_options(request)], transcript, running)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An image that the engine has."""
+
+    client: "docker.DockerClient"
+    id: str
+    """The engine's own id of it."""
+
+    def tag(self, name: Reference, image: Image) -> Loaded:
+        """Give it a permanent name."""
+        self.client.api.tag(self.id, name.name, name.tag or "latest", force=True)
+        return Loaded(id=self.id, image=image, sent=0, existing=sum(it.descriptor.size for it in image.layers))
+
+
+@contextmanager
+def loaded_base(client: "docker.DockerClient", image: Image, report: Reporter) -> Iterator[str]:
+    """Load a base into the engine; yield a name that only this build uses, and remove it when the block ends.
+
+    A shared name would let two builds take it from each other. Leftovers of killed commands are removed first.
+    """
+    remove_leftovers(client, report)
+    name = f"{BASE}:{image.digest.short}-{owner_suffix()}"
+    try:
+        load_into(client, image, [Reference.parse(name)], report)
+        yield name
+    finally:
+        _remove(client, name)
+
+
+@contextmanager
+def built(
+    client: "docker.DockerClient", request: Request, report: Reporter, *, buildkit: Client, running: Process
+) -> Iterator[Built]:
+    """Build by BuildKit; yield the image, which loses its temporary name when the block ends.
+
+    BuildError when a step fails, MissingComponentError when the engine stops answering.
+    """
+    tag = f"envbuild-build:{secrets.token_hex(8)}"
+    command = [buildkit.path, "build", "--tag", tag, *_options(request)]
+    try:
+        try:
+            _run(buildkit, command, Transcript(request, report), running)
+        except BuildError as error:
+            if _is_dead(client):  # which the docker command reports as a failed step
+                what = "the engine stopped answering during the build"
+                raise MissingComponentError(what, where="container engine", todo=AGAIN) from error
+            raise
+        try:
+            found = client.images.get(tag)
+        except ImageNotFound as error:
+            todo = "check that DOCKER_HOST and Docker's context name the same engine for all clients"
+            raise BuildError("the engine does not have the built image", where=tag, todo=todo) from error
+        yield Built(client=client, id=str(found.id))
+    finally:
+        _remove(client, tag)
+
+
+def _is_dead(client: "docker.DockerClient") -> bool:
+    try:
+        client.ping()
+    except (DockerException, RequestException):
+        return True
+    return False
+
+
+def _remove(client: "docker.DockerClient", name: str) -> None:
+    """Remove a name, and the image with its last name; an engine that died has lost both."""
+    with suppress(DockerException, RequestException):
+        client.api.remove_image(name, force=False)
 
 
 def build_remotely(
@@ -104,10 +252,10 @@ def _options(request: Request) -> list[str]:
     arguments = [f"--build-arg={name}={value}" for name, value in request.arguments.items()]
     # Known to every build and written into none (Dockerfile reference, "Predefined ARGs"); their values may be secret.
     proxies = [f"--build-arg={name}" for name in os.environ if request.network and name.lower().endswith("_proxy")]
-    secrets = [f"--secret=id={name},src={path}" for name, path in request.secrets.items()]
+    mounts = [f"--secret=id={name},src={path}" for name, path in request.secrets.items()]
     network = [] if request.network else ["--network=none"]
     file = f"--file={request.context / request.dockerfile}"
-    return ["--progress=plain", file, *network, *arguments, *proxies, *secrets, str(request.context)]
+    return ["--progress=plain", file, *network, *arguments, *proxies, *mounts, str(request.context)]
 
 
 def _run(client: Client, command: list[str], transcript: Transcript, running: Process) -> None:
@@ -136,7 +284,7 @@ def _run(client: Client, command: list[str], transcript: Transcript, running: Pr
             raise transcript.failure(reason or f"{client.path} ended with {process.returncode}", failed_step)
 
 
-def _client(path: str) -> Client | None:
+def _client_at(path: str) -> Client | None:
     version = re.match(r"Docker version (\d+)\.", _output(path, "--version"))
     if version is None:
         return None  # podman's stand-in, or a command that does not run
@@ -155,8 +303,13 @@ def _output(*command: str) -> str:
 def index_secrets(settings: IndexSettings, wheels: Iterable[LockedWheel]) -> dict[str, bytes]:
     """The contents of the secrets by id: pip's configuration, this machine's certificates, logins of netrc."""
     hosts = {urlsplit(url).hostname or "" for url in (*settings.indexes, *(wheel.url for wheel in wheels))}
-    secrets = {PIP: pip_configuration(settings), CERTIFICATES: _certificates(settings), NETRC: _logins(sorted(hosts))}
-    return {name: data for name, data in secrets.items() if data}
+    # The certificates that this machine trusts: an image need not know a company's own authority.
+    default = ssl.get_default_verify_paths().cafile
+    candidates = (settings.ca_bundle, os.environ.get("SSL_CERT_FILE"), settings.certificates, default)
+    path = next((Path(it) for it in candidates if it and Path(it).is_file()), None)
+    certificates = path.read_bytes() if path else b""
+    contents = {PIP: pip_configuration(settings), CERTIFICATES: certificates, NETRC: _logins(sorted(hosts))}
+    return {name: data for name, data in contents.items() if data}
 
 
 def pip_configuration(settings: IndexSettings) -> bytes:
@@ -168,32 +321,24 @@ def pip_configuration(settings: IndexSettings) -> bytes:
     return "".join(f"{line}\n" for line in ("[global]", *lines)).encode()
 
 
-def hidden_words(settings: IndexSettings, secrets: Mapping[str, bytes]) -> tuple[str, ...]:
+def hidden_words(settings: IndexSettings, contents: Mapping[str, bytes]) -> tuple[str, ...]:
     """Passwords, plain and as in URLs; the longest first, as one may contain another."""
     in_urls = [urlsplit(url).password for url in (*settings.indexes, *settings.find_links) if "://" in url]
-    lines = secrets.get(NETRC, b"").decode().splitlines()
+    lines = contents.get(NETRC, b"").decode().splitlines()
     logins = [line.removeprefix("password ").strip('"') for line in lines if line.startswith("password ")]
     words = {form for word in (*in_urls, *logins) if word for form in (word, unquote(word))}
     return tuple(sorted(words, key=lambda word: (-len(word), word)))
 
 
 @contextmanager
-def secret_files(secrets: Mapping[str, bytes]) -> Iterator[dict[str, Path]]:
+def secret_files(contents: Mapping[str, bytes]) -> Iterator[dict[str, Path]]:
     """Write secrets to files that only this user can read; yield their paths; remove them when the block ends."""
     with TemporaryDirectory(prefix="envbuild-") as folder:
-        paths = {name: Path(folder, name) for name in secrets}
+        paths = {name: Path(folder, name) for name in contents}
         for name, path in paths.items():
             path.touch(mode=0o600)
-            path.write_bytes(secrets[name])
+            path.write_bytes(contents[name])
         yield paths
-
-
-def _certificates(settings: IndexSettings) -> bytes:
-    """The certificates that this machine trusts: an image need not know a company's own authority."""
-    default = ssl.get_default_verify_paths().cafile
-    candidates = (settings.ca_bundle, os.environ.get("SSL_CERT_FILE"), settings.certificates, default)
-    path = next((Path(it) for it in candidates if it and Path(it).is_file()), None)
-    return path.read_bytes() if path else b""
 
 
 def _logins(hosts: Iterable[str]) -> bytes:

@@ -1,28 +1,52 @@
-"""Images into an engine, without sending the layers that it has; and from the engine to a registry."""
+"""Images into an engine, without sending the layers that it has, and out of it: pushed to a registry, or saved."""
 
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, BinaryIO
 
 import docker
 from docker.auth import encode_header
 from docker.errors import DockerException, ImageNotFound
 
-from envbuild.engine.client import connected
-from envbuild.engine.image import events, fault_of
+from envbuild.engine.client import events, fault_of
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Content, Image, images_of, platform_name
+from envbuild.oci.image import (
+    LAYER_GZIP,
+    LAYER_TAR,
+    Content,
+    Descriptor,
+    Image,
+    Layer,
+    history_lines,
+    images_of,
+    manifest_bytes,
+    platform_name,
+)
 from envbuild.oci.layout import Archive
 from envbuild.oci.reference import Reference
+from envbuild.oci.tar import open_tar
 from envbuild.report import Reporter
 
 INSTEAD = "leave out --load, and give --archive FILE or --push REPOSITORY"
 """What a user without an engine can do."""
 _SECONDS = 600
 """Seconds of silence while the engine unpacks layers."""
+_CHUNK = 1 << 20
+_JSON_LIMIT = 4 << 20
+_GZIP = b"\x1f\x8b"
+_TODO = "push the image instead (--push), or load it (--load)"
+_LEVEL = 1
+"""The fastest: each build by an engine has other bytes, so no registry has these layers already."""
 _MOST_IMAGES = 100
 """Images of the engine, newest first, whose layers are compared: some milliseconds each."""
 
@@ -55,18 +79,12 @@ class _RefusedError(BuildError):
     """The engine refused an archive."""
 
 
-def load(content: Content, names: Sequence[Reference], report: Reporter) -> Loaded:
-    """Load an image under these names into the engine that this machine is configured for.
-
-    MissingComponentError when no engine answers, BuildError for what it refuses and for layers that do not match their
-    descriptors, UsageError for names by digest and an index without an image for the engine.
-    """
-    with connected(INSTEAD) as client:
-        return load_into(client, content, names, report)
-
-
 def load_into(client: docker.DockerClient, content: Content, names: Sequence[Reference], report: Reporter) -> Loaded:
-    """Load an image by this client; errors as `load`."""
+    """Load an image under these names, without sending what the engine has.
+
+    BuildError for what the engine refuses and for layers that do not match their descriptors, UsageError for names by
+    digest and an index without an image for the engine.
+    """
     image = _image_for(client, content)
     archive = Archive(image, tuple(names))
     total = sum(layer.descriptor.size for layer in image.layers)
@@ -201,3 +219,119 @@ def _push(client: docker.DockerClient, name: Reference, login: Mapping[str, str]
     what = f"the engine could not push: {' '.join(fault.split())[:500]}"
     todo = "check that the engine reaches the registry, and log in with `docker login`"
     raise RegistryError(what, where=str(name), todo=todo)
+
+
+def save_image(
+    client: docker.DockerClient, identity: str, folder: Path | None, base: Sequence[Layer], report: Reporter
+) -> Image:
+    """Read an image from what the engine saves (moby, image/spec/v1.2.md), its layers compressed into `folder`.
+
+    Without a folder, only the layers' digests. The base's layers stay as they are in `base`. BuildError when the
+    archive is incomplete.
+    """
+    client.api.timeout = _SECONDS
+    contents = _Saved(folder, {layer.diff_id: layer for layer in base})
+    stream = _Stream(client.api.get_image(identity), report)
+    try:
+        with open_tar(io.BufferedReader(stream, _CHUNK), stream=True) as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.isreg() else None
+                if file is not None:
+                    contents.add(member.name, member.size, file)
+    except tarfile.TarError as error:
+        what = f"the engine's archive cannot be read: {error}"
+        raise BuildError(what, where="container engine", todo=_TODO) from error
+    return contents.image()
+
+
+class _Stream(io.RawIOBase):
+    """The chunks of an answer as a file."""
+
+    def __init__(self, parts: Iterator[bytes], report: Reporter) -> None:
+        super().__init__()
+        self._parts, self._report = parts, report
+        self._pending, self._read = memoryview(b""), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._pending:
+            self._pending = memoryview(next(self._parts, b""))
+            self._read += len(self._pending)
+            self._report.progress("reading from the engine", self._read, None)
+        size = min(len(buffer), len(self._pending))
+        buffer[:size], self._pending = self._pending[:size], self._pending[size:]
+        return size
+
+
+@dataclass(slots=True)
+class _Saved:
+    """The members of the archive: its few small JSON files, and its layers by diff id."""
+
+    folder: Path | None
+    base: Mapping[Digest, Layer]
+    texts: dict[str, bytes] = field(default_factory=dict)
+    layers: dict[Digest, Layer] = field(default_factory=dict)
+
+    def add(self, name: str, size: int, file: IO[bytes]) -> None:
+        head = file.read(min(size, _CHUNK))
+        if head[:1] in (b"{", b"[") and size <= _JSON_LIMIT:
+            self.texts[name] = head + file.read()
+        elif size >= tarfile.BLOCKSIZE or head.startswith(_GZIP):
+            layer = self._layer(head, file)
+            self.layers[layer.diff_id] = self.base.get(layer.diff_id, layer)
+            if layer.path and layer.diff_id in self.base:
+                layer.path.unlink()
+
+    def _layer(self, head: bytes, file: IO[bytes]) -> Layer:
+        plain = _plain(head, file)
+        if self.folder is None:
+            digest, size = _hashed(plain)
+            return Layer(Descriptor(LAYER_TAR, digest, size), digest, _raise_absent)
+        path = self.folder / f"{len(self.layers)}.tar.gz"
+        with path.open("w+b") as target:
+            with gzip.GzipFile(fileobj=target, filename="", mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
+                diff_id, _ = _hashed(plain, packed)
+            target.seek(0)
+            digest = Digest(hashlib.file_digest(target, "sha256").hexdigest())
+        descriptor = Descriptor(LAYER_GZIP, digest, path.stat().st_size)
+        return Layer(descriptor, diff_id, lambda: path.open("rb"), path=path)
+
+    def image(self) -> Image:
+        """Join the members; BuildError if one is missing."""
+        try:
+            config = self.texts[json.loads(self.texts["manifest.json"])[0]["Config"]]
+            diff_ids = [Digest.parse(text) for text in json.loads(config)["rootfs"]["diff_ids"]]
+            lines = history_lines(json.loads(config), len(diff_ids))
+            pairs = zip(diff_ids, lines, strict=True)
+            layers = tuple(replace(self.layers[diff_id], created_by=line) for diff_id, line in pairs)
+        except (KeyError, ValueError, TypeError, IndexError) as error:
+            what = "the engine's archive of the image is incomplete"
+            raise BuildError(what, where="container engine", todo=_TODO) from error
+        return Image(manifest_bytes(config, layers, {}), config, layers)
+
+
+def _hashed(parts: Iterator[bytes], target: IO[bytes] | gzip.GzipFile | None = None) -> tuple[Digest, int]:
+    hasher, size = hashlib.sha256(), 0
+    for part in parts:
+        hasher.update(part)
+        size += len(part)
+        if target is not None:
+            target.write(part)
+    return Digest(hasher.hexdigest()), size
+
+
+def _plain(head: bytes, file: IO[bytes]) -> Iterator[bytes]:
+    """The uncompressed bytes; engines with containerd's store save layers as a registry has them."""
+    inflated = zlib.decompressobj(zlib.MAX_WBITS | 16) if head.startswith(_GZIP) else None
+    chunk = head
+    while chunk:
+        yield inflated.decompress(chunk, _CHUNK) if inflated else chunk
+        chunk = (inflated.unconsumed_tail if inflated else b"") or file.read(_CHUNK)
+    if inflated:
+        yield inflated.flush()
+
+
+def _raise_absent() -> BinaryIO:
+    raise BuildError("the layer was not kept", where="container engine", todo="push the image, or write an archive")

@@ -12,12 +12,12 @@ from typing import Any
 import docker
 from docker.errors import APIError, NullResource
 
-from envbuild.build import Order, build, make_plans
-from envbuild.build import Reporter as BuildReporter
+from envbuild.build.build import build
 from envbuild.build.extend import recorded_base
+from envbuild.build.order import Order, make_plans
 from envbuild.cache import workplace
 from envbuild.diff.images import open_image
-from envbuild.engine.image import find_image
+from envbuild.engine.client import find_image
 from envbuild.engine.load import load_into
 from envbuild.errors import BuildError, RegistryError, UsageError, counted
 from envbuild.files import cache_folder
@@ -30,7 +30,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import DOCKER_HUB, Reference, exists
-from envbuild.report import Reporter
+from envbuild.report import Reporter, count
 from envbuild.stamp.record import StampedImage
 from envbuild.verify.rules.catalogue import listing
 from envbuild.verify.rules.packages import is_nvidia
@@ -203,7 +203,7 @@ def acquire(
     subject: Subject,
     choice: Choice,
     building: Building,
-    report: BuildReporter,
+    report: Reporter,
     now: datetime,
 ) -> Here:
     """Pull the image into the engine, or build it; RegistryError, BuildError and the errors of building."""
@@ -267,7 +267,7 @@ def check_known(subject: Subject) -> tuple[TrainingManifest, bytes]:
     return subject.manifest, subject.manifest_bytes
 
 
-def lock_here(subject: Subject, choice: Choice, building: Building, report: BuildReporter) -> Lock:
+def lock_here(subject: Subject, choice: Choice, building: Building, report: Reporter) -> Lock:
     """Lock the run's pins for this machine's C library; LockError, MatchError, UsageError without a manifest."""
     manifest, _ = check_known(subject)
     plan = make_plans(order_of(subject, choice, building, Path("unused")))[0]
@@ -280,7 +280,7 @@ def lock_here(subject: Subject, choice: Choice, building: Building, report: Buil
         cache=building.cache,
         settings=read_settings(building.find_links, offline=building.offline),
         say=report.note,
-        counted=report.compared,
+        counted=count(report, "wheels compared"),
     )
     target = Target(python=plan.stack.python, machine=plan.stack.machine, glibc=version)
     run = lock_stack(plan.stack, target, manifest, options)

@@ -1,19 +1,19 @@
-"""Artifact Registry's own API: whether a repository exists and takes images, before gigabytes are sent.
+"""Artifact Registry's own API: whether a repository takes images, and whether its cleanup policies could delete one.
 
-Whether an image is there, and under which digest, the registry itself answers; the API is not asked for that. Google's
-libraries are slow to import, so only references to Google's hosts import them.
+Google's libraries are slow to import, so only references to Google's hosts import them.
 """
 
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import RegistryError
+from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.retry import Retry
 
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 ENDPOINT = "ENVBUILD_ARTIFACT_REGISTRY_ENDPOINT"
 """The variable that names another API endpoint; one on loopback is used without credentials."""
-SERVICE = "Artifact Registry"
+_SERVICE = "Artifact Registry"
 _HOST = re.compile(r"(?P<location>[a-z][a-z0-9-]*)-docker\.pkg\.dev\Z")
 _GCR = {"gcr.io": "us", "us.gcr.io": "us", "eu.gcr.io": "europe", "asia.gcr.io": "asia"}
 """Container Registry's hosts, which are repositories of these names (docs/transition/transition-from-gcr)."""
-_MULTI_REGIONS = {"us": "us-central1", "europe": "europe-west1", "asia": "asia-east1"}
-"""Locations of several regions, with one region of each."""
 _SECONDS = 30.0
 _CREATION_SECONDS = 300.0
 """A new repository is mostly there within ten seconds."""
 _APPEARING = Retry(tries=7, first=0.1, factor=2)
 """Over about twelve seconds."""
+_KEEP, _UNTAGGED = 2, 2
+"""Numbers of CleanupPolicy.Action and CleanupPolicyCondition.TagState, as proto-plus names only those that it knows."""
+_READER = "artifactregistry.repositories.get, .dockerimages.get and .tags.get", "artifactregistry.reader"
 _WRITER = "artifactregistry.repositories.get and .uploadArtifacts", "artifactregistry.writer"
 _ADMIN = "artifactregistry.repositories.create", "artifactregistry.admin"
 
@@ -50,24 +51,9 @@ class Package:
     """The path inside the repository; slashes are escaped in names only."""
 
     @property
-    def parent(self) -> str:
-        """Project and location."""
-        return f"projects/{self.project}/locations/{self.location}"
-
-    @property
     def repository_name(self) -> str:
         """The repository's full name."""
-        return f"{self.parent}/repositories/{self.repository}"
-
-    @property
-    def name(self) -> str:
-        """The package's full name."""
-        return f"{self.repository_name}/packages/{self.image.replace('/', '%2F')}"
-
-    @property
-    def image_prefix(self) -> str:
-        """The beginning of the full names of its images, before the @."""
-        return f"{self.repository_name}/dockerImages/{self.image.replace('/', '%2F')}"
+        return f"projects/{self.project}/locations/{self.location}/repositories/{self.repository}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +65,6 @@ class Repository:
     immutable_tags: bool = False
     """Whether a tag names the same image for ever."""
     created: bool = False
-    """Whether it is new."""
-    hint: str = ""
-    """A consequence of its location that its owner should know."""
 
 
 def package_of(reference: Reference) -> Package | None:
@@ -103,14 +86,14 @@ def package_of(reference: Reference) -> Package | None:
 
 
 @contextmanager
-def connected(endpoint: str | None) -> Iterator["ArtifactRegistryClient | None"]:
+def _connected(endpoint: str | None) -> Iterator["ArtifactRegistryClient | None"]:
     """Yield a client with the Application Default Credentials, or None if there are none."""
     from google.cloud.artifactregistry_v1 import ArtifactRegistryClient  # noqa: PLC0415 - see above
 
     from envbuild.google_api import connect  # noqa: PLC0415
 
     address = endpoint or os.environ.get(ENDPOINT) or ""
-    client = connect(partial(ArtifactRegistryClient, transport="rest"), SERVICE, RegistryError, address)
+    client = connect(partial(ArtifactRegistryClient, transport="rest"), _SERVICE, RegistryError, address)
     if client is None:
         yield None
         return
@@ -118,26 +101,26 @@ def connected(endpoint: str | None) -> Iterator["ArtifactRegistryClient | None"]
         yield client
 
 
-def call_options(seconds: float) -> dict[str, Any]:
+def _call_options(seconds: float) -> dict[str, Any]:
     """The options of a call that may be repeated for so many seconds."""
     from envbuild.google_api import retry_for  # noqa: PLC0415 - see above
 
     return {"retry": retry_for(seconds), "timeout": seconds}
 
 
-def api_errors(action: str, where: str, permission: str, role: str) -> AbstractContextManager[None]:
+def _api_errors(action: str, where: str, permission: str, role: str) -> AbstractContextManager[None]:
     """Raise RegistryError for what the API refuses in the block; `action` completes "cannot"."""
     from envbuild.google_api import AGAIN, translated_errors  # noqa: PLC0415 - see above
 
     def explain(code: int, message: str) -> tuple[str, str]:
-        what = f"{SERVICE} cannot {action} ({code}): {message}"
+        what = f"{_SERVICE} cannot {action} ({code}): {message}"
         if code == 403 and ("has not been used" in message or "SERVICE_DISABLED" in message):
             return what, "gcloud services enable artifactregistry.googleapis.com"
         if code in (401, 403):
             return what, f"grant the account {permission} (role {role})"
         return what, "check the project, the location and the name" if code == 404 else AGAIN
 
-    return translated_errors(SERVICE, where, RegistryError, explain)
+    return translated_errors(_SERVICE, where, RegistryError, explain)
 
 
 def check_repository(
@@ -152,44 +135,37 @@ def check_repository(
     if package is None:
         return None
     name = package.repository_name
-    with connected(endpoint) as client:
+    with _connected(endpoint) as client:
         if client is None:
             if create:
                 what = "cannot create a repository without Google credentials"
                 todo = "gcloud auth application-default login, or create it first and leave out --create-repository"
                 raise RegistryError(what, where=str(reference), todo=todo)
             return None
-        found = _get(client, name, str(reference), seconds)
+        found, number = _get(client, name, str(reference), seconds), 1
         created = found is None and create
         if created:
             _create(client, package, str(reference))
             # Somebody else may have begun to create it at the same time.
-            for number in range(1, _APPEARING.tries + 1):
-                if (found := _get(client, name, str(reference), seconds)) is not None:
-                    break
+            while (found := _get(client, name, str(reference), seconds)) is None and number < _APPEARING.tries:
                 time.sleep(_APPEARING.pause(number))
+                number += 1
     if found is None:
         command = f"gcloud artifacts repositories create {package.repository} --repository-format=docker"
         instead = "or let from-manifest, base push or rebase do that by --create-repository"
         todo = f"{command} --location={package.location} --project={package.project}, {instead}"
         raise RegistryError(f"the repository {name} does not exist", where=str(reference), todo=todo, status=404)
     _check_kind(found, name, reference)
-    hint = ""
-    if created and package.location in _MULTI_REGIONS:
-        hint = (
-            f"{package.location} is several regions: Vertex AI predicts only with images of a repository in the "
-            f"endpoint's own region, such as {_MULTI_REGIONS[package.location]}"
-        )
-    return Repository(name=name, immutable_tags=bool(found.docker_config.immutable_tags), created=created, hint=hint)
+    return Repository(name=name, immutable_tags=bool(found.docker_config.immutable_tags), created=created)
 
 
 def _get(client: "ArtifactRegistryClient", name: str, where: str, seconds: float) -> Any:
     """The API's Repository; None if there is none."""
     from google.api_core.exceptions import NotFound  # noqa: PLC0415 - see above
 
-    with api_errors(f"show {name}", where, *_WRITER):
+    with _api_errors(f"show {name}", where, *_WRITER):
         try:
-            return client.get_repository(name=name, **call_options(seconds))
+            return client.get_repository(name=name, **_call_options(seconds))
         except NotFound:
             return None
 
@@ -205,20 +181,18 @@ def _create(client: "ArtifactRegistryClient", package: Package, where: str) -> N
         mode=ApiRepository.Mode.STANDARD_REPOSITORY,
         description="images by envbuild",
     )
-    request = {"parent": package.parent, "repository_id": package.repository, "repository": repository}
-    polling = DEFAULT_POLLING.with_delay(initial=0.2, maximum=5.0).with_timeout(_CREATION_SECONDS)
     name = package.repository_name
-    with api_errors(f"create {name}", where, *_ADMIN):
+    parent = name.removesuffix(f"/repositories/{package.repository}")
+    request = {"parent": parent, "repository_id": package.repository, "repository": repository}
+    polling = DEFAULT_POLLING.with_delay(initial=0.2, maximum=5.0).with_timeout(_CREATION_SECONDS)
+    with _api_errors(f"create {name}", where, *_ADMIN):
         try:
-            operation: Any = client.create_repository(request=request, **call_options(_SECONDS))
+            operation: Any = client.create_repository(request=request, **_call_options(_SECONDS))
             operation.result(polling=polling)
         except (AlreadyExists, Conflict):
             return
         except NotFound as error:
-            todo = (
-                f"check the project {package.project} and the location {package.location}: "
-                "gcloud artifacts locations list"
-            )
+            todo = "check project and location: gcloud artifacts locations list"
             what = f"cannot create {name}: its project or location does not exist"
             raise RegistryError(what, where=where, todo=todo, status=404) from error
         except TimeoutError as error:
@@ -233,20 +207,107 @@ def _check_kind(found: Any, name: str, reference: Reference) -> None:
     """
     from google.cloud.artifactregistry_v1 import Repository as ApiRepository  # noqa: PLC0415 - see above
 
-    raw = ApiRepository.pb(found)
-    kind = _enum_name(ApiRepository.Format, raw.format_) or f"format {raw.format_}"
-    mode = _enum_name(ApiRepository.Mode, raw.mode)
-    if kind != "DOCKER":
-        what = f"{name} holds {kind}, not DOCKER images"
-    elif mode not in ("STANDARD_REPOSITORY", "MODE_UNSPECIFIED", ""):
-        what = f"{name} is a {mode}, which takes no pushes"
+    raw, mode = ApiRepository.pb(found), ApiRepository.Mode
+    if raw.format_ != ApiRepository.Format.DOCKER:
+        what = f"{name} holds no Docker images"
+    elif raw.mode in (mode.VIRTUAL_REPOSITORY, mode.REMOTE_REPOSITORY):
+        what = f"{name} is a virtual or remote repository, which takes no pushes"
     else:
         return
     raise RegistryError(what, where=str(reference), todo="name a standard repository of format docker")
 
 
-def _enum_name(kind: Callable[[int], Any], number: int) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleanup:
+    """An image in its repository, and the repository's policies for it."""
+
+    repository: str
+    """`projects/P/locations/L/repositories/R`."""
+    digest: Digest | None
+    """None if the repository has no such tag."""
+    exists: bool
+    tags: tuple[str, ...] = ()
+    deleted_by: tuple[str, ...] = ()
+    """The policies that could delete it; empty if none could, or if one keeps it."""
+    kept_by: tuple[str, ...] = ()
+    """The policies that keep it by one of its tags, or keep everything."""
+    dry_run: bool = False
+    """Whether the repository only logs what its policies would delete."""
+    unreadable: str = ""
+    """Why Google's client cannot read the policies; then nothing is known of them."""
+
+
+def read_cleanup(reference: Reference, *, endpoint: str | None = None, seconds: float = 10.0) -> Cleanup | None:
+    """Read the cleanup policies for an image; None for other registries, and without Google credentials.
+
+    A policy that keeps wins over those that delete (Artifact Registry, "Cleanup policy overview"). Ages and counts of
+    versions are not evaluated: what a policy deletes later is lost as well. RegistryError if the API refuses.
+    """
+    package = package_of(reference)
+    if package is None:
+        return None
+    with _connected(endpoint) as client:
+        if client is None:
+            return None
+        with _api_errors(f"show {reference}", str(reference), *_READER):
+            return _read_cleanup(client, package, reference, _call_options(seconds))
+
+
+def _read_cleanup(
+    client: "ArtifactRegistryClient", package: Package, reference: Reference, options: dict[str, Any]
+) -> Cleanup:
+    from google.api_core.exceptions import NotFound  # noqa: PLC0415 - see above
+    from google.protobuf.json_format import ParseError  # noqa: PLC0415
+
+    repository, image, policies = package.repository_name, package.image.replace("/", "%2F"), list[tuple[str, Any]]()
+    dry_run, unreadable, digest, tags, exists = False, "", reference.digest, tuple[str, ...](), False
     try:
-        return str(kind(number).name)
-    except ValueError:
-        return ""
+        found = client.get_repository(name=repository, **options)
+        policies, dry_run = sorted(found.cleanup_policies.items()), bool(found.cleanup_policy_dry_run)
+    except ParseError as error:
+        unreadable = str(error)
+    try:
+        if digest is None:
+            tag = client.get_tag(name=f"{repository}/packages/{image}/tags/{reference.target}", **options)
+            digest = Digest.parse(tag.version.rpartition("/")[2])
+        tags = tuple(client.get_docker_image(name=f"{repository}/dockerImages/{image}@{digest}", **options).tags)
+        exists = True
+    except NotFound:
+        pass
+    except ValueError as error:
+        raise RegistryError(f"the tag {reference.target} names no digest", where=str(reference)) from error
+    kept_by = tuple(name for name, policy in policies if _keeps(policy, package.image, tags))
+    # One with an unknown action or condition could delete it, too.
+    others = [(name, policy) for name, policy in policies if _action(policy) != _KEEP]
+    deleting = tuple(name for name, it in others if _concerns(it.condition, package.image))
+    return Cleanup(
+        repository=repository,
+        digest=digest,
+        exists=exists,
+        tags=tags,
+        deleted_by=() if kept_by else deleting,
+        kept_by=kept_by if deleting else (),
+        dry_run=dry_run,
+        unreadable=unreadable,
+    )
+
+
+def _action(policy: Any) -> int:
+    return int(type(policy).pb(policy).action)
+
+
+def _concerns(condition: Any, image: str) -> bool:
+    return not condition.package_name_prefixes or image.startswith(tuple(condition.package_name_prefixes))
+
+
+def _keeps(policy: Any, image: str, tags: tuple[str, ...]) -> bool:
+    """Whether a policy keeps the image for as long as it has its tags."""
+    condition = policy.condition
+    if _action(policy) != _KEEP or "condition" not in policy or not _concerns(condition, image):
+        return False
+    if condition.version_name_prefixes or "older_than" in condition or "newer_than" in condition:
+        return False
+    tagged = type(condition).pb(condition).tag_state
+    if condition.tag_prefixes:
+        return tagged != _UNTAGGED and any(tag.startswith(tuple(condition.tag_prefixes)) for tag in tags)
+    return tagged in (0, 3) or (tagged == 1 and bool(tags))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from types import TracebackType
+from functools import partial
 from typing import Any, BinaryIO, Self
 
 import httpx
@@ -17,8 +17,7 @@ import httpx
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_INDEX, DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Opener
-from envbuild.registry.auth import Authorizer, read_body, retry_after
-from envbuild.registry.credentials import Credentials
+from envbuild.registry.auth import Authorizer, Credentials, read_body, retry_after
 from envbuild.registry.faults import CHECK_REGISTRY, Access, printable, redacted, refusal
 from envbuild.registry.transport import (
     LONG_ANSWER,
@@ -100,9 +99,7 @@ class Registry:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -120,7 +117,8 @@ class Registry:
     def manifest(self, repository: str, target: str) -> Manifest:
         """Get the manifest or index that a tag or digest names, of at most 4 MiB."""
         call = self._call("GET", repository, f"manifests/{target}", headers={"Accept": _ACCEPT})
-        headers, data = self._read(call)
+        response, data = self._send(call)
+        headers = response.headers
         if len(data) > MANIFEST_LIMIT:
             raise RegistryError("a manifest over 4 MiB is refused", where=redacted(call.url))
         media_type = headers.get("content-type", "").partition(";")[0].strip()
@@ -128,10 +126,9 @@ class Registry:
 
     def manifest_digest(self, repository: str, target: str) -> str | None:
         """The digest that the registry gives for a tag or digest; None if absent, empty if its answer has none."""
-        call = self._call(
-            "HEAD", repository, f"manifests/{target}", headers={"Accept": _ACCEPT}, expected=frozenset({404})
-        )
-        response = self._send_empty(call)
+        headers, expected = {"Accept": _ACCEPT}, frozenset({404})
+        call = self._call("HEAD", repository, f"manifests/{target}", headers=headers, expected=expected)
+        response = self._send(call)[0]
         return None if response.status_code == 404 else response.headers.get("docker-content-digest", "")
 
     def has_manifest(self, repository: str, digest: Digest) -> bool:
@@ -148,15 +145,6 @@ class Registry:
                 break
         return tuple(sorted(set(tags)))
 
-    def has_tags(self, repository: str) -> bool:
-        """Whether anything in a repository has a tag; a repository that does not exist yet has none."""
-        try:
-            return bool(self._tags_after(repository, "", limit=1)[0])
-        except RegistryError as error:
-            if error.status != 404:
-                raise
-            return False
-
     def _pages(self, listing: str) -> Iterator[None]:
         """Yield before each page of a listing; RegistryError if it has too many or takes too long."""
         end = time.monotonic() + _LISTING_SECONDS
@@ -167,13 +155,13 @@ class Registry:
                 raise RegistryError(what, todo=CHECK_REGISTRY)
         raise RegistryError(f"{self.host} lists {listing} on more than {_PAGES} pages", todo=CHECK_REGISTRY)
 
-    def _tags_after(self, repository: str, last: str, limit: int = _PAGE) -> tuple[list[str], bool]:
+    def _tags_after(self, repository: str, last: str) -> tuple[list[str], bool]:
         """A page of tags, and whether there are more (distribution-spec, "Listing Tags")."""
-        query = {"n": str(limit)} | ({"last": last} if last else {})
+        query = {"n": str(_PAGE)} | ({"last": last} if last else {})
         call = self._call("GET", repository, "tags/list", query=query)
-        headers, data = self._read(call)
+        response, data = self._send(call)
         try:
-            return [str(tag) for tag in json.loads(data)["tags"] or []], "link" in headers
+            return [str(tag) for tag in json.loads(data)["tags"] or []], "link" in response.headers
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RegistryError("the answer does not list tags", where=redacted(call.url)) from error
 
@@ -183,20 +171,14 @@ class Registry:
         Distribution-spec, "Listing Referrers".
         """
         pages = list[bytes]()
-        call = self._call(
-            "GET", repository, f"referrers/{digest}", headers={"Accept": INDEX}, expected=_NO_REFERRERS_API
-        )
+        headers, expected = {"Accept": INDEX}, _NO_REFERRERS_API
+        call = self._call("GET", repository, f"referrers/{digest}", headers=headers, expected=expected)
         for _ in self._pages(f"the referrers of {digest}"):
-
-            def attempt(_: int, call: Call = call) -> tuple[bytes | None, str]:
-                with closing(self._answer(call)) as response:
-                    page = read_body(response, MANIFEST_LIMIT) if response.is_success else None
-                    return page, response.links.get("next", {}).get("url", "")
-
-            page, following = self._retry.run(attempt, pause=self._transport.pause)
-            if page is None:
+            response, page = self._send(call)
+            if not response.is_success:
                 return None
             pages.append(page)
+            following = response.links.get("next", {}).get("url", "")
             if not following:
                 break
             call = replace(call, url=hop(self._root, call.url, following))
@@ -206,19 +188,19 @@ class Registry:
         """Store a manifest under a tag or its digest; RegistryError when the registry answers another digest."""
         headers = {"Content-Type": media_type}
         call = self._call("PUT", repository, f"manifests/{target}", "push", headers=headers, body=lambda: data)
-        digest = self._send_empty(call).headers.get("docker-content-digest", "")
+        digest = self._send(call)[0].headers.get("docker-content-digest", "")
         if digest and digest != str(Digest.of(data)):
             what = f"{self.host} stored other bytes than envbuild sent: {printable(digest)}"
             raise RegistryError(what, where=redacted(call.url), todo=CHECK_REGISTRY)
 
     def delete_tag(self, repository: str, tag: str) -> None:
         """Remove a tag, and not its manifest (distribution-spec, "Deleting Tags"); not every registry supports it."""
-        self._send_empty(self._call("DELETE", repository, f"manifests/{tag}", "push"))
+        self._send(self._call("DELETE", repository, f"manifests/{tag}", "push"))
 
     def has_blob(self, repository: str, digest: Digest, *, size: int | None = None, action: str = "push") -> bool:
         """True when the blob is there; RegistryError when its size differs."""
         call = self._call("HEAD", repository, f"blobs/{digest}", action, expected=frozenset({404}))
-        response = self._send_empty(call)
+        response = self._send(call)[0]
         if response.status_code == 404:
             return False
         length = response.headers.get("content-length", "")
@@ -257,7 +239,7 @@ class Registry:
             call = Call(
                 method="PUT",
                 url=_with_digest(place, descriptor.digest),
-                access=self._access(repository, "push"),
+                access=Access(host=self.host, repository=repository, action="push"),
                 headers=headers,
                 body=lambda: outgoing(opener, descriptor, progress or (lambda _: None), self._transport.check),
                 large=descriptor.size >= _LARGE,
@@ -274,17 +256,15 @@ class Registry:
 
         RegistryError for any failure: the blob must then be sent as others are.
         """
-        access, headers = self._access(repository, "push"), {"Content-Type": "application/octet-stream"}
+        access = Access(host=self.host, repository=repository, action="push")
+        send = partial(Call, access=access, large=True, timeout=LONG_ANSWER)
         try:
             place = self._open_upload(repository)
-            call = Call(
-                method="PATCH", url=place, access=access, headers=headers, body=pieces, large=True, timeout=LONG_ANSWER
-            )
-            with closing(self._answer(call)) as response:
+            headers = {"Content-Type": "application/octet-stream"}
+            with closing(self._answer(send(method="PATCH", url=place, headers=headers, body=pieces))) as response:
                 place = hop(self._root, place, response.headers.get("location") or str(place))
             url = _with_digest(place, finished().digest)
-            call = Call(method="PUT", url=url, access=access, body=lambda: b"", large=True, timeout=LONG_ANSWER)
-            self._answer(call).close()
+            self._answer(send(method="PUT", url=url, body=lambda: b"")).close()
         except Transient as transient:
             raise transient.error from transient
 
@@ -293,7 +273,7 @@ class Registry:
         query = {"mount": str(digest), "from": source}
         call = self._call("POST", repository, "blobs/uploads/", "push", query=query, source=source, body=lambda: b"")
         try:
-            return self._send_empty(call).status_code == 201
+            return self._send(call)[0].status_code == 201
         except RegistryError:
             # A mount that fails, often for lack of the right to read the source, does not prevent the upload.
             return False
@@ -303,7 +283,8 @@ class Registry:
         place = self._retry.run(lambda _: self._open_upload(repository), pause=self._transport.pause)
         # Registries need not support DELETE; an open upload expires by itself.
         with suppress(RegistryError, Transient):
-            self._answer(Call(method="DELETE", url=place, access=self._access(repository, "push"))).close()
+            access = Access(host=self.host, repository=repository, action="push")
+            self._answer(Call(method="DELETE", url=place, access=access)).close()
 
     def _open_upload(self, repository: str) -> httpx.URL:
         """Open an upload; return its address."""
@@ -314,9 +295,6 @@ class Registry:
                 what = f"{self.host} opened no upload"
                 raise RegistryError(what, where=redacted(call.url), status=response.status_code)
             return hop(self._root, call.url, location)
-
-    def _access(self, repository: str, action: str) -> Access:
-        return Access(host=self.host, repository=repository, action=action)
 
     def _call(
         self,
@@ -331,24 +309,15 @@ class Registry:
         url = self._root.join(f"/v2/{repository}/{path}")
         if query:
             url = url.copy_with(params=httpx.QueryParams(query))
-        return Call(method=method, url=url, access=self._access(repository, action), **more)
+        access = Access(host=self.host, repository=repository, action=action)
+        return Call(method=method, url=url, access=access, **more)
 
-    def _read(self, call: Call) -> tuple[httpx.Headers, bytes]:
-        """Answer with retries: headers and body, of at most a manifest's size and one byte."""
+    def _send(self, call: Call) -> tuple[httpx.Response, bytes]:
+        """Send with retries: the response and its body, of at most a manifest's size and one byte."""
 
-        def attempt(_: int) -> tuple[httpx.Headers, bytes]:
+        def attempt(_: int) -> tuple[httpx.Response, bytes]:
             with closing(self._answer(call)) as response:
-                return response.headers, read_body(response, MANIFEST_LIMIT)
-
-        return self._retry.run(attempt, pause=self._transport.pause)
-
-    def _send_empty(self, call: Call) -> httpx.Response:
-        """Answer with retries, for status and headers only."""
-
-        def attempt(_: int) -> httpx.Response:
-            response = self._answer(call)
-            response.close()
-            return response
+                return response, read_body(response, MANIFEST_LIMIT)
 
         return self._retry.run(attempt, pause=self._transport.pause)
 

@@ -13,8 +13,7 @@ from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.pull import ARCHITECTURES, choose_manifest, read_manifest, reason
-from envbuild.registry.push import PARALLEL, confirm
-from envbuild.registry.tags import publish
+from envbuild.registry.push import PARALLEL, confirm, publish
 from envbuild.report import SILENT, Reporter
 from envbuild.retry import Retry
 
@@ -71,9 +70,9 @@ def copy_image(
         here = there if same else stack.enter_context(Registry(source.registry, retry=retry))
         parts = _parts(here, source, ARCHITECTURES.get(machine, machine) if machine else None)
         lacking = [part for part in parts if not there.has_manifest(target.repository, part.digest)]
-        copy = _Copy(here=here, source=source.repository, there=there, target=target.repository, report=report)
         blobs = {blob.digest: blob for part in lacking for blob in part.blobs}
-        sent, mounted = copy.blobs(sorted(blobs.values(), key=lambda blob: (-blob.size, blob.digest)))
+        largest_first = sorted(blobs.values(), key=lambda blob: (-blob.size, blob.digest))
+        sent, mounted = _copy_blobs(here, source.repository, there, target.repository, largest_first, report)
         for part in lacking:
             there.put_manifest(target.repository, str(part.digest), part.data, part.media_type)
         confirm(there, target, parts[-1].data)
@@ -107,38 +106,30 @@ def _below(registry: Registry, source: Reference, value: Mapping[str, Any], data
     yield _Part(data=data, media_type=str(value["mediaType"]), blobs=tuple(map(Descriptor.from_dict, blobs)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Copy:
-    """From a repository to another one."""
+def _copy_blobs(
+    here: Registry, source: str, there: Registry, target: str, blobs: Sequence[Descriptor], report: Reporter
+) -> tuple[int, int]:
+    """Copy blobs between repositories; return the bytes that were sent, and those that were mounted."""
 
-    here: Registry
-    source: str
-    there: Registry
-    """The same object if both repositories are in one registry."""
-    target: str
-    report: Reporter
-
-    def blobs(self, blobs: Sequence[Descriptor]) -> tuple[int, int]:
-        """Copy all blobs; return the bytes that were sent, and those that were mounted."""
-        pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="copy")
-        try:
-            done = [each.result() for each in as_completed([pool.submit(self._blob, blob) for blob in blobs])]
-        except BaseException:
-            self.here.stop()
-            self.there.stop()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-        return sum(sent for sent, _ in done), sum(mounted for _, mounted in done)
-
-    def _blob(self, blob: Descriptor) -> tuple[int, int]:
+    def copy(blob: Descriptor) -> tuple[int, int]:
         name, size = f"copying {blob.digest}", blob.size
-        if self.there.has_blob(self.target, blob.digest):
-            self.report.progress(name, size, size)
+        if there.has_blob(target, blob.digest):
+            report.progress(name, size, size)
             return 0, 0
-        if self.here is self.there and self.there.mount(self.target, blob.digest, source=self.source):
-            self.report.progress(name, size, size)
+        if here is there and there.mount(target, blob.digest, source=source):
+            report.progress(name, size, size)
             return 0, size
-        opened = partial(self.here.open_blob, self.source, blob)
-        self.there.put_blob(self.target, blob, opened, progress=lambda done: self.report.progress(name, done, size))
+        opened = partial(here.open_blob, source, blob)
+        there.put_blob(target, blob, opened, progress=lambda done: report.progress(name, done, size))
         return size, 0
+
+    pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="copy")
+    try:
+        done = [each.result() for each in as_completed([pool.submit(copy, blob) for blob in blobs])]
+    except BaseException:
+        here.stop()
+        there.stop()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return sum(sent for sent, _ in done), sum(mounted for _, mounted in done)

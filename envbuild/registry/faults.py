@@ -3,7 +3,6 @@
 import json
 import re
 import ssl
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -60,13 +59,13 @@ def is_google(host: str) -> bool:
 
 
 def _login(access: Access) -> str:
-    host, action = access.host, access.action
-    if not is_google(host):
-        return f"docker login {host}, with an account that may {action} {access.repository}".rstrip()
-    permission = "uploadArtifacts (role artifactregistry.writer)"
-    if action == "pull":
-        permission = "downloadArtifacts (role reader)"
-    return f"gcloud auth configure-docker {host}; the account needs artifactregistry.repositories.{permission}"
+    if not is_google(access.host):
+        who = f"with an account that may {access.action} {access.repository}".rstrip()
+        return f"docker login {access.host}, {who}"
+    right = "downloadArtifacts (role reader)"
+    if access.action == "push":
+        right = "uploadArtifacts (role artifactregistry.writer)"
+    return f"gcloud auth configure-docker {access.host}; the account needs artifactregistry.repositories.{right}"
 
 
 def _reasons(access: Access, status: int) -> tuple[str, str]:
@@ -103,15 +102,11 @@ def refusal(response: httpx.Response, body: bytes, access: Access, hints: tuple[
     return RegistryError(f"{what}: {message}" if message else what, where=where, todo=todo, status=status)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def is_tls(error: BaseException) -> bool:
+def is_tls(error: BaseException | None) -> bool:
     """True when TLS itself failed, which another try does not change."""
-    return any(isinstance(cause, ssl.SSLError) for cause in _causes(error))
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def unreachable(error: Exception, url: httpx.URL) -> RegistryError:

@@ -23,8 +23,8 @@ from envbuild.oci.image import (
     parse_manifest,
 )
 from envbuild.oci.reference import Reference
+from envbuild.registry.auth import Credentials
 from envbuild.registry.client import MANIFEST_LIMIT, Manifest, Registry
-from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import CHECK_REGISTRY, printable
 from envbuild.retry import Retry
 from envbuild.trust import Claim, Voucher
@@ -81,17 +81,13 @@ def named_manifest(registry: Registry, reference: Reference, target: str) -> Man
         asked = reference.tag or reference.digest
         todo = "check name and tag" if asked else "give a tag or a digest; without one, the tag latest is looked for"
         raise RegistryError(f"{reference} does not exist", where=error.where, todo=todo, status=404) from error
-    _check(found, reference, target)
-    return found
-
-
-def _check(found: Manifest, reference: Reference, target: str) -> None:
-    """Hold the bytes to the digest that was asked for, and to the one that the registry claims."""
+    # The bytes have to have the digest that was asked for, and the one that the registry claims.
     digest = str(Digest.of(found.data))
-    asked = target if ":" in target else digest
-    if digest != asked or found.header_digest not in ("", digest):
+    asked_digest = target if ":" in target else digest
+    if digest != asked_digest or found.header_digest not in ("", digest):
         what = f"{reference.registry} sent another manifest than its digest says"
-        raise RegistryError(what, where=f"{reference.name}@{asked}", todo=CHECK_REGISTRY)
+        raise RegistryError(what, where=f"{reference.name}@{asked_digest}", todo=CHECK_REGISTRY)
+    return found
 
 
 def choose_manifest(index: Mapping[str, Any], architecture: str, reference: Reference) -> str:
@@ -154,25 +150,10 @@ def environment_tag(environment: Digest) -> str:
     return f"env-{environment.short}"
 
 
-def find_environment(
-    reference: Reference,
-    environment: Digest,
-    *,
-    machine: str,
-    credentials: Credentials | None = None,
-    retry: Retry | None = None,
-) -> Claim[Image] | None:
-    """Find a repository's image of an environment; None when it has none. RegistryError as `pull`."""
-    tagged = replace(reference, tag=environment_tag(environment), digest=None)
-    return find_tagged(tagged, machine=machine, credentials=credentials, retry=retry)
-
-
-def find_tagged(
-    tagged: Reference, *, machine: str, credentials: Credentials | None = None, retry: Retry | None = None
-) -> Claim[Image] | None:
+def find_tagged(tagged: Reference, *, machine: str, retry: Retry | None = None) -> Claim[Image] | None:
     """Find the image under a tag that anybody who may push can set; None when there is none."""
     try:
-        image = pull(tagged, machine=machine, credentials=credentials, retry=retry)
+        image = pull(tagged, machine=machine, retry=retry)
     except RegistryError as error:
         if error.status == 404:
             return None

@@ -1,29 +1,33 @@
-"""Image or index -> registry: blobs in parallel, then the manifest by digest, its confirmation, and last the tags."""
+"""Image or index -> registry: blobs in parallel, then the manifest by digest, its confirmation, and last the tags.
+
+If a tag may not move, the error names what it points to.
+"""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO, FileIO
-from types import TracebackType
 from typing import Literal, Self
 
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.blobs import AbandonedError, GrowingBlob, open_file
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import CONFIG, INDEX, MANIFEST, Descriptor, Image, ImageIndex, Layer
+from envbuild.oci.image import CONFIG, ENVIRONMENT, INDEX, MANIFEST, Descriptor, Image, ImageIndex, Layer
 from envbuild.oci.reference import Reference
+from envbuild.registry.auth import Credentials
 from envbuild.registry.client import Registry
-from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import CHECK_REGISTRY, printable
-from envbuild.registry.tags import publish
+from envbuild.registry.pull import named_manifest
 from envbuild.report import SILENT, Reporter
 from envbuild.retry import Retry, as_completed
 
 _LABEL = 60
 """Characters of a layer's name in progress lines."""
+_REFUSALS = frozenset({400, 403, 405, 409, 412})
+"""Answers of registries when a tag may not move: they differ."""
 PARALLEL = 4
 """Blobs at once; go-containerregistry's number."""
 
@@ -46,6 +50,12 @@ class PushResult:
     blobs: Mapping[Digest, How] = field(default_factory=dict)
     """How each blob came there; if the whole image was there, only of blobs that were begun before."""
 
+    @property
+    def digest(self) -> Digest:
+        """The digest of the image or index."""
+        assert self.reference.digest is not None, "a push ends with a reference by digest"
+        return self.reference.digest
+
 
 def push(
     image: Image,
@@ -63,7 +73,7 @@ def push(
     After an error all other uploads have been cut, and every tag points to a whole image; at most one tag, whose
     confirmation failed, is new.
     """
-    named = valid_tags(reference, tags, image.digest)
+    named = _valid_tags(reference, tags, image.digest)
     with Upload(reference, report=report, credentials=credentials, retry=retry) as upload:
         result = upload.finish(image)
     if named:
@@ -88,9 +98,7 @@ class Upload:
         retry: Retry | None = None,
         believing: bool = True,
     ) -> None:
-        self._reference, self._report = reference, report
-        self._believing = believing
-        self._landed = landed
+        self._reference, self._report, self._landed, self._believing = reference, report, landed, believing
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
         self._sent: dict[Digest, Future[How]] = {}
@@ -102,9 +110,7 @@ class Upload:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._registry.stop()
         self._pool.shutdown(cancel_futures=True)
@@ -136,7 +142,7 @@ class Upload:
         registry, repository = self._registry, self._reference.repository
         media_type = str(json.loads(image.manifest).get("mediaType") or MANIFEST)
         sizes = {blob.descriptor.digest: blob.descriptor.size for blob in (*image.layers, _config(image))}
-        if self._believing and _is_there(registry, self._reference, image):
+        if self._believing and self._is_there(image):
             # Uploads that have not begun are not needed any more.
             begun = {digest: future for digest, future in self._sent.items() if not future.cancel()}
             how = {digest: future.result() for digest, future in begun.items() if future.exception() is None}
@@ -147,6 +153,16 @@ class Upload:
         sent = sum(size for digest, size in sizes.items() if how.get(digest) == "sent")
         existing = sum(sizes.values()) - sent
         return PushResult(reference=self._reference.at(image.digest), uploaded=sent, existing=existing, blobs=how)
+
+    def _is_there(self, image: Image) -> bool:
+        """Whether the registry has and confirms the manifest."""
+        try:
+            confirm(self._registry, self._reference, image.manifest)
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
 
     def _send_all(self, image: Image) -> dict[Digest, How]:
         """Send the layers, the largest first, so that none of them runs alone at the end; then the config."""
@@ -207,18 +223,17 @@ class Upload:
 
 
 def _config(image: Image) -> Layer:
-    """The config, as a blob like the others."""
     descriptor = Descriptor(CONFIG, image.config_digest, len(image.config))
     return Layer(descriptor, image.config_digest, lambda: BytesIO(image.config), created_by="config")
 
 
-def check_push(reference: Reference, *, credentials: Credentials | None = None, retry: Retry | None = None) -> None:
+def check_push(reference: Reference, *, retry: Retry | None = None) -> None:
     """Check before hours of work that the registry accepts a push; RegistryError when it does not."""
-    with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
+    with Registry(reference.registry, retry=retry) as registry:
         registry.check_push(reference.repository)
 
 
-def valid_tags(reference: Reference, tags: Sequence[str], digest: Digest) -> list[str]:
+def _valid_tags(reference: Reference, tags: Sequence[str], digest: Digest) -> list[str]:
     """The tags that an image or index gets; UsageError for an invalid tag, or a reference to another image."""
     if reference.digest not in (None, digest):
         raise UsageError(f"the image is {digest}, not what the reference says", where=str(reference))
@@ -229,17 +244,6 @@ def valid_tags(reference: Reference, tags: Sequence[str], digest: Digest) -> lis
         except ValueError as error:
             raise UsageError(str(error), where=str(reference)) from error
     return list(named)
-
-
-def _is_there(registry: Registry, reference: Reference, image: Image) -> bool:
-    """Whether the registry has and confirms the manifest."""
-    try:
-        confirm(registry, reference, image.manifest)
-    except RegistryError as error:
-        if error.status != 404:
-            raise
-        return False
-    return True
 
 
 def confirm(registry: Registry, reference: Reference, data: bytes) -> None:
@@ -253,34 +257,110 @@ def confirm(registry: Registry, reference: Reference, data: bytes) -> None:
         raise RegistryError(what, where=str(reference.at(digest)), todo=todo)
 
 
-def push_index(
-    index: ImageIndex,
-    reference: Reference,
-    *,
-    tags: Sequence[str] = (),
-    image_tags: Mapping[Digest, Sequence[str]] | None = None,
-    report: Reporter = SILENT,
-    credentials: Credentials | None = None,
-    retry: Retry | None = None,
-) -> PushResult:
-    """Push an index and its images; tag it with the reference's tag and `tags`, and its images with `image_tags`.
+def push_index(index: ImageIndex, reference: Reference, *, retry: Retry | None = None) -> PushResult:
+    """Push an index and its images, and tag it with the reference's tag.
 
     Raises RegistryError, BuildError when a layer's bytes are not what its descriptor says, and UsageError. After an
-    error before the index is confirmed no tag points to it or to one of its images.
+    error before the index is confirmed no tag points to it.
     """
-    place = replace(reference, tag=None, digest=None)
-    # The images' tags first: when the index has its tag, everything is complete.
-    wanted = {place.at(it): valid_tags(place, named, it) for it, named in (image_tags or {}).items()}
-    wanted[place.at(index.digest)] = valid_tags(reference, tags, index.digest)
-    pushed = [push(image, place, report=report, credentials=credentials, retry=retry) for image in index.images]
-    with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
+    place, named = replace(reference, tag=None, digest=None), _valid_tags(reference, (), index.digest)
+    pushed = [push(image, place, retry=retry) for image in index.images]
+    with Registry(reference.registry, retry=retry) as registry:
         if not registry.has_manifest(place.repository, index.digest):
             registry.put_manifest(place.repository, str(index.digest), index.data, INDEX)
         confirm(registry, place, index.data)
-    if any(wanted.values()):
-        publish(wanted, credentials=credentials, retry=retry)
-    return PushResult(
-        reference=place.at(index.digest),
-        uploaded=sum(result.uploaded for result in pushed),
-        existing=sum(result.existing for result in pushed),
-    )
+    if named:
+        publish({place.at(index.digest): named}, retry=retry)
+    sent, existing = sum(result.uploaded for result in pushed), sum(result.existing for result in pushed)
+    return PushResult(reference=place.at(index.digest), uploaded=sent, existing=existing)
+
+
+def publish(
+    images: Mapping[Reference, Iterable[str]],
+    attach: Callable[[], object] = lambda: None,
+    *,
+    credentials: Credentials | None = None,
+    retry: Retry | None = None,
+) -> None:
+    """Attach what belongs to images that a registry has by digest, and only then set their tags.
+
+    Every push ends here, so no tag names an image before its signatures are there. The keys are images and indexes by
+    digest, the values their tags. RegistryError; if `attach` raises it, no tag has moved.
+    """
+    try:
+        attach()
+    except RegistryError as error:
+        *_, last = images
+        what = f"{error.what}; no tag was moved, and {last} has what was pushed"
+        raise RegistryError(what, where=error.where, todo=error.todo, status=error.status) from error
+    for reference, tags in images.items():
+        with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
+            found = named_manifest(registry, reference, reference.target)
+            for tag in tags:
+                set_tag(registry, reference.repository, tag, found.data, found.media_type)
+
+
+def remove_tag(reference: Reference, report: Reporter) -> None:
+    """Remove a tag that only a push needed; warn if the registry refuses, as the tag keeps the image."""
+    assert reference.tag is not None, "tags are removed by name"
+    try:
+        with Registry(reference.registry) as registry:
+            registry.delete_tag(reference.repository, reference.tag)
+    except RegistryError as error:
+        if error.status != 404:
+            report.warn(
+                f"cannot remove {reference}, which this push needed: {error.what}; let a cleanup policy remove it"
+            )
+
+
+def stamped_tag(digest: Digest) -> str:
+    """`stamped-a1b2c3d4e5f6`: the tag of a stamped image, by which a cleanup policy can keep it."""
+    return f"stamped-{digest.short}"
+
+
+def set_tag(registry: Registry, repository: str, tag: str, data: bytes, media_type: str) -> None:
+    """Set a tag to an existing manifest or index; RegistryError with its present digest if it may not move.
+
+    A tag that is right already is left alone, as repositories with immutable tags refuse even the same digest. So they
+    do when another client has set it meanwhile, which is checked after a refusal.
+    """
+    digest = str(Digest.of(data))
+    if registry.manifest_digest(repository, tag) == digest:
+        return
+    try:
+        registry.put_manifest(repository, tag, data, media_type)
+    except RegistryError as error:
+        if error.status not in _REFUSALS:
+            raise
+        found = None
+        with suppress(RegistryError):
+            found = registry.manifest_digest(repository, tag)
+        if found == digest:
+            return
+        if found:
+            raise _immutable(f"{registry.host}/{repository}:{tag}", found, digest, error.what) from error
+        raise
+
+
+def check_tag(reference: Reference, environment: Digest | None, *, retry: Retry | None = None) -> None:
+    """Check before the work that an immutable tag does not name another image than will be built; RegistryError.
+
+    Images of one environment are equal; `environment` is None for builds whose bytes differ each time.
+    """
+    with Registry(reference.registry, retry=retry) as registry:
+        found = registry.manifest_digest(reference.repository, reference.target)
+        if found is None:
+            return
+        data = registry.manifest(reference.repository, reference.target).data if environment else b"{}"
+    try:
+        there = str((json.loads(data).get("annotations") or {}).get(ENVIRONMENT))
+    except (ValueError, AttributeError, RecursionError):
+        there = ""
+    if environment is None or there != str(environment):
+        raise _immutable(str(reference), found)
+
+
+def _immutable(where: str, present: str, new: str = "", reason: str = "") -> RegistryError:
+    what = f"the tag names {present or 'another image'} already, and may not move" + (f" to {new}" if new else "")
+    todo = "push with another tag or to another image name, as tags of this repository are immutable"
+    return RegistryError(f"{what}: {reason}" if reason else what, where=where, todo=todo)

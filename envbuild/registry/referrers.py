@@ -6,7 +6,6 @@ Usage". A registry without the API gets an index under the tag `sha256-<hex>`, w
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,12 +21,10 @@ from envbuild.registry.client import MANIFEST_LIMIT, Registry
 from envbuild.registry.pull import named_manifest
 from envbuild.retry import Retry
 
-EMPTY = "application/vnd.oci.empty.v1+json"
-"""The media type of `{}`, which stands where an artifact has no config (manifest.md, "Guidance for an Empty
-Descriptor")."""
+EMPTY = Descriptor("application/vnd.oci.empty.v1+json", Digest.of(b"{}"), 2)
+"""The blob `{}` where an artifact has no config, or no content (manifest.md, "Guidance for an Empty Descriptor")."""
 _MOST = 1000
 """Artifacts of one image that are read: each takes requests."""
-_EMPTY_BYTES = b"{}"
 _RETRY = Retry(tries=6, first=0.07, factor=1.5, longest=0.3)
 """The pause before an index is read again: a client that read it before it was written has written by then."""
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -53,7 +50,7 @@ class Artifact:
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "artifactType": self.kind,
-            "config": Descriptor(EMPTY, Digest.of(_EMPTY_BYTES), len(_EMPTY_BYTES)).to_dict(),
+            "config": EMPTY.to_dict(),
             "layers": [self.blob.to_dict()],
             "subject": subject.to_dict(),
         }
@@ -84,15 +81,9 @@ def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Ref
     tagged = _entries(_index(registry, repository, _tag(subject)))
     found = {it.digest: it for it in _read((*listed, *tagged))}
     if len(found) > _MOST:
-        kinds = Counter(it.kind[:100] or "no type" for it in found.values()).most_common(3)
-        most = ", ".join(f"{count} of {kind}" for kind, count in kinds)
-        what = f"{len(found)} artifacts refer to {subject}, more than {_MOST}; most are {most}"
-        named = f"{registry.host}/{repository}@"
-        todo = (
-            f"list them with `oras discover {named}{subject}`, and remove those that are not needed with "
-            f"`oras manifest delete {named}DIGEST`"
-        )
-        raise RegistryError(what, where=f"{registry.host}/{repository}", todo=todo)
+        what, named = f"{len(found)} artifacts refer to {subject}, more than {_MOST}", f"{registry.host}/{repository}"
+        todo = f"remove those that are not needed: `oras discover {named}@{subject}`, `oras manifest delete`"
+        raise RegistryError(what, where=named, todo=todo)
     return tuple(found.values())
 
 
@@ -107,7 +98,7 @@ def attach(
     if not manifests:
         return ()
     with_list = _listed(registry, repository, subject.digest) is not None
-    for blob in (Artifact(kind=EMPTY, data=_EMPTY_BYTES), *artifacts):
+    for blob in (Artifact(kind=EMPTY.media_type, data=b"{}"), *artifacts):
         if not registry.has_blob(repository, blob.blob.digest):
             registry.put_blob(repository, blob.blob, partial(BytesIO, blob.data))
     for data in manifests:
@@ -213,17 +204,7 @@ def _add(registry: Registry, repository: str, tag: str, entries: Sequence[Mappin
         if not missing:
             return
         data = canonical_json(index | {"manifests": [*index["manifests"], *missing]})
-        _put_index(registry, repository, tag, data)
+        registry.put_manifest(repository, tag, data, INDEX)
         time.sleep(_RETRY.pause(number))
     what = f"other clients replaced the list of referrers {_RETRY.tries} times"
     raise RegistryError(what, where=f"{registry.host}/{repository}:{tag}", todo="run it again when they are done")
-
-
-def _put_index(registry: Registry, repository: str, tag: str, data: bytes) -> None:
-    try:
-        registry.put_manifest(repository, tag, data, INDEX)
-    except RegistryError as error:
-        what = f"{registry.host} has no referrers API, and the tag that replaces it cannot be set: {error.what}"
-        todo = "let tags that begin with sha256- move, or push to a registry with the referrers API"
-        where = f"{registry.host}/{repository}:{tag}"
-        raise RegistryError(what, where=where, todo=todo, status=error.status) from error

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from envbuild.errors import RegistryError
@@ -20,17 +19,15 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
-from envbuild.registry.credentials import Credentials
 from envbuild.registry.faults import printable
+from envbuild.registry.referrers import EMPTY
+from envbuild.report import SILENT, Reporter
 from envbuild.retry import Retry
 from envbuild.trust import Claim, Voucher
 
 LAYER = "application/vnd.envbuild.layer.v1"
 FACT = "application/vnd.envbuild.fact.v1"
 _KEY, _DIFF_ID, _VALUE = "dev.envbuild.key", "dev.envbuild.diff-id", "dev.envbuild.value"
-_EMPTY = b"{}"
-_NOTHING = Descriptor("application/vnd.oci.empty.v1+json", Digest.of(_EMPTY), len(_EMPTY))
-"""The blob of an artifact that needs none (manifest.md, "Guidance for an Empty Descriptor")."""
 _PARALLEL = 8
 _FACT_LIMIT = 1 << 20
 """Bytes; the limit of a manifest is 4 MiB."""
@@ -40,16 +37,9 @@ _T = TypeVar("_T")
 class SharedCache:
     """The layers and facts of one repository by key. After a failure there are none, and `trouble` has the reason."""
 
-    def __init__(
-        self,
-        reference: Reference,
-        *,
-        credentials: Credentials | None = None,
-        retry: Retry | None = None,
-        warn: Callable[[str], object] = lambda _text: None,
-    ) -> None:
-        self._registry = Registry(reference.registry, credentials=credentials, retry=retry or Retry(tries=2))
-        self._repository, self._name, self._warn = reference.repository, reference.name, warn
+    def __init__(self, reference: Reference, *, retry: Retry | None = None, report: Reporter = SILENT) -> None:
+        self._registry = Registry(reference.registry, retry=retry or Retry(tries=2))
+        self._repository, self._name, self._report = reference.repository, reference.name, report
         self._known: dict[str, Mapping[str, Any] | None] = {}
         self._facts: dict[Digest, str] = {}
         self._ready, self._lock = False, threading.Lock()
@@ -59,9 +49,7 @@ class SharedCache:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.stop()
         self._registry.close()
@@ -72,16 +60,29 @@ class SharedCache:
 
     def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest] = ()) -> None:
         """Read many keys in parallel, before they are used one by one."""
-        tags = [*map(_layer_tag, layers), *map(_fact_tag, facts)]
-        self._in_parallel([tag for tag in tags if tag not in self._known], self._artifact)
+        self._in_parallel((*map(_layer_tag, layers), *map(_fact_tag, facts)), self._artifact)
 
     def layer(self, key: Digest) -> Claim[LayerResult] | None:
         """The layer that was published for a key; None if the repository has none."""
-        return self._claim("layer", _layer_tag(key), _layer, key)
+
+        def read(artifact: Mapping[str, Any]) -> LayerResult:
+            descriptor = Descriptor.from_dict(artifact["layers"][0])
+            if descriptor.media_type != LAYER_GZIP:
+                raise ValueError(f"its layer is of type {descriptor.media_type}")
+            return LayerResult(descriptor.digest, descriptor.size, Digest.parse(artifact["annotations"][_DIFF_ID]))
+
+        return self._claim("layer", _layer_tag(key), read, key)
 
     def get(self, key: Digest, decode: Decode[_T]) -> Claim[_T] | None:
         """The fact under a key; None if the repository has none that `decode` accepts."""
-        return self._claim("fact", _fact_tag(key), lambda artifact: decode(_fact(artifact)), key)
+
+        def read(artifact: Mapping[str, Any]) -> _T:
+            text = artifact["annotations"][_VALUE]
+            if len(text) > _FACT_LIMIT:
+                raise ValueError(f"it has {len(text)} characters, and the limit is {_FACT_LIMIT}")
+            return decode(json.loads(text))
+
+        return self._claim("fact", _fact_tag(key), read, key)
 
     def ignore(self, key: Digest, why: str) -> None:
         """Warn that a fact is false, and do not return it any more."""
@@ -97,10 +98,8 @@ class SharedCache:
     def publish(self, made: Mapping[Digest, LayerResult]) -> None:
         """Publish layers by their keys, and all facts; the layers' blobs must be in the repository by now."""
         layers = {_layer_tag(key): _layer_artifact(key, result) for key, result in made.items()}
-        facts = {
-            _fact_tag(key): _artifact(FACT, _NOTHING, {_KEY: str(key), _VALUE: text})
-            for key, text in self._facts.items()
-        }
+        texts = {key: {_KEY: str(key), _VALUE: text} for key, text in self._facts.items()}
+        facts = {_fact_tag(key): _artifact(FACT, EMPTY, annotations) for key, annotations in texts.items()}
         wanted = {tag: value for tag, value in (layers | facts).items() if self._known.get(tag) != value}
         self._in_parallel(wanted, lambda tag: self._publish(tag, wanted[tag]))
         self._facts.clear()
@@ -111,40 +110,26 @@ class SharedCache:
         if self._known.get(tag) != value:
             self._publish(tag, value)
 
-    def names_what_it_has(self) -> bool:
-        """Whether a layer without a key is most likely absent: other keys were found, or the repository is empty.
-
-        A repository that refuses such artifacts, or whose clients publish none, has layers without keys.
-        """
-        if self.trouble:
-            return False
-        if any(value is not None for value in self._known.values()):
-            return True
-        try:
-            return not self._registry.has_tags(self._repository)
-        except RegistryError:
-            return False
-
     def _in_parallel(self, values: Iterable[_T], work: Callable[[_T], object]) -> None:
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="shared") as pool:
             list(pool.map(work, values))
 
     def _artifact(self, tag: str) -> Mapping[str, Any] | None:
-        """The manifest under a tag, asked for once."""
-        if tag not in self._known:
-            self._known[tag] = self._ask(tag)
-        return self._known[tag]
-
-    def _ask(self, tag: str) -> Mapping[str, Any] | None:
+        """The manifest under a tag, asked for once; None without one, empty if it cannot be read."""
+        if tag in self._known:
+            return self._known[tag]
+        found: Mapping[str, Any] | None
         try:
             value = json.loads(self._registry.manifest(self._repository, tag).data)
+            found = value if isinstance(value, dict) else {}
         except RegistryError as error:
+            found = None
             if error.status != 404:
                 self.trouble = error.what
-            return None
         except (ValueError, RecursionError):
-            return {}
-        return value if isinstance(value, dict) else {}
+            found = {}
+        self._known[tag] = found
+        return found
 
     def _claim(self, kind: str, tag: str, read: Callable[[Mapping[str, Any]], _T], key: Digest) -> Claim[_T] | None:
         """The content of an artifact as a claim, if it can be read; all content passes through here."""
@@ -165,20 +150,16 @@ class SharedCache:
 
     def _ignore(self, kind: str, tag: str, why: str) -> None:
         self._known[tag] = None
-        self._warn(f"the registry's {kind} {tag} is not usable: {printable(why)}; it is ignored")
-
-    def _prepare(self) -> None:
-        """Push the empty blob that is every artifact's config."""
-        with self._lock:
-            if not self._ready and not self._registry.has_blob(self._repository, _NOTHING.digest):
-                self._registry.put_blob(self._repository, _NOTHING, lambda: BytesIO(_EMPTY))
-            self._ready = True
+        self._report.warn(f"the registry's {kind} {tag} is not usable: {printable(why)}; it is ignored")
 
     def _publish(self, tag: str, manifest: Mapping[str, Any]) -> None:
         data = canonical_json(manifest)
         try:
             if self._registry.manifest_digest(self._repository, tag) != str(Digest.of(data)):
-                self._prepare()
+                with self._lock:  # first the empty blob that is every artifact's config
+                    if not self._ready and not self._registry.has_blob(self._repository, EMPTY.digest):
+                        self._registry.put_blob(self._repository, EMPTY, lambda: BytesIO(b"{}"))
+                    self._ready = True
                 self._registry.put_manifest(self._repository, tag, data, MANIFEST)
             self._known[tag] = manifest
         except RegistryError as error:
@@ -195,7 +176,7 @@ def _artifact(kind: str, layer: Descriptor, annotations: Mapping[str, str]) -> d
         "schemaVersion": 2,
         "mediaType": MANIFEST,
         "artifactType": kind,
-        "config": _NOTHING.to_dict(),
+        "config": EMPTY.to_dict(),
         "layers": [layer.to_dict()],
         "annotations": dict(annotations),
     }
@@ -207,17 +188,3 @@ def _layer_tag(key: Digest) -> str:
 
 def _fact_tag(key: Digest) -> str:
     return f"fact-{key.hex}"
-
-
-def _layer(artifact: Mapping[str, Any]) -> LayerResult:
-    descriptor = Descriptor.from_dict(artifact["layers"][0])
-    if descriptor.media_type != LAYER_GZIP:
-        raise ValueError(f"its layer is of type {descriptor.media_type}")
-    return LayerResult(descriptor.digest, descriptor.size, Digest.parse(artifact["annotations"][_DIFF_ID]))
-
-
-def _fact(artifact: Mapping[str, Any]) -> Any:
-    text = artifact["annotations"][_VALUE]
-    if len(text) > _FACT_LIMIT:
-        raise ValueError(f"it has {len(text)} characters, and the limit is {_FACT_LIMIT}")
-    return json.loads(text)

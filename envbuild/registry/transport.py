@@ -25,12 +25,15 @@ from envbuild.oci.reference import DOCKER_HUB
 from envbuild.registry.faults import CHECK_REGISTRY, is_tls, redacted, unreachable
 from envbuild.retry import Retry, Transient
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 CONNECT = 10.0
 ANSWER = 60.0
 LONG_ANSWER = 900.0
 """Seconds to wait for the answer to a blob's PUT: registries hash and move it before they answer (moby #53700)."""
 
-_DOCKER_HUB_API = "registry-1.docker.io"
+_CHUNK = 1 << 20
 
 # Both log URLs and response headers, where upload and storage locations carry signatures.
 for _name in ("httpx", "httpcore"):
@@ -40,7 +43,7 @@ for _name in ("httpx", "httpcore"):
 def api_root(host: str) -> httpx.URL:
     """Return the root of a registry's API: HTTP on loopback, HTTPS elsewhere; RegistryError for an invalid host."""
     try:
-        url = _valid(httpx.URL(f"https://{_DOCKER_HUB_API if host == DOCKER_HUB else host}"))
+        url = _valid(httpx.URL(f"https://{'registry-1.docker.io' if host == DOCKER_HUB else host}"))
     except httpx.InvalidURL as error:
         raise RegistryError(f"not a registry host: {error}", where=host) from error
     return url.copy_with(scheme="http") if is_loopback(url.host) else url
@@ -50,17 +53,14 @@ def api_root(host: str) -> httpx.URL:
 def _closeness(host: str) -> int:
     """How internal a host is: 0 public or unknown, 1 private network, 2 this machine or its link."""
     try:
-        found = {item[4][0] for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return 0
-    return max(_address_closeness(ipaddress.ip_address(str(text).partition("%")[0])) for text in found)
-
-
-def _address_closeness(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> int:
-    address = getattr(address, "ipv4_mapped", None) or address
-    if address.is_loopback or address.is_link_local or address.is_unspecified:
+    plain = [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found]
+    addresses = [getattr(it, "ipv4_mapped", None) or it for it in plain]
+    if any(it.is_loopback or it.is_link_local or it.is_unspecified for it in addresses):
         return 2
-    return 0 if address.is_global else 1
+    return 0 if all(it.is_global for it in addresses) else 1
 
 
 def same_origin(one: httpx.URL, other: httpx.URL) -> bool:
@@ -136,24 +136,20 @@ class Transport:
         Raises Transient or RegistryError when there is no answer.
         """
         self.check()
-        client = self._client(url.scheme)
+        with self._lock:
+            # At the first request of its scheme: plain HTTP needs no certificates.
+            client = self._clients.get(url.scheme) or self._new_client(url.scheme)
+            self._clients[url.scheme] = client
         request = client.build_request(
             method,
             url,
-            headers=dict(headers),
+            headers=headers,
             content=content,
             timeout=httpx.Timeout(connect=CONNECT, read=timeout or ANSWER, write=ANSWER, pool=None),
             extensions={"trace": self._trace},
         )
         with translated_errors(url):
             return client.send(request, stream=True, follow_redirects=False)
-
-    def _client(self, scheme: str) -> httpx.Client:
-        """The pool of a scheme, created at its first request: plain HTTP needs no certificates."""
-        with self._lock:
-            if scheme not in self._clients:
-                self._clients[scheme] = self._new_client(scheme)
-            return self._clients[scheme]
 
     def _new_client(self, scheme: str) -> httpx.Client:
         trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody
@@ -215,11 +211,6 @@ def _cut(opened: socket.socket) -> None:
         # Not SSLSocket.shutdown: it drops the TLS state first, and a write in between would go out plain.
         socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
-_CHUNK = 1 << 20
 
 Progress = Callable[[int], None]
 """Gets the number of bytes of a blob that were sent, from 0 again for each try."""
@@ -302,7 +293,6 @@ class _Body(io.RawIOBase):
         return redacted(self._response.request.url)
 
     def close(self) -> None:
-        # Also called for an object whose __init__ failed.
-        if hasattr(self, "_response"):
+        if hasattr(self, "_response"):  # __init__ may have failed
             self._response.close()
         super().close()

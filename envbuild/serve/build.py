@@ -7,11 +7,10 @@ from datetime import datetime
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from envbuild.build import Order, Reporter, make_plans
 from envbuild.build.build import check_destinations
 from envbuild.build.extend import compiling_for, extended
+from envbuild.build.order import Order, check_outputs, make_plans
 from envbuild.build.outputs import signer_for, stamp_content
-from envbuild.build.plan import check_outputs
 from envbuild.errors import RegistryError, UsageError, VerifyError
 from envbuild.image.assembler import Compiling
 from envbuild.image.bytecode.compiler import compiled_by
@@ -26,6 +25,7 @@ from envbuild.recipe import LAYER_FORMAT
 from envbuild.registry.pull import find_tagged, pull
 from envbuild.registry.push import push
 from envbuild.registry.shared_cache import SharedCache
+from envbuild.report import Reporter, count
 from envbuild.serve.compatible import check_compatible, version_in
 from envbuild.serve.contents import application_of, embedded, server_parts
 from envbuild.serve.gate import check_gate, gate
@@ -104,7 +104,7 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
     with ExitStack() as until:
         shared = None
         if push_to and order.order.remote_cache:
-            shared = until.enter_context(SharedCache(push_to, warn=report.warn))
+            shared = until.enter_context(SharedCache(push_to, report=report))
         contents = tuple(_contents(order, origin, server, report, until))
         slim, parent = None, origin.parent
         if order.slim:
@@ -190,7 +190,7 @@ def _options(order: ServeOrder, report: Reporter) -> Options:
         settings=order.index_settings(),
         build=order.order.build,
         say=report.note,
-        counted=report.compared,
+        counted=count(report, "wheels compared"),
     )
 
 

@@ -8,7 +8,6 @@ from functools import partial
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.build import Reporter
 from envbuild.capture.formats import BYTES, wire_fields
 from envbuild.capture.gcs import Unread
 from envbuild.capture.places import RangeReader, place_of
@@ -16,6 +15,7 @@ from envbuild.errors import UsageError
 from envbuild.manifest.artifact import Model
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
+from envbuild.report import Reporter
 from envbuild.serve.model import Origin, ServeOrder, ServerName
 from envbuild.verify.findings import Finding
 

@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from envbuild.build import Reporter
 from envbuild.capture.places import STAMP_FOLDER
 from envbuild.capture.redact import scrub_file_name
 from envbuild.errors import StampError, UsageError, VerifyError
@@ -19,6 +18,7 @@ from envbuild.image.content import Content
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.oci.digest import Digest
 from envbuild.recipe import PREFIX
+from envbuild.report import Reporter
 from envbuild.serve.model import APP_FOLDER, MODEL_FOLDER, PORT, Origin, ServeOrder, Server
 from envbuild.stamp.history import read_history
 from envbuild.stamp.store import parse_model_uri

@@ -17,14 +17,13 @@ from typing import Any
 
 import docker
 
-from envbuild.build import Reporter
-from envbuild.engine.build import loaded_base
-from envbuild.engine.client import connected
+from envbuild.engine.buildkit import loaded_base
+from envbuild.engine.client import connected, find_image
 from envbuild.engine.container import WRITABLE
-from envbuild.engine.image import find_image
 from envbuild.errors import MissingComponentError, StampError, VerifyError
 from envbuild.manifest.artifact import Array, Golden
 from envbuild.oci.image import Image, platform_name
+from envbuild.report import Reporter
 from envbuild.serve.gate_container import MODEL, NotStartedError, Reply, Serving, serving
 from envbuild.serve.model import PORT, Origin, ServeOrder, Server
 from envbuild.verify.findings import Finding, Severity

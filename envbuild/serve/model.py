@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from envbuild.build import Order
+from envbuild.build.order import Order
 from envbuild.image.child import Parent
 from envbuild.lock.model import Lock
 from envbuild.lock.settings import IndexSettings, read_settings

@@ -7,9 +7,9 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from envbuild.build import Order, Part, Reporter, build, make_plans
+from envbuild.build.build import build
 from envbuild.build.extend import find_parent, is_nameless, recorded_base
-from envbuild.build.order import PLATFORMS
+from envbuild.build.order import PLATFORMS, Order, Part, make_plans
 from envbuild.cache import workplace
 from envbuild.errors import BaseError, StampError, UsageError, VerifyError
 from envbuild.image.child import Parent
@@ -20,6 +20,7 @@ from envbuild.match.stack import Variant
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES, read_layout
 from envbuild.oci.reference import Reference
+from envbuild.report import Reporter
 from envbuild.serve.model import Origin, ServeOrder
 from envbuild.stamp.history import Proof
 from envbuild.stamp.record import StampedImage, lock_name

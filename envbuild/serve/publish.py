@@ -8,9 +8,8 @@ from pathlib import Path
 
 from envbuild.attest.attach import attest
 from envbuild.attest.statement import DEBIAN, Facts
-from envbuild.build import Order, Reporter
+from envbuild.build.order import LAYOUT_NAME, Order
 from envbuild.build.outputs import (
-    LAYOUT_NAME,
     build_options,
     into_archive,
     into_engine,
@@ -25,7 +24,8 @@ from envbuild.lock.formats import pylock_text
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.layout import write_layout
-from envbuild.registry.tags import publish
+from envbuild.registry.push import publish
+from envbuild.report import Reporter
 from envbuild.serve.compatible import RELATION
 from envbuild.serve.model import ServeOrder, ServeResult
 from envbuild.stamp.history import Snapshot

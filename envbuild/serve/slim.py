@@ -11,7 +11,6 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild.build import Reporter
 from envbuild.errors import BuildError, LockError, UsageError
 from envbuild.image.assembler import OVERLAPS_LINE, assemble, wheels_to_read
 from envbuild.image.child import Parent, interpreter_of
@@ -30,6 +29,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Layer, canonical_json, history_lines
 from envbuild.recipe import PREFIX, SLIM_LABEL, SLIM_OF_LABEL, Base, Recipe
 from envbuild.registry.shared_cache import SharedCache
+from envbuild.report import Reporter, count
 from envbuild.serve.model import Gate, Origin, ServeOrder, Server, Slimmed
 from envbuild.verify.environment import Pattern, listed, training_only
 from envbuild.verify.findings import Finding
@@ -181,7 +181,7 @@ def _base(parent: Parent, config: dict[str, Any], layers: tuple[Layer, ...], pyt
 
 
 def _declared(reader: FactReader, wheels: tuple[LockedWheel, ...], report: Reporter) -> Declared:
-    facts = reader.all_facts(wheels, report.compared)
+    facts = reader.all_facts(wheels, count(report, "wheels compared"))
     unread = [wheel.filename for wheel, known in zip(wheels, facts, strict=True) if known is None]
     if unread:
         what = f"what {unread[0]} requires cannot be read, as its server sends whole files only"

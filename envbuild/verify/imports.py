@@ -17,10 +17,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.base.interpreter import runs_here
-from envbuild.engine.build import loaded_base
-from envbuild.engine.client import connected
+from envbuild.engine.buildkit import loaded_base
+from envbuild.engine.client import connected, find_image
 from envbuild.engine.container import WRITABLE
-from envbuild.engine.image import find_image
 from envbuild.errors import MissingComponentError, UsageError, VerifyError, counted
 from envbuild.lock.download import wheel_path
 from envbuild.lock.run import LockedRun

@@ -8,8 +8,8 @@ from envbuild.attest.statement import BILL, PROVENANCE, SIGNED
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
+from envbuild.registry.auth import Credentials
 from envbuild.registry.client import Registry
-from envbuild.registry.credentials import Credentials
 from envbuild.registry.pull import environment_tag, read_manifest
 from envbuild.retry import Retry
 from envbuild.stamp.record import Stamp, StampedImage

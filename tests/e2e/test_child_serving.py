@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from envbuild.base.resolve import resolve_base
-from envbuild.build import Reporter
 from envbuild.build.extend import compiling_for, extended
 from envbuild.engine.load import load_into
 from envbuild.image.assembler import assemble
@@ -35,6 +34,7 @@ from envbuild.stamp.stamping import stamp
 from envbuild.verify.sources.model import read_model
 from tests.e2e.services import ContainerFailed
 from tests.fakes.trees import layer_of_tree
+from tests.reporting import Calling
 from tests.unit.test_sides_model import manifest_bytes as manifest_of
 
 pytestmark = pytest.mark.real
@@ -113,7 +113,7 @@ def serving(cache, engine, tmp_path_factory) -> Iterator[Serving]:
     """An image on a base without bytecode, below an environment without, with an application and a model on top."""
     folder, kept = tmp_path_factory.mktemp("serving"), cache / "envbuild"
     warned: list[str] = []
-    report = Reporter(step=print, note=print, warn=warned.append, progress=lambda *_: None, compared=print)
+    report = Calling(step=print, note=print, warn=warned.append)
     base = resolve_base("debian:bookworm", machine="x86_64", cache=kept, pull=_never, report=print)
     parent = parent_on(bare(base), kept, folder / "layers")
     above = UvResolver().resolve(("wrapt==1.17.2",), base.target)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.base.resolve import resolve_base
-from envbuild.build.cloudbuild import CloudBuild, Secret, build, plan_yaml
+from envbuild.build.cloud import build
+from envbuild.build.cloud_plan import CloudBuild, Secret, plan_yaml
 from envbuild.errors import BuildError
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
@@ -263,7 +264,7 @@ def test_a_wheel_that_pip_refuses_is_named(command, registry, tmp_path):
     templates = template(tmp_path / "templates", script)
     done = command("--push", f"{registry.host}/cloud/none:v1", "--template", templates, check=False)
     assert done.returncode == 13
-    assert f"at answer==1.0 of the lock ({ANSWER.filename}" in done.stderr
+    assert "satisfies the requirement answer==1.0" in done.stderr
 
 
 def test_ctrl_c_cancels_the_build(arguments, variables, cache, cloud, registry, tmp_path):

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.engine.container import run_file
-from envbuild.engine.image import find_image
-from envbuild.engine.inspection import inspect_base
+from envbuild.engine.client import find_image
+from envbuild.engine.container import inspect_base, run_file
 from envbuild.engine.load import load_into
 from envbuild.errors import VerifyError
 from envbuild.manifest.artifact import Golden

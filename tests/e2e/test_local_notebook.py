@@ -15,7 +15,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from envbuild.build.extend import Extended
-from envbuild.build.order import Reporter
 from envbuild.local import notebook
 from envbuild.local.model import Launch
 from envbuild.lock.formats import read_pylock
@@ -24,6 +23,7 @@ from envbuild.oci.reference import Reference
 from tests.e2e.docker_builds import wheel_folder
 from tests.e2e.services import command_output, running
 from tests.making import make_server, make_venv
+from tests.reporting import Calling
 from tests.unit.locking import HERE
 from tests.unit.test_from_manifest import manifest_of
 
@@ -40,7 +40,7 @@ print(tf.__version__, tf.__file__, int(tf.reduce_sum(tf.range(10))))
 """
 
 
-REPORTER = Reporter(step=print, note=print, warn=print, progress=lambda *_: None, compared=lambda *_: None)
+REPORTER = Calling(step=print, note=print, warn=print)
 
 
 class Notebooks:

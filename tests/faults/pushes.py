@@ -12,9 +12,8 @@ from envbuild.errors import RegistryError
 from envbuild.oci.blobs import GrowingBlob
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.reference import Reference
-from envbuild.registry.credentials import Credentials
-from envbuild.registry.push import PushResult, Upload, push
-from envbuild.registry.tags import publish
+from envbuild.registry.auth import Credentials
+from envbuild.registry.push import PushResult, Upload, publish, push
 from envbuild.retry import Retry
 from tests.fakes.images import image_of
 from tests.faults.proxy import FaultyRegistry, Weather

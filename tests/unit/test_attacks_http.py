@@ -22,8 +22,8 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import MANIFEST, Descriptor
 from envbuild.registry import client as registry_client
 from envbuild.registry import transport
+from envbuild.registry.auth import Credentials
 from envbuild.registry.client import Registry
-from envbuild.registry.credentials import Credentials
 from envbuild.retry import Retry
 from tests.fakes.registry import FakeRegistry
 from tests.unit.locking import HERE

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.build import Reporter
 from envbuild.build.extend import compiling_for
 from envbuild.errors import BuildError
 from envbuild.image.assembler import Assembled, Compiling, assemble
@@ -41,6 +40,7 @@ from envbuild.verify.sharing import prove_sharing
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.wheels import make_wheel
+from tests.reporting import Calling
 from tests.unit.compiling import own_interpreter
 from tests.unit.test_assemble import locked, recipe, tree
 from tests.unit.test_rebase import CONFIG, OLD, as_found, recipe_on, said
@@ -327,7 +327,7 @@ def test_impossible_numbers_of_modules_are_ignored_and_counted_here(parent, tmp_
     said: list[str] = []
 
     def made(name: str, registry: FakeRegistry) -> Assembled:
-        with SharedCache(Reference(registry.host, "team/app"), retry=FAST, warn=said.append) as others:
+        with SharedCache(Reference(registry.host, "team/app"), retry=FAST, report=Calling(warn=said.append)) as others:
             cache = LayerCache(tmp_path / name, others)
             done = assemble_child(parent, lock_of(SERVE), Addition(contents=(APP,)), wheels, cache, print, compiling=by)
             cache.share({})
@@ -360,6 +360,6 @@ def test_what_the_parent_stands_on_is_found_in_its_layers(parent):
 def test_an_interpreter_of_another_machine_compiles_nothing_and_a_warning_says_so(parent, tmp_path):
     elsewhere = replace(parent, lock=replace(parent.lock, target=replace(parent.lock.target, machine="riscv64")))
     warned: list[str] = []
-    report = Reporter(step=print, note=print, warn=warned.append, progress=lambda *_: None, compared=print)
+    report = Calling(step=print, note=print, warn=warned.append)
     assert compiling_for(elsewhere, tmp_path, report) is None
     assert warned[0].startswith("the image has no bytecode and starts slower: the base's interpreter is for riscv64")

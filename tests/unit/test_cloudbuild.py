@@ -11,8 +11,8 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud.devtools.cloudbuild_v1 import Build, CloudBuildClient
 
-from envbuild.build.cloudbuild import CloudBuild, Secret, build, check
-from envbuild.build.cloudbuild.plan import plan
+from envbuild.build.cloud import build, check
+from envbuild.build.cloud_plan import CloudBuild, Secret, plan
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.image import MANIFEST
 from envbuild.oci.reference import Reference
@@ -149,11 +149,9 @@ def test_the_log_is_told_while_the_build_runs(cloud, context, target, tmp_path):
 
 
 def test_a_log_that_may_not_be_read_is_no_failure(cloud, context, target):
-    logs = CloudBuild(project="proj-1", logs="gs://of-others")
-    cloud.gcs.create_bucket("of-others")
-    cloud.gcs.deny("storage.objects.get", "of-others")
+    cloud.gcs.deny("storage.objects.get", BUCKET)
     told = Told()
-    assert build(context, logs, target, told).digest
+    assert build(context, OPTIONS, target, told).digest
     assert sum("may not be read here" in line for line in told.lines) == 1
 
 
@@ -200,7 +198,7 @@ def test_a_build_that_takes_too_long_ends(cloud, context, target):
     docker(cloud, "echo begun; sleep 60")
     with pytest.raises(BuildError, match="not done after 1 s at step image") as caught:
         build(context, CloudBuild(project="proj-1", timeout=1), target, Told())
-    assert "--cloudbuild-timeout" in caught.value.todo
+    assert "--cloudbuild timeout=" in caught.value.todo
 
 
 @pytest.mark.parametrize(
@@ -264,7 +262,7 @@ def test_a_quota_is_waited_for(cloud, context, target):
 def test_a_quota_that_stays_used_up_is_told(cloud, context, target, monkeypatch):
     monkeypatch.setenv("ENVBUILD_CLOUDBUILD_TIMEOUT", "0.1")
     cloud.fail("create", status=429, times=1000, message="Quota exceeded for builds")
-    with pytest.raises(BuildError, match=r"quota is used up \(429\): .*Quota exceeded") as caught:
+    with pytest.raises(BuildError, match=r"\(429\): .*Quota exceeded") as caught:
         build(context, OPTIONS, target, Told())
     assert "quota" in caught.value.todo
     assert not cloud.builds
@@ -289,7 +287,7 @@ DISABLED = {
         ({"status": 401}, "refused the Google credentials", "gcloud auth application-default login"),
         ({"status": 403, "message": "The caller does not have permission"}, "forbids it", "cloudbuild.builds.editor"),
         ({"status": 403, "details": (DISABLED,)}, "API is off", "gcloud services enable cloudbuild.googleapis.com"),
-        ({"status": 404}, "does not find it", "--region"),
+        ({"status": 404}, "does not find it", "region"),
         ({"status": 400, "message": "invalid build"}, "does not take this build: .*invalid build", "--dry-run"),
         ({"status": 409}, "refused with 409", "run the command again"),
         ({"status": 503, "times": 1000}, "kept answering 503", "run the command again"),
@@ -333,7 +331,7 @@ def test_a_bucket_whose_owner_is_unknown_gets_no_context(cloud, context, target)
     cloud.gcs.listing_forbidden = True
     with pytest.raises(BuildError, match=r"storage\.buckets\.list") as caught:
         build(context, OPTIONS, target, Told())
-    assert "--cloudbuild-bucket" in caught.value.todo
+    assert "--cloudbuild bucket=" in caught.value.todo
 
 
 def test_a_machine_type_that_there_is_not_is_refused_before_anything_is_built(cloud, context, target):

@@ -14,8 +14,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.build.cloudbuild import CloudBuild, Secret, check_base, find_project, plan_yaml
-from envbuild.build.cloudbuild.plan import packed, plan, submitted
+from envbuild.build.cloud import check_base, packed
+from envbuild.build.cloud_plan import CloudBuild, Secret, find_project, plan, plan_yaml
 from envbuild.cli.options import CloudOptions, cloud_build
 from envbuild.errors import BaseError, BuildError, UsageError
 from envbuild.oci.reference import Reference
@@ -30,10 +30,8 @@ WHOLE = CloudBuild(
     region="europe-west1",
     bucket="gs://builds/contexts",
     timeout=7200,
-    disk_gb=200,
     service_account="builder@proj-1.iam.example.com",
     worker_pool="projects/proj-1/locations/europe-west1/workerPools/large",
-    tags=("nightly",),
     secrets=(Secret.parse("pip=projects/proj-1/secrets/pip-conf/versions/3"),),
     build_args=(("SOURCE_DATE_EPOCH", "315532800"),),
 )
@@ -70,15 +68,6 @@ def test_the_yaml_is_what_gcloud_takes():
     assert build.logs_bucket == "gs://builds/contexts/logs"
     assert build.service_account == "projects/proj-1/serviceAccounts/builder@proj-1.iam.example.com"
     assert build.timeout.total_seconds() == 7200
-    assert build.options.disk_size_gb == 200
-
-
-def test_what_is_sent_differs_from_what_is_printed_by_its_source_and_one_tag():
-    described = plan(WHOLE, TARGET)
-    sent = submitted(described, SOURCE, "mark-1")
-    assert sent.pop("source") == {"storageSource": SOURCE}
-    assert sent.pop("tags") == ["envbuild", "nightly", "mark-1"]
-    assert sent == {key: value for key, value in described.items() if key != "tags"}
 
 
 def test_a_secret_is_named_and_never_written():
@@ -104,7 +93,7 @@ def test_contexts_and_logs_lie_in_the_buckets_that_gcloud_uses_too():
     assert options().log_folder == ("proj-1_cloudbuild", "logs")
     assert CloudBuild(project="example.com:google-x").contexts[0] == "example_com_elgoog-x_cloudbuild"
     assert options(bucket="gs://b-1/x/y/").contexts == ("b-1", "x/y")
-    assert options(bucket="gs://b-1/x", logs="gs://l-1").log_folder == ("l-1", "")
+    assert options(bucket="gs://b-1/x").log_folder == ("b-1", "x/logs")
 
 
 @pytest.mark.parametrize(
@@ -113,14 +102,12 @@ def test_contexts_and_logs_lie_in_the_buckets_that_gcloud_uses_too():
         {"region": "Europe"},
         {"bucket": "b-1"},
         {"bucket": "gs://b-1/x y"},
-        {"logs": "gs://"},
         {"timeout": 0},
         {"timeout": 86401},
         {"service_account": "a b"},
         {"worker_pool": "large"},
         {"worker_pool": "projects/p/locations/us-east1/workerPools/w"},
         {"region": "us-east1", "worker_pool": "projects/p/locations/us-east1/workerPools/w", "machine_type": "E2"},
-        {"tags": ("no tag",)},
         {"build_args": (("A=B", "c"),)},
         {"secrets": (Secret.parse("a=projects/p/secrets/s"), Secret.parse("a=projects/p/secrets/t"))},
     ],

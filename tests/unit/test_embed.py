@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.build import Reporter
 from envbuild.errors import EnvbuildError, UsageError, VerifyError
 from envbuild.image.child import Parent
 from envbuild.image.content import measured
@@ -14,10 +13,12 @@ from envbuild.lock.model import Lock
 from envbuild.manifest import read_manifest
 from envbuild.manifest.artifact import Model, ModelFile
 from envbuild.oci.digest import Digest
+from envbuild.report import Reporter
 from envbuild.serve.contents import embedded
 from envbuild.serve.model import Origin
 from envbuild.verify.sources.model import read_model
 from tests.fakes.images import image_of
+from tests.reporting import Calling
 from tests.unit import test_sides_model
 from tests.unit.test_sides_model import TARGET, InBucket, InFolder, manifest_bytes, put_stamp
 
@@ -28,9 +29,7 @@ class Told(list[str]):
     """What was warned of."""
 
     def reporter(self) -> Reporter:
-        return Reporter(
-            step=lambda _: None, note=lambda _: None, warn=self.append, progress=lambda *_: None, compared=print
-        )
+        return Calling(step=lambda _: None, note=lambda _: None, warn=self.append)
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import socket
 
 import pytest
 
-from envbuild.engine.client import connected, podman_socket
-from envbuild.engine.image import LocalImage, registry_digest
-from envbuild.engine.inspection import facts_of_image
+from envbuild.engine.client import LocalImage, connected, podman_socket, registry_digest
+from envbuild.engine.container import facts_of_image
 from envbuild.errors import MissingComponentError
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.engine.build import Built
-from envbuild.engine.saved import save_image
+from envbuild.engine.load import save_image
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, Descriptor, Layer
@@ -70,7 +69,7 @@ def save():
 
         def save(data: bytes, folder: Path | None, known: tuple[Layer, ...] = ()):
             engine.images, engine.archive = {ID}, data
-            return save_image(Built(client=client, id=ID), folder, known, Told())
+            return save_image(client, ID, folder, known, Told())
 
         yield save
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.build import Order, Reporter
+from envbuild.build.order import Order
 from envbuild.errors import MissingComponentError
 from envbuild.image.child import Parent
 from envbuild.lock.model import Lock, Target
@@ -23,6 +23,7 @@ from envbuild.manifest.artifact import Golden
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
+from envbuild.report import Reporter
 from envbuild.serve import probe
 from envbuild.serve.gate import RULES, UnfitError, check_gate, gate, held_answer, request_of
 from envbuild.serve.gate_container import Output
@@ -30,6 +31,7 @@ from envbuild.serve.model import Origin, ServeOrder, Server
 from tests.fakes.engine import serving_engine
 from tests.fakes.index import closed_port
 from tests.fakes.trees import BASE, image_of_trees
+from tests.reporting import Calling
 from tests.unit.test_golden_check import array_of, golden_of, manifest_with
 
 DOCS = Path(__file__).parents[2] / "docs/serving.md"
@@ -55,9 +57,7 @@ def origin_of(train: Image, manifest: TrainingManifest, variant: str = "cpu") ->
 
 def reporter(told: list[str]) -> Reporter:
     """Whose words are kept."""
-    return Reporter(
-        step=told.append, note=told.append, warn=told.append, progress=lambda *_: None, compared=lambda *_: None
-    )
+    return Calling(step=told.append, note=told.append, warn=told.append)
 
 
 def said(golden: Golden, answer: Any) -> list[tuple[str, bool, str]]:

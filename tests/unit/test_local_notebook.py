@@ -12,7 +12,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from envbuild.build import Reporter
 from envbuild.build.extend import child_name, extend
 from envbuild.errors import UsageError
 from envbuild.image.child import Addition
@@ -23,9 +22,10 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from tests.fakes.wheels import make_wheel
 from tests.making import make_venv
+from tests.reporting import Calling
 from tests.unit.locking import HERE, options
 
-REPORTER = Reporter(step=print, note=print, warn=print, progress=lambda *_: None, compared=print)
+REPORTER = Calling(step=print, note=print, warn=print)
 
 
 class Server(BaseHTTPRequestHandler):

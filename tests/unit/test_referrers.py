@@ -62,7 +62,6 @@ def test_more_artifacts_than_anybody_attaches_are_not_read():
         fake.repositories[NAME].tags[tag_of(reference)] = str(Digest.of(index))
         with pytest.raises(RegistryError, match=r"1001 artifacts refer to .*, more than 1000") as caught:
             referrers(registry, NAME, subject.digest)
-    assert f"most are 1001 of {KIND}" in caught.value.what
     assert f"`oras discover {fake.host}/{NAME}@{subject.digest}`" in caught.value.todo
 
 
@@ -130,7 +129,7 @@ def test_a_tag_that_may_not_move_is_said_and_stays():
         attach(registry, NAME, subject, [artifact("one")])
         before = dict(fake.tags)
         fake.fail("PUT", "manifests/sha256-", status=400, times=9)
-        with pytest.raises(RegistryError, match="has no referrers API, and the tag") as caught:
+        with pytest.raises(RegistryError, match="refused with 400") as caught:
             attach(registry, NAME, subject, [artifact("two"), artifact("three")])
         assert fake.tags == before
         assert len(referrers(registry, NAME, subject.digest)) == 1

@@ -51,7 +51,7 @@ def test_a_refusal_names_the_permission():
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [({"format_": "PYTHON"}, "holds PYTHON"), ({"mode": "REMOTE_REPOSITORY"}, "takes no pushes")]
+    ("kind", "words"), [({"format_": "PYTHON"}, "holds no Docker"), ({"mode": "REMOTE_REPOSITORY"}, "takes no pushes")]
 )
 def test_a_repository_that_takes_no_images_is_refused(kind, words):
     with FakeArtifactRegistry() as api:
@@ -66,7 +66,7 @@ def test_a_kind_that_is_newer_than_this_is_no_crash():
         api.add(NAME)["mode"] = 42
         assert checked(api).name == NAME
         api.repositories[NAME]["format"] = 43
-        with pytest.raises(RegistryError, match="holds format 43, not DOCKER"):
+        with pytest.raises(RegistryError, match="holds no Docker"):
             checked(api)
 
 
@@ -147,7 +147,7 @@ def test_a_repository_is_created_when_that_is_asked_for():
     with FakeArtifactRegistry(polls=2) as api:
         found = check_repository(REFERENCE, create=True, endpoint=api.url)
     assert found
-    assert (found.created, found.name, found.hint) == (True, NAME, "")
+    assert (found.created, found.name) == (True, NAME)
     made = api.repositories[NAME]
     assert (made["format"], made["mode"]) == (1, 1)
     assert [it.partition("/operations/")[0] for it in api.requests if "operations" in it] == [
@@ -209,16 +209,6 @@ def test_a_location_that_is_none_is_said():
         with pytest.raises(RegistryError, match="project or location does not exist") as caught:
             check_repository(REFERENCE, create=True, endpoint=api.url)
     assert "gcloud artifacts locations list" in caught.value.todo
-
-
-def test_several_regions_are_said_to_be_nothing_for_vertex():
-    with FakeArtifactRegistry() as api:
-        found = check_repository(Reference("europe-docker.pkg.dev", "proj/images/app"), create=True, endpoint=api.url)
-        again = check_repository(Reference("europe-docker.pkg.dev", "proj/images/app"), endpoint=api.url)
-    assert found
-    assert "europe-west1" in found.hint
-    assert again
-    assert again.hint == ""
 
 
 def test_without_credentials_nothing_is_asked_and_nothing_created(monkeypatch, tmp_path):

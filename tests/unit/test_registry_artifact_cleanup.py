@@ -9,8 +9,8 @@ import pytest
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
-from envbuild.registry.artifact_cleanup import read_cleanup
-from envbuild.registry.tags import stamped_tag
+from envbuild.registry.artifact_registry import read_cleanup
+from envbuild.registry.push import stamped_tag
 from tests.fakes.artifact_registry import FakeArtifactRegistry
 
 NAME = "projects/proj/locations/europe-west1/repositories/images"

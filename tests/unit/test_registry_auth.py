@@ -10,8 +10,8 @@ import pytest
 
 from envbuild.errors import RegistryError
 from envbuild.oci.reference import Reference
+from envbuild.registry.auth import Credentials, find_credentials
 from envbuild.registry.client import Registry
-from envbuild.registry.credentials import Credentials, find
 from envbuild.registry.pull import pull
 from envbuild.registry.push import push
 from envbuild.retry import Retry
@@ -141,18 +141,22 @@ def test_docker_and_podman_files_are_read_in_order(tmp_path):
         {"auths": {"r.example": {"username": "no", "password": "x"}, "p.example/team": entry}},
     )
     environ = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path / "run")}
-    assert find("r.example", "app", environ=environ).credentials == Credentials(username="docker", password="one:two")
-    assert find("p.example", "team/app", environ=environ).credentials is not None
-    assert find("p.example", "other/app", environ=environ).credentials is None
+    assert find_credentials("r.example", "app", environ=environ).credentials == Credentials(
+        username="docker", password="one:two"
+    )
+    assert find_credentials("p.example", "team/app", environ=environ).credentials is not None
+    assert find_credentials("p.example", "other/app", environ=environ).credentials is None
     environ["REGISTRY_AUTH_FILE"] = str(tmp_path / "mine.json")
     write(tmp_path / "mine.json", {"auths": {"p.example": {"identitytoken": "t"}}})
-    assert find("p.example", "team/app", environ=environ).credentials == Credentials(identity_token="t")
+    assert find_credentials("p.example", "team/app", environ=environ).credentials == Credentials(identity_token="t")
 
 
 def test_docker_hub_has_its_own_key(tmp_path):
     write(tmp_path / "config.json", {"auths": {"https://index.docker.io/v1/": {"username": "u", "password": "p"}}})
     environ = {"HOME": "/nowhere", "DOCKER_CONFIG": str(tmp_path)}
-    assert find("docker.io", "library/python", environ=environ).credentials == Credentials(username="u", password="p")
+    assert find_credentials("docker.io", "library/python", environ=environ).credentials == Credentials(
+        username="u", password="p"
+    )
 
 
 @pytest.mark.parametrize("config", [{"credHelpers": {"r.example": "fake"}}, {"credsStore": "fake"}])
@@ -160,26 +164,26 @@ def test_a_helper_is_asked_with_the_host_on_stdin(tmp_path, monkeypatch, config)
     script = 'read host; printf \'{"Username":"%s","Secret":"%s"}\' "$1" "$host"'
     helper(tmp_path, monkeypatch, script)
     write(tmp_path / ".docker" / "config.json", config)
-    assert find("r.example", "app").credentials == Credentials(username="get", password="r.example")
+    assert find_credentials("r.example", "app").credentials == Credentials(username="get", password="r.example")
 
 
 def test_a_helpers_identity_token_is_one(tmp_path, monkeypatch):
     helper(tmp_path, monkeypatch, 'printf \'{"Username":"<token>","Secret":"t"}\'')
     write(tmp_path / ".docker" / "config.json", {"credsStore": "fake"})
-    assert find("r.example", "app").credentials == Credentials(identity_token="t")
+    assert find_credentials("r.example", "app").credentials == Credentials(identity_token="t")
 
 
 def test_a_helper_that_has_none_leaves_it_to_the_file(tmp_path, monkeypatch):
     helper(tmp_path, monkeypatch, "echo credentials not found in native keychain; exit 1")
     entry = {"username": "u", "password": "p"}
     write(tmp_path / ".docker" / "config.json", {"credsStore": "fake", "auths": {"r.example": entry}})
-    assert find("r.example", "app").credentials == Credentials(username="u", password="p")
+    assert find_credentials("r.example", "app").credentials == Credentials(username="u", password="p")
 
 
 @pytest.mark.parametrize("config", ["{", {"credsStore": "absent"}, {"auths": {"r.example": {"auth": "%%%"}}}])
 def test_a_source_that_fails_is_a_hint(tmp_path, config):
     write(tmp_path / ".docker" / "config.json", config)
-    found = find("r.example", "app")
+    found = find_credentials("r.example", "app")
     assert found.credentials is None
     assert len(found.hints) == 1
 
@@ -192,7 +196,7 @@ def test_hints_stand_in_the_error(tmp_path):
 
 
 def test_google_without_credentials_is_a_hint():
-    found = find("europe-docker.pkg.dev", "project/repo/app")
+    found = find_credentials("europe-docker.pkg.dev", "project/repo/app")
     assert found.credentials is None
     assert "gcloud auth application-default login" in found.hints[0]
 
@@ -224,7 +228,7 @@ def test_google_gives_an_access_token():
     environ = {key: value for key, value in os.environ.items() if key != "NO_GCE_CHECK"}
     environ |= dict.fromkeys(("GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT"), host)
     script = (
-        "from envbuild.registry.credentials import find; found = find('us-docker.pkg.dev', 'p/r/a');"
+        "from envbuild.registry.auth import find_credentials; found = find_credentials('us-docker.pkg.dev', 'p/r/a');"
         "assert found.credentials, found; print(found.credentials.username, found.credentials.password)"
     )
     try:

@@ -15,9 +15,8 @@ from envbuild.oci.blobs import AbandonedError, GrowingBlob
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor, Image, Layer
 from envbuild.oci.reference import Reference
-from envbuild.registry.credentials import Credentials
-from envbuild.registry.push import PushResult, Upload, push
-from envbuild.registry.tags import publish
+from envbuild.registry.auth import Credentials
+from envbuild.registry.push import PushResult, Upload, publish, push
 from envbuild.retry import Retry
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry

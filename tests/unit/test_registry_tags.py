@@ -10,7 +10,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, INDEX, MANIFEST
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
-from envbuild.registry.tags import check_tag, set_tag, stamped_tag, tag_stamped
+from envbuild.registry.push import check_tag, publish, set_tag, stamped_tag
 from envbuild.retry import Retry
 from tests.fakes.registry import FakeRegistry
 
@@ -36,7 +36,7 @@ def put(registry: FakeRegistry, tag: str, data: bytes) -> Reference:
 
 def test_a_stamped_image_gets_a_tag_of_its_digest(registry):
     reference, digest = put(registry, "v7", manifest()), Digest.of(manifest())
-    assert tag_stamped(reference) == stamped_tag(digest)
+    publish({reference: (stamped_tag(digest),)})
     assert registry.tags[f"team/app:stamped-{digest.hex[:12]}"] == str(digest)
     media_type, data = registry.repositories["team/app"].manifests[str(digest)]
     assert (media_type, data) == (MANIFEST, manifest())
@@ -44,15 +44,15 @@ def test_a_stamped_image_gets_a_tag_of_its_digest(registry):
 
 def test_a_tag_that_is_right_is_left_alone(registry):
     reference = put(registry, "v7", manifest())
-    tag_stamped(reference)
+    publish({reference: (stamped_tag(ENV),)})
     registry.requests.clear()
-    tag_stamped(reference)
+    publish({reference: (stamped_tag(ENV),)})
     assert not registry.seen("PUT")
 
 
 def test_an_image_that_is_gone_gets_no_tag(registry):
     with pytest.raises(RegistryError) as caught:
-        tag_stamped(Reference(registry.host, "team/app", digest=ENV))
+        publish({Reference(registry.host, "team/app", digest=ENV): (stamped_tag(ENV),)})
     assert caught.value.status == 404
 
 
@@ -107,29 +107,3 @@ def index_of(*digests: str) -> bytes:
     return json.dumps(
         {"schemaVersion": 2, "mediaType": INDEX, "manifests": [{"digest": it} for it in digests]}
     ).encode()
-
-
-def test_a_tag_of_an_index_with_an_image_of_the_environment_may_stay(registry):
-    images = [str(put(registry, tag, manifest(it)).digest) for tag, it in (("a", Digest("cd" * 32)), ("b", ENV))]
-    registry.put_manifest("team/app", "v7", index_of(*images), INDEX)
-    check_tag(Reference(registry.host, "team/app", tag="v7"), ENV, indexed=True)
-    check_tag(Reference(registry.host, "team/app", tag="v8"), ENV, indexed=True)
-
-
-@pytest.mark.parametrize("indexed", [True, False])
-def test_a_tag_of_another_index_or_of_an_image_where_an_index_will_be_is_refused(registry, indexed):
-    other = str(put(registry, "a", manifest(Digest("cd" * 32))).digest)
-    mine = str(put(registry, "b", manifest()).digest)
-    there = manifest() if indexed else index_of(mine)
-    registry.put_manifest("team/app", "v7", index_of(other), INDEX)
-    registry.put_manifest("team/app", "v8", there, MANIFEST if indexed else INDEX)
-    for tag in ("v7", "v8"):
-        with pytest.raises(RegistryError, match="may not move"):
-            check_tag(Reference(registry.host, "team/app", tag=tag), ENV, indexed=indexed)
-
-
-@pytest.mark.parametrize("data", [b"[]", b"no", b'{"manifests": 3}', b'{"manifests": [{"digest": "x"}]}'])
-def test_an_index_that_cannot_be_read_is_another_one(registry, data):
-    registry.put_manifest("team/app", "v7", data, INDEX)
-    with pytest.raises(RegistryError, match="may not move"):
-        check_tag(Reference(registry.host, "team/app", tag="v7"), ENV, indexed=True)

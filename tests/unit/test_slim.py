@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.build import Order, Reporter
+from envbuild.build.order import Order
 from envbuild.errors import BuildError, UsageError
 from envbuild.image.assembler import assemble
 from envbuild.image.child import Addition, Parent, assemble_child
@@ -31,6 +31,7 @@ from envbuild.verify.sharing import prove_sharing
 from envbuild.verify.sources import side_of_lock
 from envbuild.verify.sources.image import side_of_image
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.reporting import Calling
 from tests.unit.test_assemble import SITE, locked, tree
 from tests.unit.test_child import files_of, lock_of
 from tests.unit.test_rebase import OLD, recipe_on
@@ -38,7 +39,7 @@ from tests.unit.test_sides_manifest import a_manifest, wheel
 
 RULE = (Pattern("board*", "only training writes summaries"), Pattern("tests", "tests are run before"))
 LINES: list[str] = []
-REPORT = Reporter(step=print, note=LINES.append, warn=print, progress=lambda *_: None, compared=lambda *_: None)
+REPORT = Calling(step=print, note=LINES.append, warn=print)
 
 
 def dist(name: str, *, asked: bool = False) -> Distribution:

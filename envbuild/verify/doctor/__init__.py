@@ -12,10 +12,9 @@ from importlib import import_module
 
 from envbuild.errors import EnvbuildError, RegistryError, StampError, UsageError
 from envbuild.oci.reference import Reference, exists, refuse_login
-from envbuild.registry.artifact_cleanup import Cleanup, read_cleanup
-from envbuild.registry.artifact_registry import package_of
+from envbuild.registry.artifact_registry import Cleanup, package_of, read_cleanup
+from envbuild.registry.auth import find_credentials
 from envbuild.registry.client import Registry
-from envbuild.registry.credentials import find
 from envbuild.retry import Retry
 from envbuild.stamp.history import read_history
 from envbuild.stamp.store import parse_model_uri
@@ -229,7 +228,7 @@ def _image(about: str, reference: Reference) -> Iterator[Finding]:
 def login_for(reference: Reference) -> Iterator[Finding]:
     """Whether there are credentials for a registry; without any it may still let everybody read."""
     about = f"login {reference.registry}"
-    found = find(reference.registry, reference.repository, environ=os.environ)
+    found = find_credentials(reference.registry, reference.repository, environ=os.environ)
     if found.credentials:
         yield ok(about, "there are credentials")
     for hint in found.hints:

@@ -15,10 +15,9 @@ import docker
 
 from envbuild.base.process import output, running
 from envbuild.diff.images import check_name, open_image
-from envbuild.engine.build import loaded_base
-from envbuild.engine.client import connected
+from envbuild.engine.buildkit import loaded_base
+from envbuild.engine.client import LocalImage, connected, find_image
 from envbuild.engine.container import MAX_RESULT, WRITABLE, run_file
-from envbuild.engine.image import LocalImage, find_image
 from envbuild.errors import UsageError
 from envbuild.oci.reference import exists
 from envbuild.report import Reporter

@@ -1,4 +1,4 @@
-"""Cloud Build's API through Google's own client (REST), and what it refuses, in our words."""
+"""Cloud Build's API through Google's own client (REST), a build's log, and what the service refuses, in our words."""
 
 import os
 from collections import deque
@@ -12,23 +12,29 @@ from google.api_core.exceptions import Forbidden, NotFound, RequestRangeNotSatis
 from google.api_core.retry import Retry
 from google.cloud.devtools.cloudbuild_v1 import Build, BuildStep, CloudBuildClient
 from google.cloud.storage import Client
+from google.cloud.storage.retry import DEFAULT_RETRY
 from google.protobuf.json_format import ParseDict, ParseError
 
 from envbuild import google_api
-from envbuild.build.cloudbuild.plan import TIMEOUT, CloudBuild, call_options
+from envbuild.build.cloud_plan import CloudBuild
 from envbuild.errors import BuildError, UsageError
 from envbuild.google_api import connect, no_credentials, retry_for, timeout_of, translated_errors
 from envbuild.lock.settings import without_credentials
 from envbuild.stamp.gcs import storage_errors
 
+TIMEOUT = "ENVBUILD_CLOUDBUILD_TIMEOUT"
+"""The variable with the seconds that one call may be tried again, 60 without it; all waiting shrinks with it."""
 ENDPOINT = "ENVBUILD_CLOUDBUILD_ENDPOINT"
 """The variable that names another API endpoint; one on loopback is used without credentials."""
 _ONE_ANSWER = 60.0
 _PIECE = 1 << 20
 _LONGEST = 10_000
 """Bytes of one line at most, so that a build without line ends does not fill the memory."""
-_BuildStatus = Build.Status
+_Status = Build.Status
 _Kind = Build.FailureInfo.FailureType
+FAILED = frozenset({_Status.FAILURE, _Status.INTERNAL_ERROR, _Status.TIMEOUT, _Status.CANCELLED, _Status.EXPIRED})
+ENDED = FAILED | {_Status.SUCCESS}
+"""A state that is not known yet is none of these: such a build is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +48,6 @@ class Service:
     parent: str
     """`projects/P/locations/L`."""
 
-    @property
-    def project(self) -> str:
-        """The project's id."""
-        return self.parent.split("/")[1]
-
     def check(self) -> None:
         """Ask for one build, which needs the API to be on and the caller to be known; BuildError otherwise."""
         request = {"parent": self.parent, "page_size": 1}
@@ -56,10 +57,16 @@ class Service:
     def create(self, described: Mapping[str, Any], mark: str) -> Build:
         """Start a build, once: where an answer was lost, it is looked for by its tag `mark` before another try.
 
-        The API has no request id (CreateBuildRequest), so this is the only way to know.
+        The API has no request id (CreateBuildRequest), so this is the only way to know. UsageError for a value that
+        Google's client does not know, such as a machine type of no machine.
         """
-        request = {"parent": self.parent, "build": _parsed(described)}
-        unsure = False
+        build, unsure = Build(), False
+        try:
+            ParseDict(dict(described), Build.pb(build))
+        except ParseError as error:
+            todo = "see the names in Cloud Build's reference, Build"
+            raise UsageError(f"Cloud Build has no such value: {error}", where="Cloud Build", todo=todo) from error
+        request = {"parent": self.parent, "build": build}
 
         def attempt() -> Build:
             nonlocal unsure
@@ -67,10 +74,12 @@ class Service:
                 return found[0]
             unsure = True
             try:
-                return self._created(request)
+                operation = self.client.create_build(request=request, retry=None, timeout=_ONE_ANSWER)
             except TooManyRequests:
                 unsure = False
                 raise
+            started: Build = operation.metadata.build
+            return started
 
         with self._errors():
             try:
@@ -80,28 +89,20 @@ class Service:
                     return found[0]
                 raise
 
-    def _created(self, request: dict[str, Any]) -> Build:
-        started: Build = self.client.create_build(request=request, retry=None, timeout=_ONE_ANSWER).metadata.build
-        return started
-
     def get(self, identity: str) -> Build:
         """Return a build as it is now."""
+        request = {"name": f"{self.parent}/builds/{identity}"}
         with self._errors():
-            return self.client.get_build(
-                request={"name": f"{self.parent}/builds/{identity}"}, retry=_retry(), timeout=_ONE_ANSWER
-            )
+            return self.client.get_build(request=request, retry=_retry(), timeout=_ONE_ANSWER)
 
     def cancel(self, known: str, mark: str) -> list[str]:
         """End the build with this id, or, where none is known, what runs with this tag; return the ids."""
         with self._errors():
             found = [known] if known else [it.id for it in self._marked(mark) if it.status not in ENDED]
             for identity in found:
-                self._cancel(identity)
+                request = {"name": f"{self.parent}/builds/{identity}"}
+                self.client.cancel_build(request=request, retry=_retry(), timeout=_ONE_ANSWER)
         return found
-
-    def _cancel(self, identity: str) -> None:
-        request = {"name": f"{self.parent}/builds/{identity}"}
-        self.client.cancel_build(request=request, retry=_retry(), timeout=_ONE_ANSWER)
 
     def _marked(self, mark: str) -> list[Build]:
         """The builds with a tag, which are looked at again: a filter that is not understood must not give others'."""
@@ -110,15 +111,8 @@ class Service:
         return [build for _, build in zip(range(100), found, strict=False) if mark in build.tags]
 
     def _errors(self) -> AbstractContextManager[None]:
-        return translated_errors(
-            "Cloud Build", f"Cloud Build, {self.parent}", BuildError, partial(_explain, self.project)
-        )
-
-
-_Status = Build.Status
-FAILED = frozenset({_Status.FAILURE, _Status.INTERNAL_ERROR, _Status.TIMEOUT, _Status.CANCELLED, _Status.EXPIRED})
-ENDED = FAILED | {_Status.SUCCESS}
-"""A state that is not known yet is none of these: such a build is waited for."""
+        explain = partial(_explain, self.parent.split("/")[1])
+        return translated_errors("Cloud Build", f"Cloud Build, {self.parent}", BuildError, explain)
 
 
 @contextmanager
@@ -137,15 +131,10 @@ def is_local() -> bool:
     return google_api.is_local(os.environ.get(ENDPOINT, ""))
 
 
-def _parsed(described: Mapping[str, Any]) -> Build:
-    """Make the client's value of JSON; UsageError for what it does not know, such as a machine type of no machine."""
-    build = Build()
-    try:
-        ParseDict(dict(described), Build.pb(build))
-    except ParseError as error:
-        todo = "see the names in Cloud Build's reference, Build"
-        raise UsageError(f"Cloud Build has no such value: {error}", where="Cloud Build", todo=todo) from error
-    return build
+def call_options() -> dict[str, Any]:
+    """How long one call to Cloud Storage may try; between two bytes of a large context may lie ten minutes."""
+    seconds = timeout_of(TIMEOUT)
+    return {"retry": retry_for(seconds, DEFAULT_RETRY), "timeout": (min(seconds, 60.0), 600.0)}
 
 
 def _retry() -> Retry:
@@ -153,44 +142,20 @@ def _retry() -> Retry:
 
 
 def _explain(project: str, code: int, message: str) -> tuple[str, str] | None:
-    match code:
-        case 403 if "SERVICE_DISABLED" in message or "has not been used" in message:
-            todo = f"gcloud services enable cloudbuild.googleapis.com --project={project}"
-            return "the Cloud Build API is off in this project (403)", todo
-        case 403:
-            todo = (
-                "grant the caller roles/cloudbuild.builds.editor, and roles/iam.serviceAccountUser on the build's "
-                "service account"
-            )
-            return f"Cloud Build forbids it (403): {message}", todo
-        case 404:
-            todo = "check --project and --region, and the names of worker pool and service account"
-            return f"Cloud Build does not find it (404): {message}", todo
-        case 400:
-            todo = "print the build with --dry-run, and correct the option that made it"
-            return f"Cloud Build does not take this build: {message}", todo
-        case 429:
-            todo = f"run the command again later, or raise the quota of builds of project {project}"
-            return f"Cloud Build's quota is used up (429): {message}", todo
-        case _:
-            return None
-
-
-def find_project(asked: str | None) -> str:
-    """Return the project that was asked for, else that of GOOGLE_CLOUD_PROJECT or of the credentials; UsageError."""
-    import google.auth  # noqa: PLC0415 - slow, and only needed without --project
-    from google.auth.exceptions import GoogleAuthError  # noqa: PLC0415
-
-    if asked:
-        return asked
-    try:
-        _, project = google.auth.default()  # which asks GOOGLE_CLOUD_PROJECT itself, and gcloud's settings
-    except GoogleAuthError:
-        project = None
-    if not project:
-        todo = "give --project, or set GOOGLE_CLOUD_PROJECT"
-        raise UsageError("no project is known to build in", where="Cloud Build", todo=todo)
-    return str(project)
+    if code == 403 and ("SERVICE_DISABLED" in message or "has not been used" in message):
+        todo = f"gcloud services enable cloudbuild.googleapis.com --project={project}"
+        return "the Cloud Build API is off in this project (403)", todo
+    account = "roles/iam.serviceAccountUser on the build's service account"
+    reasons = {
+        400: ("does not take this build", "print the build with --dry-run, and correct the option that made it"),
+        403: ("forbids it (403)", f"grant the caller roles/cloudbuild.builds.editor, and {account}"),
+        404: ("does not find it (404)", "check project, region, pool and account of --cloudbuild"),
+        429: ("has no quota left (429)", f"run the command again later, or raise project {project}'s quota of builds"),
+    }
+    if code not in reasons:
+        return None
+    what, todo = reasons[code]
+    return f"Cloud Build {what}: {message}", todo
 
 
 class Log:
@@ -246,50 +211,35 @@ class Log:
 def failure(build: Build, options: CloudBuild, last: Sequence[str], log: str) -> BuildError:
     """Explain a failed build: the step, what to do, and the last lines of its log."""
     step = next((step for step in build.steps if step.status in FAILED), None)
-    lines = [_ended(build, options, step), *(f"  | {line}" for line in last)]
+    what, todo = _ending(build, options, step)
     where = f"build {build.id}, log {log}" + (f", {build.log_url}" if build.log_url else "")
-    return BuildError("\n".join(lines), where=where, todo=_todo(build, options))
+    return BuildError("\n".join((what, *(f"  | {line}" for line in last))), where=where, todo=todo)
 
 
-def _ended(build: Build, options: CloudBuild, step: BuildStep | None) -> str:
+def _ending(build: Build, options: CloudBuild, step: BuildStep | None) -> tuple[str, str]:
+    """How a build ended, and what to do."""
     at = f" at step {step.id or step.name}" if step else ""
+    detail = " ".join((build.failure_info.detail or build.status_detail or "no reason given").split())[:500]
+    again = "run the command again; if it stays so, see Cloud Build's history and quotas"
     match build.status:
-        case _BuildStatus.TIMEOUT:
-            return f"the build was not done after {options.timeout} s{at}"
-        case _BuildStatus.CANCELLED:
-            return f"the build was cancelled{at}"
-        case _BuildStatus.EXPIRED:
-            return "the build waited too long for a machine"
-        case _BuildStatus.INTERNAL_ERROR:
-            return f"Cloud Build failed by itself{at}: {_detail(build)}"
+        case _Status.TIMEOUT:
+            todo = "give it longer (--cloudbuild timeout=SECONDS), or a larger machine (--cloudbuild machine=TYPE)"
+            return f"the build was not done after {options.timeout} s{at}", todo
+        case _Status.CANCELLED:
+            return f"the build was cancelled{at}", "somebody cancelled it; run the command again"
+        case _Status.EXPIRED:
+            return "the build waited too long for a machine", again
+        case _Status.INTERNAL_ERROR:
+            return f"Cloud Build failed by itself{at}: {detail}", again
         case _:
-            code = f" (exit code {step.exit_code})" if step and step.exit_code else ""
-            return f"the build failed{at}{code}: {_detail(build)}"
-
-
-def _detail(build: Build) -> str:
-    text = build.failure_info.detail or build.status_detail or "no reason given"
-    return " ".join(text.split())[:500]
-
-
-def _todo(build: Build, options: CloudBuild) -> str:
-    match build.status:
-        case _BuildStatus.TIMEOUT:
-            return "give it longer with --cloudbuild-timeout, or a larger machine with --cloudbuild-machine"
-        case _BuildStatus.CANCELLED:
-            return "somebody cancelled it; run the command again"
-        case _BuildStatus.EXPIRED | _BuildStatus.INTERNAL_ERROR:
-            return "run the command again; if it stays so, see Cloud Build's history and quotas"
-        case _:
-            return _todo_of_failure(build, options)
-
-
-def _todo_of_failure(build: Build, options: CloudBuild) -> str:
+            pass
     account = options.service_account or "the project's default service account"
     match build.failure_info.type_:
         case _Kind.PUSH_NOT_AUTHORIZED | _Kind.PUSH_FAILED | _Kind.PUSH_IMAGE_NOT_FOUND:
-            return f"see that the repository is there, and grant {account} roles/artifactregistry.writer on it"
+            todo = f"see that the repository is there, and grant {account} roles/artifactregistry.writer on it"
         case _Kind.FETCH_SOURCE_FAILED:
-            return f"grant {account} roles/storage.objectViewer on gs://{options.contexts[0]}"
+            todo = f"grant {account} roles/storage.objectViewer on gs://{options.contexts[0]}"
         case _:
-            return "the lines above say what failed; the log has all of them"
+            todo = "the lines above say what failed; the log has all of them"
+    code = f" (exit code {step.exit_code})" if step and step.exit_code else ""
+    return f"the build failed{at}{code}: {detail}", todo
