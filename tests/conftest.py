@@ -8,6 +8,10 @@ from hypothesis import HealthCheck, settings
 
 from envbuild.retry import raise_again
 from tests.environ import UNTRIED, cleaned
+from tests.running import remember_costly_results
+
+remember_costly_results()
+sys.dont_write_bytecode = False  # pytest keeps the test modules that it compiled; what the tests start keeps nothing
 
 # How fast this machine is at the moment decides no test, and what a change is checked with is the same each time:
 # examples that nobody tried before are looked for by `tests/run.sh long`.
