@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import typer.main
@@ -29,10 +30,23 @@ _MOST_BYTES = 1 << 17  # of a request: arguments and environment
 
 
 def remember_costly_results() -> None:
-    """Let the command line be put together once, and the same TOML be parsed once; both are read by each command."""
+    """Let the command line be put together once, and the same TOML be parsed once; both are read by each command.
+
+    What checks IRIs, and compiles 38 grammars when it is imported, is imported when an IRI is checked.
+    """
     if not hasattr(typer.main.get_command, "cache_info"):
         typer.main.get_command = cache(typer.main.get_command)
         tomllib.loads = _remembering(tomllib.loads)
+        sys.modules["rfc3987_syntax"] = stub = ModuleType("rfc3987_syntax")
+        stub.is_valid_syntax = _is_valid_syntax
+
+
+def _is_valid_syntax(*rule_and_text: str) -> bool:
+    sys.modules.pop("rfc3987_syntax")
+    sys.modules["jsonschema._format"]._rfc3987_is_valid_syntax = importlib.import_module(
+        "rfc3987_syntax"
+    ).is_valid_syntax
+    return bool(sys.modules["jsonschema._format"]._rfc3987_is_valid_syntax(*rule_and_text))
 
 
 def _remembering(loads: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
