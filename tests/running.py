@@ -68,18 +68,20 @@ def run_envbuild(
     data: bytes = b"",
     check: bool = False,
     timeout: float = 300,
+    program: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m envbuild`; `env` is its whole environment, and `data` what it reads from stdin."""
+    """Run `python -m envbuild`, or a program; `env` is its whole environment, and `data` what it reads from stdin."""
     words, env = [str(it) for it in arguments], dict(os.environ if env is None else env)
     if any(name.startswith("PYTHON") and value != os.environ.get(name) for name, value in env.items()):
-        command = [sys.executable, "-m", "envbuild", *words]  # Python reads these when it starts
+        # Python reads these when it starts.
+        command = [sys.executable, *(["-c", program] if program else ["-m", "envbuild"]), *words]
         return subprocess.run(
             command, cwd=cwd, env=env, input=data.decode(), capture_output=True, text=True, check=check, timeout=timeout
         )
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(data)
         given.seek(0)
-        request = {"words": words, "cwd": str(cwd or Path.cwd()), "env": env}
+        request = {"words": words, "cwd": str(cwd or Path.cwd()), "env": env, "program": program}
         code = _server().ask(request, [given.fileno(), out.fileno(), err.fileno()], timeout)
         texts = []
         for file in (out, err):
@@ -157,7 +159,11 @@ def _run(request: Mapping[str, Any], files: list[int]) -> NoReturn:
         os.environ.update(request["env"])
         os.chdir(request["cwd"])
         sys.path[0], sys.argv = request["cwd"], ["envbuild", *request["words"]]
-        main()
+        if request["program"]:
+            typer.main.get_command.cache_clear()  # it may add commands
+            exec(request["program"], {"__name__": "__main__"})
+        else:
+            main()
     except SystemExit as end:
         code = end.code
     except BaseException:

@@ -19,6 +19,7 @@ from envbuild import errors
 from envbuild.cli import commands
 from envbuild.cli.command import commands_of
 from envbuild.cli.console import Progress, printable
+from tests.running import run_envbuild
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = """
@@ -72,9 +73,10 @@ def environment(**changes: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT), **changes}
 
 
-def envbuild(*arguments: str, program: str | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *(["-c", program] if program else ["-m", "envbuild"]), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(**changes), timeout=60, check=False)
+def envbuild(*arguments: str, program: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
+    env = environment(**changes)
+    del env["PYTHONPATH"]
+    return run_envbuild(*arguments, env=env, program=program)
 
 
 def every_error() -> list[type[errors.EnvbuildError]]:
@@ -107,7 +109,8 @@ def test_no_two_errors_share_an_exit_code():
 
 def test_help_loads_no_client_library():
     program = "import sys, envbuild.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    loaded = set(envbuild(program=program).stdout.split())
+    command = [sys.executable, "-c", program]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout.split())
     assert not loaded & {"google", "docker", "httpx", "jinja2", "requests", "uv"}
 
 
@@ -241,7 +244,8 @@ def test_ctrl_c_while_imports_go_on_shows_no_traceback(start, tmp_path):
 
 def test_importing_the_command_line_leaves_signals_alone():
     program = "import signal, envbuild.cli.commands; print(signal.getsignal(2) is signal.default_int_handler)"
-    assert envbuild(program=program).stdout == "True\n"
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout == "True\n"
 
 
 def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path):
