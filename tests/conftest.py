@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from envbuild.retry import raise_again
 from tests.environ import UNTRIED, cleaned
-from tests.running import remember_costly_results
+from tests.running import remember_costly_results, stop_server
 
 remember_costly_results()
 sys.dont_write_bytecode = False  # pytest keeps the test modules that it compiled; what the tests start keeps nothing
@@ -33,3 +33,7 @@ def _clean_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path / "envbuild-cache"))
     for name, value in UNTRIED.items():
         monkeypatch.setenv(name, value)
+
+
+def pytest_sessionfinish() -> None:
+    stop_server()
