@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import typer.main
 
@@ -69,8 +69,13 @@ def run_envbuild(
     check: bool = False,
     timeout: float = 300,
     program: str = "",
+    stdout: IO[str] | None = None,
+    stderr: IO[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m envbuild`, or a program; `env` is its whole environment, and `data` what it reads from stdin."""
+    """Run `python -m envbuild`, or a program; `env` is its whole environment, and `data` what it reads from stdin.
+
+    What it writes is in the result, but for a stream that is given.
+    """
     words, env = [str(it) for it in arguments], dict(os.environ if env is None else env)
     if any(name.startswith("PYTHON") and value != os.environ.get(name) for name, value in env.items()):
         # Python reads these when it starts.
@@ -82,7 +87,8 @@ def run_envbuild(
         given.write(data)
         given.seek(0)
         request = {"words": words, "cwd": str(cwd or Path.cwd()), "env": env, "program": program}
-        code = _server().ask(request, [given.fileno(), out.fileno(), err.fileno()], timeout)
+        files = [given.fileno(), (stdout or out).fileno(), (stderr or err).fileno()]
+        code = _server().ask(request, files, timeout)
         texts = []
         for file in (out, err):
             file.seek(0)

@@ -170,11 +170,20 @@ def test_threads_that_cannot_be_started_are_told_and_faults_of_ours_are_not_hidd
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [("say", "text"), ("tell", "text"), ("tell", "x" * 100_000)])
-def test_a_full_disk_behind_stdout_is_told(unbuffered, arguments):
+def test_a_full_disk_behind_stdout_is_told_by_a_process_of_its_own(unbuffered):
     with Path("/dev/full").open("w") as full:
-        command, env = [sys.executable, "-c", COMMANDS, *arguments], environment(PYTHONUNBUFFERED=unbuffered)
+        command, env = [sys.executable, "-c", COMMANDS, "say", "text"], environment(PYTHONUNBUFFERED=unbuffered)
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=env, check=False)
+    assert_told(done)
+
+
+@pytest.mark.parametrize("arguments", [("say", "text"), ("tell", "text"), ("tell", "x" * 100_000)])
+def test_a_full_disk_behind_stdout_is_told(arguments):
+    with Path("/dev/full").open("w") as full:
+        assert_told(run_envbuild(*arguments, program=COMMANDS, stdout=full))
+
+
+def assert_told(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 13
     assert "error: no space is left on the device\n  where: standard output\n  do: free some space" in done.stderr
     assert "Traceback" not in done.stderr
@@ -190,8 +199,7 @@ def test_a_stderr_that_cannot_be_written_changes_nothing(arguments, code, result
     os.close(reader)
     with Path("/dev/full").open("w") as full, os.fdopen(writer, "w") as gone:
         for stream in (full, gone):
-            command, env = [sys.executable, "-c", COMMANDS, *arguments], environment(**colour)
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stream, text=True, env=env, check=False)
+            done = run_envbuild(*arguments, env=os.environ | colour, program=COMMANDS, stderr=stream)
             assert (done.returncode, done.stdout) == (code, result)
 
 
@@ -199,8 +207,7 @@ def test_a_reader_that_has_gone_is_no_error_to_talk_about():
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as gone:
-        command = [sys.executable, "-c", COMMANDS, "say", "text"]
-        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, env=environment(), check=False)
+        done = run_envbuild("say", "text", program=COMMANDS, stdout=gone)
     assert (done.returncode, done.stderr) == (1, "")
 
 
