@@ -8,6 +8,7 @@ import os
 import pickle
 import pkgutil
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import threading
 import tomllib
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -24,9 +26,13 @@ from typing import IO, Any, NoReturn
 import typer.main
 
 import envbuild
+from tests.environ import cleaned
 
 ROOT = Path(__file__).parents[1]
 _MOST_BYTES = 1 << 17  # of a request: arguments and environment
+_ENVIRONMENT = cleaned(os.environ)
+"""Before the tests change it."""
+_STARTING = threading.Lock()
 
 
 def remember_costly_results() -> None:
@@ -88,7 +94,9 @@ def run_envbuild(
         given.seek(0)
         request = {"words": words, "cwd": str(cwd or Path.cwd()), "env": env, "program": program}
         files = [given.fileno(), (stdout or out).fileno(), (stderr or err).fileno()]
-        code = _server().ask(request, files, timeout)
+        with _STARTING:
+            server = _server()
+        code = server.ask(request, files, timeout)
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -105,7 +113,9 @@ class _Server:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.running", str(theirs.fileno())]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=_ENVIRONMENT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+        )
         theirs.close()
 
     def close(self) -> None:
@@ -141,22 +151,30 @@ def _serve(requests: socket.socket) -> None:
     running.register(requests, selectors.EVENT_READ)
     while True:
         for key, _ in running.select():
-            if key.fileobj is not requests:
+            if key.fileobj is requests:
+                data, files, _, _ = socket.recv_fds(requests, _MOST_BYTES, 4)
+                if not data:
+                    return
+                pid = os.fork()
+                if pid == 0:
+                    _run(json.loads(data), files)
+                for file in files[:3]:
+                    os.close(file)
+                asker = socket.socket(fileno=files[3])
+                running.register(asker, selectors.EVENT_READ, pid)
+                running.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, asker))
+            elif isinstance(key.fileobj, socket.socket):  # whoever asked waits no longer
+                with suppress(KeyError, ValueError, ProcessLookupError):  # it has ended meanwhile
+                    running.unregister(key.fileobj)
+                    os.kill(key.data, signal.SIGKILL)
+            else:
                 pid, asker = key.data
-                running.unregister(key.fileobj)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                running.unregister(key.fd)
                 os.close(key.fd)
-                with asker:
-                    asker.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-                continue
-            data, files, _, _ = socket.recv_fds(requests, _MOST_BYTES, 4)
-            if not data:
-                return
-            pid = os.fork()
-            if pid == 0:
-                _run(json.loads(data), files)
-            for file in files[:3]:
-                os.close(file)
-            running.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, socket.socket(fileno=files[3])))
+                with asker, suppress(KeyError, BrokenPipeError):
+                    running.unregister(asker)
+                    asker.send(b"%d" % code)
 
 
 def _run(request: Mapping[str, Any], files: list[int]) -> NoReturn:
