@@ -44,15 +44,14 @@ def remember_costly_results() -> None:
         typer.main.get_command = cache(typer.main.get_command)
         tomllib.loads = _remembering(tomllib.loads)
         sys.modules["rfc3987_syntax"] = stub = ModuleType("rfc3987_syntax")
-        stub.is_valid_syntax = _is_valid_syntax
+        vars(stub)["is_valid_syntax"] = _is_valid_syntax
 
 
-def _is_valid_syntax(*rule_and_text: str) -> bool:
-    sys.modules.pop("rfc3987_syntax")
-    sys.modules["jsonschema._format"]._rfc3987_is_valid_syntax = importlib.import_module(
-        "rfc3987_syntax"
-    ).is_valid_syntax
-    return bool(sys.modules["jsonschema._format"]._rfc3987_is_valid_syntax(*rule_and_text))
+def _is_valid_syntax(rule: str, text: str) -> bool:
+    del sys.modules["rfc3987_syntax"]
+    usual = importlib.import_module("rfc3987_syntax").is_valid_syntax
+    vars(sys.modules["jsonschema._format"])["_rfc3987_is_valid_syntax"] = usual
+    return bool(usual(rule, text))
 
 
 def _remembering(loads: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -190,7 +189,7 @@ def _run(request: Mapping[str, Any], files: list[int]) -> NoReturn:
         os.chdir(request["cwd"])
         sys.path[0], sys.argv = request["cwd"], ["envbuild", *request["words"]]
         if request["program"]:
-            typer.main.get_command.cache_clear()  # it may add commands
+            typer.main.get_command.cache_clear()  # type: ignore[attr-defined] # the program may add commands
             exec(request["program"], {"__name__": "__main__"})
         else:
             main()

@@ -59,19 +59,21 @@ class Site:
     def lock(
         self, *arguments: str | Path, before: Sequence[str] = (), record: str = "manifest.json", **env: Any
     ) -> subprocess.CompletedProcess[str]:
-        known = {
+        variables = os.environ | {
             "UV_DEFAULT_INDEX": self.index,
             "UV_CACHE_DIR": str(self.folder / "uv"),
             "PIP_FIND_LINKS": "",
             "ENVBUILD_CACHE": str(self.folder / "cache"),
             "UV_HTTP_RETRIES": "1",
+            **env,
         }
-        words, where = ["lock", record, *map(str, arguments)], {"cwd": self.folder, "env": os.environ | known | env}
         if before:
-            command = [*before, sys.executable, "-m", "envbuild", *words]
-            done = subprocess.run(command, **where, capture_output=True, text=True, check=False, timeout=120)
+            command = [*before, sys.executable, "-m", "envbuild", "lock", record, *map(str, arguments)]
+            done = subprocess.run(
+                command, cwd=self.folder, env=variables, capture_output=True, text=True, check=False, timeout=120
+            )
         else:
-            done = run_envbuild(*words, **where)
+            done = run_envbuild("lock", record, *arguments, cwd=self.folder, env=variables)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 

@@ -162,8 +162,8 @@ class Model:
 
     def run(self, command: str, *options: str) -> subprocess.CompletedProcess[str]:
         cache = {"ENVBUILD_CACHE": str(self.folder.parent / "cache")}
-        words = [command, self.folder, "--gpu", "none", *options]
-        return run_envbuild(*words, cwd=self.folder.parent, env=os.environ | cache)
+        words = ("--gpu", "none", *options)
+        return run_envbuild(command, self.folder, *words, cwd=self.folder.parent, env=os.environ | cache)
 
     def plan(self, *options: str) -> dict[str, str]:
         done = self.run("from-manifest", "--dry-run", "--json", *options)
