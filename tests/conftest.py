@@ -1,5 +1,6 @@
 """What every test starts from: an environment without the developer's settings."""
 
+import gc
 import itertools
 import os
 import re
@@ -47,6 +48,15 @@ def _clean_environment(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{next(_NUMBERS)}"))
     for name, value in UNTRIED.items():
         monkeypatch.setenv(name, value)
+
+
+def pytest_collection() -> None:
+    gc.disable()  # it would look through all tests again and again, and they stay
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:
