@@ -1,19 +1,29 @@
 """What every test starts from: an environment without the developer's settings."""
 
+import gc
+import itertools
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from envbuild.retry import raise_again
 from tests.environ import UNTRIED, cleaned
+from tests.running import remember_costly_results, stop_server
+
+remember_costly_results()
+sys.dont_write_bytecode = False  # pytest keeps the test modules that it compiled; what the tests start keeps nothing
 
 # How fast this machine is at the moment decides no test, and what a change is checked with is the same each time:
 # examples that nobody tried before are looked for by `tests/run.sh long`.
-settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("envbuild", settings.get_profile("explore"), derandomize=True)
+settings.register_profile("explore", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("envbuild", settings.get_profile("explore"), max_examples=100, derandomize=True)
 settings.load_profile("envbuild")
+
+_NUMBERS = itertools.count()
 
 
 @pytest.fixture
@@ -22,10 +32,32 @@ def interrupts_return(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", raise_again)
 
 
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pytest's own, which looks through the folders of all tests for the next free number."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    path = tmp_path_factory.getbasetemp() / f"{name}-{next(_NUMBERS)}"
+    path.mkdir(mode=0o700)
+    return path
+
+
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch, tmp_path):
+def _clean_environment(monkeypatch, tmp_path_factory):
     for name in os.environ.keys() - cleaned(os.environ).keys():
         monkeypatch.delenv(name)
-    monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path / "envbuild-cache"))
+    monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{next(_NUMBERS)}"))
     for name, value in UNTRIED.items():
         monkeypatch.setenv(name, value)
+
+
+def pytest_collection() -> None:
+    gc.disable()  # it would look through all tests again and again, and they stay
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    stop_server()

@@ -1,26 +1,13 @@
-"""Ways in which a file of the cache can be wrong, and a command that can be run many times in little time."""
+"""Ways in which a file of the cache can be wrong."""
 
-import importlib
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any
 
-ROOT = Path(__file__).parents[1]
-MODULES = (
-    "envbuild.cli.commands",
-    "envbuild.cli.from_manifest",
-    "envbuild.build.build",
-    "envbuild.cli.summary",
-    "httpx",
-)
 Damage = Callable[[Path], None]
 DEEP = b"[" * 100_000
 IMPOSSIBLE: tuple[Any, ...] = (None, True, -1, 1e30, float("nan"), "", "\ud800", [], [[]], {}, {"unknown": 1})
@@ -92,71 +79,7 @@ def _becomes_link(path: Path) -> None:
     path.symlink_to("nowhere")
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-
-class Commands:
-    """Runs the command line many times in little time: in copies of one process that has imported everything."""
-
-    def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "tests.damage"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._process as process:
-            process.communicate()
-
-    def run(self, arguments: Sequence[str | Path], folder: Path, env: Mapping[str, str]) -> Ran:
-        """Run in this folder, with these variables more."""
-        out, err = folder / "stdout", folder / "stderr"
-        request = {"arguments": [str(it) for it in arguments], "folder": str(folder), "env": dict(env)}
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(json.dumps(request | {"files": [str(out), str(err)]}) + "\n")
-        self._process.stdin.flush()
-        code = int(self._process.stdout.readline())
-        return Ran(code, out.read_text("utf-8", "replace"), err.read_text("utf-8", "replace"))
-
-
-def _answer() -> None:
-    """Run what is asked for, one after the other, each in a process of its own; no thread is here that forks break."""
-    for name in MODULES:
-        importlib.import_module(name)
-    for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _run(request)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-
-
-def _run(request: Mapping[str, Any]) -> NoReturn:
-    from envbuild.cli.commands import run
-
-    code = 99
-    try:
-        for number, path in enumerate(request["files"], 1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        os.chdir(request["folder"])
-        os.environ.update(request["env"])
-        code = run(request["arguments"])
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def fresh_copy(source: Path, target: Path) -> None:
     """A copy of a folder with times and links, in place of whatever is there."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, symlinks=True)
-
-
-if __name__ == "__main__":
-    _answer()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import py_compile
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +24,14 @@ def script_path() -> Path:
     return path
 
 
+@cache
+def compiled_path() -> Path:
+    """The same, compiled by the interpreter that runs the tests, which is that of each `Environment`."""
+    path = script_path().with_suffix(".pyc")
+    py_compile.compile(str(script_path()), str(path), doraise=True)
+    return path
+
+
 class Environment:
     """A virtual environment without pip, and everything around it that capture asks."""
 
@@ -40,7 +49,7 @@ class Environment:
         }
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = [str(self.prefix / "bin" / "python"), "-W", "error", str(script_path()), *arguments]
+        command = [str(self.prefix / "bin" / "python"), "-W", "error", str(compiled_path()), *arguments]
         environment = {"PATH": str(self.bin), **self.variables}
         return subprocess.run(
             command, cwd=self.folder, env=environment, check=check, capture_output=True, text=True, timeout=60

@@ -449,8 +449,11 @@ def test_a_python_without_removesuffix_gets_scripts_that_it_can_run(tmp_path):
 
 
 def test_large_wheels_have_their_own_layer_and_small_ones_share(tmp_path):
-    large = [make_wheel(f"large{n}", "1", {f"l{n}.bin": os.urandom((31 + n) << 20)}) for n in (1, 2)]
-    medium = [make_wheel(f"medium{n}", "1", {f"m{n}.bin": os.urandom(1 + 5 * n << 20)}) for n in range(6)]
+    def sized(name: str, megabytes: int) -> FakeWheel:
+        return make_wheel(name, "1", {f"{name}.bin": bytes(megabytes << 20)}, method=zipfile.ZIP_STORED)
+
+    large = [sized(f"large{n}", 31 + n) for n in (1, 2)]
+    medium = [sized(f"medium{n}", 1 + 5 * n) for n in range(6)]
     small = [make_wheel(f"small{n}", "1") for n in range(40)]
     layers = built(tmp_path, *large, *medium, *small).image.layers
     assert [layer.created_by for layer in layers[:2]] == ["large2 1", "large1 1"]

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any, BinaryIO
 
 import pytest
@@ -26,12 +27,13 @@ from envbuild.lock.model import SystemPackage
 from envbuild.oci.digest import Digest
 from envbuild.oci.layout import write_layout
 from envbuild.trust import Voucher
-from tests.damage import DEEP, IMPOSSIBLE, Commands, Ran, damages, fresh_copy
+from tests.damage import DEEP, IMPOSSIBLE, damages, fresh_copy
 from tests.environ import UNTRIED
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import GLIBC, image_of_layers, layer_of_tree
 from tests.fakes.wheels import make_wheel
+from tests.running import run_envbuild
 from tests.unit.compiling import MINOR, VERSION
 from tests.unit.test_bytecode_interpreter import own_files
 from tests.unit.test_from_manifest import Site, manifest_of
@@ -45,8 +47,7 @@ DIGEST = Digest.of(b"digest")
 class Machine:
     """A cache in which a build has left everything, and the same build again and again."""
 
-    def __init__(self, folder: Path, index: FakeIndex, commands: Commands) -> None:
-        self.commands = commands
+    def __init__(self, folder: Path, index: FakeIndex) -> None:
         self.folder, self.cache, self.good = folder, folder / "cache", folder / "good"
         self.site = Site(folder, index.url)
         self.site.manifest.write_text(json.dumps(manifest_of(python={"version": VERSION, "implementation": "cpython"})))
@@ -57,11 +58,11 @@ class Machine:
         self.digest = self.digest_of(self.build())
         fresh_copy(self.cache, self.good)
 
-    def build(self, *more: str | Path) -> Ran:
+    def build(self, *more: str | Path) -> CompletedProcess[str]:
         """Build into a new layout."""
         shutil.rmtree(self.folder / "out", ignore_errors=True)
         options = ("--base", self.folder / "base", "--bytecode", "--out", "out", "--json", *more)
-        return self.commands.run(["from-manifest", self.site.manifest, *options], self.folder, self.env)
+        return run_envbuild("from-manifest", self.site.manifest, *options, cwd=self.folder, env=os.environ | self.env)
 
     def damage(self, *paths: Path, way: str = "bit in the middle", fresh: bool = True) -> None:
         """Damage these files of the cache; if it is to be `fresh`, the others are as the first build left them."""
@@ -70,12 +71,12 @@ class Machine:
         for path in paths:
             dict(damages(self.good / path))[way](self.cache / path)
 
-    def digest_of(self, ran: Ran) -> str:
+    def digest_of(self, ran: CompletedProcess[str]) -> str:
         """The digest of an image whose blobs all are what their names say."""
-        assert ran.code == 0, ran.err
+        assert ran.returncode == 0, ran.stderr
         for path in (self.folder / "out/blobs/sha256").iterdir():
             assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
-        return str(json.loads(ran.out)["digest"])
+        return str(json.loads(ran.stdout)["digest"])
 
     def files(self) -> list[Path]:
         """The files of the cache, relative to it; of an interpreter two and what is noted of it."""
@@ -86,8 +87,8 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory) -> Iterator[Machine]:
-    with serving(TENSORFLOW, TOOL) as index, Commands() as commands:
-        yield Machine(tmp_path_factory.mktemp("machine"), index, commands)
+    with serving(TENSORFLOW, TOOL) as index:
+        yield Machine(tmp_path_factory.mktemp("machine"), index)
 
 
 def is_entry(path: Path) -> bool:
@@ -251,18 +252,18 @@ def test_damaged_layers_are_told_and_made_again_wherever_the_image_goes(machine)
     told = "a layer in the cache was damaged and is made again"
     machine.damage(*layers)
     ran = machine.build()
-    assert (machine.digest_of(ran), ran.err.count(told)) == (machine.digest, len(layers))
+    assert (machine.digest_of(ran), ran.stderr.count(told)) == (machine.digest, len(layers))
     machine.damage(*layers)
     ran = machine.build("--archive", "image.tar")
-    assert (ran.code, ran.err.count(told)) == (0, len(layers)), ran.err
+    assert (ran.returncode, ran.stderr.count(told)) == (0, len(layers)), ran.stderr
     machine.damage(*layers)
     with FakeRegistry() as registry:
         ran = machine.build("--push", f"{registry.host}/team/model:v1")
-        assert (ran.code, ran.err.count(told)) == (0, len(layers)), ran.err
+        assert (ran.returncode, ran.stderr.count(told)) == (0, len(layers)), ran.stderr
         machine.damage(*layers)
         again = machine.build("--push", f"{registry.host}/team/model:v2", "--no-remote-cache")
-        assert (again.code, again.err.count(told)) == (0, 0), "what the registry has is not even read"
-    assert json.loads(ran.out)["digest"] == json.loads(again.out)["digest"] == machine.digest
+        assert (again.returncode, again.stderr.count(told)) == (0, 0), "what the registry has is not even read"
+    assert json.loads(ran.stdout)["digest"] == json.loads(again.stdout)["digest"] == machine.digest
 
 
 @pytest.mark.parametrize("way", ["bit in the middle", "folder", "cut", "dangling link"])
@@ -273,7 +274,7 @@ def test_a_damaged_wheel_is_told_and_fetched_again(machine, way):
         shutil.rmtree(machine.cache / name)
     ran = machine.build()
     assert machine.digest_of(ran) == machine.digest
-    assert ran.err.count(f"{TOOL.filename} in the cache was damaged and is fetched again") == 1
+    assert ran.stderr.count(f"{TOOL.filename} in the cache was damaged and is fetched again") == 1
     assert path.read_bytes() == TOOL.data
 
 
@@ -285,8 +286,8 @@ def test_a_damaged_wheel_in_a_folder_of_the_user_is_an_error_that_names_it(machi
     content = TOOL.data.index(b"tool") + 200
     (folder / TOOL.filename).write_bytes(TOOL.data[:content] + b"#" + TOOL.data[content + 1 :])
     ran = machine.build("--find-links", "wheelhouse", "--offline")
-    assert ran.code in (12, 13)
-    assert TOOL.filename in ran.err
+    assert ran.returncode in (12, 13)
+    assert TOOL.filename in ran.stderr
 
 
 def test_an_interpreter_with_a_file_more_does_not_run(machine):

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from envbuild.local.subject import subject_of_manifest, subject_of_model
 from envbuild.manifest.model import Data
 from envbuild.verify.sources.model import read_model
 from tests.environ import cleaned
+from tests.running import run_envbuild
 from tests.unit.test_from_manifest import manifest_of
 from tests.unit.test_local_contract import settled, subject
 from tests.unit.test_local_subject import put_stamp
@@ -215,10 +215,7 @@ def local(laptop: Laptop, *words: str, folder: Path | None = None) -> subprocess
         **cleaned(os.environ), "HOME": str(laptop.home), "DOCKER_HOST": f"unix://{laptop.home}/no.sock", "NO_COLOR": "1",
         "ENVBUILD_CACHE": str(laptop.home / "cache"), "COLUMNS": "400",
     }  # fmt: skip
-    return subprocess.run(
-        [sys.executable, "-m", "envbuild", "local", str(laptop.work / "manifest.json"), *words],
-        cwd=folder or laptop.work, env=environment, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    return run_envbuild("local", laptop.work / "manifest.json", *words, cwd=folder or laptop.work, env=environment)
 
 
 def test_the_plan_mounts_nothing_and_lists_what_the_run_read(laptop):

@@ -3,8 +3,6 @@
 import json
 import os
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from envbuild.errors import UsageError
 from envbuild.files import base_dockerfile, data_folder
 from envbuild.match.profiles import load_profiles
 from tests.fakes.engine import serving_engine
+from tests.running import run_envbuild
 from tests.unit.test_from_manifest import manifest_of
 
 PROFILES = load_profiles(data_folder("profiles"), ())
@@ -213,8 +212,7 @@ def test_an_option_that_cannot_be_meant_is_a_usage_error(base, arguments, why):
 )
 def test_without_an_engine_the_way_out_is_told(tmp_path, arguments):
     env = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock", "ENVBUILD_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "envbuild", "base", *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = run_envbuild("base", *arguments, env=env)
     assert (done.returncode, done.stdout) == (17, "")
     assert "no container engine answers" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +16,7 @@ from envbuild.oci.reference import Reference
 from tests.fakes.images import docker_manifest_of
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import BASE, image_of_trees
+from tests.running import run_envbuild
 
 PROFILES = load_profiles(data_folder("profiles"))
 DIGEST = "sha256:" + "1" * 64
@@ -134,8 +133,7 @@ def base(tmp_path):
     env = {**os.environ, "ENVBUILD_CACHE": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "envbuild", "base", *arguments]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        done = run_envbuild("base", *arguments, env=env)
         return done.returncode, done.stdout, done.stderr
 
     return run

@@ -11,6 +11,7 @@ import pytest
 
 from envbuild.cache import KINDS, kinds, prune, read_size
 from envbuild.errors import UsageError
+from tests.running import run_envbuild
 
 OLD, NEW, MIDDLE = "0a" * 32, "0b" * 32, "0c" * 32
 BASE = "debian-bookworm-x86_64-0123456789ab"
@@ -105,9 +106,7 @@ def test_what_is_no_size_is_refused(text):
 
 
 def envbuild(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "envbuild", "cache", *arguments]
-    env = os.environ | {"ENVBUILD_CACHE": str(folder)} | variables
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    return run_envbuild("cache", *arguments, env=os.environ | {"ENVBUILD_CACHE": str(folder)} | variables)
 
 
 def test_the_command_shows_and_prunes(folder):

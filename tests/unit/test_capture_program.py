@@ -21,6 +21,7 @@ from envbuild.cli.capture import other_environment
 from envbuild.cli.commands import app
 from envbuild.manifest import read_manifest
 from tests.fakes.gcs import FakeGcs
+from tests.running import run_envbuild
 from tests.unit.capturing import Environment, script_path
 
 OURS = {"--python", "--image", "--script"}
@@ -41,9 +42,7 @@ def gcs(monkeypatch):
 
 
 def envbuild(*arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "envbuild", "capture", *map(str, arguments)]
-    environment = dict(os.environ, NO_COLOR="1", **changes)
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
+    return run_envbuild("capture", *arguments, env=dict(os.environ, NO_COLOR="1", **changes))
 
 
 def listed(help_text: str) -> set[str]:

@@ -16,6 +16,7 @@ from envbuild.oci.layout import write_layout
 from tests.fakes.index import FakeIndex, closed_port, serving
 from tests.fakes.trees import BASE, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.running import run_envbuild
 from tests.unit.locking import installed
 from tests.unit.test_lock_build import project, sdist
 
@@ -58,23 +59,21 @@ class Site:
     def lock(
         self, *arguments: str | Path, before: Sequence[str] = (), record: str = "manifest.json", **env: Any
     ) -> subprocess.CompletedProcess[str]:
-        command = [*before, sys.executable, "-m", "envbuild", "lock", record, *map(str, arguments)]
-        known = {
+        variables = os.environ | {
             "UV_DEFAULT_INDEX": self.index,
             "UV_CACHE_DIR": str(self.folder / "uv"),
             "PIP_FIND_LINKS": "",
             "ENVBUILD_CACHE": str(self.folder / "cache"),
             "UV_HTTP_RETRIES": "1",
+            **env,
         }
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=os.environ | known | env,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        if before:
+            command = [*before, sys.executable, "-m", "envbuild", "lock", record, *map(str, arguments)]
+            done = subprocess.run(
+                command, cwd=self.folder, env=variables, capture_output=True, text=True, check=False, timeout=120
+            )
+        else:
+            done = run_envbuild("lock", record, *arguments, cwd=self.folder, env=variables)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 

@@ -19,6 +19,7 @@ from envbuild import errors
 from envbuild.cli import commands
 from envbuild.cli.command import commands_of
 from envbuild.cli.console import Progress, printable
+from tests.running import run_envbuild
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = """
@@ -72,9 +73,10 @@ def environment(**changes: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT), **changes}
 
 
-def envbuild(*arguments: str, program: str | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *(["-c", program] if program else ["-m", "envbuild"]), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(**changes), timeout=60, check=False)
+def envbuild(*arguments: str, program: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
+    env = environment(**changes)
+    del env["PYTHONPATH"]
+    return run_envbuild(*arguments, env=env, program=program)
 
 
 def every_error() -> list[type[errors.EnvbuildError]]:
@@ -107,7 +109,8 @@ def test_no_two_errors_share_an_exit_code():
 
 def test_help_loads_no_client_library():
     program = "import sys, envbuild.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    loaded = set(envbuild(program=program).stdout.split())
+    command = [sys.executable, "-c", program]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout.split())
     assert not loaded & {"google", "docker", "httpx", "jinja2", "requests", "uv"}
 
 
@@ -167,11 +170,20 @@ def test_threads_that_cannot_be_started_are_told_and_faults_of_ours_are_not_hidd
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [("say", "text"), ("tell", "text"), ("tell", "x" * 100_000)])
-def test_a_full_disk_behind_stdout_is_told(unbuffered, arguments):
+def test_a_full_disk_behind_stdout_is_told_by_a_process_of_its_own(unbuffered):
     with Path("/dev/full").open("w") as full:
-        command, env = [sys.executable, "-c", COMMANDS, *arguments], environment(PYTHONUNBUFFERED=unbuffered)
+        command, env = [sys.executable, "-c", COMMANDS, "say", "text"], environment(PYTHONUNBUFFERED=unbuffered)
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=env, check=False)
+    assert_told(done)
+
+
+@pytest.mark.parametrize("arguments", [("say", "text"), ("tell", "text"), ("tell", "x" * 100_000)])
+def test_a_full_disk_behind_stdout_is_told(arguments):
+    with Path("/dev/full").open("w") as full:
+        assert_told(run_envbuild(*arguments, program=COMMANDS, stdout=full))
+
+
+def assert_told(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 13
     assert "error: no space is left on the device\n  where: standard output\n  do: free some space" in done.stderr
     assert "Traceback" not in done.stderr
@@ -187,8 +199,7 @@ def test_a_stderr_that_cannot_be_written_changes_nothing(arguments, code, result
     os.close(reader)
     with Path("/dev/full").open("w") as full, os.fdopen(writer, "w") as gone:
         for stream in (full, gone):
-            command, env = [sys.executable, "-c", COMMANDS, *arguments], environment(**colour)
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stream, text=True, env=env, check=False)
+            done = run_envbuild(*arguments, env=os.environ | colour, program=COMMANDS, stderr=stream)
             assert (done.returncode, done.stdout) == (code, result)
 
 
@@ -196,8 +207,7 @@ def test_a_reader_that_has_gone_is_no_error_to_talk_about():
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as gone:
-        command = [sys.executable, "-c", COMMANDS, "say", "text"]
-        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, env=environment(), check=False)
+        done = run_envbuild("say", "text", program=COMMANDS, stdout=gone)
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -241,7 +251,8 @@ def test_ctrl_c_while_imports_go_on_shows_no_traceback(start, tmp_path):
 
 def test_importing_the_command_line_leaves_signals_alone():
     program = "import signal, envbuild.cli.commands; print(signal.getsignal(2) is signal.default_int_handler)"
-    assert envbuild(program=program).stdout == "True\n"
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout == "True\n"
 
 
 def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path):

@@ -4,8 +4,6 @@ import hashlib
 import io
 import json
 import os
-import subprocess
-import sys
 import tarfile
 import uuid
 
@@ -20,6 +18,7 @@ from envbuild.cli.options import CloudOptions, cloud_build
 from envbuild.errors import BaseError, BuildError, UsageError
 from envbuild.oci.reference import Reference
 from tests.fakes.cloudbuild_rules import InvalidError, accepted
+from tests.running import run_envbuild
 from tests.unit.test_from_manifest import manifest_of
 
 TARGET = Reference("europe-docker.pkg.dev", "proj-1/images/churn", "v7")
@@ -155,8 +154,7 @@ def test_a_dry_run_refuses_what_cloud_build_cannot_do(tmp_path, more, words):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest_of()))
     base = f"example.com/debian@sha256:{'0' * 64}"
     own = ["--builder", "cloudbuild", "--project", "proj-1", "--base", base, "--dry-run"]
-    command = [sys.executable, "-m", "envbuild", "from-manifest", "manifest.json", *own, *more]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_envbuild("from-manifest", "manifest.json", *own, *more, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"where: {words}" in done.stderr
 

@@ -4,7 +4,6 @@ import json
 import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from envbuild.manifest import read_manifest
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
+from tests.running import run_envbuild
 from tests.unit.test_formats_runs import FOLDER, LISTED, wandb
 from tests.unit.test_from_manifest import TENSORFLOW, Site
 
@@ -34,12 +34,8 @@ class Desk:
     def run(
         self, *arguments: str | Path, data: bytes = b"", code: int = 0, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "envbuild", "convert", *map(str, arguments)]
         variables = os.environ | {"ENVBUILD_GCS_TIMEOUT": "2"} | env
-        done = subprocess.run(
-            command, cwd=self.folder, env=variables, input=data, capture_output=True, check=False, timeout=60
-        )
-        found = subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+        found = run_envbuild("convert", *arguments, cwd=self.folder, env=variables, data=data)
         assert "Traceback" not in found.stderr, found.stderr
         assert found.returncode == code, found.stderr
         return found

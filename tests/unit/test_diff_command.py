@@ -3,8 +3,6 @@
 import io
 import json
 import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from tests.fakes.index import serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import image_of_layers
 from tests.fakes.wheels import make_wheel
+from tests.running import run_envbuild
 from tests.unit.comparing import file, folder, image, layer, link
 from tests.unit.test_cli_bases import Done, Site
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, manifest_of
@@ -238,8 +237,7 @@ def test_an_engine_that_is_not_there_ends_with_17_and_leaves_nothing(tmp_path):
         "DOCKER_HOST": f"unix://{tmp_path}/none.sock",
         "ENVBUILD_CACHE": str(tmp_path / "cache"),
     }
-    command = [sys.executable, "-m", "envbuild", "diff", "docker-daemon:x:1", str(tmp_path / "old")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_envbuild("diff", "docker-daemon:x:1", tmp_path / "old", env=environment)
     assert (done.returncode, done.stdout) == (17, ""), done.stderr
     assert [it for it in (tmp_path / "cache").rglob("*") if it.name.startswith(".new-")] == []
 

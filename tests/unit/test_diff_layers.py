@@ -315,14 +315,14 @@ def related(one: str, other: str) -> bool:
 
 
 @given(stacks())
-@settings(max_examples=300)
+@settings(max_examples=settings().max_examples)
 def test_any_stack_of_layers_gives_what_unpacking_them_one_by_one_does(stack):
     layers, tree = stack
     assert {path: told(node) for path, node in tree_of(*layers).items()} == hashed(tree)
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=settings().max_examples)
 def test_what_differs_does_not_depend_on_which_layers_had_to_be_read(data):
     below, ground = data.draw(stacks(most=2))
     (left, before), (right, after) = data.draw(stacks(ground, 2)), data.draw(stacks(ground, 2))

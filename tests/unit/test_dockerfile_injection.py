@@ -117,7 +117,7 @@ def marked(mark: str, count: int) -> list[str]:
     return [f"@{mark}{number}@" for number in range(count)]
 
 
-@settings(max_examples=100)
+@settings(max_examples=settings().max_examples // 4)
 @given(
     variables=st.dictionaries(NAMES, LINE, max_size=3),
     labels=st.dictionaries(LABELS, LINE, max_size=3),
@@ -140,7 +140,7 @@ def test_values_of_any_printable_text_are_written_and_read_back(variables, label
     check(nasty, harmless, {"@python@": python, **dict(pairs)}, wheelhouse=wheelhouse)
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 4)
 @given(base=LINE | LINE.map(lambda text: f"{text}@{DIGEST}"), wheelhouse=st.booleans())
 def test_a_base_is_pulled_by_its_name_or_asked_for(base, wheelhouse):
     nasty = a_recipe(base_name=base)
@@ -166,7 +166,7 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 4)
 @given(text=ANYTHING)
 def test_any_text_in_any_field_is_refused_or_changes_nothing_but_the_field(name, text):
     """Names are written bare: a text that is taken has nothing in it that any reader could part or replace."""

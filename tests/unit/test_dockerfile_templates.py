@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from envbuild.errors import BuildError, UsageError
 from envbuild.image.context import build_context, built_in, check_templates
 from tests.fakes.index import serving
+from tests.running import run_envbuild
 from tests.unit.dockerfiles import Instruction, parse
 from tests.unit.test_dockerfile import LOCAL, a_recipe, context
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, Site
@@ -30,8 +30,7 @@ def rendered(folder: Path, name: str = "Dockerfile") -> str:
 
 
 def envbuild(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "envbuild", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+    return run_envbuild(*arguments, cwd=cwd)
 
 
 def test_a_folder_replaces_some_templates_and_the_others_stay(tmp_path):

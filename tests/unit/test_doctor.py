@@ -33,6 +33,7 @@ from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import closed_port, serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.wheels import make_wheel
+from tests.running import run_envbuild
 
 NAME = "projects/proj/locations/europe-west1/repositories/images"
 HOST = "europe-west1-docker.pkg.dev"
@@ -53,8 +54,7 @@ def doctor(home: Path, *arguments: str, **env: Any) -> subprocess.CompletedProce
         "UV_NO_CONFIG": "1",
         **{name: str(value) for name, value in env.items()},
     }
-    command = [sys.executable, "-m", "envbuild", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
+    return run_envbuild("doctor", *arguments, env=variables)
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, Mapping[str, Any]]:

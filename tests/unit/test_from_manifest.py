@@ -21,6 +21,7 @@ from tests.fakes.index import Fault, closed_port, serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import BASE, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.running import run_envbuild
 from tests.unit.attesting import key_pair
 from tests.unit.loading import library
 from tests.unit.locking import installed
@@ -56,8 +57,7 @@ class Site:
         (folder / "model").mkdir()
         (folder / "model/saved_model.pb").write_bytes(b"graph")
 
-    def run(self, *arguments: str | Path, data: bytes | None = None, **env: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "envbuild", "from-manifest", *map(str, arguments)]
+    def run(self, *arguments: str | Path, data: bytes = b"", **env: Any) -> subprocess.CompletedProcess[str]:
         variables = (
             os.environ
             | {
@@ -67,10 +67,7 @@ class Site:
             }
             | env
         )
-        done = subprocess.run(
-            command, cwd=self.folder, env=variables, input=data, capture_output=True, check=False, timeout=120
-        )
-        found = subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+        found = run_envbuild("from-manifest", *arguments, cwd=self.folder, env=variables, data=data)
         assert "Traceback" not in found.stderr, found.stderr
         return found
 
@@ -773,9 +770,8 @@ def test_an_index_that_shows_other_files_than_it_sends_is_found_out(site, index)
 @pytest.fixture
 def locked(site) -> Path:
     """A lock that another machine made, with a cache of its own."""
-    command = [sys.executable, "-m", "envbuild", "lock", str(site.manifest), "--out", "elsewhere/lock"]
     variables = os.environ | {"UV_DEFAULT_INDEX": site.index, "ENVBUILD_CACHE": str(site.folder / "elsewhere/cache")}
-    subprocess.run(command, cwd=site.folder, env=variables, check=True, capture_output=True)
+    run_envbuild("lock", site.manifest, "--out", "elsewhere/lock", cwd=site.folder, env=variables, check=True)
     return site.folder / "elsewhere/lock/pylock.toml"
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from tests.fakes.registry import FakeRegistry, Request
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, Site, manifest_of
 
-HEAVY = make_wheel("heavy", "1.0", {"heavy/data.bin": random.Random(1).randbytes(64 << 20)})
 OTHER_TOOL = make_wheel("tool", "1.1", {"tool.py": "b = 2\n"})
 
 
 @pytest.fixture(scope="module")
 def index():
-    with serving(TENSORFLOW, TOOL, OTHER_TOOL, HEAVY) as index:
+    data = {"heavy/data.bin": random.Random(1).randbytes(64 << 20)}
+    heavy = make_wheel("heavy", "1.0", data, method=zipfile.ZIP_STORED)
+    with serving(TENSORFLOW, TOOL, OTHER_TOOL, heavy) as index:
         yield index
 
 

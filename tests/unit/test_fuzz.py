@@ -1,7 +1,7 @@
 """A short run of what `python -m tests.fuzz` does for minutes, and what that once found."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.seeds import seeds
@@ -28,7 +28,7 @@ def test_valid_inputs_are_read(name):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_changed_inputs_are_read_or_refused(name):
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=settings().max_examples // 4)
     @given(mutated(name) | st.binary(max_size=200))
     def run(data):
         checked(name, data)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from envbuild.lock.settings import read_settings
 from envbuild.match.stack import Gaps
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.running import run_envbuild
 from tests.unit.locking import HERE, forget_settings
 
 BOTH = pytest.mark.parametrize("resolver", [UvResolver(), PipToolsResolver()], ids=["uv", "pip-tools"])
@@ -161,11 +161,9 @@ class Model:
         (self.folder / name).write_text(text)
 
     def run(self, command: str, *options: str) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "envbuild", command, str(self.folder), "--gpu", "none", *options]
         cache = {"ENVBUILD_CACHE": str(self.folder.parent / "cache")}
-        return subprocess.run(
-            words, cwd=self.folder.parent, env=os.environ | cache, capture_output=True, text=True, check=False
-        )
+        words = ("--gpu", "none", *options)
+        return run_envbuild(command, self.folder, *words, cwd=self.folder.parent, env=os.environ | cache)
 
     def plan(self, *options: str) -> dict[str, str]:
         done = self.run("from-manifest", "--dry-run", "--json", *options)

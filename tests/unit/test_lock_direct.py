@@ -18,6 +18,7 @@ from envbuild.match.stack import Gaps
 from envbuild.oci.digest import Digest
 from tests.fakes.index import FakeIndex, Fault, serving
 from tests.fakes.wheels import make_wheel
+from tests.running import run_envbuild
 from tests.unit.locking import HERE, forget_settings, options
 from tests.unit.test_cli_lock import TENSORFLOW, Site
 
@@ -256,8 +257,7 @@ def test_the_index_of_a_requirements_file_is_told_with_the_one_that_was_asked(tm
         "--index-url https://user:canary@other.invalid/simple\ntensorflow-cpu==2.15.1\ntool==1.0\npip==24.0\n"
     )
     monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path / "cache"))
-    command = [sys.executable, "-m", "envbuild", "lock", "freeze.txt", "--python", "3.11.2", "--gpu", "none", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_envbuild("lock", "freeze.txt", "--python", "3.11.2", "--gpu", "none", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     three = "pip 24.0, tensorflow-cpu 2.15.1, tool 1.0"
     told = f"{three} are recorded from https://other.invalid/simple and taken from {index.url}"

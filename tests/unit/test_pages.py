@@ -15,6 +15,7 @@ from envbuild.cli import INTERRUPTED, commands
 from envbuild.verify.rules.catalogue import TITLES
 from tests.fakes.registry import FakeRegistry
 from tests.pages import DOCS, GENERATED, render
+from tests.running import run_envbuild
 from tests.unit.paged import make_site
 
 ROOT = Path(__file__).parents[2]
@@ -65,9 +66,7 @@ def test_a_registry_without_the_image_ends_with_14(site, monkeypatch):
 def test_without_an_engine_it_ends_with_17(site):
     """In a process of its own, as Docker's library leaves its socket open."""
     arguments = ["from-manifest", "manifest.json", *LOCAL, "--builder", "docker", "--out", "image"]
-    env = os.environ | {"DOCKER_HOST": "unix:///run/nothing.sock", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "envbuild", *arguments]
-    done = subprocess.run(command, cwd=site, env=env, capture_output=True, text=True, check=False)
+    done = run_envbuild(*arguments, cwd=site, env=os.environ | {"DOCKER_HOST": "unix:///run/nothing.sock"})
     assert (done.returncode, done.stdout) == (17, ""), done.stderr
 
 

@@ -21,6 +21,7 @@ from tests.fakes.index import FakeIndex, serving
 from tests.fakes.registry import FakeRegistry, _Handler
 from tests.fakes.trees import BASE, image_of_trees
 from tests.fakes.wheels import make_wheel
+from tests.running import run_envbuild
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, Site, manifest_of
 
 HOST = "europe-west1-docker.pkg.dev"
@@ -91,9 +92,8 @@ class Cloud:
         return self.site.build("--json", *arguments, **self.env)
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "envbuild", *map(str, arguments)]
         env = os.environ | self.env | {"ENVBUILD_CACHE": str(self.site.folder / "cache")}
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+        return run_envbuild(*arguments, env=env)
 
     @property
     def tags(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ import tarfile
 import tomllib
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,16 @@ from tests.deflating import text
 from tests.fakes.wheels import make_wheel
 
 PIECE = 2 << 20
-TAR = b"".join(b"%d lines of text, and more of them\n" % number for number in range(650_000))
-TEXT = text(0, 800_000)
+
+
+@cache
+def a_tar() -> bytes:
+    return b"".join(b"%d lines of text, and more of them\n" % number for number in range(650_000))
+
+
+@cache
+def a_text() -> bytes:
+    return text(0, 800_000)
 
 
 def written(chunks, threads: int = 2) -> tuple[bytes, LayerResult]:
@@ -42,8 +51,8 @@ def members(blob: bytes) -> list[bytes]:
 
 
 def test_the_bytes_are_what_they_were_in_every_release():
-    blob, result = written([TAR])
-    assert result == LayerResult(Digest.of(blob), len(blob), Digest.of(TAR))
+    blob, result = written([a_tar()])
+    assert result == LayerResult(Digest.of(blob), len(blob), Digest.of(a_tar()))
     assert result.digest.hex[:16] == "66ed9078411340bd", "raise the formats of layers and of system packages"
 
 
@@ -54,20 +63,20 @@ def test_the_release_that_an_error_names_is_the_one_that_envbuild_requires():
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_neither_threads_nor_chunks_decide(threads):
-    cuts = sorted(random.Random(threads).sample(range(len(TAR)), 50))
-    chunks = [TAR[start:end] for start, end in zip([0, *cuts], [*cuts, len(TAR)], strict=True)]
-    assert written(map(memoryview, chunks), threads) == written([TAR])
+    cuts = sorted(random.Random(threads).sample(range(len(a_tar())), 50))
+    chunks = [a_tar()[start:end] for start, end in zip([0, *cuts], [*cuts, len(a_tar())], strict=True)]
+    assert written(map(memoryview, chunks), threads) == written([a_tar()])
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE])
 def test_pieces_of_one_size_follow_each_other_in_one_member(size):
-    blob, _ = written([TEXT[:size]])
-    assert members(blob) == [TEXT[:size]] * bool(size)
+    blob, _ = written([a_text()[:size]])
+    assert members(blob) == [a_text()[:size]] * bool(size)
 
 
 def test_a_piece_that_nothing_can_follow_ends_its_member():
     noise = random.Random(0).randbytes(PIECE)  # stored, so that its last block has no codes to be known by
-    some = TEXT[:PIECE]
+    some = a_text()[:PIECE]
     blob, result = written([some, noise, some, some, noise])
     assert members(blob) == [some + noise, some + some + noise]
     assert result.diff_id == Digest.of(some + noise + some + some + noise)
