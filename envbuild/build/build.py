@@ -10,7 +10,6 @@ from envbuild.base.resolve import check_base, resolve_base
 from envbuild.base.system import System, lock_system
 from envbuild.build.assembler import Assembler
 from envbuild.build.builder import COMPILING, Builder
-from envbuild.build.context import Buildx, Docker, check_docker
 from envbuild.build.order import Order, Outcome, Part, Plan
 from envbuild.build.outputs import (
     check_attestations,
@@ -21,8 +20,6 @@ from envbuild.build.outputs import (
     write_outputs,
 )
 from envbuild.cache import prune, size_limit
-from envbuild.engine.client import connected
-from envbuild.engine.load import INSTEAD
 from envbuild.errors import UsageError, counted
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.lock.model import Target
@@ -128,6 +125,8 @@ def _builder(order: Order) -> type[Builder]:
         from envbuild.build.cloud import Cloud  # noqa: PLC0415 - Google's library is slow to import
 
         return Cloud
+    from envbuild.build.docker import Buildx, Docker  # noqa: PLC0415 - Docker's library is slow to import
+
     return Buildx if order.builder_name else Docker
 
 
@@ -160,6 +159,9 @@ def check_destinations(order: Order, report: Reporter) -> bool:
         if order.builder != "cloudbuild":
             check_push(order.push)
     if order.load:
+        from envbuild.engine.client import connected  # noqa: PLC0415 - Docker's library is slow to import
+        from envbuild.engine.load import INSTEAD  # noqa: PLC0415 - Docker's library is slow to import
+
         with connected(INSTEAD):
             pass
     return settled
@@ -171,6 +173,8 @@ def _check_builder(order: Order) -> None:
         what, where = "only --builder docker has builders", f"--builder-name {order.builder_name}"
         raise UsageError(what, where=where, todo="add --builder docker")
     if order.builder == "docker":
+        from envbuild.build.docker import check_docker  # noqa: PLC0415 - Docker's library is slow to import
+
         check_docker(order)
     if order.builder == "cloudbuild":
         from envbuild.build.cloud import check, options_of  # noqa: PLC0415 - Google's library is slow to import

@@ -24,7 +24,8 @@ from envbuild.base.resolve import registry_reference
 from envbuild.build import cloud_service
 from envbuild.build.cloud_plan import CloudBuild, plan, plan_yaml
 from envbuild.build.cloud_service import ENDED, TIMEOUT, Log, Service, call_options, failure
-from envbuild.build.context import ContextBuilder, staged_context
+from envbuild.build.context import staged_context
+from envbuild.build.docker import ContextBuilder
 from envbuild.build.order import PLATFORMS, Order, Part, Plan
 from envbuild.errors import BaseError, BuildError, EnvbuildError, RegistryError, UsageError
 from envbuild.google_api import timeout_of

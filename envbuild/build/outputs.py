@@ -5,13 +5,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from envbuild.attest.attach import attest, check_key, sign
 from envbuild.attest.statement import DEBIAN, Facts
 from envbuild.build.context import Context, write_context
 from envbuild.build.order import LAYOUT_NAME, PLATFORMS, Order, Outcome, Part
-from envbuild.engine.client import connected
-from envbuild.engine.load import INSTEAD, Loaded, load_into
 from envbuild.errors import BuildError, RegistryError, StampError, UsageError
 from envbuild.files import staged_folder
 from envbuild.manifest.model import TrainingManifest
@@ -26,6 +25,9 @@ from envbuild.stamp.record import Content as ModelFiles
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import StampResult, stamp
 from envbuild.stamp.store import parse_model_uri
+
+if TYPE_CHECKING:
+    from envbuild.engine.load import Loaded
 
 _TODO = (
     "give the model that this run saved, or the manifest of the run that saved this one; --stamp-anyway stamps it all "
@@ -78,9 +80,12 @@ def into_archive(order: Order, path: Path, content: Content, report: Reporter) -
         raise BuildError(f"the archive cannot be written: {error.strerror}", where=str(path), todo=todo) from error
 
 
-def into_engine(name: Reference, content: Content, report: Reporter) -> Loaded:
+def into_engine(name: Reference, content: Content, report: Reporter) -> "Loaded":
     """Give the image to the container engine; MissingComponentError."""
     report.step(f"loading {name} into the container engine")
+    from envbuild.engine.client import connected  # noqa: PLC0415 - Docker's library is slow to import
+    from envbuild.engine.load import INSTEAD, load_into  # noqa: PLC0415 - Docker's library is slow to import
+
     with connected(INSTEAD) as client:
         return load_into(client, content, [name], report)
 
