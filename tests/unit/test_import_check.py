@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.build.builder import imported_distributions, is_proven
+from envbuild.build.builder import is_proven
+from envbuild.build.imports import imported_distributions
 from envbuild.errors import UsageError, VerifyError
 from envbuild.files import data_folder
 from envbuild.lock.dependencies import Conflict
