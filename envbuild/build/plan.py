@@ -14,9 +14,9 @@ from envbuild.files import UNFINISHED, check_stageable, data_folder
 from envbuild.image.context import check_templates
 from envbuild.lock.client import check_bundle
 from envbuild.lock.faults import origin_fault
-from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import name_of
+from envbuild.manifest.reader import read_manifest
 from envbuild.match.match import match
 from envbuild.match.profiles import FRAMEWORKS, Profiles, load_profiles
 from envbuild.match.run import frameworks_of

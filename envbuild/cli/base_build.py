@@ -146,8 +146,8 @@ def _stack(manifest: str, options: BaseOptions, progress: Progress) -> "Stack":
     """Match the run, and report the decisions."""
     from envbuild.files import data_folder
     from envbuild.lock.system import wanted_packages
-    from envbuild.manifest import read_manifest
     from envbuild.manifest.importers.environment import RecordOptions
+    from envbuild.manifest.reader import read_manifest
     from envbuild.match.match import match
     from envbuild.match.profiles import load_profiles
     from envbuild.match.stack import pairs_of

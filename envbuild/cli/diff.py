@@ -214,7 +214,7 @@ def _host_facts(name: str, python: str | None, others: "Sequence[TrainingManifes
     from envbuild.capture.record import capture
     from envbuild.cli.interpreter import capture_elsewhere
     from envbuild.diff.facts import describe_host
-    from envbuild.manifest import read_manifest
+    from envbuild.manifest.reader import read_manifest
 
     progress.step(f"capturing this machine by {python or 'the Python that envbuild runs on'}")
     options = merge_options(

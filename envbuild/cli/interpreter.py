@@ -19,7 +19,7 @@ from envbuild.capture.gcs import check_out, write_out
 from envbuild.capture.record import complete
 from envbuild.cli.console import Progress
 from envbuild.errors import EnvbuildError, ManifestError, UsageError
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 
 _TODO = "give the path of the interpreter that trained the model, such as ./venv/bin/python"
 _OWN_VARIABLES = ("PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__")

@@ -152,7 +152,7 @@ def _decide(
 ) -> "tuple[TrainingManifest, Stack, str | None]":
     """Return the manifest, its stack, and the glibc of the stack's base, where that is known."""
     from envbuild.files import data_folder
-    from envbuild.manifest import read_manifest
+    from envbuild.manifest.reader import read_manifest
     from envbuild.match.match import match
     from envbuild.match.profiles import FRAMEWORKS, load_profiles
     from envbuild.match.run import frameworks_of

@@ -177,7 +177,7 @@ class TargetReader:
 
         from envbuild.capture import script
         from envbuild.cli.interpreter import other_environment
-        from envbuild.manifest import read_manifest
+        from envbuild.manifest.reader import read_manifest
 
         facts = other_environment(self.python, script(), ())
         return read_manifest(json.dumps(facts).encode(), f"--python {self.python}")

@@ -13,7 +13,7 @@ from envbuild.engine.client import connected, explanation
 from envbuild.engine.container import confinement, run_file
 from envbuild.engine.image import LocalImage, find_image
 from envbuild.errors import BaseError, ManifestError
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.report import Reporter
 
 MACHINE_FACTS = ("accelerator", "cpu", "host.machine_type", "host.zone", "native.thread_pools", "platform.kernel")

@@ -14,7 +14,7 @@ from envbuild.engine.client import connected
 from envbuild.engine.container import WRITABLE
 from envbuild.engine.image import find_image
 from envbuild.errors import MissingComponentError, StampError, VerifyError
-from envbuild.manifest.artifact import Golden
+from envbuild.manifest.model import Golden
 from envbuild.oci.image import Image, platform_name
 from envbuild.serve.gate_container import MODEL, Launch, NotStartedError, Reply, Serving, serving
 from envbuild.serve.gate_request import RULE as PREDICTED

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import accumulate, islice
 from typing import Any
 
-from envbuild.manifest.artifact import Array, Golden
+from envbuild.manifest.model import Array, Golden
 from envbuild.verify.findings import Finding
 from envbuild.verify.golden.check import DamagedError, Number, content, judged, numbers, width_of
 

@@ -24,7 +24,7 @@ from envbuild.capture.distributions import find_distributions
 from envbuild.capture.files import present
 from envbuild.capture.host import musl_facts
 from envbuild.capture.integrity import installation_facts
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from tests.unit.capturing import Environment
 
 SECRET = "hunter2SuperSecretValue99"

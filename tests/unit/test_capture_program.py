@@ -19,7 +19,7 @@ from envbuild.capture.disagreements import tell_disagreements
 from envbuild.capture.record import is_chief, keras_callback
 from envbuild.cli.commands import app
 from envbuild.cli.interpreter import other_environment
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from tests.fakes.gcs import FakeGcs
 from tests.unit.capturing import Environment, script_path
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from envbuild.capture import capture
 from envbuild.errors import ManifestError
-from envbuild.manifest import MAX_MANIFEST, manifest_dict, read_manifest, schema
+from envbuild.manifest import schema
 from envbuild.manifest.fields import (
     Address,
     AnyText,
@@ -36,6 +36,7 @@ from envbuild.manifest.fields import (
 )
 from envbuild.manifest.hardware import Cpu
 from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.reader import MAX_MANIFEST, manifest_dict, read_manifest
 
 SCHEMA = json.loads(resources.files("envbuild.manifest").joinpath("schema.json").read_text("utf-8"))
 VALID = jsonschema.Draft202012Validator(SCHEMA)

@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.capture.model import facts_of_place, model_facts
 from envbuild.capture.places import local_source
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from tests.fakes.gcs import FakeGcs
 from tests.unit.modelling import MODELS, MemoryPlace, read_memory
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from envbuild.capture import script
 from envbuild.errors import UsageError, counted
-from envbuild.manifest.artifact import Array, Golden
-from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.model import Array, Golden, TrainingManifest
 from envbuild.report import Reporter
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.golden import program

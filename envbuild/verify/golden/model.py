@@ -13,7 +13,7 @@ from envbuild.capture.gcs import Unread
 from envbuild.capture.model import READERS, facts_of_place
 from envbuild.capture.places import STAMP_FOLDER, LocalPlace, place_of
 from envbuild.errors import StampError
-from envbuild.manifest.artifact import Model
+from envbuild.manifest.model import Model
 from envbuild.report import Reporter
 from envbuild.stamp.store import ModelUri, parse_model_uri
 

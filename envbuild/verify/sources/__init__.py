@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from envbuild.capture.frameworks import TENSORFLOW
-from envbuild.manifest.artifact import Model
 from envbuild.manifest.hardware import Accelerator, Cpu
-from envbuild.manifest.model import Contract, Data, Framework, Numerics
+from envbuild.manifest.model import Contract, Data, Framework, Model, Numerics
 from envbuild.match.run import label_cuda
 from envbuild.match.variant import CUDA_WHEEL, JAX_PLUGIN
 
