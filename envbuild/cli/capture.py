@@ -94,7 +94,7 @@ def _check_alone(ctx: typer.Context) -> None:
 
 def _captured(options: CaptureOptions, command: list[str] | None) -> str:
     """Capture here, by another interpreter or in a container; return the text for stdout."""
-    from envbuild.capture.options import check_options, merge_options
+    from envbuild.capture.program import check_options, merge_options
     from envbuild.capture.record import capture
 
     out, python, image = options.out, options.python, options.image

@@ -210,7 +210,7 @@ def _model_facts(name: str, progress: Progress) -> Facts:
 def _host_facts(name: str, python: str | None, others: "Sequence[TrainingManifest]", progress: Progress) -> Facts:
     """Capture this machine."""
     from envbuild.capture.files import manifest_text
-    from envbuild.capture.options import merge_options
+    from envbuild.capture.program import merge_options
     from envbuild.capture.record import capture
     from envbuild.cli.interpreter import capture_elsewhere
     from envbuild.diff.facts import describe_host

@@ -13,10 +13,9 @@ from typing import Any
 
 from envbuild.capture import script
 from envbuild.capture.contract import contract_facts, required_names
-from envbuild.capture.disagreements import tell_disagreements
 from envbuild.capture.files import manifest_text
 from envbuild.capture.gcs import check_out, write_out
-from envbuild.capture.record import complete
+from envbuild.capture.record import complete, tell_disagreements
 from envbuild.cli.console import Progress
 from envbuild.errors import EnvbuildError, ManifestError, UsageError
 from envbuild.manifest.reader import read_manifest

@@ -15,7 +15,7 @@ from envbuild.capture.frameworks import build_info
 from envbuild.capture.golden import golden_facts
 from envbuild.capture.integrity import listed_files
 from envbuild.capture.native import debian_packages, mapped_libraries
-from envbuild.capture.options import read_settings
+from envbuild.capture.program import read_settings
 from envbuild.capture.redact import scrub
 from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest.importers.detect import convert, detect

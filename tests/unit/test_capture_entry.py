@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.capture.options import SETTINGS, read_settings
+from envbuild.capture.program import SETTINGS, read_settings
 from envbuild.capture.variables import LONGEST_WORD, MOST_WORDS, entry_facts
 from envbuild.manifest.model import Entry
 
@@ -208,7 +208,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
 def test_older_interpreters_say_that_they_need_json(tmp_path):
     (tmp_path / "envbuild.toml").write_text("[capture]")
     # None there is how an import fails that was never possible.
-    code = "import sys; sys.modules['tomllib'] = None; from envbuild.capture.options import read_settings as r; r(sys.argv[1])"
+    code = "import sys; sys.modules['tomllib'] = None; from envbuild.capture.program import read_settings as r; r(sys.argv[1])"
     command = [sys.executable, "-c", code, str(tmp_path / "envbuild.toml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert "reading TOML needs Python 3.11 or later; the same options in a JSON file do not" in done.stderr

@@ -119,7 +119,7 @@ def test_a_path_holds_neither_secrets_nor_control_characters(tmp_path):
     assert second["name"] == "c.so"
 
 
-def debian(root: Path, files: dict[str, list[str]], stanzas: str = "", diversions: str = "") -> None:
+def debian(root: Path, files: dict[str, list[str]], stanzas: str = "") -> None:
     """Lay down dpkg's database: `files` are the paths of each package, which is installed in version 1.0-1."""
     info = root / "var/lib/dpkg/info"
     info.mkdir(parents=True)
@@ -129,7 +129,6 @@ def debian(root: Path, files: dict[str, list[str]], stanzas: str = "", diversion
         stanzas += f"Package: {name}\nStatus: install ok installed\nMulti-Arch: same\n"
         stanzas += f"Architecture: {architecture or 'amd64'}\nVersion: 1.0-1\n\n"
     (root / "var/lib/dpkg/status").write_text(stanzas)
-    (root / "var/lib/dpkg/diversions").write_text(diversions)
 
 
 def test_dpkg_s_lists_are_read_whatever_they_call_a_place(tmp_path):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from envbuild.capture.disagreements import find_disagreements
 from envbuild.capture.model import model_facts
+from envbuild.capture.record import find_disagreements
 from envbuild.manifest.reader import read_manifest
 from tests.unit.modelling import MODELS
 

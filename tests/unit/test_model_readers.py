@@ -36,7 +36,6 @@ READ = {
     "frozen_graph.pb": ("tf_graph", [], {"producer": "2474"}),
     "model.keras": ("keras", KERAS_3, {"date_saved": "2026-11-21 10:21:11"}),
     "model.h5": ("hdf5", KERAS_3, {"backend": "tensorflow"}),
-    "latest.h5": ("hdf5", KERAS_3, {"backend": "tensorflow"}),
     "fixed.h5": ("hdf5", [{"name": "keras", "version": "2.15.0"}], {"backend": "tensorflow"}),
     "model.pt2": ("torch_export", [{"name": "torch", "version": "2.14.1+debian"}], {"schema_version": "8.20"}),
     "older.pt2": ("torch_export", [{"name": "torch", "version": "2.6.0+debian"}], {"schema_version": "8.2"}),
