@@ -9,7 +9,7 @@ from packaging.direct_url import DirectUrl, DirectUrlValidationError
 from packaging.pylock import Package, Pylock, PylockValidationError
 
 from envbuild.errors import ManifestError
-from envbuild.manifest.importers.environment import Environment, RecordOptions
+from envbuild.manifest.importers.environment import RecordOptions
 from envbuild.manifest.importers.pins import PLATFORM, Pins, file_name, index_origin, origin_of, sha256_of
 from envbuild.manifest.importers.record import (
     Faults,
@@ -23,7 +23,7 @@ from envbuild.manifest.importers.record import (
     text_of,
     toml_of,
 )
-from envbuild.manifest.model import Platform
+from envbuild.manifest.model import Platform, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.validation import quote
 
@@ -34,7 +34,7 @@ Row = tuple[str, str, str | None]
 """Name, version, and the folder of an editable install."""
 
 
-def read_pip_list(record: Record, options: RecordOptions) -> Environment:
+def read_pip_list(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read every distribution; ManifestError."""
     text, faults = text_of(record), Faults(record.name)
     pins = Pins.begin(record, options, faults=faults)
@@ -44,7 +44,7 @@ def read_pip_list(record: Record, options: RecordOptions) -> Environment:
         pins.add(Distribution(name=name, version=version, origin=origin), place)
     if not pins.found:
         faults.add("the record names no distribution", _AGAIN)
-    return pins.environment(complete=True, notes=(_NO_ORIGIN,))
+    return pins.manifest(complete=True, notes=(_NO_ORIGIN,))
 
 
 def _of_json(record: Record, text: str, faults: Faults) -> Iterator[tuple[Row, str]]:
@@ -76,7 +76,7 @@ _NO_INDEX = {"debian", "rpm"}
 _INSPECT_AGAIN = "write it again: pip inspect > inspect.json"
 
 
-def read_inspect(record: Record, options: RecordOptions) -> Environment:
+def read_inspect(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read the JSON report that `pip inspect` prints; ManifestError."""
     report, faults = json_of(record, text_of(record)), Faults(record.name)
     report = report if isinstance(report, dict) else {}
@@ -98,7 +98,7 @@ def read_inspect(record: Record, options: RecordOptions) -> Environment:
     for index, item in enumerate(items):
         _take_installed(item, f"installed[{index}]", pins)
     pip = fact(report, "pip_version")
-    return pins.environment(complete=True, implementation=clean(implementation), tool=f"pip {pip}" if pip else "pip")
+    return pins.manifest(complete=True, implementation=clean(implementation), tool=f"pip {pip}" if pip else "pip")
 
 
 def _take_installed(item: Any, place: str, pins: Pins) -> None:
@@ -137,7 +137,7 @@ def _origin_of_report(direct_url: Any, installer: str | None) -> Origin:
     return origin if origin.kind == "conda" else replace(origin, kind="editable", sha256=None)
 
 
-def read_pylock(record: Record, options: RecordOptions) -> Environment:
+def read_pylock(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what such a file has an installer install, without extras and with its default groups; ManifestError."""
     pylock, faults = _pylock(record), Faults(record.name)
     ours = (pylock.tool or {}).get("envbuild")
@@ -152,7 +152,7 @@ def read_pylock(record: Record, options: RecordOptions) -> Environment:
     _check_target(pylock, pins)
     for index, package in enumerate(pylock.packages):
         _take_package(package, f"packages[{index}]", pylock, pins)
-    return pins.environment(complete=True, tool=clean(pylock.created_by), notes=tuple(_left_out(pylock)))
+    return pins.manifest(complete=True, tool=clean(pylock.created_by), notes=tuple(_left_out(pylock)))
 
 
 def _pylock(record: Record) -> Pylock:

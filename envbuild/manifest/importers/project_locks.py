@@ -10,7 +10,7 @@ from packaging.markers import InvalidMarker, Marker
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import ManifestError
-from envbuild.manifest.importers.environment import Environment, RecordOptions
+from envbuild.manifest.importers.environment import RecordOptions
 from envbuild.manifest.importers.pins import (
     PLATFORM,
     Pins,
@@ -33,6 +33,7 @@ from envbuild.manifest.importers.record import (
     texts,
     toml_of,
 )
+from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
 
 _FREEZE = "give what `pip list --format=json` prints in the run's environment"
@@ -55,7 +56,7 @@ class _Package:
     """What it requires: names, each with the marker or nothing."""
 
 
-def read_poetry_lock(record: Record, options: RecordOptions) -> Environment:
+def read_poetry_lock(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what `poetry install` installs: all groups, no extras; ManifestError."""
     values = toml_of(record, text_of(record))
     old_files = values.get("metadata", {}).get("files", {}) if isinstance(values.get("metadata"), dict) else {}
@@ -68,7 +69,7 @@ def read_poetry_lock(record: Record, options: RecordOptions) -> Environment:
     return _environment(packages, "poetry", None, record, options, notes)
 
 
-def read_pdm_lock(record: Record, options: RecordOptions) -> Environment:
+def read_pdm_lock(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what `pdm install` installs: the groups default and dev; ManifestError."""
     values = toml_of(record, text_of(record))
     items, wanted = dicts(values.get("package")), {"default", "dev"}
@@ -79,7 +80,7 @@ def read_pdm_lock(record: Record, options: RecordOptions) -> Environment:
     return _environment(packages, "pdm", None, record, options, notes)
 
 
-def read_pipfile_lock(record: Record, options: RecordOptions) -> Environment:
+def read_pipfile_lock(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what `pipenv install` installs: the category default; ManifestError."""
     values = json_of(record, text_of(record))
     default = values.get("default") if isinstance(values, dict) else None
@@ -101,7 +102,7 @@ def _environment(
     record: Record,
     options: RecordOptions,
     notes: Iterable[str],
-) -> Environment:
+) -> TrainingManifest:
     """Take the packages whose markers hold in the run's environment; ManifestError."""
     pins = Pins.begin(record, options, python)
     run, faults = pins.surroundings, pins.faults
@@ -116,7 +117,7 @@ def _environment(
             faults.add(f"{place}: there is no version", _FREEZE)
     if not pins.found:
         faults.add("the lock has no package for this environment", _FREEZE)
-    return pins.environment(complete=True, tool=tool, notes=tuple(notes))
+    return pins.manifest(complete=True, tool=tool, notes=tuple(notes))
 
 
 def _needed(packages: list[_Package], run: Surroundings, faults: Faults) -> list[_Package]:
@@ -228,7 +229,7 @@ _OTHERWISE = "for what they hold, take `uv pip freeze`, or `uv export --format p
 Values = Mapping[str, Any]
 
 
-def read_uv_lock(record: Record, options: RecordOptions) -> Environment:
+def read_uv_lock(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what `uv sync` installs: the project's dependencies and its group dev; ManifestError."""
     values, pins = toml_of(record, text_of(record)), Pins.begin(record, options)
     packages, pythons = values.get("package"), text_at(values, "requires-python")
@@ -242,7 +243,7 @@ def read_uv_lock(record: Record, options: RecordOptions) -> Environment:
     roots = walk.roots()
     for root in roots:
         walk.follow(root)
-    return pins.environment(complete=True, tool="uv", notes=tuple(_left_out(roots)))
+    return pins.manifest(complete=True, tool="uv", notes=tuple(_left_out(roots)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from envbuild.capture.redact import scrub_command
 from envbuild.errors import ManifestError
 from envbuild.manifest.hardware import Accelerator, Container, Cpu, Gpu, Host
 from envbuild.manifest.importers.conda import pip_lines, python_of, yaml_of
-from envbuild.manifest.importers.environment import Environment, RecordOptions
+from envbuild.manifest.importers.environment import RecordOptions
 from envbuild.manifest.importers.pins import Pins
 from envbuild.manifest.importers.record import (
     MLMODEL,
@@ -26,13 +26,13 @@ from envbuild.manifest.importers.record import (
     texts,
 )
 from envbuild.manifest.importers.requirements import RequirementsFile, take_lines
-from envbuild.manifest.model import Code, Entry, Platform
+from envbuild.manifest.model import Code, Entry, Platform, TrainingManifest
 
 _FILES = (MLMODEL, "python_env.yaml", "conda.yaml", "requirements.txt")
 _INFERRED = "MLflow lists what it saw imported, not everything that was installed, and cuts local labels such as +cu121"
 
 
-def read_mlflow(record: Record, options: RecordOptions) -> Environment:
+def read_mlflow(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read a model folder by any of its files; ManifestError."""
     faults, files = Faults(record.name), {name: record.other(name) for name in _FILES}
     files[record.file if record.file in _FILES else MLMODEL] = record
@@ -62,7 +62,7 @@ def read_mlflow(record: Record, options: RecordOptions) -> Environment:
     version = fact(model, "mlflow_version")
     listed = ", ".join(f"{name} says {it}" for name, it in pythons.items())
     differing = [f"the files differ in Python: {listed}"] if len(set(pythons.values())) > 1 else []
-    return pins.environment(
+    return pins.manifest(
         complete=False,
         notes=(_INFERRED, *differing, *file.notes),
         tool=f"mlflow {version}" if version else "mlflow",
@@ -76,7 +76,7 @@ _LINUX = re.compile(r"Linux-(?P<kernel>.+?)-(?P<machine>[a-z0-9_]+)-with-(?P<lib
 _OTHERS = {"macOS": "Darwin", "Darwin": "Darwin", "Windows": "Windows", "Linux": "Linux"}
 
 
-def read_wandb(record: Record, options: RecordOptions) -> Environment:
+def read_wandb(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read the two files by either of them; ManifestError."""
     metadata, listed = _files(record)
     facts = json_of(metadata, text_of(metadata))
@@ -88,7 +88,7 @@ def read_wandb(record: Record, options: RecordOptions) -> Environment:
     file.read(listed)
     take_lines(file, pins)
     docker = fact(facts, "docker")
-    return pins.environment(
+    return pins.manifest(
         implementation=clean(match["name"].lower()) if match and match["name"] else "cpython",
         complete=True,
         notes=tuple(file.notes),
