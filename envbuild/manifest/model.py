@@ -141,10 +141,7 @@ class Code:
     dirty: bool = False
     """Whether tracked files differed from the commit; true as well where git gave no answer."""
     untracked: Count | None = None
-    """How many files or folders git neither tracked nor ignored.
-
-    The program may have used them, but no commit, digest or patch holds them.
-    """
+    """How many files or folders git neither tracked nor ignored: no commit, digest or patch holds them."""
     subdirectory: Line | None = None
     """The working directory, relative to the checkout's root."""
     diff_sha256: Sha256 | None = None
@@ -254,11 +251,7 @@ class Model:
     uri: Address
     """Where it lies: gs://bucket/folder or a path."""
     format: Line | None = None
-    """What its files are; absent where nothing fits.
-
-    `saved_model`, `keras`, `hdf5`, `tf_checkpoint`, `tf_graph`, `torch_export`, `torchscript`, `torch`, `onnx`,
-    `safetensors`, `orbax`.
-    """
+    """What its files are: `saved_model`, `keras`, `hdf5`, `torch_export`, `onnx`; absent where nothing fits."""
     written_by: tuple[Writer, ...] = ()
     """The libraries that wrote it; empty for formats that do not say."""
     files: tuple[ModelFile, ...] = ()

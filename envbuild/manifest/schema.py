@@ -29,7 +29,9 @@ FILE = Path(__file__).with_name("schema.json")
 
 def schema() -> dict[str, Any]:
     """Make the schema (JSON Schema, draft 2020-12)."""
-    _, parts = msgspec.json.schema_components([TrainingManifest], schema_hook=_mapping, ref_template="#/$defs/{name}")
+    _, parts = msgspec.json.schema_components(
+        [TrainingManifest], schema_hook=lambda kind: msgspec.json.schema(kind.json_type), ref_template="#/$defs/{name}"
+    )
     for kind in _dataclasses(TrainingManifest):
         part, texts = parts[kind.__name__], _field_texts(kind)
         part.pop("title")
@@ -52,11 +54,6 @@ def schema() -> dict[str, Any]:
         "$defs": {name.lower(): _portable(part) for name, part in sorted(parts.items())},
         "examples": json.loads(FILE.with_name("examples.json").read_text("utf-8")),
     }
-
-
-def _mapping(kind: Any) -> dict[str, Any]:
-    made: dict[str, Any] = msgspec.json.schema(kind.json_type)
-    return made
 
 
 def _portable(part: Any) -> Any:
