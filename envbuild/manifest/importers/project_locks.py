@@ -86,10 +86,8 @@ def read_pipfile_lock(record: Record, options: RecordOptions) -> TrainingManifes
     default = values.get("default") if isinstance(values, dict) else None
     items = default.items() if isinstance(default, dict) else ()
     packages = [_of_pipfile(name, it) for name, it in items if isinstance(it, dict)]
-    python = next(
-        filter(None, (text_at(values, "_meta", "requires", it) for it in ("python_full_version", "python_version"))),
-        None,
-    )
+    required = ("_meta", "requires")
+    python = text_at(values, *required, "python_full_version") or text_at(values, *required, "python_version")
     left = sorted(it for it in values if it not in {"_meta", "default"} and values[it])
     notes = [f"categories of the lock are left out: {', '.join(left)}"] if left else []
     return _environment(packages, "pipenv", python, record, options, notes)
@@ -162,7 +160,10 @@ def _of_poetry(item: dict[str, Any], old_files: Any) -> _Package:
     markers = item.get("markers")  # a table where groups differ
     marker = " or ".join(f"({it})" for it in texts([*markers.values()])) if isinstance(markers, dict) else markers
     files = item.get("files") or (old_files.get(name) if isinstance(old_files, dict) else None)
-    requires = item.get("dependencies")
+    dependencies = item.get("dependencies")
+    entries = dependencies.items() if isinstance(dependencies, dict) else ()
+    # A list has one entry for each version.
+    requires = [(other, it) for other, value in entries for it in (value if isinstance(value, list) else [value])]
     return _Package(
         name=str(canonicalize_name(name)),
         version=text_at(item, "version"),
@@ -170,15 +171,8 @@ def _of_poetry(item: dict[str, Any], old_files: Any) -> _Package:
         hashes=_hashes(text_at(it, "hash") for it in dicts(files)),
         python=text_at(item, "python-versions"),
         marker=marker if isinstance(marker, str) else "" if "groups" in item else None,
-        requires=tuple(_poetry_requires(requires if isinstance(requires, dict) else {})),
+        requires=tuple((str(canonicalize_name(other)), text_at(it, "markers") or "") for other, it in requires),
     )
-
-
-def _poetry_requires(requires: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a package requires; a list has one entry for each version."""
-    for name, value in requires.items():
-        for it in value if isinstance(value, list) else [value]:
-            yield str(canonicalize_name(name)), text_at(it, "markers") or ""
 
 
 def _of_pdm(item: dict[str, Any]) -> _Package:
@@ -281,7 +275,9 @@ class _Walk:
             if extra:
                 yield from _dependencies(package.get("optional-dependencies"), extra)
             else:
-                self._take(package)
+                if (origin := _uv_origin(package)) is not None:
+                    name, version = text_at(package, "name") or "", text_at(package, "version")
+                    self.pins.add(Distribution(name=name, version=version, origin=origin), f"package {clean(name)}")
                 yield from _dependencies(package, "dependencies")
 
     def _package(self, dependency: Values) -> Values | None:
@@ -311,12 +307,6 @@ class _Walk:
         if holds is None:
             self.pins.faults.add(f"package: {question} depends on where: {clean(str(marker))}", PLATFORM)
         return bool(holds)
-
-    def _take(self, package: Values) -> None:
-        origin = _uv_origin(package)
-        if origin is not None:
-            name, version = text_at(package, "name") or "", text_at(package, "version")
-            self.pins.add(Distribution(name=name, version=version, origin=origin), f"package {clean(name)}")
 
 
 def _dependencies(holder: Any, key: str) -> list[Values]:

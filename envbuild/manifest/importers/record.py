@@ -33,10 +33,6 @@ _ENDLESS_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++\s*+\.\s*+){100}""")
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
-def _nothing(_path: str) -> bytes | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One file of a record."""
@@ -44,7 +40,7 @@ class Record:
     name: str
     """As it was named, for messages."""
     data: bytes
-    beside: Callable[[str], bytes | None] = _nothing
+    beside: Callable[[str], bytes | None] = lambda _path: None
     """Reads a file by its path relative to this one's folder; None where there is none."""
 
     @property

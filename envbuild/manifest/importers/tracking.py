@@ -87,7 +87,7 @@ def read_wandb(record: Record, options: RecordOptions) -> TrainingManifest:
     file = RequirementsFile(pins.faults)
     file.read(listed)
     take_lines(file, pins)
-    docker = fact(facts, "docker")
+    docker, commit = fact(facts, "docker"), fact(facts, "git", "commit")
     return pins.manifest(
         implementation=clean(match["name"].lower()) if match and match["name"] else "cpython",
         complete=True,
@@ -96,7 +96,7 @@ def read_wandb(record: Record, options: RecordOptions) -> TrainingManifest:
         created=moment(text_at(facts, "startedAt")),
         accelerator=_accelerator(facts),
         cpu=Cpu(model=fact(facts, "cpu", "model"), count=_number(facts, "cpu_count_logical")),
-        code=_code(facts),
+        code=Code(commit=commit, remote=fact(facts, "git", "remote", longest=4000)) if commit else None,
         entry=_entry(facts),
         host=Host(container=Container(image=docker, source="WANDB_DOCKER")) if docker else None,
     )
@@ -106,25 +106,17 @@ def _files(record: Record) -> tuple[Record, Record]:
     """The metadata and the requirements; ManifestError where one is absent."""
     metadata = record.other(WANDB_METADATA) if record.file == WANDB_REQUIREMENTS else record
     listed = record if record.file == WANDB_REQUIREMENTS else record.other(WANDB_REQUIREMENTS)
-    for name, file in ((WANDB_METADATA, metadata), (WANDB_REQUIREMENTS, listed)):
-        if file is None:
-            todo = "give the run's folder `files`, which has both"
-            raise ManifestError(f"there is no {name} beside it", where=record.name, todo=todo)
-    assert metadata
-    assert listed
+    if metadata is None or listed is None:
+        what = f"there is no {WANDB_METADATA if metadata is None else WANDB_REQUIREMENTS} beside it"
+        raise ManifestError(what, where=record.name, todo="give the run's folder `files`, which has both")
     return metadata, listed
 
 
 def _platform(text: str) -> Platform:
     linux = _LINUX.fullmatch(text)
     if linux:
-        return Platform(
-            system="Linux",
-            machine=linux["machine"],
-            libc=linux["libc"],
-            libc_version=linux["version"] or None,
-            kernel=clean(linux["kernel"]),
-        )
+        libc = {"libc": linux["libc"], "libc_version": linux["version"] or None}
+        return Platform(system="Linux", machine=linux["machine"], kernel=clean(linux["kernel"]), **libc)
     parts = text.split("-")
     return Platform(system=_OTHERS.get(parts[0]), machine="arm64" if "arm64" in parts else None)
 
@@ -151,11 +143,6 @@ def _gpus(facts: Any) -> Iterator[Gpu]:
         yield from [Gpu(name=name)] * min(_number(facts, "gpu_count") or 1, 64)
 
 
-def _code(facts: Any) -> Code | None:
-    commit, remote = fact(facts, "git", "commit"), fact(facts, "git", "remote", longest=4000)
-    return Code(commit=commit, remote=remote) if commit else None
-
-
 def _entry(facts: Any) -> Entry | None:
     """The program, without its folder, which may name who ran it, and its arguments."""
     path = text_at(facts, "codePath") or text_at(facts, "codePathLocal") or text_at(facts, "program")
@@ -164,14 +151,9 @@ def _entry(facts: Any) -> Entry | None:
     program = PurePosixPath(path.replace("\\", "/")).name if path.startswith(("/", "~")) or ":" in path else path
     arguments = facts.get("args")
     private = [it for key in ("username", "email", "host") if len(it := text_at(facts, key) or "") > 2 and it != "root"]
-    words = scrub_command([program, *texts(arguments)])
-    return Entry(command=tuple(_without(clean(word), private) for word in words))
-
-
-def _without(word: str, private: list[str]) -> str:
-    for it in private:
-        word = re.sub(rf"(?<!\w){re.escape(it)}(?!\w)", "[redacted]", word)
-    return word
+    words = map(clean, scrub_command([program, *texts(arguments)]))
+    names = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, private))})(?!\w)") if private else None
+    return Entry(command=tuple(names.sub("[redacted]", word) if names else word for word in words))
 
 
 def _number(values: Any, key: str) -> int | None:
