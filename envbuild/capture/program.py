@@ -7,9 +7,8 @@ import json
 import os
 import re
 import shlex
-import stat
 import sys
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Sequence
 
 from envbuild.capture.contract import contract_facts
 from envbuild.capture.files import Facts, manifest_text, present, say
@@ -106,13 +105,6 @@ def _environment_only(out: str | None, requires: list[str], **options: Any) -> F
     return facts
 
 
-LARGEST_SETTINGS = 1 << 20
-"""Bytes."""
-SETTING_TYPES: Dict[str, Callable[[Any], bool]] = {
-    "a list of texts": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
-    "a text": lambda value: isinstance(value, str),
-    "true or false": lambda value: isinstance(value, bool),
-}
 SETTINGS = dict.fromkeys(("requires", "variables", "data", "preprocessing", "load", "command"), "a list of texts")
 SETTINGS.update(model="a text", deep="true or false", patch="true or false")
 """The options that a file may have, and their types."""
@@ -170,10 +162,15 @@ def read_settings(path: str) -> Facts:
     """
     where = scrub_line(path)
     try:
-        settings = _checked_settings(_parsed_file(path))
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read()
+        if path.endswith(".toml"):
+            settings = _checked_settings(_toml_table(text, os.path.basename(path) == "pyproject.toml"))
+        else:
+            settings = _checked_settings(json.loads(text))
     except OSError as error:
         raise ValueError("%s: cannot be read: %s" % (where, error.strerror)) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError("%s: %s" % (where, scrub_line(str(error)))) from None
     return {"model_uri" if key == "model" else key: value for key, value in settings.items()}
 
@@ -184,28 +181,10 @@ def _checked_settings(settings: Any) -> Facts:
     for key, value in settings.items():
         if key not in SETTINGS:
             raise ValueError("%s is not an option; the options are %s" % (key[:80], ", ".join(SETTINGS)))
-        if not SETTING_TYPES[SETTINGS[key]](value):
+        kind = {"a text": str, "true or false": bool}.get(SETTINGS[key], list)
+        if not isinstance(value, kind) or (kind is list and not all(isinstance(item, str) for item in value)):
             raise ValueError("%s must be %s" % (key, SETTINGS[key]))
     return settings
-
-
-def _parsed_file(path: str) -> Any:
-    # Opening a pipe would wait for its writer.
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError("is not a regular file")
-    with open(path, "rb") as file:
-        data = file.read(LARGEST_SETTINGS + 1)
-    if len(data) > LARGEST_SETTINGS:
-        raise ValueError("is larger than %d bytes" % LARGEST_SETTINGS)
-    try:
-        text = data.decode("utf-8-sig")
-        if path.endswith(".toml"):
-            return _toml_table(text, os.path.basename(path) == "pyproject.toml")
-        return json.loads(text, object_pairs_hook=_unique_keys)
-    except UnicodeDecodeError:
-        raise ValueError("is not UTF-8") from None
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
 
 
 def _toml_table(text: str, of_project: bool) -> Any:
@@ -220,10 +199,3 @@ def _toml_table(text: str, of_project: bool) -> Any:
     if table is None:
         raise ValueError("has no table [%s]" % ".".join(keys))
     return table
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> Facts:
-    settings = dict(pairs)
-    if len(settings) < len(pairs):
-        raise ValueError("has a key twice")
-    return settings
