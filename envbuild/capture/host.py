@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import socket
 import sys
 import sysconfig
 import threading
@@ -208,17 +209,23 @@ def _machine_facts(root: str) -> dict[str, str]:
         return {}
     wait = WAIT_ON_GOOGLE if on_google else WAIT
     answers: dict[str, str] = {}
-    arguments = (host or METADATA_ADDRESS, wait, answers)
+    sockets: list[socket.socket] = []
+    arguments = (host or METADATA_ADDRESS, wait, answers, sockets)
     thread = threading.Thread(target=_ask_metadata, args=arguments, name="envbuild-metadata", daemon=True)
     with suppress(RuntimeError):  # Python starts no thread at exit
         thread.start()
         thread.join(wait)
+    answers = dict(answers)
+    # Wakes the thread where it waits for a server that sends nothing, or one byte at a time.
+    for connected in sockets:
+        with suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
     # The server writes projects/NUMBER/machineTypes/NAME; of an image its project matters too.
-    short = {key: value if key == "image" else value.rpartition("/")[2] for key, value in list(answers.items())}
+    short = {key: value if key == "image" else value.rpartition("/")[2] for key, value in answers.items()}
     return {key: scrub_line(value) for key, value in short.items()}
 
 
-def _ask_metadata(host: str, wait: float, answers: dict[str, str]) -> None:
+def _ask_metadata(host: str, wait: float, answers: dict[str, str], sockets: list[socket.socket]) -> None:
     """Ask for one fact after the other, without proxies, redirects or tokens, until one is refused or time is over."""
     from http.client import HTTPConnection
 
@@ -231,6 +238,7 @@ def _ask_metadata(host: str, wait: float, answers: dict[str, str]) -> None:
             # The name lookup may have taken all the time.
             if time.monotonic() > end:
                 return
+            sockets[:] = [connection.sock]
             connection.request("GET", "/computeMetadata/v1/" + path, headers={"Metadata-Flavor": "Google"})
             response = connection.getresponse()
             if response.getheader("Metadata-Flavor") != "Google" or 300 <= response.status < 400:
