@@ -74,10 +74,7 @@ def code_facts(patch: bool) -> Facts | None:
 
 
 def checkout_facts(folder: str, patch: bool, whole: bool) -> Facts | None:
-    """Describe the checkout that a folder lies in, its changes in all of it or in the folder alone; None without one.
-
-    `dirty`, `untracked` and `diff_sha256` are absent where git gives no answer.
-    """
+    """Describe the checkout that a folder lies in and its changes, if git tells them, in `whole` or in the folder."""
     # Without git, as most runs have no checkout.
     if not _lies_in_checkout(folder):
         return None
@@ -116,11 +113,7 @@ def _commit_facts(checkout: Checkout) -> Facts | None:
 
 
 def _foreign_facts(checkout: Checkout, home: str, patch: bool, whole: bool) -> Facts | None:
-    """Describe another user's checkout, which git refuses in many containers (safe.directory).
-
-    All versions of git trust a user's own configuration; the command line only those since 2.38. Filters and
-    submodules could run the other user's programs, and are switched off.
-    """
+    """Describe another user's checkout, which git refuses (safe.directory), without running that user's filters."""
     configuration = os.path.join(home, ".gitconfig")
     with open(configuration, "w", encoding="ascii") as file:
         file.write("[safe]\n\tdirectory = *\n")
@@ -165,10 +158,7 @@ def _change_facts(checkout: Checkout, patch: bool, whole: bool) -> Facts:
 
 
 def tree_facts(path: str, seconds: float = LONGEST_HASHING) -> Facts:
-    """Describe a file or folder by git's digest, that of `git rev-parse HEAD:PATH` in a clean checkout.
-
-    Ignored files do not count. `unread` is why there is no digest; ValueError if there is nothing at the path.
-    """
+    """Describe code by the digest that git gives it in a clean checkout, or `unread`; ValueError if there is none."""
     named, real = scrub_line(path), os.path.realpath(path)
     if not path or not (os.path.isdir(real) or os.path.isfile(real)):
         raise ValueError("preprocessing: there is no file or folder %s" % named)

@@ -125,10 +125,7 @@ def _installed_path(path: str) -> str | None:
 
 
 def metadata_paths() -> list[str]:
-    """List the metadata of all distributions, in the order in which imports look for modules.
-
-    Without those that a package vendors.
-    """
+    """List the metadata of all distributions in the order of imports, without those that a package vendors."""
     folders: dict[str, str] = {}
     for entry in sys.path:
         try:
@@ -193,11 +190,7 @@ def is_module(folder: str, name: str) -> bool:
 
 
 def _without_vendored(folders: dict[str, str]) -> list[str]:
-    """Leave out folders of sys.path that a package added for itself, such as `setuptools/_vendor`.
-
-    `folders` maps real paths to paths. Folders that PYTHONPATH or a .pth file names stay, and so do folders outside of
-    the packages of a folder that packages are installed into.
-    """
+    """Leave out folders (by real path) of packages on sys.path, unless PYTHONPATH or a .pth file names them."""
     named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     for site in site_folders():
         for name in _names(site, ".pth"):

@@ -43,10 +43,7 @@ class ListedFile(NamedTuple):
 
 
 def listed_files(path: str, conda: Facts | None) -> Iterator[ListedFile] | None:
-    """List what the distribution whose metadata is `path` installed; None where there is no list.
-
-    That is conda's list, which has the files as conda changed them, or RECORD; older tools list only names.
-    """
+    """List what a distribution installed, by conda's list, RECORD or older tools' list of names; None without one."""
     if conda is not None:
         return _conda_rows(conda["record"], os.path.dirname(path))
     installer = (read_text(os.path.join(path, "INSTALLER")) or "").strip().lower()
@@ -257,10 +254,7 @@ class SiteEntries:
 
 
 def installation_facts(distributions: dict[str, Facts], deep: bool, seconds: float = SECONDS) -> Facts:
-    """Compare every file with its RECORD, and note in each distribution what differs.
-
-    The quick way stops after `seconds`.
-    """
+    """Compare every file with its RECORD, for `seconds` unless `deep`, and note in each distribution what differs."""
     deadline = math.inf if deep else time.monotonic() + seconds
     conda, entries, shared = conda_owners(), SiteEntries(), SharedFiles()
     checks: list[FileCheck] = []

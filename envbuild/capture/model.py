@@ -260,10 +260,7 @@ READABLE = re.compile("|".join("(?:%s)" % pattern for pattern, _ in READERS))
 
 
 def model_facts(uri: str, recorded: Optional[Mapping[str, int]] = None, seconds: float = 0) -> Facts:
-    """Read a model's files: where they lie and who wrote them; `unread` is why something could not be read.
-
-    `recorded` and `seconds`: see ModelPlace and LocalPlace.
-    """
+    """Read a model's files and what wrote them, or why not; for `recorded` and `seconds` see LocalPlace."""
     try:
         place = place_of(uri, recorded, seconds)
     except Unread as error:

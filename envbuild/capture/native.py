@@ -286,10 +286,7 @@ _RPM_DATABASES = ("var/lib/rpm", "usr/lib/sysimage/rpm")
 
 
 def find_owners(paths: list[str], distributions: dict[str, Facts], root: str = "/") -> dict[str, Facts]:
-    """Map files to what installed them; files that no package lists are left out.
-
-    `root` is where the package managers' own files lie.
-    """
+    """Map files to the packages that list them; the package managers' own files lie in `root`."""
     owners = _wheel_owners(paths, distributions)
     for find in (_conda_owners, _debian_owners, _rpm_owners):
         owners.update(find([path for path in paths if path not in owners], root))

@@ -114,10 +114,7 @@ LISTS = ("variables", "requires", "data", "preprocessing", "load")
 
 
 def merge_options(given: Facts, command: Sequence[str] | None) -> Facts:
-    """Return the arguments of `capture()`: lists add to those of the file, other options override it.
-
-    ValueError for invalid options.
-    """
+    """Return the arguments of `capture()`: lists add to those of the file, the rest overrides it. ValueError."""
     check_options(given)
     settings = read_settings(given["config"]) if given["config"] else {}
     options = dict(given, variables=given["variable"])
@@ -138,10 +135,7 @@ def merge_options(given: Facts, command: Sequence[str] | None) -> Facts:
 
 
 def check_options(given: Facts) -> None:
-    """ValueError for an empty option, as when its variable is not set, or an invalid one.
-
-    The error does not repeat the text, which may be a secret value.
-    """
+    """ValueError for an empty or invalid option, without its text, which may be a secret value."""
     for name, value in given.items():
         if value == "":
             raise ValueError("%s: is empty; leave the option out, or check the variable in the command" % name)
@@ -155,11 +149,7 @@ def check_options(given: Facts) -> None:
 
 
 def read_settings(path: str) -> Facts:
-    """Read arguments of `capture()` from a file, `model` as `model_uri`.
-
-    They are JSON, or in TOML the table [capture], in a pyproject.toml [tool.envbuild.capture]. ValueError names the
-    file and the invalid option.
-    """
+    """Read arguments of `capture()` from JSON, or TOML's [capture] or [tool.envbuild.capture]; ValueError."""
     where = scrub_line(path)
     try:
         with open(path, encoding="utf-8-sig") as file:

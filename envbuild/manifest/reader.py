@@ -74,10 +74,7 @@ def known_accelerator(manifest: TrainingManifest) -> Accelerator | None:
 
 
 def known_framework(manifest: TrainingManifest) -> Framework | None:
-    """Return the framework that the run used; None where it is not known.
-
-    Where several are installed, `framework` alone proves nothing: earlier captures put the likeliest one there.
-    """
+    """Return the framework that the run used, or None; of several, earlier captures named the likeliest one."""
     if manifest.framework_source:
         return manifest.framework
     if len(manifest.frameworks) < 2:

@@ -104,10 +104,7 @@ def _manifest(
     projects: Mapping[str, str | None] | None = None,
     **facts: Any,
 ) -> TrainingManifest:
-    """Return what an environment of conda had, besides what `pins` has already; ManifestError.
-
-    `projects` are those that the record itself names, by package; None where the package holds none.
-    """
+    """Return what an environment of conda had; `projects` are those that the record names by package. ManifestError."""
     packages = {(it.name, it.version, it.build): it for it in sorted(listed, key=lambda it: it.name)}.values()
     pairs = [
         (it, projects[it.name] if projects and it.name in projects else project_of(it.name, it.build))
@@ -156,10 +153,7 @@ def _take_packages(pairs: Iterable[tuple[CondaPackage, str | None]], pins: Pins)
 
 
 def _not_taken(pairs: Iterable[tuple[CondaPackage, str | None]], pins: Pins) -> Iterator[str]:
-    """List by class the packages that hold no distribution, in as many notes as they need.
-
-    A metapackage such as typing-extensions only requires the package that has its distribution.
-    """
+    """List by class the packages that hold no distribution, in as many notes as they need."""
     if any(it.build is None and it.name != "python" for it, _ in pairs):
         yield _BY_NAME
     classes: dict[str, list[str]] = {}

@@ -149,10 +149,7 @@ class Pins:
         implementation: str = "cpython",
         **facts: Any,
     ) -> TrainingManifest:
-        """Return what the record says, `created` empty where it does not say when; ManifestError where it has faults.
-
-        `complete` is whether it lists everything that was installed, `tool` what wrote it: `mlflow 3.17.2`.
-        """
+        """Return what the record says, `created` empty where it says no time; ManifestError where it has faults."""
         self.faults.check()
         frameworks = frameworks_of(self.distributions)
         # Keras runs on one of the others, so it could not have trained the model alone.

@@ -14,7 +14,6 @@ from envbuild.manifest.importers.environment import RecordOptions
 from envbuild.manifest.importers.pins import (
     PLATFORM,
     Pins,
-    Surroundings,
     index_origin,
     of_address,
     origin_of,
@@ -22,7 +21,6 @@ from envbuild.manifest.importers.pins import (
     sha256_of,
 )
 from envbuild.manifest.importers.record import (
-    Faults,
     Record,
     clean,
     dicts,
@@ -103,8 +101,7 @@ def _environment(
 ) -> TrainingManifest:
     """Take the packages whose markers hold in the run's environment; ManifestError."""
     pins = Pins.begin(record, options, python)
-    run, faults = pins.surroundings, pins.faults
-    for package in _needed(packages, run, faults):
+    for package in _needed(packages, pins):
         place = f"package {clean(package.name)}"
         if package.address:
             pins.add(of_address(package.address, name=package.name, version=package.version), place)
@@ -112,42 +109,43 @@ def _environment(
             origin = Origin(kind="index", hashes=package.hashes)
             pins.add(Distribution(name=package.name, version=package.version, origin=origin), place)
         else:
-            faults.add(f"{place}: there is no version", _FREEZE)
+            pins.faults.add(f"{place}: there is no version", _FREEZE)
     if not pins.found:
-        faults.add("the lock has no package for this environment", _FREEZE)
+        pins.faults.add("the lock has no package for this environment", _FREEZE)
     return pins.manifest(complete=True, tool=tool, notes=tuple(notes))
 
 
-def _needed(packages: list[_Package], run: Surroundings, faults: Faults) -> list[_Package]:
-    """Leave out what the run's environment has no use for.
+def _needed(packages: list[_Package], pins: Pins) -> list[_Package]:
+    """Leave out what is never required here: before version 2.1, poetry.lock has no markers of packages."""
 
-    Before version 2.1, poetry.lock has no markers of packages: one that others require, but never here, is left out.
-    """
-    kept = [it for it in packages if run.has_python(it.python) and _holds(it.marker, it.name, run, faults)]
+    def holds(marker: str | None, name: str) -> bool:
+        # A lock has a package of an extra only where it was asked for.
+        return "extra" in (marker or "") or _holds(marker, f"{clean(name)}: whether it was installed", pins)
+
+    kept = [it for it in packages if pins.surroundings.has_python(it.python) and holds(it.marker, it.name)]
     while True:
         required: dict[str, bool] = {}
         here = {it.name for it in kept}
         for package in packages:
             for name, marker in package.requires:
-                holds = package.name in here and _holds(marker, name, run, faults)
-                required[name] = required.get(name, False) or holds
+                required[name] = required.get(name, False) or (package.name in here and holds(marker, name))
         needed = [it for it in kept if it.marker is not None or required.get(it.name, True)]
         if len(needed) == len(kept):
             return kept
         kept = needed
 
 
-def _holds(text: str | None, name: str, run: Surroundings, faults: Faults) -> bool:
-    """Whether a marker holds; one about an extra does, as the lock has such a package only where it was asked for."""
-    if not text or "extra" in text:
+def _holds(text: Any, question: str, pins: Pins) -> bool:
+    """Whether a marker holds; a fault where that depends on what is not known, or where it is no marker."""
+    if not text:
         return True
     try:
-        holds = run.holds(Marker(text)) if len(text) < 4000 else None
+        holds = pins.surroundings.holds(Marker(text)) if isinstance(text, str) and len(text) < 4000 else None
     except (InvalidMarker, RecursionError):
         holds = None
-    what = f"package {clean(name)}: whether it was installed depends on where: {quoted(text)}"
-    if holds is None and (what, PLATFORM) not in faults.found:
-        faults.add(what, PLATFORM)
+    fault = (f"package {question} depends on where: {quoted(str(text))}", PLATFORM)
+    if holds is None and fault not in pins.faults.found:
+        pins.faults.add(*fault)
     return bool(holds)
 
 
@@ -283,30 +281,21 @@ class _Walk:
     def _package(self, dependency: Values) -> Values | None:
         """Find what a dependency stands for in the run; None where its marker excludes it."""
         name = text_at(dependency, "name") or ""
-        if not self._holds(dependency.get("marker"), f"whether {name} was installed"):
+        if not _holds(dependency.get("marker"), f"{name}: whether it was installed", self.pins):
             return None
         pins = [key for key in ("version", "source") if key in dependency]
         found = [it for it in self.packages if it.get("name") == name]
         found = [it for it in found if all(it.get(key) == dependency[key] for key in pins)]
         if len(found) > 1:  # forks of the resolution
             markers = [(it, it.get("resolution-markers")) for it in found]
-            question = f"which {name} was installed"
-            found = [it for it, texts_ in markers if not texts_ or any(self._holds(one, question) for one in texts_)]
+            question = f"{name}: which was installed"
+            found = [
+                it for it, any_of in markers if not any_of or any(_holds(one, question, self.pins) for one in any_of)
+            ]
         if len(found) != 1:
             what = f"package: {name or 'a dependency'} is there {len(found)} times for this environment"
             self.pins.faults.add(what, _AGAIN if len(found) == 0 else PLATFORM)
         return found[0] if len(found) == 1 else None
-
-    def _holds(self, text: Any, question: str) -> bool:
-        try:
-            marker = Marker(text) if isinstance(text, str) and len(text) < 4000 else None
-        except (InvalidMarker, RecursionError):
-            self.pins.faults.add(f"package: this is not a marker: {clean(str(text))}", _AGAIN)
-            return False
-        holds = self.pins.surroundings.holds(marker)
-        if holds is None:
-            self.pins.faults.add(f"package: {question} depends on where: {clean(str(marker))}", PLATFORM)
-        return bool(holds)
 
 
 def _dependencies(holder: Any, key: str) -> list[Values]:
