@@ -138,8 +138,13 @@ def _check_schema(values: dict[str, Any], where: str) -> None:
 
 def _error_of(faults: list[Fault], where: str) -> ManifestError:
     first = faults[0].path
-    lines = [f"{it.path} {it.what}" for it in faults[:MAX_FAULTS]]
-    if len(faults) > MAX_FAULTS:
-        lines.append(f"and {len(faults) - MAX_FAULTS} more")
-    what = lines[0] if len(lines) == 1 else "\n  ".join((f"the manifest has {len(faults)} faults:", *lines))
+    what = summary([f"{it.path} {it.what}" for it in faults])
     return ManifestError(what, where=f"{where}: {first}" if first else where, todo=CAPTURE_AGAIN)
+
+
+def summary(faults: list[str]) -> str:
+    """Name the first MAX_FAULTS faults, each on a line if there are several, and how many there are."""
+    if len(faults) == 1:
+        return faults[0]
+    more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+    return "\n  ".join((f"{len(faults)} faults:", *faults[:MAX_FAULTS], *more))
