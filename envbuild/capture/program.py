@@ -171,8 +171,8 @@ def _checked_settings(settings: Any) -> Facts:
     for key, value in settings.items():
         if key not in SETTINGS:
             raise ValueError("%s is not an option; the options are %s" % (key[:80], ", ".join(SETTINGS)))
-        kind = {"a text": str, "true or false": bool}.get(SETTINGS[key], list)
-        if not isinstance(value, kind) or (kind is list and not all(isinstance(item, str) for item in value)):
+        texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        if not {"a text": isinstance(value, str), "true or false": isinstance(value, bool)}.get(SETTINGS[key], texts):
             raise ValueError("%s must be %s" % (key, SETTINGS[key]))
     return settings
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from envbuild.capture import capture
 from envbuild.errors import ManifestError
-from envbuild.manifest import schema
 from envbuild.manifest.fields import (
     Address,
     AnyText,
@@ -37,6 +36,7 @@ from envbuild.manifest.fields import (
 from envbuild.manifest.hardware import Cpu
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.reader import MAX_MANIFEST, manifest_dict, read_manifest
+from tests import manifest_schema
 
 SCHEMA = json.loads(resources.files("envbuild.manifest").joinpath("schema.json").read_text("utf-8"))
 VALID = jsonschema.Draft202012Validator(SCHEMA)
@@ -142,8 +142,8 @@ def test_the_examples_of_the_schema_are_valid(example):
 
 
 def test_schema_and_page_are_what_the_dataclasses_say():
-    for path, text in schema.files().items():
-        assert path.read_text("utf-8") == text, "run: python -m envbuild.manifest.schema --write"
+    for path, text in manifest_schema.files().items():
+        assert path.read_text("utf-8") == text, "run: python -m tests.pages --write"
 
 
 def test_every_field_is_documented():
