@@ -24,7 +24,7 @@ MOST_ARRAYS = 100
 NPZ_MEMBER = re.compile(r"(?:inputs|outputs)(?:/.+)?\.npy")
 NUMERIC = re.compile(r"bool|u?int\d+|b?float\d+\w*|complex\d+")
 """Types of numbers as NumPy and ml_dtypes name them."""
-NPY_TYPE = re.compile(r"[<|]([biufc])(\d{1,2})")
+NPY_TYPE = re.compile(r"([<>|=]?)([biufc])(\d{1,2})")
 """`<f4`: byte order, kind and bytes, as .npy files have them."""
 KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 EncodedArray = Tuple[str, List[int], bytes]
@@ -91,7 +91,7 @@ def _encoded(name: str, value: Any) -> EncodedArray:
     if not hasattr(value, "tobytes"):
         value = value.__array__()
     _check_size(name, value.size * value.dtype.itemsize)
-    if value.dtype.str[0] == ">":
+    if value.dtype.str[0] == ">" or (value.dtype.str[0] == "=" and sys.byteorder == "big"):
         value = value.astype(value.dtype.newbyteorder("<"))
     return _numeric(name, str(value.dtype.name)), [int(length) for length in value.shape], value.tobytes()
 
@@ -127,6 +127,8 @@ def _encoded_list(name: str, value: Any) -> EncodedArray:
         data = array("d" if float in kinds else "q", level)
     except OverflowError:
         raise ValueError("golden sample: %r holds a number that takes more than 64 bits" % name) from None
+    if sys.byteorder == "big":
+        data.byteswap()
     return "float64" if float in kinds else "int64", shape, data.tobytes()
 
 
@@ -173,7 +175,7 @@ def _npy_array(name: str, content: bytes) -> EncodedArray:
         raise ValueError("golden sample: %s has type %s; use numbers" % (name, header["descr"]))
     if fortran and len(shape) > 1:
         raise ValueError("golden sample: %s is in Fortran order: save numpy.ascontiguousarray of it" % name)
-    data, width = content[start + length :], int(kind.group(2))
+    data, width = content[start + length :], int(kind.group(3))
     _check_size(name, len(data))
     # math.prod is younger than Python 3.7.
     count = 1
@@ -181,4 +183,8 @@ def _npy_array(name: str, content: bytes) -> EncodedArray:
         count *= size
     if not content.startswith(b"\x93NUMPY") or min(shape, default=0) < 0 or count * width != len(data):
         raise ValueError("golden sample: %s is not a .npy file" % name)
-    return KINDS[kind.group(1)] + (str(8 * width) if kind.group(1) != "b" else ""), shape, data
+    dtype = KINDS[kind.group(2)] + (str(8 * width) if kind.group(2) != "b" else "")
+    step = width // 2 if kind.group(2) == "c" else width
+    if kind.group(1) == ">":
+        data = b"".join(data[at : at + step][::-1] for at in range(0, len(data), step))
+    return dtype, shape, data

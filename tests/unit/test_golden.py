@@ -126,9 +126,11 @@ ONE = npy("<f4", (1,), struct.pack("<f", 1))
 @pytest.mark.parametrize(
     ("content", "dtype", "data"),
     [
+        (npy(">i2", (2,), b"\1\2\3\4"), "int16", b"\2\1\4\3"),
         (npy("|u1", (), b"\7"), "uint8", b"\7"),
         (npy("|b1", (1,), b"\1"), "bool", b"\1"),
         (npy("<f2", (0, 3), b""), "float16", b""),
+        (npy(">c8", (1,), b"abcdefgh"), "complex64", b"dcbahgfe"),
         (npy("<f8", (1,), bytes(8), version=2), "float64", bytes(8)),
         (npy("<f8", (1,), bytes(8), version=3, fortran=True), "float64", bytes(8)),
     ],

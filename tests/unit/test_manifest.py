@@ -271,7 +271,7 @@ def test_all_faults_are_told_at_once_up_to_twenty():
         bytes_of(created=3, distributions=[distribution(name=f"x{index}", version="?") for index in range(30)])
     )
     lines = error.what.splitlines()
-    assert lines[0] == "the manifest has 31 faults:"
+    assert lines[0] == "31 faults:"
     assert lines[1].startswith("  created ")
     assert lines[-1] == "  and 11 more"
     assert len(lines) == 22
