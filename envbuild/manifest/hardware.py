@@ -119,7 +119,7 @@ class ThreadPool:
     """A library that computes in threads of its own."""
 
     kind: Line
-    """`openblas`, `mkl`, `blis`, `openmp`."""
+    """`openblas`, `mkl`, `openmp`."""
     library: Line
     """Its file's name."""
     version: Line | None = None

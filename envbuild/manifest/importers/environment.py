@@ -106,11 +106,9 @@ def supplement(manifest: TrainingManifest, options: RecordOptions, where: str) -
     if options.model and manifest.model_uri not in {None, options.model}:
         raise UsageError(f"the record says {manifest.model_uri}", where=f"--model {scrub(options.model)}", todo=_TODO)
     platform = known_platform(manifest.platform, options)
-    known = {"accelerator"} if named else set()
-    known |= {"platform.system", "platform.machine"} if options.platform else set()
-    known |= {"model_uri"} if options.model else set()
-    known |= {"framework"} if options.framework else set()
-    unknown = tuple(it for it in manifest.source.unknown if it not in known)
+    given = {"accelerator": named, "model_uri": options.model, "framework": options.framework}
+    given |= dict.fromkeys(("platform.system", "platform.machine"), options.platform)
+    unknown = tuple(it for it in manifest.source.unknown if not given.get(it))
     if options.framework:
         installed = {it.name: it for it in (manifest.framework, *manifest.frameworks) if it}
         if options.framework not in {*installed, "none"}:
