@@ -1,4 +1,4 @@
-"""The tables in docs/ that are generated from the code: `python -m tests.pages --write` writes them."""
+"""What is generated from the code, tables in docs/ and the manifest's schema: `python -m tests.pages --write`."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from envbuild.cli import commands
 from envbuild.verify.rules.catalogue import CATALOGUE, TITLES
+from tests import manifest_schema
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -58,7 +59,12 @@ def main() -> int:
         print(page)
         if write:
             (DOCS / page).write_text(render(page, (DOCS / page).read_text()))
-    return int(bool(stale) and not write)
+    made = [path for path, text in manifest_schema.files().items() if path.read_text("utf-8") != text]
+    for path in made:
+        print(path.name)
+        if write:
+            path.write_text(manifest_schema.files()[path], encoding="utf-8")
+    return int(bool(stale or made) and not write)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from envbuild.lock.client import check_bundle
 from envbuild.lock.faults import origin_fault
 from envbuild.lock.identity import Proof
 from envbuild.lock.model import Lock
-from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import name_of
+from envbuild.manifest.reader import read_manifest
 from envbuild.match.match import match
 from envbuild.match.profiles import FRAMEWORKS, Profiles, load_profiles
 from envbuild.match.run import frameworks_of

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import selectors
 import stat
 import subprocess
 import tempfile
@@ -75,10 +74,7 @@ def code_facts(patch: bool) -> Facts | None:
 
 
 def checkout_facts(folder: str, patch: bool, whole: bool) -> Facts | None:
-    """Describe the checkout that a folder lies in, its changes in all of it or in the folder alone; None without one.
-
-    `dirty`, `untracked` and `diff_sha256` are absent where git gives no answer.
-    """
+    """Describe the checkout that a folder lies in and its changes, if git tells them, in `whole` or in the folder."""
     # Without git, as most runs have no checkout.
     if not _lies_in_checkout(folder):
         return None
@@ -117,11 +113,7 @@ def _commit_facts(checkout: Checkout) -> Facts | None:
 
 
 def _foreign_facts(checkout: Checkout, home: str, patch: bool, whole: bool) -> Facts | None:
-    """Describe another user's checkout, which git refuses in many containers (safe.directory).
-
-    All versions of git trust a user's own configuration; the command line only those since 2.38. Filters and
-    submodules could run the other user's programs, and are switched off.
-    """
+    """Describe another user's checkout, which git refuses (safe.directory), without running that user's filters."""
     configuration = os.path.join(home, ".gitconfig")
     with open(configuration, "w", encoding="ascii") as file:
         file.write("[safe]\n\tdirectory = *\n")
@@ -146,43 +138,27 @@ def _change_facts(checkout: Checkout, patch: bool, whole: bool) -> Facts:
     facts["untracked"] = None if both is None else sum(line.startswith("??") for line in both.split("\n"))
     if not tracked:
         return facts
-    digest, size, head = hashlib.sha256(), 0, b""
+    digest, text = hashlib.sha256(), ""
+    command = checkout.command(*DIFF, *checkout.limits, *where)
+    variables, null = dict(checkout.environment, LC_ALL="C", GIT_OPTIONAL_LOCKS="0"), subprocess.DEVNULL
     try:
-        for data in _output(checkout.command(*DIFF, *checkout.limits, *where), checkout.environment):
-            digest.update(data)
-            size += len(data)
-            head = head + data if patch and size <= LARGEST_PATCH else b""
+        # Changed data can be larger than the memory.
+        with tempfile.TemporaryFile() as file:
+            subprocess.run(command, stdin=null, stdout=file, stderr=null, timeout=TIMEOUT, env=variables, check=True)
+            file.seek(0)
+            for block in iter(lambda: file.read(1 << 16), b""):
+                digest.update(block)
+            size = file.tell()
+            file.seek(0)
+            text = decoded(file.read()) if patch and size <= LARGEST_PATCH else ""
     except NO_PROGRAM:
         return facts
     facts["diff_sha256"] = digest.hexdigest() if size else None
-    return dict(facts, patch=scrub_patch(decoded(head)) or None) if patch else facts
-
-
-def _output(command: list[str], environment: dict[str, str]) -> Iterator[bytes]:
-    """Yield a program's output as it comes; SubprocessError if it fails or takes longer than TIMEOUT."""
-    null, deadline = subprocess.DEVNULL, time.monotonic() + TIMEOUT
-    variables = dict(environment, LC_ALL="C", GIT_OPTIONAL_LOCKS="0")
-    with subprocess.Popen(command, stdin=null, stdout=subprocess.PIPE, stderr=null, env=variables) as process:
-        try:
-            with selectors.DefaultSelector() as selector:
-                pipe = selector.register(process.stdout or -1, selectors.EVENT_READ).fd
-                data = b"\0"
-                while data:
-                    if not selector.select(max(0.0, deadline - time.monotonic())):
-                        raise subprocess.TimeoutExpired(command, TIMEOUT)
-                    data = os.read(pipe, 1 << 16)
-                    yield data
-            if process.wait(max(0.1, deadline - time.monotonic())):
-                raise subprocess.CalledProcessError(process.returncode, command)
-        finally:
-            process.kill()
+    return dict(facts, patch=scrub_patch(text) or None) if patch else facts
 
 
 def tree_facts(path: str, seconds: float = LONGEST_HASHING) -> Facts:
-    """Describe a file or folder by git's digest, that of `git rev-parse HEAD:PATH` in a clean checkout.
-
-    Ignored files do not count. `unread` is why there is no digest; ValueError if there is nothing at the path.
-    """
+    """Describe code by the digest that git gives it in a clean checkout, or `unread`; ValueError if there is none."""
     named, real = scrub_line(path), os.path.realpath(path)
     if not path or not (os.path.isdir(real) or os.path.isfile(real)):
         raise ValueError("preprocessing: there is no file or folder %s" % named)

@@ -107,10 +107,7 @@ _CLASSES = {
 
 
 def project_of(name: str, build: str | None) -> str | None:
-    """Return the project whose distribution a package of conda holds; None where it holds none.
-
-    An unknown name counts as a project, which the lock then reports as missing.
-    """
+    """Return the project that a package of conda holds, or None; an unknown name counts as a project."""
     if name in PROJECTS:
         return PROJECTS[name]
     if _NO_PYTHON.fullmatch(name):
@@ -160,10 +157,7 @@ def conda_facts() -> Facts | None:
 
 
 def conda_packages() -> list[Facts]:
-    """List the packages of the conda environment, sorted by name.
-
-    Of each the `facts`, the `record` that holds them, and its `entries` in the site folder, both as absolute paths.
-    """
+    """List the packages by name: `facts`, the `record` that holds them, and `entries` in the site folder, as paths."""
     prefix = conda_prefix()
     folder = os.path.join(prefix or "", "conda-meta")
     # An installation since the last capture of this process changes the folder.
@@ -219,10 +213,7 @@ def conda_owners() -> dict[str, Facts]:
 
 
 def conda_files(record: str) -> Iterator[Facts]:
-    """Yield the files of a package: `path` in its environment, and `sha256` and `size` as installed, if recorded.
-
-    Scripts and bytecode that conda makes itself have no digest.
-    """
+    """Yield the files of a package: `path`, and `sha256` and `size` as installed; conda's own files lack these."""
     for match in PATH_ENTRY.finditer(read_bytes(record) or b""):
         try:
             entry = json.loads(decoded(match.group()))

@@ -39,10 +39,7 @@ class Budget(NamedTuple):
 
 
 def contract_facts(requires: Iterable[str], data: Iterable[str], preprocessing: Iterable[str]) -> Facts | None:
-    """Describe the variables, data and code that the program depends on.
-
-    ValueError for invalid names of variables and for code that is missing.
-    """
+    """Describe the variables, data and code that the program depends on; ValueError for invalid names, missing code."""
     names = required_names(requires)
     facts: Facts = {
         "variables": [{"name": scrub_line(name), "present": name in os.environ} for name in names],

@@ -41,7 +41,6 @@ _ADDED_BY_INSTALLERS = re.compile(
     r"[^/]+\.dist-info/(INSTALLER|RECORD(\.jws|\.p7s)?|REQUESTED|direct_url\.json|provenance_url\.json|uv_\w+\.json)"
 )
 _WHEEL_DATA = re.compile(r"[^/]+\.data/(purelib|platlib|[^/]+)/")
-_ZIPPED_METADATA = re.compile(r"(EGG-INFO|[^/]+\.(?:dist-info|egg-info))/(?:METADATA|PKG-INFO)")
 
 
 def find_distributions(patch: bool) -> dict[str, Facts]:
@@ -126,10 +125,7 @@ def _installed_path(path: str) -> str | None:
 
 
 def metadata_paths() -> list[str]:
-    """List the metadata of all distributions, in the order in which imports look for modules.
-
-    Without those that a package vendors.
-    """
+    """List the metadata of all distributions in the order of imports, without those that a package vendors."""
     folders: dict[str, str] = {}
     for entry in sys.path:
         try:
@@ -141,9 +137,7 @@ def metadata_paths() -> list[str]:
 
 
 def _metadata_in(folder: str) -> list[str]:
-    """List the metadata in one folder or archive: wheels before eggs, the leftovers of an upgrade last."""
-    if os.path.isfile(folder):
-        return _zipped_metadata(folder)
+    """List the metadata in one folder: wheels before eggs, the leftovers of an upgrade last."""
     found = []
     try:
         with os.scandir(folder) as entries:
@@ -164,8 +158,8 @@ def _metadata_in(folder: str) -> list[str]:
 def identity(path: str) -> tuple[str, str] | None:
     """Read name and version of the distribution whose metadata is `path`; None if they are missing or invalid."""
     names = METADATA.get(os.path.splitext(path)[1], ("PKG-INFO",))
-    texts = (_metadata_text(os.path.join(path, name) if name else path) for name in names)
-    head = next((text.split("\n\n", 1)[0] for text in texts if text is not None), "")
+    heads = (read_bytes(os.path.join(path, name) if name else path, LONGEST_HEAD) for name in names)
+    head = next((decoded(head).split("\n\n", 1)[0] for head in heads if head is not None), "")
     fields: dict[str, str] = {}
     for line in head.lstrip("\ufeff").split("\n"):
         key, _, value = line.partition(":")
@@ -175,33 +169,6 @@ def identity(path: str) -> tuple[str, str] | None:
     version = fields.get("version") or "".join(guess[1:2])
     valid = head and NAME.fullmatch(name) and VERSION.fullmatch(version) and len(version) <= 200
     return (name, version) if valid else None
-
-
-def _metadata_text(path: str) -> str | None:
-    """Read the head of a metadata file, which may lie in an archive."""
-    data = read_bytes(path, LONGEST_HEAD)
-    archive = os.path.dirname(os.path.dirname(path))
-    if data is None and os.path.isfile(archive):
-        from zipfile import ZipFile
-
-        try:
-            with ZipFile(archive) as file, file.open(os.path.relpath(path, archive)) as member:
-                data = member.read(LONGEST_HEAD)
-        except Exception:  # damaged archives fail in many ways
-            return None
-    return decoded(data) if data is not None else None
-
-
-def _zipped_metadata(archive: str) -> list[str]:
-    """List the metadata folders in a zipped egg, or a wheel on sys.path, as paths below the archive's."""
-    from zipfile import ZipFile
-
-    try:
-        with ZipFile(archive) as file:
-            matches = (_ZIPPED_METADATA.fullmatch(name) for name in file.namelist())
-            return sorted({os.path.join(archive, match.group(1)) for match in matches if match})
-    except Exception:  # damaged archives fail in many ways
-        return []
 
 
 def site_folders() -> list[str]:
@@ -223,11 +190,7 @@ def is_module(folder: str, name: str) -> bool:
 
 
 def _without_vendored(folders: dict[str, str]) -> list[str]:
-    """Leave out folders of sys.path that a package added for itself, such as `setuptools/_vendor`.
-
-    `folders` maps real paths to paths. Folders that PYTHONPATH or a .pth file names stay, and so do folders outside of
-    the packages of a folder that packages are installed into.
-    """
+    """Leave out folders (by real path) of packages on sys.path, unless PYTHONPATH or a .pth file names them."""
     named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     for site in site_folders():
         for name in _names(site, ".pth"):

@@ -65,10 +65,7 @@ def read_text(path: str | Path) -> str | None:
 
 
 def file_sha256(file: BinaryIO, end: float = math.inf) -> Optional[str]:
-    """Hash an open file from its start; None if it takes until `end` of the monotonic clock. OSError.
-
-    A process reads each file once, unless the file changes.
-    """
+    """Hash an open file, once unless it changes; None if it takes until `end` of the monotonic clock. OSError."""
     key = _file_state(file)
     if key in _DIGESTS:
         return _DIGESTS[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Dict, Iterator, List, NamedTuple, Optional, Pattern, Tuple
+from typing import Dict, Iterator, NamedTuple, Optional, Pattern, Tuple
 
 from envbuild.capture.gcs import Unread
 from envbuild.capture.places import LONGEST_PIECE, LONGEST_TEXT, RangeReader, search
@@ -165,10 +165,10 @@ DAMAGED = "its HDF5 structure is damaged, or of a kind that is not read here"
 
 
 class Hdf5:
-    """An HDF5 file with addresses of 8 bytes, as all frameworks write it; Unread for other files.
+    """An HDF5 file as h5py writes it by default; Unread for other files.
 
-    It reads what h5py writes by default and with `libver="latest"` (HDF5 File Format Specification 3.0): superblocks
-    0, 2 and 3, object headers 1 and 2 with their attributes inside, and strings of fixed or variable length.
+    That is, by the HDF5 File Format Specification 3.0, superblock 0 with addresses of 8 bytes, and object headers of
+    version 1, which hold attributes with strings of fixed or variable length.
     """
 
     def __init__(self, source: RangeReader) -> None:
@@ -176,62 +176,40 @@ class Hdf5:
         block = source.head(96)
         if not block.startswith(SIGNATURE):
             raise Unread("it is not an HDF5 file")
-        version = block[8] if len(block) > 8 else 255
-        # III.A: sizes of offsets and lengths, and the root's object header, in each version of the superblock.
-        sizes, root = (block[13:15], 64) if version == 0 else (block[9:11], 36)
-        if version not in (0, 2, 3) or sizes != b"\x08\x08" or len(block) < root + 8:
+        # III.A: version, sizes of offsets and lengths, and the root's object header.
+        if len(block) < 72 or block[8] != 0 or block[13:15] != b"\x08\x08":
             raise Unread(DAMAGED)
-        self.root = _number(block[root : root + 8])
+        self.root = _number(block[64:72])
 
     def texts(self) -> Dict[str, bytes]:
         """Return the root's attributes that are single strings, without those that are too long."""
         found = {}
-        for kind, start, end in self._messages():
-            attribute = self._attribute(self.source.at(start, end - start)) if kind == ATTRIBUTE else None
+        for start, size in self._attributes():
+            attribute = self._attribute(self.source.at(start, size))
             if attribute is not None:
                 found[attribute[0]] = attribute[1]
         return found
 
-    def _messages(self) -> Iterator[Tuple[int, int, int]]:
-        """Yield kind, start and end of each message of the root's object header (IV.A.1)."""
-        blocks, count = self._first_block(), 0
-        for start, end, head, order in blocks:
-            at = start
-            while at + head <= end:
-                data = self.source.at(at, head)
-                # Version 1 has a kind of two bytes, version 2 of one.
-                size_at = 2 if head == 8 else 1
-                kind, size, flags = _number(data[:size_at]), _number(data[size_at : size_at + 2]), data[size_at + 2]
-                at, count = at + head + order, count + 1
+    def _attributes(self) -> Iterator[Tuple[int, int]]:
+        """Yield start and size of each attribute message of the root's object header (IV.A.1.a)."""
+        head = self.source.at(self.root, 16)
+        if head[0] != 1:
+            raise Unread(DAMAGED)
+        blocks, count = [(self.root + 16, _number(head[8:12]))], 0
+        for start, length in blocks:
+            at, end = start, start + length
+            while at + 8 <= end:
+                data = self.source.at(at, 8)
+                kind, size, flags = _number(data[:2]), _number(data[2:4]), data[4]
+                at, count = at + 8, count + 1
                 if count > MOST_MESSAGES or at + size > end:
                     raise Unread(DAMAGED)
                 if kind == CONTINUATION:
-                    blocks.append(self._continuation(at, head, order))
-                elif not flags & SHARED:
-                    yield kind, at, at + size
+                    block = self.source.at(at, 16)
+                    blocks.append((_number(block[:8]), _number(block[8:])))
+                elif kind == ATTRIBUTE and not flags & SHARED:
+                    yield at, size
                 at += size
-
-    def _first_block(self) -> List[Tuple[int, int, int, int]]:
-        """Return start and end of the header's messages, and the bytes of each one's head and of its order."""
-        block = self.source.at(self.root, 16)
-        if block[0] == 1:
-            return [(self.root + 16, self.root + 16 + _number(block[8:12]), 8, 0)]
-        if block[:5] != b"OHDR\x02":
-            raise Unread(DAMAGED)
-        flags, width = block[5], 1 << (block[5] & 3)
-        start = self.root + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
-        end = start + width + _number(self.source.at(start, width))
-        return [(start + width, end, 4, 2 if flags & 0x04 else 0)]
-
-    def _continuation(self, start: int, head: int, order: int) -> Tuple[int, int, int, int]:
-        data = self.source.at(start, 16)
-        first, length = _number(data[:8]), _number(data[8:])
-        if head == 8:
-            return first, first + length, head, order
-        # Version 2 has a signature before and a checksum behind (IV.A.1.b).
-        if self.source.at(first, 4) != b"OCHK":
-            raise Unread(DAMAGED)
-        return first + 4, first + length - 4, head, order
 
     def _attribute(self, data: bytes) -> Optional[Tuple[str, bytes]]:
         """Return name and text of an attribute message (IV.A.2.m); None for any other type."""

@@ -115,10 +115,7 @@ def find_frameworks(distributions: dict[str, Facts]) -> list[Facts]:
 
 
 def _framework_rank(framework: str) -> int:
-    """0 for one that the process has started, 1 for one that it has imported, 2 for the others, and Keras.
-
-    PyTorch's TensorBoard writer imports TensorFlow where it is installed; Keras runs on another one of them.
-    """
+    """0 for one that the process has started, 1 for one that it has only imported, 2 for the others, and Keras."""
     if framework == "keras" or imported_package(framework) is None:
         return 2
     module, name = _STARTED.get(framework, (framework, "__version__"))
@@ -221,10 +218,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def used_framework(manifest: Facts) -> Facts | None:
-    """Return the framework that the run used; None where several are installed and the facts do not point to one.
-
-    The facts are the libraries that the process had loaded, and the writer of the model.
-    """
+    """Return the framework that the loaded libraries and the model's writer point to; None where they differ."""
     frameworks = manifest.get("frameworks") or []
     # Keras runs on one of the others.
     several = [item for item in frameworks if item["name"] != "keras"]

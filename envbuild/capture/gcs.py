@@ -40,10 +40,7 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 class CloudStorage:
-    """A client with the environment's credentials (STORAGE_EMULATOR_HOST is honoured), for `patience` seconds.
-
-    Unread without the client library, and where credentials or an answer are missing.
-    """
+    """A client with the environment's credentials, for `patience` seconds; Unread without library or credentials."""
 
     def __init__(self, patience: Optional[float] = None) -> None:
         self.patience = PATIENCE if patience is None else patience
@@ -51,10 +48,7 @@ class CloudStorage:
         self.client, self.retry = _connect()
 
     def objects(self, uri: str) -> Iterator[Facts]:
-        """List the object that a gs:// URI names, or all objects below it by name; nothing where there is neither.
-
-        Each has `name`, `size` in bytes, `generation` and `crc32c` in base64. Unread, also while listing.
-        """
+        """List an object, or all below it: `name`, `size` in bytes, `generation`, `crc32c` in base64. Unread."""
         bucket, name = split_uri(uri)
         if name and not name.endswith("/"):
             # Listing the bare name would also list its siblings, runs/10 and runs/11 beside runs/1.

@@ -1,4 +1,4 @@
-"""The host of the run: interpreter, operating system, CPU, machine, job, pod and container."""
+"""The host of the run: interpreter, operating system, CPU, accelerator, machine, job, pod and container."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 import sysconfig
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
-from envbuild.capture.files import NO_PROGRAM, TIMEOUT, Facts, decoded, read_text
+from envbuild.capture.files import Facts, output_of, read_text
+from envbuild.capture.frameworks import NUMBERS
 from envbuild.capture.redact import scrub_line
 
 METADATA_ADDRESS = "169.254.169.254"
@@ -63,27 +64,15 @@ def platform_facts() -> Facts:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     except (AttributeError, ValueError, OSError):
         name = version = ""
-    return dict(
-        {"libc": name, "libc_version": version or None} if name else musl_facts("/lib"),
-        os_id=release.get("ID") or None,
-        os_version=release.get("VERSION_ID") or None,
-        system=platform.system(),
-        machine=platform.machine(),
-        kernel=platform.release() or None,
-    )
-
-
-def musl_facts(folder: str) -> Facts:
-    """Describe musl by its loader, which prints its version when it has no program to run."""
-    loader = next(iter(sorted(glob.glob(os.path.join(folder, "ld-musl-*.so.1")))), None)
-    if loader is None:
-        return {}
-    try:
-        done = subprocess.run([loader], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=TIMEOUT, check=False)
-    except NO_PROGRAM:
-        return {"libc": "musl"}
-    match = re.search(r"^Version ([\w.+-]+)$", decoded(done.stderr), re.MULTILINE)
-    return {"libc": "musl", "libc_version": match.group(1) if match else None}
+    return {
+        "libc": name or ("musl" if glob.glob("/lib/ld-musl-*.so.1") else None),
+        "libc_version": version or None,
+        "os_id": release.get("ID") or None,
+        "os_version": release.get("VERSION_ID") or None,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "kernel": platform.release() or None,
+    }
 
 
 def cpu_facts(path: str = "/proc/cpuinfo") -> Facts:
@@ -106,6 +95,87 @@ def cpu_facts(path: str = "/proc/cpuinfo") -> Facts:
         "usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "flags": sorted(set(flags.split())),
     }
+
+
+_GOOGLE = "0x1ae0"
+_TPU_CHIPS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x0083", "0x007c")
+"""PCI devices of Google's that are TPUs, as JAX lists them (jax/_src/hardware_utils.py); others are network cards."""
+
+
+def accelerator_facts(root: str = "/") -> Facts:
+    """Ask NVIDIA's program, then the kernel, then look for a TPU; /proc, /sys and /dev lie in `root`."""
+    return _nvidia_smi() or kernel_driver(root) or tpu_facts(root) or {"kind": "none"}
+
+
+def _nvidia_facts(source: str, driver: str | None, cuda_maximum: str | None, gpus: list[Facts]) -> Facts:
+    return {"kind": "nvidia", "source": source, "driver": driver, "cuda_maximum": cuda_maximum, "gpus": gpus}
+
+
+def _nvidia_smi() -> Facts | None:
+    """Ask the program that comes with the driver; after one failure it is not started again."""
+    head = output_of("nvidia-smi")
+    if head is None:
+        return None
+    query, form = "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader,nounits"
+    # Drivers before 510 refuse the whole query because of compute_cap.
+    table = output_of("nvidia-smi", query + ",compute_cap,mig.mode.current", form)
+    table = table or output_of("nvidia-smi", query, form) or ""
+    rows = [[*re.split(r"\s*,\s*", line), "", ""] for line in table.splitlines() if line.count(",") > 1]
+    if not rows:
+        return None
+    maximum = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", head)
+    instances = _smi_instances() if any(row[4] == "Enabled" for row in rows) else {}
+    gpus = [_smi_gpu(row, instances.get(at, [])) for at, row in enumerate(rows)]
+    return _nvidia_facts("nvidia-smi", rows[0][0], maximum.group(1) if maximum else None, gpus)
+
+
+def _smi_gpu(row: list[str], instances: list[str]) -> Facts:
+    """Describe one GPU; its missing features are `[N/A]`, forbidden ones `[Insufficient Permissions]`."""
+    enabled = {"Enabled": True, "Disabled": False}.get(row[4])
+    return {
+        "name": row[1],
+        "memory": int(row[2]) * 2**20 if row[2].isdigit() else None,
+        "compute_capability": row[3] if NUMBERS.fullmatch(row[3]) else None,
+        "mig": None if enabled is None else {"enabled": enabled, "instances": instances},
+    }
+
+
+def _smi_instances() -> dict[int, list[str]]:
+    """Map each GPU's place in the list to the profiles of its parts."""
+    found: dict[int, list[str]] = {}
+    gpu = -1
+    for line in (output_of("nvidia-smi", "-L") or "").splitlines():
+        if line.startswith("GPU "):
+            gpu += 1
+        found.setdefault(gpu, []).extend(re.findall(r"^\s+MIG (\S+)", line))
+    return found
+
+
+def kernel_driver(root: str = "/") -> Facts | None:
+    """Read which driver the kernel has loaded and which of its GPUs this container can use."""
+    text = read_text(os.path.join(root, "proc/driver/nvidia/version")) or ""
+    match = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
+    gpus = []
+    for path in sorted(Path(root, "proc/driver/nvidia/gpus").glob("*/information")):
+        values = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", read_text(path) or "", re.MULTILINE))
+        if values.get("Model") and os.path.exists(os.path.join(root, "dev/nvidia" + values.get("Device Minor", "?"))):
+            gpus.append({"name": values["Model"]})
+    return _nvidia_facts("/proc/driver/nvidia/version", match.group(1), None, gpus) if match else None
+
+
+def tpu_facts(root: str = "/") -> Facts | None:
+    """Describe the TPU by its chips on the bus or by the platform's TPU_ACCELERATOR_TYPE; None without either."""
+    kind = re.fullmatch(r"[\w.-]+", os.environ.get("TPU_ACCELERATOR_TYPE", ""))
+    vendors = Path(root, "sys/bus/pci/devices").glob("*.0/vendor")
+    ids = [[(read_text(path.with_name(name)) or "").strip() for name in ("vendor", "device")] for path in vendors]
+    chips = sum(vendor == _GOOGLE and device in _TPU_CHIPS for vendor, device in ids)
+    if not (chips or kind):
+        return None
+    names = (path.name for entry in sys.path for path in Path(entry or os.curdir).glob("libtpu*.dist-info"))
+    matches = (re.fullmatch(r"libtpu(?:_nightly)?-([^-]+)\.dist-info", name) for name in names)
+    libtpu = next((match.group(1) for match in matches if match), None)
+    tpu = {"type": kind.group() if kind else None, "chips": chips or None, "libtpu": libtpu}
+    return {"kind": "tpu", "source": "/sys/bus/pci/devices" if chips else "TPU_ACCELERATOR_TYPE", "tpu": tpu}
 
 
 def host_facts(root: str = "/") -> Facts | None:
@@ -138,67 +208,47 @@ def _machine_facts(root: str) -> dict[str, str]:
     if not (host or on_google or any(name in os.environ for name in GOOGLE_VARIABLES)):
         return {}
     wait = WAIT_ON_GOOGLE if on_google else WAIT
-    query = _MetadataQuery(host or METADATA_ADDRESS, wait)
-    try:
-        query.start()
-    except RuntimeError:
-        return {}
-    query.join(wait)
-    # Before closing, which cuts an answer short. The thread may stay, as nothing ends a hanging name lookup.
-    answers = dict(query.answers)
-    query.close()
+    answers: dict[str, str] = {}
+    sockets: list[socket.socket] = []
+    arguments = (host or METADATA_ADDRESS, wait, answers, sockets)
+    thread = threading.Thread(target=_ask_metadata, args=arguments, name="envbuild-metadata", daemon=True)
+    with suppress(RuntimeError):  # Python starts no thread at exit
+        thread.start()
+        thread.join(wait)
+    answers = dict(answers)
+    # Wakes the thread where it waits for a server that sends nothing, or one byte at a time.
+    for connected in sockets:
+        with suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
     # The server writes projects/NUMBER/machineTypes/NAME; of an image its project matters too.
     short = {key: value if key == "image" else value.rpartition("/")[2] for key, value in answers.items()}
     return {key: scrub_line(value) for key, value in short.items()}
 
 
-class _MetadataQuery(threading.Thread):
-    """Requests to the metadata server on one connection, without proxies, redirects or tokens."""
+def _ask_metadata(host: str, wait: float, answers: dict[str, str], sockets: list[socket.socket]) -> None:
+    """Ask for one fact after the other, without proxies, redirects or tokens, until one is refused or time is over."""
+    from http.client import HTTPConnection
 
-    def __init__(self, host: str, wait: float) -> None:
-        super().__init__(name="envbuild-metadata", daemon=True)
-        self.host, self.wait, self.end = host, wait, time.monotonic() + wait
-        self.answers: dict[str, str] = {}
-        self.connection: socket.socket | None = None
-
-    def run(self) -> None:
-        """Ask for one fact after the other until one is refused or the time is over."""
-        try:
-            self._request_all()
-        except Exception:
-            # Any server can answer there; its faults must not fail the capture.
-            return
-
-    def close(self) -> None:
-        """Wake the thread where it waits for a server that sends nothing, or one byte at a time."""
-        self.end = 0.0
-        try:
-            if self.connection is not None:
-                self.connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-
-    def _request_all(self) -> None:
-        from http.client import HTTPConnection
-
-        with closing(HTTPConnection(self.host, timeout=self.wait)) as connection:
-            for key, path in METADATA_PATHS.items():
-                if connection.sock is None:
-                    connection.connect()
-                # The name lookup may have taken all the time.
-                if time.monotonic() > self.end:
-                    return
-                self.connection = connection.sock
-                connection.request("GET", "/computeMetadata/v1/" + path, headers={"Metadata-Flavor": "Google"})
-                response = connection.getresponse()
-                if response.getheader("Metadata-Flavor") != "Google" or 300 <= response.status < 400:
-                    return
-                text = response.read(4096).decode("utf-8", "replace").strip()
-                if response.length:
-                    # Cut short, or too long for an answer.
-                    return
-                if response.status == 200 and re.fullmatch(r"[\w.:/-]{1,200}", text, re.ASCII):
-                    self.answers[key] = text
+    end = time.monotonic() + wait
+    # Any server can answer there; its faults must not fail the capture.
+    with suppress(Exception), closing(HTTPConnection(host, timeout=wait)) as connection:
+        for key, path in METADATA_PATHS.items():
+            if connection.sock is None:
+                connection.connect()
+            # The name lookup may have taken all the time.
+            if time.monotonic() > end:
+                return
+            sockets[:] = [connection.sock]
+            connection.request("GET", "/computeMetadata/v1/" + path, headers={"Metadata-Flavor": "Google"})
+            response = connection.getresponse()
+            if response.getheader("Metadata-Flavor") != "Google" or 300 <= response.status < 400:
+                return
+            text = response.read(4096).decode("utf-8", "replace").strip()
+            # Cut short, or too long for an answer.
+            if response.length:
+                return
+            if response.status == 200 and re.fullmatch(r"[\w.:/-]{1,200}", text, re.ASCII):
+                answers[key] = text
 
 
 def _vertex_facts(spec: Facts) -> Facts | None:

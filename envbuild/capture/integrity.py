@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Iterable, Iterator, NamedTuple
 
 from envbuild.capture.conda import conda_files, conda_owners, conda_packages
@@ -28,7 +29,6 @@ FEW = 64
 ADDED = re.compile(r"^\.\./|\.dist-info/")
 MOST_OVERWRITTEN = 1000
 HASHES = ("sha256", "sha384", "sha512")
-SLICES = 64
 THREADS = 8
 
 
@@ -43,10 +43,7 @@ class ListedFile(NamedTuple):
 
 
 def listed_files(path: str, conda: Facts | None) -> Iterator[ListedFile] | None:
-    """List what the distribution whose metadata is `path` installed; None where there is no list.
-
-    That is conda's list, which has the files as conda changed them, or RECORD; older tools list only names.
-    """
+    """List what a distribution installed, by conda's list, RECORD or older tools' list of names; None without one."""
     if conda is not None:
         return _conda_rows(conda["record"], os.path.dirname(path))
     installer = (read_text(os.path.join(path, "INSTALLER")) or "").strip().lower()
@@ -257,10 +254,7 @@ class SiteEntries:
 
 
 def installation_facts(distributions: dict[str, Facts], deep: bool, seconds: float = SECONDS) -> Facts:
-    """Compare every file with its RECORD, and note in each distribution what differs.
-
-    The quick way stops after `seconds`.
-    """
+    """Compare every file with its RECORD, for `seconds` unless `deep`, and note in each distribution what differs."""
     deadline = math.inf if deep else time.monotonic() + seconds
     conda, entries, shared = conda_owners(), SiteEntries(), SharedFiles()
     checks: list[FileCheck] = []
@@ -295,20 +289,16 @@ def _settle(doubts: list[Doubt], deadline: float) -> None:
     """Hash files, the last changed first: files that were copied without their times all look edited."""
     doubts.sort(key=lambda doubt: -doubt.changed)
 
-    def hashed(start: int) -> list[tuple[Doubt, bool | None]]:
-        return [(doubt, _differs(doubt, deadline)) for doubt in doubts[start::SLICES]]
+    def differs(doubt: Doubt) -> bool | None:
+        return _differs(doubt, deadline)
 
-    results: Iterable[list[tuple[Doubt, bool | None]]] = map(hashed, range(min(SLICES, len(doubts))))
-    if len(doubts) >= SLICES:
-        try:
-            from concurrent.futures import ThreadPoolExecutor
-
-            with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-                results = list(pool.map(hashed, range(SLICES)))
-        except RuntimeError:  # Python starts no thread at exit
-            pass
-    for doubt, differs in (item for slice_results in results for item in slice_results):
-        doubt.check.settle(doubt, differs)
+    try:
+        with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+            results: Iterable[bool | None] = list(pool.map(differs, doubts))
+    except RuntimeError:  # Python starts no thread at exit
+        results = map(differs, doubts)
+    for doubt, result in zip(doubts, results):  # noqa: B905 - 3.10's
+        doubt.check.settle(doubt, result)
 
 
 def _differs(doubt: Doubt, deadline: float) -> bool | None:

@@ -20,15 +20,13 @@ from envbuild.capture.formats import (
     zip_search,
 )
 from envbuild.capture.gcs import Unread
-from envbuild.capture.places import BUDGET, MOST_FILES, ModelPlace, RangeReader, place_of, search, short_text
+from envbuild.capture.places import MOST_FILES, ModelPlace, RangeReader, place_of, search, short_text
 from envbuild.capture.redact import scrub_file_name, scrub_line
 
 LONGEST_SEARCH = 8 << 20
-LONGEST_METADATA = 64 << 10
 KERAS_VERSION = re.compile(rb'"keras_version": ?"([^"\\]{1,100})"')
 TORCH_VERSION = re.compile(rb'"torch_version": ?"([^"\\]{1,100})"')
 PROGRAM_SCHEMA = re.compile(rb'"schema_version": ?(\{[^{}]{1,100}\}|\d{1,9})')
-SAFE_METADATA = re.compile(rb'\{"__metadata__":(\{.*)', re.DOTALL)
 PICKLE = "%s is a pickle, which is never loaded: that would run what is in it"
 MEMBERS = {
     "keras": re.compile(r"metadata\.json|config\.json"),
@@ -76,7 +74,6 @@ def _read_neighbours(facts: Facts, place: ModelPlace, path: str) -> None:
         values = wire_values(source, 0, source.size)
         # As tf.saved_model.experimental.Fingerprint.singleprint() returns it.
         facts["details"]["singleprint"] = "/".join(str(values.get(number, 0)) for number in (2, 3, 4, 5))
-        facts["details"]["uuid"] = short_text(values.get(7))
 
 
 def read_meta_graph(facts: Facts, place: ModelPlace, path: str) -> None:
@@ -150,8 +147,6 @@ def _read_archive(facts: Facts, source: RangeReader) -> None:
         facts["format"] = "keras"
         metadata = _json_of(zip_content(source, found["metadata.json"]))
         _add_writer(facts, "keras", short_text(metadata.get("keras_version")))
-        # 2026-11-21@10:20:59 would be cut as if it were user@host.
-        details["date_saved"] = short_text(str(metadata.get("date_saved", "")).replace("@", " "))
     elif "program" in found or "archive" in found:
         facts["format"] = "torch_export"
         if "program" in found:
@@ -165,63 +160,37 @@ def _read_archive(facts: Facts, source: RangeReader) -> None:
 def read_onnx(facts: Facts, place: ModelPlace, path: str) -> None:
     """Read the fields of a ModelProto (onnx.proto) around its graph."""
     source = place.open(path)
-    texts, numbers, graph = {}, {}, (0, 0)
+    texts, numbers, graph = {}, {}, False
     for number, kind, first, last in wire_fields(source, 0, source.size):
         if kind == BYTES and number in (2, 3):
             texts[number] = short_text(source.at(first, last - first))
         elif kind == BYTES and number == 7:
-            graph = (first, last)
+            graph = True
         elif kind == BYTES and number == 8:
             opset = wire_values(source, first, last)
             domain = re.sub(r"[^\w.-]", "_", short_text(opset.get(1)) or "")
             numbers["opset:" + domain if domain else "opset"] = opset.get(2)
         elif (number, kind) == (1, VARINT):
             numbers["ir_version"] = first
-    if "ir_version" not in numbers or not graph[1]:
+    if "ir_version" not in numbers or not graph:
         raise Unread("%s is not an ONNX model" % path)
     facts["format"] = "onnx"
     _add_writer(facts, texts.get(2) or "unknown", texts.get(3))
     facts["details"].update((name, str(value)) for name, value in sorted(numbers.items()))
-    # A model with external weights is small.
-    if source.size <= BUDGET // 4:
-        facts["details"]["external_data"] = ",".join(sorted(_external_files(source, *graph))) or None
-
-
-def _external_files(source: RangeReader, start: int, end: int) -> set[str]:
-    """Return the files that hold the graph's weights (onnx.proto, TensorProto.external_data)."""
-    found = set()
-    for number, kind, first, last in wire_fields(source, start, end):
-        if (number, kind) != (5, BYTES):
-            continue
-        for inner, inner_kind, at, stop in wire_fields(source, first, last):
-            entry = wire_values(source, at, stop) if (inner, inner_kind) == (13, BYTES) else {}
-            if entry.get(1) == b"location":
-                found.add(short_text(entry.get(2)) or "")
-    return found
 
 
 def read_safetensors(facts: Facts, place: ModelPlace, path: str) -> None:
-    """Read the header: its length, then JSON, the metadata first (safetensors' README, "Format")."""
+    """Read the header, which begins with the length of its JSON (safetensors' README, "Format")."""
     source = place.open(path)
     length = int.from_bytes(source.at(0, 8), "little")
     if 8 + length > source.size or source.at(8, 1) != b"{":
         raise Unread("%s is not a safetensors file, or cut short" % path)
     facts["format"] = "safetensors"
-    found = SAFE_METADATA.match(source.at(8, min(length, LONGEST_METADATA)))
-    try:
-        metadata = json.JSONDecoder().raw_decode(found.group(1).decode("utf-8", "replace"))[0] if found else {}
-    except (ValueError, RecursionError):
-        metadata = {}
-    facts["details"]["metadata_format"] = short_text(metadata.get("format"))
 
 
-def read_orbax(facts: Facts, place: ModelPlace, path: str) -> None:
-    """Read _CHECKPOINT_METADATA, which has no version."""
+def read_orbax(facts: Facts, _place: ModelPlace, _path: str) -> None:
+    """Take _CHECKPOINT_METADATA, which has no version, as a mark."""
     facts["format"] = "orbax"
-    source = place.open(path)
-    handlers = _json_of(source.at(0, min(source.size, LONGEST_METADATA))).get("item_handlers")
-    names = handlers.values() if isinstance(handlers, dict) else [handlers]
-    facts["details"]["item_handlers"] = short_text(",".join(sorted(name for name in names if isinstance(name, str))))
 
 
 def _json_of(data: bytes) -> Facts:
@@ -239,8 +208,7 @@ def _add_writer(facts: Facts, name: str, version: str | None, git_version: str |
         facts["written_by"].append({"name": name, "version": version, "git_version": git_version})
 
 
-Reader = Callable[[Facts, ModelPlace, str], None]
-READERS: List[Tuple[str, Reader]] = [
+READERS: List[Tuple[str, Callable[[Facts, ModelPlace, str], None]]] = [
     (r"saved_model\.pb", read_saved_model),
     (r"saved_model\.pbtxt", read_saved_text),
     (r".*\.keras", read_container),
@@ -260,10 +228,7 @@ READABLE = re.compile("|".join("(?:%s)" % pattern for pattern, _ in READERS))
 
 
 def model_facts(uri: str, recorded: Optional[Mapping[str, int]] = None, seconds: float = 0) -> Facts:
-    """Read a model's files: where they lie and who wrote them; `unread` is why something could not be read.
-
-    `recorded` and `seconds`: see ModelPlace and LocalPlace.
-    """
+    """Read a model's files and what wrote them, or why not; for `recorded` and `seconds` see LocalPlace."""
     try:
         place = place_of(uri, recorded, seconds)
     except Unread as error:

@@ -7,10 +7,10 @@ import os
 import re
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from envbuild.capture.files import Facts, decoded, normal_name, read_bytes, read_text
-from envbuild.capture.owners import conda_records, debian_packages, find_owners
+from envbuild.capture.files import Facts, decoded, normal_name, output_of, read_bytes, read_text
 from envbuild.capture.redact import scrub
 
 DELETED = " (deleted)"
@@ -268,19 +268,6 @@ def _mkl(library: Any) -> Facts | None:
     return {"version": version.group(1) if version else None, "threads": _call_int(library, "MKL_Get_Max_Threads")}
 
 
-def _blis(library: Any) -> Facts | None:
-    threads = _call_int(library, "bli_thread_get_num_threads")
-    if threads is None:
-        return None
-    architecture = _call_int(library, "bli_arch_query_id")
-    return {
-        "version": _call_text(library, "bli_info_get_version_str"),
-        # -1 is the default, which is one.
-        "threads": max(threads, 1),
-        "architecture": _call_text(library, "bli_arch_string", architecture) if architecture is not None else None,
-    }
-
-
 def _openmp(library: Any) -> Facts | None:
     threads = _call_int(library, "omp_get_max_threads")
     return {"threads": threads} if threads is not None else None
@@ -289,7 +276,98 @@ def _openmp(library: Any) -> Facts | None:
 _THREAD_POOLS: Dict[str, Tuple[str, Callable[[Any], Optional[Facts]]]] = {
     "openblas": (r"lib(?:scipy_)?openblas", _openblas),
     "mkl": (r"lib(?:mkl_rt|torch_cpu)\.", _mkl),
-    "blis": (r"libblis", _blis),
     "openmp": (r"lib[gi]?omp5?[-.]", _openmp),
 }
 """By the name of the file; PyTorch has MKL within its own library."""
+
+
+DPKG = "var/lib/dpkg"
+_RPM_DATABASES = ("var/lib/rpm", "usr/lib/sysimage/rpm")
+
+
+def find_owners(paths: list[str], distributions: dict[str, Facts], root: str = "/") -> dict[str, Facts]:
+    """Map files to the packages that list them; the package managers' own files lie in `root`."""
+    owners = _wheel_owners(paths, distributions)
+    for find in (_conda_owners, _debian_owners, _rpm_owners):
+        owners.update(find([path for path in paths if path not in owners], root))
+    return owners
+
+
+def _wheel_owners(paths: list[str], distributions: dict[str, Facts]) -> dict[str, Facts]:
+    """Look into the RECORD of every wheel, except those that conda installed."""
+    owners: dict[str, Facts] = {}
+    relative: dict[str, dict[bytes, str]] = {}
+    for folder, facts in distributions.items():
+        site = os.path.dirname(folder)
+        if site not in relative:
+            relative[site] = _relative_to(os.path.realpath(site), paths)
+        if facts["origin"]["kind"] != "conda":
+            owner = {"kind": "wheel", "name": normal_name(facts["name"]), "version": facts["version"]}
+            lines = (read_bytes(os.path.join(folder, "RECORD")) or b"").split(b"\n")
+            names = (line.rsplit(b",", 2)[0].strip(b'"') for line in lines if b".so" in line)
+            owners.update((relative[site][name], owner) for name in names if name in relative[site])
+    return owners
+
+
+def _relative_to(folder: str, paths: list[str]) -> dict[bytes, str]:
+    return {os.fsencode(os.path.relpath(path, folder)): path for path in paths}
+
+
+def _conda_owners(paths: list[str], _root: str) -> dict[str, Facts]:
+    owners: dict[str, Facts] = {}
+    for prefix in {sys.prefix, sys.base_prefix}:
+        records = conda_records(prefix) if paths else {}
+        relative = _relative_to(os.path.realpath(prefix), paths) if records else {}
+        quoted = {json.dumps(decoded(name)).encode("ascii"): path for name, path in relative.items()}
+        for record, owner in records.items():
+            # Parsing all of these files would take most of a second.
+            for name in re.findall(rb'"[^"\n]*\.so[^"\n]*"', read_bytes(record) or b""):
+                if name in quoted:
+                    owners[quoted[name]] = owner
+    return owners
+
+
+def conda_records(prefix: str) -> dict[str, Facts]:
+    """Map each file of conda-meta to the package that it describes, by its name alone: `NAME-VERSION-BUILD.json`."""
+    parts = {str(path): path.stem.rsplit("-", 2) for path in sorted(Path(prefix, "conda-meta").glob("*-*-*.json"))}
+    return {path: {"kind": "conda", "name": part[0], "version": part[1]} for path, part in parts.items()}
+
+
+def _debian_owners(paths: list[str], root: str) -> dict[str, Facts]:
+    versions = debian_packages(root) if paths else {}
+    owners: dict[str, Facts] = {}
+    # A path as the kernel has it, and as packages from before the merge of / and /usr list it.
+    spelled = {os.fsencode(path[4:] if path.startswith("/usr/") else "/usr" + path): path for path in paths}
+    spelled.update((os.fsencode(path), path) for path in paths)
+    for listing in Path(root, DPKG, "info").glob("*.list") if versions else ():
+        data = read_bytes(listing) or b""
+        package, _, architecture = listing.stem.partition(":")
+        # Most packages have no library at all.
+        if b".so" in data and (package, architecture) in versions:
+            owner = {"kind": "debian", "name": package, "version": versions[package, architecture]}
+            owners.update((spelled[name], owner) for name in spelled.keys() & set(data.split(b"\n")))
+    return owners
+
+
+def debian_packages(root: str = "/") -> dict[tuple[str, str], str]:
+    """Map the name and architecture of each installed Debian package to its version, and its name alone too."""
+    versions: dict[tuple[str, str], str] = {}
+    for stanza in (read_text(os.path.join(root, DPKG, "status")) or "").split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Status|Architecture|Version): *(.*)$", stanza, re.MULTILINE))
+        if fields.get("Status", "").endswith(" installed") and len(fields) == 4:
+            for architecture in ("", fields["Architecture"]):
+                versions[fields["Package"], architecture] = fields["Version"]
+    return versions
+
+
+def _rpm_owners(paths: list[str], root: str) -> dict[str, Facts]:
+    if not any(os.path.exists(os.path.join(root, database)) for database in _RPM_DATABASES):
+        return {}
+    # rpm prints no line for a missing file, and fails after all lines if one file has no owner.
+    paths = [path for path in paths if os.path.exists(path)]
+    query = 'rpm -qf --qf "=%{NAME} %{VERSION}-%{RELEASE}\\n" -- "$@" || :'
+    lines = (output_of("sh", "-c", query, "sh", *paths) or "").split("\n") if paths else []
+    answers = (re.fullmatch(r"=(\S+) (\S+)", line) for line in lines)
+    rows = [{"kind": "rpm", "name": row.group(1), "version": row.group(2)} if row else None for row in answers]
+    # One line for each, in their order, unless two packages share a file.
+    return {path: row for path, row in zip(paths, rows) if row and len(rows) == len(paths)}  # noqa: B905 - 3.10's

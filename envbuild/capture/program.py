@@ -1,17 +1,21 @@
-"""The command line of the standalone file."""
+"""The options of a capture, of a command line and of a file, and the command line of the standalone file."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
+import shlex
 import sys
-from typing import Any
+from typing import Any, Sequence
 
 from envbuild.capture.contract import contract_facts
 from envbuild.capture.files import Facts, manifest_text, present, say
 from envbuild.capture.gcs import check_out, write_out
-from envbuild.capture.options import merge_options
 from envbuild.capture.record import capture, environment_facts
+from envbuild.capture.redact import scrub_line
+from envbuild.capture.variables import VARIABLE
 
 OPTIONS = (
     ("model", "URI", "the trained model: gs://..., a folder or a file"),
@@ -99,3 +103,89 @@ def _environment_only(out: str | None, requires: list[str], **options: Any) -> F
     if out is not None:
         write_out(out, manifest_text(facts))
     return facts
+
+
+SETTINGS = dict.fromkeys(("requires", "variables", "data", "preprocessing", "load", "command"), "a list of texts")
+SETTINGS.update(model="a text", deep="true or false", patch="true or false")
+"""The options that a file may have, and their types."""
+WITHOUT_PLACE = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*)?=|")
+LISTS = ("variables", "requires", "data", "preprocessing", "load")
+"""Arguments of `capture()` whose options may be repeated."""
+
+
+def merge_options(given: Facts, command: Sequence[str] | None) -> Facts:
+    """Return the arguments of `capture()`: lists add to those of the file, the rest overrides it. ValueError."""
+    check_options(given)
+    settings = read_settings(given["config"]) if given["config"] else {}
+    options = dict(given, variables=given["variable"])
+    lists = {name: [*settings.get(name, ()), *options[name]] for name in LISTS}
+    switches = {name: bool(given[name] or settings.get(name)) for name in ("patch", "deep")}
+    if given["command"] is not None and command is not None:
+        raise ValueError("command: give --command or words after --, not both")
+    words = command if given["command"] is None else shlex.split(given["command"])
+    if words is not None and not words:
+        raise ValueError("command: is empty")
+    return dict(
+        lists,
+        **switches,
+        model_uri=given["model"] or settings.get("model_uri"),
+        command=list(words or ()) or settings.get("command"),
+        golden=given["golden"],
+    )
+
+
+def check_options(given: Facts) -> None:
+    """ValueError for an empty or invalid option, without its text, which may be a secret value."""
+    for name, value in given.items():
+        if value == "":
+            raise ValueError("%s: is empty; leave the option out, or check the variable in the command" % name)
+    for name in ("variable", "requires"):
+        for number, text in enumerate(given.get(name, ()), 1):
+            if not VARIABLE.fullmatch(text):
+                raise ValueError("%s: number %d is not the name of a variable; give the name alone" % (name, number))
+    for number, place in enumerate(given.get("data", ()), 1):
+        if WITHOUT_PLACE.fullmatch(place):
+            raise ValueError("data: number %d names no place; give URI or NAME=URI" % number)
+
+
+def read_settings(path: str) -> Facts:
+    """Read arguments of `capture()` from JSON, or TOML's [capture] or [tool.envbuild.capture]; ValueError."""
+    where = scrub_line(path)
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read()
+        if path.endswith(".toml"):
+            settings = _checked_settings(_toml_table(text, os.path.basename(path) == "pyproject.toml"))
+        else:
+            settings = _checked_settings(json.loads(text))
+    except OSError as error:
+        raise ValueError("%s: cannot be read: %s" % (where, error.strerror)) from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError("%s: %s" % (where, scrub_line(str(error)))) from None
+    return {"model_uri" if key == "model" else key: value for key, value in settings.items()}
+
+
+def _checked_settings(settings: Any) -> Facts:
+    if not isinstance(settings, dict):
+        raise ValueError("its options must be a table")  # noqa: TRY004 - a fault of the file
+    for key, value in settings.items():
+        if key not in SETTINGS:
+            raise ValueError("%s is not an option; the options are %s" % (key[:80], ", ".join(SETTINGS)))
+        texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        if not {"a text": isinstance(value, str), "true or false": isinstance(value, bool)}.get(SETTINGS[key], texts):
+            raise ValueError("%s must be %s" % (key, SETTINGS[key]))
+    return settings
+
+
+def _toml_table(text: str, of_project: bool) -> Any:
+    try:
+        import tomllib
+    except ImportError:
+        raise ValueError("reading TOML needs Python 3.11 or later; the same options in a JSON file do not") from None
+    table: Any = tomllib.loads(text)
+    keys = ("tool", "envbuild", "capture") if of_project else ("capture",)
+    for key in keys:
+        table = table.get(key) if isinstance(table, dict) else None
+    if table is None:
+        raise ValueError("has no table [%s]" % ".".join(keys))
+    return table

@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from envbuild.capture.script import joined
+from envbuild.capture import joined
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import CUDA_LABEL, DRIVER_LABEL, VARIANT_LABEL, Recipe
 

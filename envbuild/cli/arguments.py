@@ -38,9 +38,9 @@ def read_run(
     `options` and `model` are facts that the record lacks. A manifest that nothing is added to keeps its bytes, as its
     digest may be recorded already.
     """
-    from envbuild.manifest import read_manifest
     from envbuild.manifest.importers.detect import FORMATS, convert, detect
     from envbuild.manifest.importers.environment import RecordOptions, manifest_bytes
+    from envbuild.manifest.reader import read_manifest
 
     it = options or FactOptions()
     given = RecordOptions(python=it.python, gpu=it.gpu, platform=it.ran_on, framework=it.framework, model=model)
@@ -67,9 +67,9 @@ def read_run(
 def open_record(name: str) -> "Record":
     """Open a record: a path, a folder with one, - for stdin, or gs://; at most as large as a manifest may be."""
     from envbuild.capture.redact import scrub_line
-    from envbuild.manifest import MAX_MANIFEST
     from envbuild.manifest.importers.detect import main_file
     from envbuild.manifest.importers.record import Record
+    from envbuild.manifest.reader import MAX_MANIFEST
 
     scheme = re.match("[A-Za-z][A-Za-z0-9+.-]*(?=://)", name)
     if not name or (scheme and scheme.group() != "gs"):
@@ -106,7 +106,7 @@ def _folder_reader(folder: Path) -> Callable[[str], bytes | None]:
 
 def _read(path: Path) -> bytes | None:
     """Read a file, at most as large as a manifest may be; None where there is none."""
-    from envbuild.manifest import MAX_MANIFEST
+    from envbuild.manifest.reader import MAX_MANIFEST
 
     try:
         with path.open("rb") as file:
@@ -132,7 +132,7 @@ def _in_bucket(uri: str) -> "Record":
 
 def _object(uri: str) -> bytes | None:
     """Read an object; None where there is none."""
-    from envbuild.manifest import MAX_MANIFEST
+    from envbuild.manifest.reader import MAX_MANIFEST
     from envbuild.stamp.gcs import connected, read_object
     from envbuild.stamp.store import parse_model_uri
 

@@ -72,7 +72,7 @@ def run(ctx: typer.Context, *, options: CaptureOptions) -> None:
 def _captured(options: CaptureOptions, command: list[str] | None) -> str:
     """Capture here, by another interpreter or in a container; return the text for stdout."""
     from envbuild.capture.files import manifest_text
-    from envbuild.capture.options import check_options, merge_options
+    from envbuild.capture.program import check_options, merge_options
     from envbuild.capture.record import capture
 
     out, python, image = options.out, options.python, options.image
@@ -108,10 +108,9 @@ def capture_elsewhere(
     `options` are the arguments of `capture()`; ValueError for wrong ones.
     """
     from envbuild.capture.contract import contract_facts, required_names
-    from envbuild.capture.disagreements import tell_disagreements
     from envbuild.capture.files import manifest_text
     from envbuild.capture.gcs import check_out, write_out
-    from envbuild.capture.record import complete
+    from envbuild.capture.record import complete, tell_disagreements
 
     check_out(out)
     arguments = [f"--variable={name}" for name in options["variables"]]
@@ -145,7 +144,7 @@ def other_environment(python: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Run the capture script by `python`; UsageError if that is not Python, ManifestError if it fails."""
     import tempfile
 
-    from envbuild.manifest import read_manifest
+    from envbuild.manifest.reader import read_manifest
 
     version = _version(python)
     if version is not None and version < _OLDEST_PYTHON:  # it would print a syntax error

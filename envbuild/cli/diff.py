@@ -187,10 +187,10 @@ def _model_facts(name: str, progress: Progress) -> "Facts":
 def _host_facts(name: str, python: str | None, others: "Sequence[TrainingManifest]", progress: Progress) -> "Facts":
     """Capture this machine."""
     from envbuild.capture.files import manifest_text
-    from envbuild.capture.options import merge_options
+    from envbuild.capture.program import merge_options
     from envbuild.capture.record import capture
     from envbuild.diff.facts import describe_host
-    from envbuild.manifest import read_manifest
+    from envbuild.manifest.reader import read_manifest
 
     progress.step(f"capturing this machine by {python or 'the Python that envbuild runs on'}")
     given: dict[str, Any] = dict.fromkeys(("model", "golden", "command", "config"))

@@ -161,7 +161,7 @@ class TargetReader:
     def _environment(self) -> "TrainingManifest | None":
         if self.python is None:
             return None
-        from envbuild.manifest import read_manifest
+        from envbuild.manifest.reader import read_manifest
 
         facts = other_environment(self.python, ())
         return read_manifest(json.dumps(facts).encode(), f"--python {self.python}")

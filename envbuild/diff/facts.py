@@ -12,8 +12,7 @@ from packaging.utils import canonicalize_name, canonicalize_version
 
 from envbuild.capture.redact import REDACTED, hides_secret, scrub, scrub_command
 from envbuild.lock.model import Lock
-from envbuild.manifest.artifact import Model
-from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.model import Model, TrainingManifest
 from envbuild.manifest.reader import manifest_dict, shape
 from envbuild.stamp.record import Stamp
 

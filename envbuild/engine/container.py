@@ -26,7 +26,7 @@ from requests import RequestException
 from envbuild.capture import script
 from envbuild.engine.client import LocalImage, connected, explanation, find_image
 from envbuild.errors import BaseError, ManifestError, UsageError
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.report import Reporter
 
 WRITABLE = ("/tmp", "/run", "/var/tmp")  # noqa: S108 - the container's own

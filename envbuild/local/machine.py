@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild.capture.accelerator import accelerator_facts
 from envbuild.capture.files import present, read_text
-from envbuild.capture.host import cpu_facts
+from envbuild.capture.host import accelerator_facts, cpu_facts
 from envbuild.errors import StampError
 from envbuild.files import cache_folder
 from envbuild.local.model import Choice, Engine, EngineKind, GpuWay, Machine, Subject, Variant, VariantChoice

@@ -49,11 +49,7 @@ class Accelerator:
     kind: Literal["nvidia", "tpu", "none"] = "nvidia"
     """What there was; `none` was looked for and not found."""
     source: Line | None = None
-    """What said so.
-
-    `nvml`, `nvidia-smi`, `/proc/driver/nvidia/version`; of a TPU `/sys/bus/pci/devices`, `/dev/accel*`, `/dev/vfio`,
-    `TPU_ACCELERATOR_TYPE`.
-    """
+    """What said so: `nvidia-smi`, `/proc/driver/nvidia/version`; of a TPU `/sys/bus/pci/devices` or a variable."""
     driver: Line | None = None
     """NVIDIA's driver: `535.129.03`."""
     cuda_maximum: Numbers | None = None
@@ -111,11 +107,7 @@ class Component:
     version: Numbers
     """`12.5.82`."""
     source: Line
-    """What says so.
-
-    `cudnnGetVersion()`, `file name`, `distribution nvidia-cudnn-cu12`, `Debian package libcudnn8`, `conda package
-    cudnn`, or the path of a version.json.
-    """
+    """What says so: a function, the `file name`, a package (`Debian package libcudnn8`), or a version.json."""
     loaded: bool
     """Whether the process had it loaded, or it was only installed."""
     path: Line | None = None
@@ -127,7 +119,7 @@ class ThreadPool:
     """A library that computes in threads of its own."""
 
     kind: Line
-    """`openblas`, `mkl`, `blis`, `openmp`."""
+    """`openblas`, `mkl`, `openmp`."""
     library: Line
     """Its file's name."""
     version: Line | None = None

@@ -6,10 +6,10 @@ The text below a field is its documentation: `schema.json` and `docs/manifest.md
 from dataclasses import dataclass, field
 from typing import Literal
 
-from envbuild.manifest.artifact import Golden, Model
 from envbuild.manifest.fields import (
     Address,
     AnyText,
+    Base64,
     Count,
     Line,
     Name,
@@ -19,6 +19,7 @@ from envbuild.manifest.fields import (
     SchemaVersion,
     Sha1,
     Sha256,
+    Size,
     Timestamp,
     VariableName,
     Version,
@@ -30,23 +31,9 @@ SCHEMA_VERSION = "1.1"
 """Written by this release; a newer minor version is read, a newer major one is refused."""
 
 Format = Literal[
-    "capture",
-    "pip-freeze",
-    "pip-list",
-    "pip-inspect",
-    "requirements",
-    "pylock",
-    "uv-lock",
-    "poetry-lock",
-    "pdm-lock",
-    "pipfile-lock",
-    "conda-environment",
-    "conda-list",
-    "pixi-lock",
-    "conda-lock",
-    "mlflow",
-    "wandb",
-]
+    "capture", "pip-freeze", "pip-list", "pip-inspect", "requirements", "pylock", "uv-lock", "poetry-lock", "pdm-lock",
+    "pipfile-lock", "conda-environment", "conda-list", "pixi-lock", "conda-lock", "mlflow", "wandb",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +141,7 @@ class Code:
     dirty: bool = False
     """Whether tracked files differed from the commit; true as well where git gave no answer."""
     untracked: Count | None = None
-    """How many files or folders git neither tracked nor ignored.
-
-    The program may have used them, but no commit, digest or patch holds them.
-    """
+    """How many files or folders git neither tracked nor ignored: no commit, digest or patch holds them."""
     subdirectory: Line | None = None
     """The working directory, relative to the checkout's root."""
     diff_sha256: Sha256 | None = None
@@ -230,6 +214,86 @@ class Contract:
     """Data locations."""
     preprocessing: tuple[Tree, ...] = ()
     """Code that prepares the model's inputs, which serving has to share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """A library that wrote a model, as the model's own files say."""
+
+    name: Line
+    """`tensorflow`, `keras`, `torch`, or an ONNX producer such as `pytorch`."""
+    version: Line
+    """`2.15.1`."""
+    git_version: Line | None = None
+    """The commit that the library was built from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """One file of a model."""
+
+    path: Line
+    """Relative to the model's folder; of a single file, its name."""
+    size: Count
+    """Bytes."""
+    sha256: Sha256 | None = None
+    """Digest, of a local file."""
+    crc32c: Line | None = None
+    """CRC-32C in base64, of an object in Cloud Storage."""
+    generation: Count | None = None
+    """Generation, of an object in Cloud Storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A trained model, read without the framework that wrote it."""
+
+    uri: Address
+    """Where it lies: gs://bucket/folder or a path."""
+    format: Line | None = None
+    """What its files are: `saved_model`, `keras`, `hdf5`, `torch_export`, `onnx`; absent where nothing fits."""
+    written_by: tuple[Writer, ...] = ()
+    """The libraries that wrote it; empty for formats that do not say."""
+    files: tuple[ModelFile, ...] = ()
+    """Its files, sorted by path, at most 10 000."""
+    file_count: Count | None = None
+    """How many files it has."""
+    size: Count | None = None
+    """Bytes of all its files."""
+    details: Pairs = ()
+    """What else the format says: `tags`, `singleprint`, `backend`, `opset`, `producer`, `schema_version`."""
+    unread: Line | None = None
+    """Why it could not be read, or not wholly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Array:
+    """A named array."""
+
+    name: Line
+    """The name of the input or output; empty where the model has only one."""
+    dtype: Line
+    """As NumPy names it: `float32`, `int64`, `bool`, `bfloat16`."""
+    shape: tuple[Count, ...]
+    """Its dimensions; the first is the batch."""
+    data: Base64
+    """Its elements in C order, little endian, in base64."""
+    sha256: Sha256 | None = None
+    """Digest of those bytes before base64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Golden:
+    """A few inputs, what the model made of them, and how near another environment has to come."""
+
+    inputs: tuple[Array, ...]
+    """What the model was given."""
+    outputs: tuple[Array, ...]
+    """What it answered."""
+    rtol: Size
+    """Relative tolerance: |a - b| <= atol + rtol * |b|."""
+    atol: Size
+    """Absolute tolerance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,7 @@ from packaging.version import Version as PackageVersion
 from envbuild.manifest.fields import Address, AnyText, Count, Line, Name, Pairs, Sha256, Version
 
 OriginKind = Literal["index", "vcs", "archive", "editable", "conda", "unknown"]
-"""`editable` is any folder of sources (PEP 610 dir_info), installed in place or copied: no index has it either way.
-
-`unknown` is what nothing tells the origin of: no INSTALLER, an egg-info, or a package of the operating system.
-"""
+"""`editable` is any folder of sources (PEP 610 dir_info), installed in place or copied: no index has it either way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +20,7 @@ class Origin:
     """Where a distribution came from (PEP 610 for all but index and conda)."""
 
     kind: OriginKind
-    """What sort of place.
-
-    index: by name and version. vcs: a commit. archive: one file, by URL. editable: a folder of sources, installed in
-    place or copied. conda: a conda package. unknown: nothing says.
-    """
+    """What sort of place; `editable` is any folder of sources, `unknown` means that nothing says."""
     url: Address | None = None
     """Without user name or password. Of index, the index that the record names, if it names one."""
     commit: Line | None = None
@@ -45,10 +38,7 @@ class Origin:
     dirty: bool | None = None
     """Of an editable, whether tracked files in its folder differ from the commit."""
     untracked: Count | None = None
-    """Of an editable, how many files or folders in its folder git neither tracks nor ignores.
-
-    They can be imported, but no commit, digest or patch holds them.
-    """
+    """Of an editable, how many files or folders in it git neither tracks nor ignores: no commit or patch holds them."""
     diff_sha256: Sha256 | None = None
     """Of a dirty editable, the digest of `git diff HEAD --binary --full-index -- .` in its folder."""
     patch: AnyText | None = None
@@ -84,15 +74,9 @@ class Distribution:
     changed_files: Count = 0
     """How many files are modified or missing."""
     overwritten: Pairs = ()
-    """Files that are another distribution's, which was installed over this one, with its name; at most 1,000.
-
-    They are what that one's RECORD says, and do not count as modified.
-    """
+    """Files that are those of another distribution, which was installed over this one, with its name; at most 1,000."""
     shadowed: tuple[Line, ...] = ()
-    """Versions of the same distribution later on sys.path, which imports do not see.
-
-    In the same folder, they are what an upgrade left behind that did not end.
-    """
+    """Versions of the same distribution later on sys.path, or that an upgrade left behind; imports do not see them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +98,7 @@ class Installation:
     """What lies beside and between the distributions."""
 
     method: Literal["size and time", "sha256"] | None = None
-    """How files were compared with RECORD, or conda-meta.
-
-    `size and time` hashes only files that changed after their RECORD was written, or an hour away from the rest of
-    their distribution. `sha256` hashes all.
-    """
+    """How files were compared with RECORD or conda-meta; `size and time` hashes only those that may have changed."""
     files: Count | None = None
     """How many files the distributions list with a digest."""
     unchecked: Count = 0
@@ -128,10 +108,7 @@ class Installation:
     pth: tuple[Pth, ...] = ()
     """The .pth files of the site folders."""
     unowned: tuple[Line, ...] = ()
-    """Modules and packages in the site folders that no distribution lists, at most 50.
-
-    Folders are left out where a distribution lists nothing, as those of Debian.
-    """
+    """Modules and packages in the site folders that no distribution lists, at most 50."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,8 +33,13 @@ def read_manifest(data: bytes, where: str) -> TrainingManifest:
     except InvalidError as error:
         manifest, faults = None, error.faults
     faults += _repeated(values.get("distributions"))
-    if isinstance(created := values.get("created"), str) and (fault := _time_fault(created)):
-        faults.append(Fault("created", fault))
+    if isinstance(created := values.get("created"), str):
+        try:
+            zone = datetime.fromisoformat(created).tzinfo
+        except ValueError:
+            zone = None
+        if zone is None:
+            faults.append(Fault("created", f"is not an RFC 3339 time with a time zone: {quote(created)}"))
     if faults or manifest is None:
         raise _error_of(faults, where)
     ordered = sorted(manifest.distributions, key=lambda it: canonicalize_name(it.name))
@@ -69,10 +74,7 @@ def known_accelerator(manifest: TrainingManifest) -> Accelerator | None:
 
 
 def known_framework(manifest: TrainingManifest) -> Framework | None:
-    """Return the framework that the run used; None where it is not known.
-
-    Where several are installed, `framework` alone proves nothing: earlier captures put the likeliest one there.
-    """
+    """Return the framework that the run used, or None; of several, earlier captures named the likeliest one."""
     if manifest.framework_source:
         return manifest.framework
     if len(manifest.frameworks) < 2:
@@ -94,45 +96,25 @@ def _repeated(distributions: Any) -> list[Fault]:
     return faults
 
 
-def _time_fault(text: str) -> str | None:
-    try:
-        return None if datetime.fromisoformat(text).tzinfo else f"has no time zone: {quote(text)}"
-    except ValueError:
-        return f"is not a valid RFC 3339 time: {quote(text)}"
-
-
 def _json_object(data: bytes, where: str) -> dict[str, Any]:
     if len(data) > MAX_MANIFEST:
         todo = f"{_NO_CAPTURE}, not a model or an archive"
         raise ManifestError(f"the manifest is larger than {MAX_MANIFEST // 2**20} MiB", where=where, todo=todo)
-    if not data.strip():
-        raise ManifestError("the manifest is empty", where=where, todo=CAPTURE_AGAIN)
     try:
-        text = data.decode("utf-8-sig")
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        what = f"the manifest is not JSON: no UTF-8 at byte {error.start}"
-        raise ManifestError(what, where=where, todo=_NO_CAPTURE) from error
-    except json.JSONDecodeError as error:
-        at = f"line {error.lineno}, column {error.colno}, byte {len(error.doc[: error.pos].encode())}"
-        cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
-        what = f"the manifest is cut off at {at}" if cut else f"the manifest is not JSON: {error.msg} at {at}"
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        fault = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        what = f"the manifest is not JSON, or cut off: {fault}"
         raise ManifestError(what, where=where, todo=CAPTURE_AGAIN) from error
-    except RecursionError as error:
-        raise ManifestError("the manifest is nested too deeply", where=where, todo=CAPTURE_AGAIN) from error
-    except ValueError as error:
-        raise ManifestError(f"the manifest is not JSON: {error}", where=where, todo=CAPTURE_AGAIN) from error
     if not isinstance(value, dict):
-        what = f"the manifest is not a JSON object, it begins with {quote(text.lstrip()[:10])}"
-        raise ManifestError(what, where=where, todo=CAPTURE_AGAIN)
+        raise ManifestError("the manifest is not a JSON object", where=where, todo=CAPTURE_AGAIN)
     return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        twice = next(key for key, number in counts.items() if number > 1)
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {quote(twice)} stands twice in one object")
     return values
 
@@ -156,8 +138,13 @@ def _check_schema(values: dict[str, Any], where: str) -> None:
 
 def _error_of(faults: list[Fault], where: str) -> ManifestError:
     first = faults[0].path
-    lines = [f"{it.path} {it.what}" for it in faults[:MAX_FAULTS]]
-    if len(faults) > MAX_FAULTS:
-        lines.append(f"and {len(faults) - MAX_FAULTS} more")
-    what = lines[0] if len(lines) == 1 else "\n  ".join((f"the manifest has {len(faults)} faults:", *lines))
+    what = summary([f"{it.path} {it.what}" for it in faults])
     return ManifestError(what, where=f"{where}: {first}" if first else where, todo=CAPTURE_AGAIN)
+
+
+def summary(faults: list[str]) -> str:
+    """Name the first MAX_FAULTS faults, each on a line if there are several, and how many there are."""
+    if len(faults) == 1:
+        return faults[0]
+    more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+    return "\n  ".join((f"{len(faults)} faults:", *faults[:MAX_FAULTS], *more))

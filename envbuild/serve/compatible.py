@@ -12,7 +12,7 @@ from envbuild.capture.formats import BYTES, wire_fields
 from envbuild.capture.gcs import Unread
 from envbuild.capture.places import RangeReader, place_of
 from envbuild.errors import UsageError
-from envbuild.manifest.artifact import Model
+from envbuild.manifest.model import Model
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
 from envbuild.report import Reporter

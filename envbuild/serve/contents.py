@@ -15,7 +15,7 @@ from envbuild.capture.redact import scrub_file_name
 from envbuild.errors import StampError, UsageError, VerifyError
 from envbuild.files import data_folder, open_inside
 from envbuild.image.content import Content
-from envbuild.manifest.artifact import Model, ModelFile
+from envbuild.manifest.model import Model, ModelFile
 from envbuild.oci.digest import Digest
 from envbuild.recipe import PREFIX
 from envbuild.report import Reporter

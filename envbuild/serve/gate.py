@@ -21,7 +21,7 @@ from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import connected, find_image
 from envbuild.engine.container import WRITABLE
 from envbuild.errors import MissingComponentError, StampError, VerifyError
-from envbuild.manifest.artifact import Array, Golden
+from envbuild.manifest.model import Array, Golden
 from envbuild.oci.image import Image, platform_name
 from envbuild.report import Reporter
 from envbuild.serve.gate_container import MODEL, NotStartedError, Reply, Serving, serving

@@ -25,7 +25,7 @@ from envbuild.image.rebase import ENVIRONMENT_LINE, derive_recipe, named_base, n
 from envbuild.lock.download import Arrivals
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.settings import IndexSettings
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.match.match import match
 from envbuild.match.profiles import FRAMEWORKS, Profiles, load_profiles
 from envbuild.match.run import frameworks_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from tests.environ import cleaned
 from tests.unit.capturing import script_path
 

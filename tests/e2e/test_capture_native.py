@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.capture import script
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from tests.environ import cleaned
 
 pytestmark = pytest.mark.real

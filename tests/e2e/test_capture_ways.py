@@ -18,7 +18,7 @@ import pytest
 
 from envbuild.base.resolve import resolve_base
 from envbuild.capture import script
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
 from tests.e2e.services import podman_places, running

@@ -22,7 +22,7 @@ from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.resolvers import UvResolver
 from envbuild.lock.run import Options
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import DOCKER_HUB, Reference
 from envbuild.oci.rootfs import read_tree

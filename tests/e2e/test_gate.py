@@ -18,7 +18,7 @@ from envbuild.engine.client import find_image
 from envbuild.engine.container import inspect_base, run_file
 from envbuild.engine.load import load_into
 from envbuild.errors import VerifyError
-from envbuild.manifest.artifact import Golden
+from envbuild.manifest.model import Golden
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference

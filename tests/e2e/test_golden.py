@@ -13,8 +13,8 @@ import pytest
 from envbuild.capture.golden import golden_facts
 from envbuild.cli.console import Progress
 from envbuild.engine.load import load_into
-from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push

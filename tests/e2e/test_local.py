@@ -23,7 +23,7 @@ from tests.e2e.api_tap import tapped
 from tests.e2e.docker_builds import WHEELS, explained, wheel_folder
 from tests.e2e.services import Engine, running_engine
 from tests.environ import cleaned
-from tests.fakes.libraries import NVML, shared_library
+from tests.fakes.libraries import nvidia_smi
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_from_manifest import manifest_of
 
@@ -149,9 +149,9 @@ def test_a_model_stamped_for_a_gpu_comes_up_as_its_cpu_variant(local):
 
 @pytest.fixture
 def workstation(tmp_path, registry, cache):
-    """A machine with GPUs, as its management library tells, and an engine with NVIDIA's toolkit, whose hook takes notes."""
+    """A machine with GPUs, as nvidia-smi tells, and an engine with NVIDIA's toolkit, whose hook takes notes."""
     toolkit = tmp_path / "toolkit"
-    shared_library(toolkit / "lib/libnvidia-ml.so.1", NVML.read_text())
+    nvidia_smi(toolkit / "bin")
     hook = toolkit / "nvidia-container-runtime-hook"
     hook.write_text(f'#!/bin/sh\necho "$1" >> {toolkit}/hook.log\n')
     hook.chmod(0o755)
@@ -167,7 +167,7 @@ def workstation(tmp_path, registry, cache):
 def test_a_gpu_of_this_machine_is_asked_for_where_engine_and_driver_serve_it(workstation):
     local, tap, toolkit = workstation
     gpu_stamped(local, there=True)
-    seen = {"DOCKER_HOST": f"unix://{tap.socket}", "LD_LIBRARY_PATH": str(toolkit / "lib")}
+    seen = {"DOCKER_HOST": f"unix://{tap.socket}", "PATH": f"{toolkit}/bin:{os.environ['PATH']}"}
     plan = json.loads(local.local("model", "--check", "warn", "--dry-run", "--json", **seen).stdout)
     assert (plan["variant"], plan["gpus"], plan["build"]) == ("gpu", True, False)
     ran = local.local("model", "--check", "warn", "--", "echo", "ran", **seen)

@@ -5,17 +5,17 @@ nearly the same, and agrees.
 """
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import httpx
-import pynvml
 import pytest
 
 from tests.e2e.planted import PAGE, Bench, base_layout, git
 from tests.e2e.twice import install, interpreter
-from tests.fakes.libraries import NVML, shared_library
+from tests.fakes.libraries import nvidia_smi
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, manifest_of
 
@@ -104,13 +104,11 @@ def test_a_variable_missing(bench, small):
 @pytest.mark.slow  # a TensorFlow for GPUs: 1.5 GB
 def test_a_run_with_a_gpu_on_a_host_without_one(tmp_path, cache):
     bench = Bench(folder=tmp_path, cache=cache)
-    shared_library(tmp_path / "driver/libnvidia-ml.so.1", NVML.read_text())
     try:
         python = installed(tmp_path / "env", "--no-deps", "tensorflow==2.15.1", python="3.11")
         bench.capture("cpu.json", python)
         bench.passes("cpu.json", "host")
-        (tmp_path / "env/lib/python3.11/site-packages/pynvml.py").symlink_to(pynvml.__file__)
-        bench.capture("run.json", python, LD_LIBRARY_PATH=str(tmp_path / "driver"))
+        bench.capture("run.json", python, PATH=f"{nvidia_smi(tmp_path / 'driver')}:{os.environ['PATH']}")
         bench.fails_as_documented("A run with a GPU, and a machine without one")
     finally:
         shutil.rmtree(tmp_path)  # pytest would keep it for three sessions

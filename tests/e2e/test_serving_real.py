@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from envbuild.manifest import read_manifest
-from envbuild.manifest.artifact import Array
+from envbuild.manifest.model import Array
+from envbuild.manifest.reader import read_manifest
 from envbuild.stamp.history import read_stamp
 from tests.e2e.docker_builds import explained
 from tests.e2e.services import Engine, command_output

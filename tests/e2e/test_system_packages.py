@@ -23,8 +23,8 @@ from envbuild.image.debian.package import open_deb
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.model import Lock
-from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe

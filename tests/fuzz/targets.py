@@ -14,16 +14,15 @@ from envbuild.capture.distributions import identity, origin_of
 from envbuild.capture.frameworks import build_info
 from envbuild.capture.golden import golden_facts
 from envbuild.capture.integrity import listed_files
-from envbuild.capture.native import mapped_libraries
-from envbuild.capture.options import read_settings
-from envbuild.capture.owners import debian_packages
+from envbuild.capture.native import debian_packages, mapped_libraries
+from envbuild.capture.program import read_settings
 from envbuild.capture.redact import scrub
 from envbuild.errors import ManifestError, UsageError
-from envbuild.manifest import manifest_dict, read_manifest
 from envbuild.manifest.importers.detect import convert, detect
 from envbuild.manifest.importers.environment import RecordOptions, manifest_bytes
 from envbuild.manifest.importers.record import Record
 from envbuild.manifest.model import Format
+from envbuild.manifest.reader import manifest_dict, read_manifest
 from tests.fuzz.deflate import continue_a_stream
 from tests.fuzz.wheels import read_a_wheel, read_changed_parts
 from tests.unit.modelling import read_memory

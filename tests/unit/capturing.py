@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from envbuild.capture import script
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="capture-")  # removed when the interpreter ends
 

@@ -7,8 +7,8 @@ from typing import Any
 from envbuild.local.model import Engine, Machine, Subject
 from envbuild.local.subject import subject_of_manifest
 from envbuild.lock.model import Lock, LockedWheel, Target
-from envbuild.manifest import read_manifest
 from envbuild.manifest.hardware import Accelerator, Cpu, Gpu
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.stamp.record import StampedImage
 

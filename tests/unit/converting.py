@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 import pytest
 
 from envbuild.errors import ManifestError
-from envbuild.manifest import manifest_dict, read_manifest
 from envbuild.manifest.importers.detect import convert, detect
 from envbuild.manifest.importers.environment import RecordOptions, manifest_bytes
 from envbuild.manifest.importers.record import Record
 from envbuild.manifest.model import Format, TrainingManifest
+from envbuild.manifest.reader import manifest_dict, read_manifest
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

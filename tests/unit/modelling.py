@@ -1,8 +1,8 @@
 """What the tests of models share: small real artifacts, and a place in memory for damaged ones.
 
 tests/e2e/artifacts/*.py made the files in tests/unit/models with TensorFlow 2.15.1 and 2.21.0, Keras 3.15.1, PyTorch
-2.14.1 and 2.6.0 (older.pt2), ONNX 1.23.2 and safetensors 0.8.0; h5py 3.16.0 made latest.h5 and fixed.h5, which have
-Keras's attributes in the file's newest version and as strings of fixed length; NumPy 2.4.6 made golden.npz.
+2.14.1 and 2.6.0 (older.pt2), ONNX 1.23.2 and safetensors 0.8.0; h5py 3.16.0 made fixed.h5, which has Keras's
+attributes as strings of fixed length; NumPy 2.4.6 made golden.npz.
 """
 
 from pathlib import Path

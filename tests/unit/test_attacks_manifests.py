@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.diff.images import read_archive
 from envbuild.errors import BaseError, BuildError, ManifestError, RegistryError
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Image
 from envbuild.oci.layout import read_layout, write_archive, write_layout

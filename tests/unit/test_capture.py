@@ -50,7 +50,7 @@ def test_it_needs_only_the_standard_library():
     nodes = list(ast.walk(ast.parse(script())))
     names = {alias.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module).partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert names - sys.stdlib_module_names == {"pynvml"}
+    assert names <= sys.stdlib_module_names
 
 
 def test_importing_envbuild_loads_nothing_heavy():

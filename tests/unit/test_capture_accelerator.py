@@ -1,118 +1,19 @@
-"""GPUs, TPU, or none: NVML and nvidia-smi at their own interfaces, /proc, /sys and /dev as folders."""
+"""GPUs, TPU, or none: nvidia-smi at its own interface, /proc, /sys and /dev as folders."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pynvml
 import pytest
 
-from envbuild.capture import accelerator, files
-from envbuild.capture.accelerator import accelerator_facts, kernel_driver, tpu_facts
-from tests.fakes.libraries import NVML, shared_library
-from tests.unit.capturing import Environment, script_path
+from envbuild.capture import files, host
+from envbuild.capture.host import accelerator_facts, kernel_driver, tpu_facts
+from tests.unit.capturing import Environment
 
 
 @pytest.fixture
 def env(tmp_path):
     return Environment(tmp_path)
 
-
-# NVML: NVIDIA's own nvidia-ml-py talks to a shared library of ours
-
-
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory):
-    """A folder with a libnvidia-ml.so.1."""
-    folder = tmp_path_factory.mktemp("driver")
-    shared_library(folder / "libnvidia-ml.so.1", NVML.read_text())
-    return folder
-
-
-@pytest.fixture
-def driven(env, libraries):
-    """An environment with nvidia-ml-py, and with a driver."""
-    (env.site / "pynvml.py").symlink_to(pynvml.__file__)
-    env.variables |= {"LD_LIBRARY_PATH": str(libraries), "FAKE_NVML_LOG": str(env.folder / "log")}
-    return env
-
-
-MIG = {"enabled": True, "instances": ["3g.20gb", "1g.5gb"]}
-A100 = {"name": "NVIDIA A100-SXM4-40GB", "memory": 40 * 2**30, "compute_capability": "8.0", "mig": MIG}
-
-
-def test_nvml_tells_driver_and_gpus_and_each_gpu_what_it_may(driven):
-    driven.program("nvidia-smi", "exit 1")
-    assert driven.capture()["accelerator"] == {
-        "kind": "nvidia",
-        "source": "nvml",
-        "driver": "570.86.10",
-        "cuda_maximum": "12.8",
-        "gpus": [A100, {"name": "NVIDIA T4"}],
-    }
-    assert (driven.folder / "log").read_text() == "init\nshutdown\n"
-
-
-@pytest.mark.parametrize(("count", "names"), [("0", []), ("3", ["NVIDIA A100-SXM4-40GB", "NVIDIA T4"])])
-def test_a_driver_may_have_no_gpus_or_one_that_nobody_may_open(driven, count, names):
-    driven.variables["FAKE_NVML_GPUS"] = count
-    facts = driven.capture()["accelerator"]
-    assert (facts["driver"], [gpu["name"] for gpu in facts["gpus"]]) == ("570.86.10", names)
-
-
-def test_who_uses_nvml_besides_keeps_it(driven):
-    code = "import pynvml, runpy; pynvml.nvmlInit(); capture = runpy.run_path({!r})['capture']; capture();"
-    code = code.format(str(script_path())) + " print(pynvml.nvmlDeviceGetCount()); pynvml.nvmlShutdown()"
-    command = [str(driven.prefix / "bin" / "python"), "-c", code]
-    environment = {"PATH": str(driven.bin), **driven.variables}
-    done = subprocess.run(command, env=environment, cwd=driven.folder, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "2"
-
-
-def test_nvml_without_a_driver_gives_way_to_nvidia_smi(driven):
-    driven.variables["FAKE_NVML_ERROR"] = "9"
-    driven.program("nvidia-smi", SMI.format(newer="exit 6"))
-    facts = driven.capture()["accelerator"]
-    assert (facts["source"], facts["driver"]) == ("nvidia-smi", "470.57.02")
-
-
-def test_nvidia_ml_py_without_its_library_gives_way_to_nvidia_smi(env):
-    (env.site / "pynvml.py").symlink_to(pynvml.__file__)
-    env.program("nvidia-smi", SMI.format(newer="exit 6"))
-    assert env.capture()["accelerator"]["source"] == "nvidia-smi"
-
-
-OLD = """
-import warnings
-warnings.warn("the pynvml package is deprecated", FutureWarning)
-def nvmlInit(): pass
-def nvmlShutdown(): pass
-def nvmlSystemGetDriverVersion(): return b"410.48"
-def nvmlDeviceGetCount(): return 1
-def nvmlDeviceGetHandleByIndex(index): return index
-def nvmlDeviceGetName(handle): return b"Tesla V100"
-def nvmlDeviceGetMemoryInfo(handle): return type("Memory", (), {"total": 16945512448})
-"""
-
-
-def test_an_old_binding_answers_in_bytes_and_knows_fewer_questions(env):
-    (env.site / "pynvml.py").write_text(OLD)
-    assert env.capture()["accelerator"] == {
-        "kind": "nvidia",
-        "source": "nvml",
-        "driver": "410.48",
-        "gpus": [{"name": "Tesla V100", "memory": 16945512448}],
-    }
-
-
-@pytest.mark.parametrize("text", ["", "raise SystemError('broken')", "def nvmlInit(): pass\nnvmlShutdown = nvmlInit\n"])
-def test_another_module_of_that_name_says_nothing(env, text):
-    (env.site / "pynvml.py").write_text(text)
-    assert env.capture()["accelerator"].get("source") != "nvml"
-
-
-# nvidia-smi: a command on PATH
 
 SMI = """
 case "$*" in
@@ -171,7 +72,7 @@ def test_a_program_that_hangs_is_cut_off_and_not_asked_again(tmp_path, monkeypat
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(files, "TIMEOUT", 0.5)
-    assert accelerator._nvidia_smi() is None
+    assert host._nvidia_smi() is None
     assert (tmp_path / "log").read_text() == "asked\n"
 
 
@@ -240,24 +141,6 @@ def test_the_chips_on_the_bus_are_counted_and_network_cards_are_not(tmp_path, no
     assert tpu_facts(str(tmp_path)) == {"kind": "tpu", "source": "/sys/bus/pci/devices", "tpu": tpu}
 
 
-def test_the_devices_of_a_container_are_counted(tmp_path, no_tpu):
-    for name in ("accel0", "accel1", "accel"):
-        write(tmp_path / "dev" / name)
-    facts = tpu_facts(str(tmp_path))
-    assert facts is not None
-    assert (facts["source"], facts["tpu"]["chips"]) == ("/dev/accel*", 2)
-
-
-def test_vfio_is_a_tpu_only_where_something_says_so(tmp_path, no_tpu):
-    for name in ("0", "1", "2", "3", "vfio"):
-        write(tmp_path / "dev/vfio" / name)
-    assert tpu_facts(str(tmp_path)) is None
-    no_tpu.setenv("TPU_WORKER_ID", "0")
-    facts = tpu_facts(str(tmp_path))
-    assert facts is not None
-    assert (facts["source"], facts["tpu"]["chips"]) == ("/dev/vfio", 4)
-
-
 def test_the_platform_names_the_type_and_the_path_has_libtpu(tmp_path, no_tpu):
     (tmp_path / "site" / "libtpu-0.0.11.dist-info").mkdir(parents=True)
     no_tpu.syspath_prepend(tmp_path / "site")
@@ -277,5 +160,4 @@ def test_a_tpu_is_in_the_manifest(env):
 
 def test_none_is_what_was_looked_for_and_not_found(tmp_path, no_tpu):
     no_tpu.setenv("PATH", str(tmp_path))
-    no_tpu.setitem(sys.modules, "pynvml", None)
     assert accelerator_facts(str(tmp_path)) == {"kind": "none"}

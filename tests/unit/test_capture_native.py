@@ -119,7 +119,7 @@ def test_a_path_holds_neither_secrets_nor_control_characters(tmp_path):
     assert second["name"] == "c.so"
 
 
-def debian(root: Path, files: dict[str, list[str]], stanzas: str = "", diversions: str = "") -> None:
+def debian(root: Path, files: dict[str, list[str]], stanzas: str = "") -> None:
     """Lay down dpkg's database: `files` are the paths of each package, which is installed in version 1.0-1."""
     info = root / "var/lib/dpkg/info"
     info.mkdir(parents=True)
@@ -129,7 +129,6 @@ def debian(root: Path, files: dict[str, list[str]], stanzas: str = "", diversion
         stanzas += f"Package: {name}\nStatus: install ok installed\nMulti-Arch: same\n"
         stanzas += f"Architecture: {architecture or 'amd64'}\nVersion: 1.0-1\n\n"
     (root / "var/lib/dpkg/status").write_text(stanzas)
-    (root / "var/lib/dpkg/diversions").write_text(diversions)
 
 
 def test_dpkg_s_lists_are_read_whatever_they_call_a_place(tmp_path):
@@ -154,32 +153,6 @@ def test_each_architecture_has_its_version_and_what_was_removed_has_none(tmp_pat
     (tmp_path / "var/lib/dpkg/info/libgone.list").write_text("/usr/lib/libgone.so\n")
     found = owners(native(tmp_path, "/usr/lib/x86/libfoo.so", "/usr/lib/i386/libfoo.so", "/usr/lib/libgone.so"))
     assert [found[path].get("version") for path in sorted(found)] == ["0.9-1", None, "1.0-1"]
-
-
-def test_a_diverted_file_is_where_dpkg_put_it(tmp_path):
-    files = {"original": ["/usr/lib/libgl.so.1"], "nvidia": ["/usr/lib/libgl.so.1"]}
-    debian(tmp_path, files, diversions="/usr/lib/libgl.so.1\n/usr/lib/diverted/libgl.so.1\nnvidia\n")
-    found = owners(native(tmp_path, "/usr/lib/libgl.so.1", "/usr/lib/diverted/libgl.so.1"))
-    assert {path: owner["name"] for path, owner in found.items()} == {
-        "/usr/lib/libgl.so.1": "nvidia",
-        "/usr/lib/diverted/libgl.so.1": "original",
-    }
-
-
-@pytest.mark.parametrize("database", ["lib/apk/db/installed", "usr/lib/apk/db/installed"])
-def test_alpine_s_packages_own_their_files(tmp_path, database):
-    path = tmp_path / database
-    path.parent.mkdir(parents=True)
-    path.write_text(
-        "C:Q1x=\nP:musl\nV:1.2.5-r0\nA:x86_64\nF:lib\nR:ld-musl-x86_64.so.1\na:0:0:755\nZ:Q1y=\n\n"
-        "P:zlib\nV:1.3.1-r1\nF:usr\nF:usr/lib\nR:libz.so.1.3.1\n\n"
-    )
-    found = owners(native(tmp_path, "/lib/ld-musl-x86_64.so.1", "/usr/lib/libz.so.1.3.1", "/usr/lib/ld.so.1"))
-    assert found == {
-        "/lib/ld-musl-x86_64.so.1": {"kind": "apk", "name": "musl", "version": "1.2.5-r0"},
-        "/usr/lib/libz.so.1.3.1": {"kind": "apk", "name": "zlib", "version": "1.3.1-r1"},
-        "/usr/lib/ld.so.1": {"kind": "none"},
-    }
 
 
 RPM = """#!/bin/sh
@@ -405,12 +378,6 @@ int MKL_Get_Max_Threads(void) {{ {0} return 4; }}
 void MKL_Get_Version_String(char *text, int size) {{ {0} snprintf(text, size, "Intel(R) oneAPI Math Kernel Library "
     "Version 2024.2-Product Build 20240605 for Intel(R) 64 architecture applications"); }}
 """
-BLIS = """
-long bli_thread_get_num_threads(void) { return -1; }
-const char *bli_info_get_version_str(void) { return "0.9.0"; }
-int bli_arch_query_id(void) { return 3; }
-const char *bli_arch_string(int id) { return id == 3 ? "zen3" : "other"; }
-"""
 FULL = {"version": "0.3.21", "threads": 6, "architecture": "SkylakeX", "kind": "openblas"}
 
 
@@ -421,13 +388,12 @@ def test_openblas_is_asked_under_all_its_names(env, tmp_path, affixes):
     assert preload(env, library)["thread_pools"] == [{**FULL, "library": name}]
 
 
-def test_blis_and_openmp_are_asked(env, tmp_path):
+def test_openmp_is_asked(env, tmp_path):
     gomp = subprocess.run(["gcc", "-print-file-name=libgomp.so.1"], capture_output=True, text=True, check=True).stdout
     env.variables["OMP_NUM_THREADS"] = "3"
     other = shared_library(tmp_path / "libomptarget.so", "int omp_get_max_threads(void) { return 9; }")
-    facts = preload(env, shared_library(tmp_path / "libblis.so.4", BLIS), Path(gomp.strip()), other)
+    facts = preload(env, Path(gomp.strip()), other)
     assert facts["thread_pools"] == [
-        {"kind": "blis", "library": "libblis.so.4", "version": "0.9.0", "threads": 1, "architecture": "zen3"},
         {"kind": "openmp", "library": Path(gomp.strip()).resolve().name, "threads": 3},
     ]
 
@@ -443,7 +409,7 @@ def test_mkl_is_not_woken_by_a_question(env, tmp_path):
 
 def test_pytorch_s_own_mkl_is_found_and_a_name_alone_is_not(env, tmp_path):
     torch = shared_library(tmp_path / "torch" / "libtorch_cpu.so", MKL.format(""))
-    empty = [shared_library(tmp_path / name, "") for name in ("libtorch_cpu.so", "libopenblas.so.0", "libblis.so.1")]
+    empty = [shared_library(tmp_path / name, "") for name in ("libtorch_cpu.so", "libopenblas.so.0")]
     pools = preload(env, torch, *empty)["thread_pools"]
     assert pools == [{"kind": "mkl", "library": "libtorch_cpu.so", "version": "2024.2", "threads": 4}]
 

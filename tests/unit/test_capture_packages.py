@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from functools import cache
 from pathlib import Path
 
@@ -22,9 +21,8 @@ from envbuild.capture import capture
 from envbuild.capture.conda import conda_facts, conda_files
 from envbuild.capture.distributions import find_distributions
 from envbuild.capture.files import present
-from envbuild.capture.host import musl_facts
 from envbuild.capture.integrity import installation_facts
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from tests.unit.capturing import Environment
 
 SECRET = "hunter2SuperSecretValue99"
@@ -463,19 +461,6 @@ def test_the_egg_info_of_an_editable_s_sources_is_no_second_version(env):
     assert (item["version"], item["shadowed"]) == ("1.0", ["0.9"])
 
 
-@pytest.mark.parametrize("member", ["EGG-INFO/PKG-INFO", "x-1.5.dist-info/METADATA"])
-def test_zipped_distributions_are_found(env, member):
-    with zipfile.ZipFile(env.folder / "x.egg", "w") as archive:
-        archive.writestr(member, "Metadata-Version: 2.1\nName: x\nVersion: 1.5\n")
-        archive.writestr("deeper/y-1.0.dist-info/METADATA", "Name: y\nVersion: 1.0\n")
-    (env.folder / "damaged.egg").write_bytes((env.folder / "x.egg").read_bytes()[40:])
-    path = tuple(env.folder / name for name in ("x.egg", "damaged.egg", "absent.zip"))
-    manifest = env.capture(path=path)
-    (item,) = manifest["distributions"]
-    assert (item["name"], item["version"], item["origin"]["kind"]) == ("x", "1.5", "unknown")
-    assert manifest["installation"]["unreadable"] == [member.partition("/")[0]]
-
-
 def test_a_folder_of_an_egg_is_a_distribution(env):
     egg = env.site / "x-1.0-py3.11.egg"
     (egg / "EGG-INFO").mkdir(parents=True)
@@ -844,19 +829,3 @@ def test_outside_a_virtual_environment_it_is_conda_s_or_the_system_s(tmp_path, c
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
     )
     assert done.stdout == ("conda\n" if conda else "system\n")
-
-
-@pytest.mark.parametrize(
-    ("script", "version"),
-    [
-        ("printf 'musl libc (x86_64)\\nVersion 1.2.3\\nDynamic Program Loader\\nUsage: x\\n' >&2; exit 1", "1.2.3"),
-        ("echo Version 9 >&1; exit 1", None),
-    ],
-)
-def test_musl_s_loader_says_its_version(tmp_path, script, version):
-    assert musl_facts(str(tmp_path)) == {}
-    loader = tmp_path / "ld-musl-x86_64.so.1"
-    loader.write_text("#!/bin/sh\n" + script)
-    assert musl_facts(str(tmp_path)) == {"libc": "musl"}
-    loader.chmod(0o755)
-    assert musl_facts(str(tmp_path)) == {"libc": "musl", "libc_version": version}

@@ -15,11 +15,10 @@ import pytest
 from typer.main import get_command
 
 from envbuild.capture import capture, script
-from envbuild.capture.disagreements import tell_disagreements
-from envbuild.capture.record import is_chief, keras_callback
+from envbuild.capture.record import is_chief, keras_callback, tell_disagreements
 from envbuild.cli.capture import other_environment
 from envbuild.cli.commands import app
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from tests.fakes.gcs import FakeGcs
 from tests.running import run_envbuild
 from tests.unit.capturing import Environment, script_path
@@ -234,14 +233,6 @@ def test_threads_that_a_module_leaves_are_not_waited_for(env, tmp_path):
     for place in (["--python", python], []):
         done = envbuild("--load", "stays", *place, PYTHONPATH=str(env.site))
         assert (done.returncode, json.loads(done.stdout)["schema_version"]) == (0, "1.1")
-
-
-def test_paths_mean_the_same_whatever_folder_a_module_goes_to(env, tmp_path):
-    (env.site / "goes.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n")
-    (env.folder / "clean.py").write_text("")
-    env.run("--load", "goes", "--preprocessing", "clean.py", "--out", "q.json")
-    assert (env.folder / "q.json").exists()
-    assert not (tmp_path / "q.json").exists()
 
 
 def test_what_disagrees_is_told_block_by_block_without_driving_the_terminal(capsys):

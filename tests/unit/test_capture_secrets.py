@@ -17,9 +17,9 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from envbuild.capture.contract import contract_facts
-from envbuild.capture.options import read_settings
+from envbuild.capture.program import read_settings
 from envbuild.capture.redact import hides_secret, scrub, scrub_command, scrub_line, scrub_patch
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from tests.fakes.metadata import VALUES, MetadataServer
 from tests.unit.capturing import Environment
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import UsageError
-from envbuild.manifest.artifact import Model, Writer
-from envbuild.manifest.model import Framework
+from envbuild.manifest.model import Framework, Model, Writer
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel

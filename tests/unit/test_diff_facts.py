@@ -10,7 +10,7 @@ from envbuild.cli.commands import run
 from envbuild.diff.facts import compare_facts, facts_of_manifest
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock, LockedWheel, Target
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.digest import Digest
 from tests.unit.test_from_manifest import manifest_of
 

@@ -22,7 +22,7 @@ from envbuild.diff.facts import (
     facts_of_manifest,
 )
 from envbuild.lock.formats import read_pylock
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.layout import write_layout
 from envbuild.stamp.record import StampEntry

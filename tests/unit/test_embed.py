@@ -10,8 +10,8 @@ from envbuild.errors import EnvbuildError, UsageError, VerifyError
 from envbuild.image.child import Parent
 from envbuild.image.content import measured
 from envbuild.lock.model import Lock
-from envbuild.manifest import read_manifest
-from envbuild.manifest.artifact import Model, ModelFile
+from envbuild.manifest.model import Model, ModelFile
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.report import Reporter
 from envbuild.serve.contents import embedded

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from envbuild.cli.options import FormatName
 from envbuild.errors import ManifestError, UsageError
-from envbuild.manifest import manifest_dict
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.importers.detect import FORMATS, convert, detect, main_file
 from envbuild.manifest.importers.environment import RecordOptions, supplement
 from envbuild.manifest.model import Format, Platform, TrainingManifest
-from envbuild.manifest.reader import known_accelerator
+from envbuild.manifest.reader import known_accelerator, manifest_dict
 from tests.fuzz.seeds import SEEDS
 from tests.unit.converting import NOW, read, record_of, refusal
 from tests.unit.test_formats_conda import EXPLICIT, EXPORT, LIST

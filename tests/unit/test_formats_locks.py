@@ -294,7 +294,7 @@ def test_a_workspace_without_a_project_at_its_root_is_read_by_all_its_members():
 @pytest.mark.parametrize(
     ("content", "given", "says"),
     [
-        (UV_LOCK, {"python": "3.11.7"}, "whether colorama was installed depends on where"),
+        (UV_LOCK, {"python": "3.11.7"}, "whether it was installed depends on where"),
         (UV_LOCK, {"python": "3.8.1", "platform": "linux/amd64"}, "the lock is for Python >=3.9"),
         (UV_LOCK.replace("version = 1\n", "version = 2\n", 1), LINUX, "not a uv.lock of version 1"),
         (UV_LOCK.replace('name = "vpkg"\nversion', 'name = "other"\nversion'), LINUX, "vpkg is there 0 times"),
@@ -303,7 +303,7 @@ def test_a_workspace_without_a_project_at_its_root_is_read_by_all_its_members():
             LINUX,
             "forked is there 2 times",
         ),
-        (UV_LOCK.replace("sys_platform == 'win32'", "sys_platform = 'win32'"), LINUX, "this is not a marker"),
+        (UV_LOCK.replace("sys_platform == 'win32'", "sys_platform = 'win32'"), LINUX, "depends on where"),
         ("version = 1\n[[package]]\nname = 'x'\nsource = { registry = 'y' }\n", LINUX, "the lock has no project"),
         (UV_LOCK.replace("'python_full", '"python_full')[:200], LINUX, "uv.lock"),
     ],

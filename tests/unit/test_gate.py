@@ -19,8 +19,7 @@ from envbuild.build.order import Order
 from envbuild.errors import MissingComponentError
 from envbuild.image.child import Parent
 from envbuild.lock.model import Lock, Target
-from envbuild.manifest.artifact import Golden
-from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.model import Golden, TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.report import Reporter

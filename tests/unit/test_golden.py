@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.capture.golden import golden_facts, golden_sample
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from tests.unit.modelling import MODELS
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from envbuild.cli.console import Progress
 from envbuild.errors import StampError
-from envbuild.manifest import read_manifest
-from envbuild.manifest.artifact import Array, Golden
+from envbuild.manifest.model import Array, Golden
+from envbuild.manifest.reader import read_manifest
 from envbuild.verify.golden import program
 from envbuild.verify.golden.check import (
     DamagedError,

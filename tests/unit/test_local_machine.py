@@ -1,4 +1,4 @@
-"""What a look at this machine and its engine tells: an engine on a socket, NVML as a library, CDI as files."""
+"""What a look at this machine and its engine tells: an engine on a socket, nvidia-smi as a program, CDI as files."""
 
 import json
 import os
@@ -19,7 +19,7 @@ import pytest
 
 from envbuild.local.machine import look
 from envbuild.local.model import Engine
-from tests.fakes.libraries import NVML, shared_library
+from tests.fakes.libraries import nvidia_smi
 
 DOCKER = {"Version": "28.2.2", "ApiVersion": "1.41", "Components": [{"Name": "Engine", "Version": "28.2.2"}]}
 PODMAN = {"Version": "4.3.1", "ApiVersion": "1.41", "Components": [{"Name": "Podman Engine", "Version": "4.3.1"}]}
@@ -144,9 +144,9 @@ def test_names_of_architectures_are_made_one(tmp_path):
     assert seen(tmp_path, {}, DOCKER | {"Arch": "arm64"}, "127.0.0.1").machine == "aarch64"
 
 
-def test_gpus_are_asked_of_nvidias_own_library(tmp_path):
-    shared_library(tmp_path / "libnvidia-ml.so.1", NVML.read_text())
+def test_gpus_are_asked_of_nvidias_own_program(tmp_path):
+    path = f"{nvidia_smi(tmp_path)}:{os.environ['PATH']}"
     code = "from envbuild.local.machine import look; it = look(None).accelerator; print(it.driver, it.gpus[0].name)"
-    environment = dict(os.environ, LD_LIBRARY_PATH=str(tmp_path))
+    environment = dict(os.environ, PATH=path)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "570.86.10 NVIDIA A100-SXM4-40GB"

@@ -10,7 +10,7 @@ from envbuild.cli.console import Progress
 from envbuild.errors import UsageError, VerifyError
 from envbuild.local.model import Subject
 from envbuild.local.preflight import parity
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.verify.golden.check import deviation, judged
 from envbuild.verify.golden.runners import InInterpreter
 from envbuild.verify.sources import Side

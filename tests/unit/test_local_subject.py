@@ -12,7 +12,7 @@ from envbuild.capture.model import model_facts
 from envbuild.errors import StampError
 from envbuild.local.subject import chosen_side, subject_of_image, subject_of_manifest, subject_of_model
 from envbuild.lock.formats import pylock_text
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.stamp.record import manifest_name
 from envbuild.stamp.stamping import stamp
 from envbuild.verify.sources import Side

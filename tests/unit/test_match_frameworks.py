@@ -13,10 +13,9 @@ from packaging.version import Version
 
 from envbuild.errors import MatchError, UsageError
 from envbuild.files import data_folder
-from envbuild.manifest.artifact import Model
 from envbuild.manifest.hardware import Accelerator, Gpu, Library, Native, Owner
 from envbuild.manifest.importers.environment import RecordOptions, supplement
-from envbuild.manifest.model import Framework, Numerics, Platform, Python, Source, TrainingManifest
+from envbuild.manifest.model import Framework, Model, Numerics, Platform, Python, Source, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.manifest.reader import known_framework
 from envbuild.match.match import match

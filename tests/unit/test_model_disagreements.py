@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from envbuild.capture.disagreements import find_disagreements
 from envbuild.capture.model import model_facts
-from envbuild.manifest import read_manifest
+from envbuild.capture.record import find_disagreements
+from envbuild.manifest.reader import read_manifest
 from tests.unit.modelling import MODELS
 
 

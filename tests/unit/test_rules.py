@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from envbuild.manifest.artifact import Model, ModelFile, Writer
 from envbuild.manifest.hardware import Accelerator, Cpu, Gpu, Mig
-from envbuild.manifest.model import Contract, Data, Framework, Numerics, RequiredVariable, Tree
+from envbuild.manifest.model import (
+    Contract,
+    Data,
+    Framework,
+    Model,
+    ModelFile,
+    Numerics,
+    RequiredVariable,
+    Tree,
+    Writer,
+)
 from envbuild.verify.findings import SEVERITIES, Finding, Severity
 from envbuild.verify.rules import RULES, apply_rules
 from envbuild.verify.rules.catalogue import CATALOGUE, RULE_IDS, rule_of

@@ -7,9 +7,18 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.manifest.artifact import Model, ModelFile, Writer
 from envbuild.manifest.hardware import Accelerator, Cpu, Gpu
-from envbuild.manifest.model import Contract, Data, Framework, Numerics, RequiredVariable, Tree
+from envbuild.manifest.model import (
+    Contract,
+    Data,
+    Framework,
+    Model,
+    ModelFile,
+    Numerics,
+    RequiredVariable,
+    Tree,
+    Writer,
+)
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import apply_rules
 from envbuild.verify.sources import Kind, Package, Side

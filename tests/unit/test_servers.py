@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from envbuild.errors import UsageError
-from envbuild.manifest.artifact import Model
+from envbuild.manifest.model import Model
 from envbuild.serve.contents import REQUIREMENTS, server_parts
 from tests.fakes.images import image_of
 from tests.unit.serving_app import FOLDER

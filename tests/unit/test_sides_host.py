@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from envbuild.capture import capture
 from envbuild.capture.contract import data_facts
 from envbuild.capture.files import manifest_text
-from envbuild.manifest import read_manifest
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.model import Contract, Data, RequiredVariable, Tree
+from envbuild.manifest.reader import read_manifest
 from envbuild.verify.rules import apply_rules
 from envbuild.verify.sources import Side, host, side_of_manifest
 from envbuild.verify.sources.host import LARGEST_READ

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.manifest import read_manifest
 from envbuild.manifest.hardware import Accelerator, Component, Cpu, Native
 from envbuild.manifest.importers.detect import convert
 from envbuild.manifest.importers.environment import RecordOptions
 from envbuild.manifest.importers.record import Record
 from envbuild.manifest.model import Contract, Framework, Numerics, Platform, Python, Source, TrainingManifest, Tree
 from envbuild.manifest.packages import Conda, CondaPackage, Distribution, Origin
-from envbuild.manifest.reader import manifest_dict
+from envbuild.manifest.reader import manifest_dict, read_manifest
 from envbuild.verify.rules import apply_rules
 from envbuild.verify.sources import side_of_manifest
 from tests.unit.capturing import Environment

@@ -17,7 +17,7 @@ from envbuild.capture.model import model_facts
 from envbuild.errors import StampError
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock, LockedWheel, Target
-from envbuild.manifest import read_manifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp

@@ -11,8 +11,8 @@ from envbuild.base.system import DebFiles, System, copy_debs, deb_path, lock_sys
 from envbuild.errors import BaseError, LockError, MissingComponentError
 from envbuild.image.debian.layer import BaseSystem, Folder
 from envbuild.lock.model import Lock, SystemPackage, Target
-from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Base
 from tests.fakes.debs import deb_of

@@ -13,23 +13,25 @@ from envbuild.manifest.importers.record import MLMODEL, WANDB_METADATA, WANDB_RE
 from envbuild.manifest.model import Format, TrainingManifest
 from envbuild.manifest.reader import read_manifest
 
-FORMATS: dict[Format, str] = {
-    "pip-freeze": "what `pip freeze` prints",
-    "pip-list": "what `pip list` or `pip list --format=json` prints",
-    "pip-inspect": "what `pip inspect` prints",
-    "requirements": "requirements.txt",
-    "pylock": "pylock.toml",
-    "uv-lock": "uv.lock",
-    "poetry-lock": "poetry.lock",
-    "pdm-lock": "pdm.lock",
-    "pipfile-lock": "Pipfile.lock",
-    "conda-environment": "environment.yml, or what `conda env export` prints",
-    "conda-list": "what `conda list` prints, also with --json, --explicit or --export",
-    "pixi-lock": "pixi.lock",
-    "conda-lock": "conda-lock.yml",
-    "mlflow": "an MLflow model folder, or its MLmodel",
-    "wandb": "a W&B run's folder `files`, or its wandb-metadata.json",
+_READERS: dict[Format, tuple[str, str, str]] = {
+    "pip-freeze": ("requirements", "read_freeze", "what `pip freeze` prints"),
+    "pip-list": ("pip", "read_pip_list", "what `pip list` or `pip list --format=json` prints"),
+    "pip-inspect": ("pip", "read_inspect", "what `pip inspect` prints"),
+    "requirements": ("requirements", "read_requirements", "requirements.txt"),
+    "pylock": ("pip", "read_pylock", "pylock.toml"),
+    "uv-lock": ("project_locks", "read_uv_lock", "uv.lock"),
+    "poetry-lock": ("project_locks", "read_poetry_lock", "poetry.lock"),
+    "pdm-lock": ("project_locks", "read_pdm_lock", "pdm.lock"),
+    "pipfile-lock": ("project_locks", "read_pipfile_lock", "Pipfile.lock"),
+    "conda-environment": ("conda", "read_environment", "environment.yml, or what `conda env export` prints"),
+    "conda-list": ("conda", "read_list", "what `conda list` prints, also with --json, --explicit or --export"),
+    "pixi-lock": ("conda", "read_pixi_lock", "pixi.lock"),
+    "conda-lock": ("conda", "read_conda_lock", "conda-lock.yml"),
+    "mlflow": ("tracking", "read_mlflow", "an MLflow model folder, or its MLmodel"),
+    "wandb": ("tracking", "read_wandb", "a W&B run's folder `files`, or its wandb-metadata.json"),
 }
+"""Module and function, loaded when a record needs it (envbuild's own manifest needs none), and what the record is."""
+FORMATS: dict[Format, str] = {kind: what for kind, (_, _, what) in _READERS.items()}
 """What can be read besides envbuild's own manifest."""
 
 _FREEZE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(===?[^\s;,*]+| @ \S+)|-e \S.*|# Editable .*|## .*|")
@@ -123,32 +125,12 @@ def main_file(has: Callable[[str], bool], where: str) -> str:
     raise ManifestError(what, where=where, todo="give one file, or the folder of an MLflow model or of a W&B run")
 
 
-_READERS: dict[Format, tuple[str, str]] = {
-    "pip-freeze": ("requirements", "read_freeze"),
-    "pip-list": ("pip", "read_pip_list"),
-    "pip-inspect": ("pip", "read_inspect"),
-    "requirements": ("requirements", "read_requirements"),
-    "pylock": ("pip", "read_pylock"),
-    "uv-lock": ("project_locks", "read_uv_lock"),
-    "poetry-lock": ("project_locks", "read_poetry_lock"),
-    "pdm-lock": ("project_locks", "read_pdm_lock"),
-    "pipfile-lock": ("project_locks", "read_pipfile_lock"),
-    "conda-environment": ("conda", "read_environment"),
-    "conda-list": ("conda_lists", "read_list"),
-    "pixi-lock": ("conda_lists", "read_pixi_lock"),
-    "conda-lock": ("conda_lists", "read_conda_lock"),
-    "mlflow": ("tracking", "read_mlflow"),
-    "wandb": ("tracking", "read_wandb"),
-}
-"""Module and function, which is loaded when a record needs it: envbuild's own manifest needs none of them."""
-
-
 def convert(record: Record, kind: Format, options: RecordOptions, now: datetime) -> TrainingManifest:
     """Make a manifest of a record and options; ManifestError, and UsageError where the two differ."""
     if kind == "capture":
         manifest = read_manifest(record.data, record.name)
     else:
-        module, name = _READERS[kind]
+        module, name, _ = _READERS[kind]
         read = getattr(import_module(f"envbuild.manifest.importers.{module}"), name)
-        manifest = manifest_of(read(record, options), record, kind=kind, options=options, now=now)
+        manifest = manifest_of(read(record, options), record, kind=kind, now=now)
     return supplement(manifest, options, record.name)

@@ -1,10 +1,10 @@
-"""The environment in a record, what options add to it, and the manifest made of both."""
+"""What options and the record itself add to the manifest that a reader made."""
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from packaging.utils import canonicalize_name
@@ -12,20 +12,10 @@ from packaging.utils import canonicalize_name
 from envbuild.capture.redact import scrub
 from envbuild.errors import ManifestError, UsageError
 from envbuild.manifest.fields import PythonVersion
-from envbuild.manifest.hardware import Accelerator, Cpu, Gpu, Host
+from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.manifest.importers.record import Record, clean
-from envbuild.manifest.model import (
-    SCHEMA_VERSION,
-    Code,
-    Entry,
-    Format,
-    Framework,
-    Platform,
-    Python,
-    Source,
-    TrainingManifest,
-)
-from envbuild.manifest.packages import Conda, Distribution
+from envbuild.manifest.model import Format, Framework, Platform, TrainingManifest
+from envbuild.manifest.packages import Distribution
 from envbuild.manifest.reader import known_accelerator, manifest_dict, read_manifest
 from envbuild.validation import quote, read_or_none
 
@@ -116,11 +106,9 @@ def supplement(manifest: TrainingManifest, options: RecordOptions, where: str) -
     if options.model and manifest.model_uri not in {None, options.model}:
         raise UsageError(f"the record says {manifest.model_uri}", where=f"--model {scrub(options.model)}", todo=_TODO)
     platform = known_platform(manifest.platform, options)
-    known = {"accelerator"} if named else set()
-    known |= {"platform.system", "platform.machine"} if options.platform else set()
-    known |= {"model_uri"} if options.model else set()
-    known |= {"framework"} if options.framework else set()
-    unknown = tuple(it for it in manifest.source.unknown if it not in known)
+    given = {"accelerator": named, "model_uri": options.model, "framework": options.framework}
+    given |= dict.fromkeys(("platform.system", "platform.machine"), options.platform)
+    unknown = tuple(it for it in manifest.source.unknown if not given.get(it))
     if options.framework:
         installed = {it.name: it for it in (manifest.framework, *manifest.frameworks) if it}
         if options.framework not in {*installed, "none"}:
@@ -163,67 +151,27 @@ FRAMEWORKS = {
 """The distributions that bring a framework, the likeliest first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """The environment that a record describes."""
-
-    python: str
-    """Exact."""
-    implementation: str = "cpython"
-    platform: Platform = field(default_factory=Platform)
-    distributions: tuple[Distribution, ...]
-    complete: bool
-    """Whether it lists everything that was installed."""
-    notes: tuple[str, ...] = ()
-    tool: str | None = None
-    """What wrote it: `mlflow 3.17.2`."""
-    created: datetime | None = None
-    accelerator: Accelerator | None = None
-    cpu: Cpu = field(default_factory=Cpu)
-    conda: Conda | None = None
-    code: Code | None = None
-    entry: Entry | None = None
-    host: Host | None = None
-
-
-def manifest_of(
-    found: Environment, record: Record, *, kind: Format, options: RecordOptions, now: datetime
-) -> TrainingManifest:
-    """Make the manifest; ManifestError where something in it is not what a manifest may have."""
-    by_name = {str(canonicalize_name(it.name)): it.version for it in found.distributions if it.version}
-    # One of each framework, in the order of the table; how they were built is not known.
-    installed = ((framework, next(filter(by_name.get, names), None)) for framework, names in FRAMEWORKS.items())
-    frameworks = tuple(
-        Framework(name=framework, distribution=name, version=by_name[name]) for framework, name in installed if name
-    )
-    # Keras runs on one of the others, so it could not have trained the model alone.
-    several = len([it for it in frameworks if it.name != "keras"]) > 1
-    manifest = TrainingManifest(
-        schema_version=SCHEMA_VERSION,
-        created=(found.created or now).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        source=Source(
-            format=kind,
-            tool=found.tool,
-            file=clean(record.file) or None,
-            sha256=hashlib.sha256(record.data).hexdigest(),
-            complete=found.complete,
-            notes=tuple(dict.fromkeys(filter(None, map(clean, found.notes)))),
-        ),
-        python=Python(version=found.python, implementation=found.implementation),
-        platform=known_platform(found.platform, options),
-        distributions=found.distributions,
-        framework=None if several else next(iter(frameworks), None),
-        frameworks=frameworks,
-        accelerator=found.accelerator,
-        cpu=found.cpu,
-        conda=found.conda,
-        code=found.code,
-        entry=found.entry,
-        host=found.host,
-    )
-    unknown = tuple(_unknown(manifest, found))
-    manifest = replace(manifest, source=replace(manifest.source, unknown=unknown))
+def manifest_of(found: TrainingManifest, record: Record, *, kind: Format, now: datetime) -> TrainingManifest:
+    """Complete what a reader found by the facts of the record; ManifestError for what a manifest may not have."""
+    digest, file = hashlib.sha256(record.data).hexdigest(), clean(record.file) or None
+    unknown = tuple(_unknown(found))
+    source = replace(found.source, format=kind, file=file, sha256=digest, unknown=unknown)
+    manifest = replace(found, created=found.created or time_of(now), source=source)
     return read_manifest(manifest_bytes(manifest), record.name)
+
+
+def time_of(moment: datetime) -> str:
+    """Write a time as a manifest has it."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def frameworks_of(distributions: Iterable[Distribution]) -> tuple[Framework, ...]:
+    """List one of each framework, in the order of the table; how they were built is not known."""
+    versions = {str(canonicalize_name(it.name)): it.version for it in distributions if it.version}
+    installed = ((framework, next(filter(versions.get, names), None)) for framework, names in FRAMEWORKS.items())
+    return tuple(
+        Framework(name=framework, distribution=name, version=versions[name]) for framework, name in installed if name
+    )
 
 
 def manifest_bytes(manifest: TrainingManifest) -> bytes:
@@ -231,20 +179,20 @@ def manifest_bytes(manifest: TrainingManifest) -> bytes:
     return (json.dumps(manifest_dict(manifest), indent=2, sort_keys=True) + "\n").encode()
 
 
-def _unknown(manifest: TrainingManifest, found: Environment) -> Iterator[str]:
+def _unknown(found: TrainingManifest) -> Iterator[str]:
     """Name the facts that a capture would have."""
     facts = {
         "created": found.created,
-        "framework": manifest.framework or not manifest.frameworks,
-        "platform.system": manifest.platform.system,
-        "platform.machine": manifest.platform.machine,
-        "platform.libc_version": manifest.platform.libc_version,
-        "accelerator": manifest.accelerator,
-        "cpu": manifest.cpu.count or manifest.cpu.model,
-        "variables": manifest.variables,
-        "code": manifest.code,
-        "model_uri": manifest.model_uri,
+        "framework": found.framework or not found.frameworks,
+        "platform.system": found.platform.system,
+        "platform.machine": found.platform.machine,
+        "platform.libc_version": found.platform.libc_version,
+        "accelerator": found.accelerator,
+        "cpu": found.cpu.count or found.cpu.model,
+        "variables": found.variables,
+        "code": found.code,
+        "model_uri": found.model_uri,
     }
     yield from (name for name, value in facts.items() if not value)
-    yield from (f"frameworks.{it.name}.cuda" for it in manifest.frameworks)
+    yield from (f"frameworks.{it.name}.cuda" for it in found.frameworks)
     yield from (f"distributions.{canonicalize_name(it.name)}.version" for it in found.distributions if not it.version)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import product
 from pathlib import PurePosixPath
 from typing import Any, Self
@@ -21,9 +22,16 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from envbuild.manifest.importers.environment import PLATFORMS, Environment, RecordOptions, exact_python, known_platform
+from envbuild.manifest.importers.environment import (
+    PLATFORMS,
+    RecordOptions,
+    exact_python,
+    frameworks_of,
+    known_platform,
+    time_of,
+)
 from envbuild.manifest.importers.record import Faults, Record, clean, quoted
-from envbuild.manifest.model import Platform
+from envbuild.manifest.model import SCHEMA_VERSION, Platform, Python, Source, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin, exact_version
 
 _WORDS = {"Linux": ("posix", "linux"), "Darwin": ("posix", "darwin"), "Windows": ("nt", "win32")}
@@ -131,14 +139,31 @@ class Pins:
         run = Surroundings(python=exact, system=known.system, machine=known.machine)
         return cls(run, faults or Faults(record.name), known)
 
-    def environment(self, *, complete: bool, **facts: Any) -> Environment:
-        """Return what the record says, with facts besides the distributions; ManifestError where it has faults."""
+    def manifest(
+        self,
+        *,
+        complete: bool,
+        notes: Iterable[str] = (),
+        tool: str | None = None,
+        created: datetime | None = None,
+        implementation: str = "cpython",
+        **facts: Any,
+    ) -> TrainingManifest:
+        """Return what the record says, `created` empty where it says no time; ManifestError where it has faults."""
         self.faults.check()
-        return Environment(
-            python=self.surroundings.python,
+        frameworks = frameworks_of(self.distributions)
+        # Keras runs on one of the others, so it could not have trained the model alone.
+        several = len([it for it in frameworks if it.name != "keras"]) > 1
+        cleaned = tuple(dict.fromkeys(filter(None, map(clean, notes))))
+        return TrainingManifest(
+            schema_version=SCHEMA_VERSION,
+            created=time_of(created) if created else "",
+            source=Source(format="capture", tool=tool, complete=complete, notes=cleaned),
+            python=Python(version=self.surroundings.python, implementation=implementation),
             platform=self.platform,
             distributions=self.distributions,
-            complete=complete,
+            framework=None if several else next(iter(frameworks), None),
+            frameworks=frameworks,
             **facts,
         )
 
@@ -205,7 +230,9 @@ def origin_of(address: str) -> Origin:
     parameters = dict(it.split("=", 1) for it in fragment.split("&") if "=" in it)
     vcs, subdirectory = _VCS.fullmatch(bare), clean(parameters.get("subdirectory", "")) or None
     if vcs:
-        place, revision = _revision(vcs[2])
+        # The revision is what follows the @ in the repository's path.
+        path, _, revision = _path(vcs[2]).rpartition("@") if "://" in vcs[2] else ("", "", "")
+        place, revision = (vcs[2].removesuffix(f"@{revision}"), revision) if path else (vcs[2], "")
         exact = bool(_COMMIT.fullmatch(revision))
         return Origin(
             kind="vcs",
@@ -242,12 +269,6 @@ def file_name(address: str) -> tuple[str, str] | None:
     except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
         return None
     return read[0], str(read[1])
-
-
-def _revision(address: str) -> tuple[str, str]:
-    """Split off what follows the @ in a repository's path."""
-    path, _, revision = _path(address).rpartition("@") if "://" in address else ("", "", "")
-    return (address.removesuffix(f"@{revision}"), revision) if path else (address, "")
 
 
 def _path(address: str) -> str:

@@ -9,7 +9,7 @@ from packaging.direct_url import DirectUrl, DirectUrlValidationError
 from packaging.pylock import Package, Pylock, PylockValidationError
 
 from envbuild.errors import ManifestError
-from envbuild.manifest.importers.environment import Environment, RecordOptions
+from envbuild.manifest.importers.environment import RecordOptions
 from envbuild.manifest.importers.pins import PLATFORM, Pins, file_name, index_origin, origin_of, sha256_of
 from envbuild.manifest.importers.record import (
     Faults,
@@ -23,7 +23,7 @@ from envbuild.manifest.importers.record import (
     text_of,
     toml_of,
 )
-from envbuild.manifest.model import Platform
+from envbuild.manifest.model import Platform, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.validation import quote
 
@@ -34,7 +34,7 @@ Row = tuple[str, str, str | None]
 """Name, version, and the folder of an editable install."""
 
 
-def read_pip_list(record: Record, options: RecordOptions) -> Environment:
+def read_pip_list(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read every distribution; ManifestError."""
     text, faults = text_of(record), Faults(record.name)
     pins = Pins.begin(record, options, faults=faults)
@@ -44,7 +44,7 @@ def read_pip_list(record: Record, options: RecordOptions) -> Environment:
         pins.add(Distribution(name=name, version=version, origin=origin), place)
     if not pins.found:
         faults.add("the record names no distribution", _AGAIN)
-    return pins.environment(complete=True, notes=(_NO_ORIGIN,))
+    return pins.manifest(complete=True, notes=(_NO_ORIGIN,))
 
 
 def _of_json(record: Record, text: str, faults: Faults) -> Iterator[tuple[Row, str]]:
@@ -76,7 +76,7 @@ _NO_INDEX = {"debian", "rpm"}
 _INSPECT_AGAIN = "write it again: pip inspect > inspect.json"
 
 
-def read_inspect(record: Record, options: RecordOptions) -> Environment:
+def read_inspect(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read the JSON report that `pip inspect` prints; ManifestError."""
     report, faults = json_of(record, text_of(record)), Faults(record.name)
     report = report if isinstance(report, dict) else {}
@@ -98,7 +98,7 @@ def read_inspect(record: Record, options: RecordOptions) -> Environment:
     for index, item in enumerate(items):
         _take_installed(item, f"installed[{index}]", pins)
     pip = fact(report, "pip_version")
-    return pins.environment(complete=True, implementation=clean(implementation), tool=f"pip {pip}" if pip else "pip")
+    return pins.manifest(complete=True, implementation=clean(implementation), tool=f"pip {pip}" if pip else "pip")
 
 
 def _take_installed(item: Any, place: str, pins: Pins) -> None:
@@ -137,30 +137,25 @@ def _origin_of_report(direct_url: Any, installer: str | None) -> Origin:
     return origin if origin.kind == "conda" else replace(origin, kind="editable", sha256=None)
 
 
-def read_pylock(record: Record, options: RecordOptions) -> Environment:
+def read_pylock(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what such a file has an installer install, without extras and with its default groups; ManifestError."""
-    pylock, faults = _pylock(record), Faults(record.name)
-    ours = (pylock.tool or {}).get("envbuild")
-    machine, glibc = fact(ours, "machine"), fact(ours, "glibc")
-    platform = Platform(
-        system="Linux" if machine else None,
-        machine=machine,
-        libc="glibc" if glibc else None,
-        libc_version=glibc,
-    )
-    pins = Pins.begin(record, options, text_at(ours, "python"), platform, faults)
-    _check_target(pylock, pins)
-    for index, package in enumerate(pylock.packages):
-        _take_package(package, f"packages[{index}]", pylock, pins)
-    return pins.environment(complete=True, tool=clean(pylock.created_by), notes=tuple(_left_out(pylock)))
-
-
-def _pylock(record: Record) -> Pylock:
     try:
-        return Pylock.from_dict(toml_of(record, text_of(record)))
+        pylock = Pylock.from_dict(toml_of(record, text_of(record)))
     except (PylockValidationError, ValueError, RecursionError) as error:
         what = f"this is not a valid pylock.toml: {clean(str(error))}"
         raise ManifestError(what, where=record.name, todo="have the tool that locked write it again") from error
+    ours = (pylock.tool or {}).get("envbuild")
+    machine, glibc = fact(ours, "machine"), fact(ours, "glibc")
+    system, libc = "Linux" if machine else None, "glibc" if glibc else None
+    platform = Platform(system=system, machine=machine, libc=libc, libc_version=glibc)
+    pins = Pins.begin(record, options, text_at(ours, "python"), platform)
+    _check_target(pylock, pins)
+    for index, package in enumerate(pylock.packages):
+        _take_package(package, f"packages[{index}]", pylock, pins)
+    left = {*(pylock.extras or ()), *({*(pylock.dependency_groups or ())} - {*(pylock.default_groups or ())})}
+    names = ", ".join(sorted(left))
+    notes = [f"the lock's extras and groups are left out, as installers do by default: {names}"] if left else []
+    return pins.manifest(complete=True, tool=clean(pylock.created_by), notes=notes)
 
 
 def _check_target(pylock: Pylock, pins: Pins) -> None:
@@ -181,8 +176,11 @@ def _take_package(package: Package, place: str, pylock: Pylock, pins: Pins) -> N
         return pins.faults.add(what, PLATFORM)
     if not holds:
         return None
-    origin, version = _origin_of_package(package), str(package.version) if package.version else _version(package)
-    return pins.add(Distribution(name=package.name, version=version, origin=origin), place)
+    # Where the package itself has no version, the name of a file has it.
+    archive = package.archive
+    names = [it.filename for it in package.wheels or ()] + [(archive.url or archive.path or "") if archive else ""]
+    version = str(package.version or next((read[1] for it in names if (read := file_name(it))), "")) or None
+    return pins.add(Distribution(name=package.name, version=version, origin=_origin_of_package(package)), place)
 
 
 def _origin_of_package(package: Package) -> Origin:
@@ -203,23 +201,6 @@ def _origin_of_package(package: Package) -> Origin:
         archive = package.archive
         digest = sha256_of(archive.hashes.get("sha256"))
         return Origin(kind="archive", url=origin_of(archive.url or archive.path or "").url, sha256=digest)
-    return index_origin(package.index, tuple(sorted(_hashes(package))))
-
-
-def _hashes(package: Package) -> set[str]:
-    hashes = [it.hashes for it in package.wheels or ()] + ([package.sdist.hashes] if package.sdist else [])
-    return {digest for it in hashes if (digest := sha256_of(it.get("sha256")))}
-
-
-def _version(package: Package) -> str | None:
-    """Take the version from the name of a file, where the package itself has none."""
-    archive = package.archive
-    names = [it.filename for it in package.wheels or ()] + [(archive.url or archive.path or "") if archive else ""]
-    return next((read[1] for name in names if (read := file_name(name))), None)
-
-
-def _left_out(pylock: Pylock) -> Iterator[str]:
-    extras, groups = pylock.extras or (), set(pylock.dependency_groups or ()) - set(pylock.default_groups or ())
-    if extras or groups:
-        names = ", ".join(sorted({*extras, *groups}))
-        yield f"the lock's extras and groups are left out, as installers do by default: {names}"
+    files = [*(package.wheels or ()), *([package.sdist] if package.sdist else ())]
+    digests = {sha256_of(it.hashes.get("sha256")) for it in files}
+    return index_origin(package.index, tuple(sorted(filter(None, digests))))

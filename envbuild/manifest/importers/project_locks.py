@@ -10,11 +10,10 @@ from packaging.markers import InvalidMarker, Marker
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import ManifestError
-from envbuild.manifest.importers.environment import Environment, RecordOptions
+from envbuild.manifest.importers.environment import RecordOptions
 from envbuild.manifest.importers.pins import (
     PLATFORM,
     Pins,
-    Surroundings,
     index_origin,
     of_address,
     origin_of,
@@ -22,7 +21,6 @@ from envbuild.manifest.importers.pins import (
     sha256_of,
 )
 from envbuild.manifest.importers.record import (
-    Faults,
     Record,
     clean,
     dicts,
@@ -33,6 +31,7 @@ from envbuild.manifest.importers.record import (
     texts,
     toml_of,
 )
+from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin
 
 _FREEZE = "give what `pip list --format=json` prints in the run's environment"
@@ -55,7 +54,7 @@ class _Package:
     """What it requires: names, each with the marker or nothing."""
 
 
-def read_poetry_lock(record: Record, options: RecordOptions) -> Environment:
+def read_poetry_lock(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what `poetry install` installs: all groups, no extras; ManifestError."""
     values = toml_of(record, text_of(record))
     old_files = values.get("metadata", {}).get("files", {}) if isinstance(values.get("metadata"), dict) else {}
@@ -68,7 +67,7 @@ def read_poetry_lock(record: Record, options: RecordOptions) -> Environment:
     return _environment(packages, "poetry", None, record, options, notes)
 
 
-def read_pdm_lock(record: Record, options: RecordOptions) -> Environment:
+def read_pdm_lock(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what `pdm install` installs: the groups default and dev; ManifestError."""
     values = toml_of(record, text_of(record))
     items, wanted = dicts(values.get("package")), {"default", "dev"}
@@ -79,16 +78,14 @@ def read_pdm_lock(record: Record, options: RecordOptions) -> Environment:
     return _environment(packages, "pdm", None, record, options, notes)
 
 
-def read_pipfile_lock(record: Record, options: RecordOptions) -> Environment:
+def read_pipfile_lock(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what `pipenv install` installs: the category default; ManifestError."""
     values = json_of(record, text_of(record))
     default = values.get("default") if isinstance(values, dict) else None
     items = default.items() if isinstance(default, dict) else ()
     packages = [_of_pipfile(name, it) for name, it in items if isinstance(it, dict)]
-    python = next(
-        filter(None, (text_at(values, "_meta", "requires", it) for it in ("python_full_version", "python_version"))),
-        None,
-    )
+    required = ("_meta", "requires")
+    python = text_at(values, *required, "python_full_version") or text_at(values, *required, "python_version")
     left = sorted(it for it in values if it not in {"_meta", "default"} and values[it])
     notes = [f"categories of the lock are left out: {', '.join(left)}"] if left else []
     return _environment(packages, "pipenv", python, record, options, notes)
@@ -101,11 +98,10 @@ def _environment(
     record: Record,
     options: RecordOptions,
     notes: Iterable[str],
-) -> Environment:
+) -> TrainingManifest:
     """Take the packages whose markers hold in the run's environment; ManifestError."""
     pins = Pins.begin(record, options, python)
-    run, faults = pins.surroundings, pins.faults
-    for package in _needed(packages, run, faults):
+    for package in _needed(packages, pins):
         place = f"package {clean(package.name)}"
         if package.address:
             pins.add(of_address(package.address, name=package.name, version=package.version), place)
@@ -113,42 +109,43 @@ def _environment(
             origin = Origin(kind="index", hashes=package.hashes)
             pins.add(Distribution(name=package.name, version=package.version, origin=origin), place)
         else:
-            faults.add(f"{place}: there is no version", _FREEZE)
+            pins.faults.add(f"{place}: there is no version", _FREEZE)
     if not pins.found:
-        faults.add("the lock has no package for this environment", _FREEZE)
-    return pins.environment(complete=True, tool=tool, notes=tuple(notes))
+        pins.faults.add("the lock has no package for this environment", _FREEZE)
+    return pins.manifest(complete=True, tool=tool, notes=tuple(notes))
 
 
-def _needed(packages: list[_Package], run: Surroundings, faults: Faults) -> list[_Package]:
-    """Leave out what the run's environment has no use for.
+def _needed(packages: list[_Package], pins: Pins) -> list[_Package]:
+    """Leave out what is never required here: before version 2.1, poetry.lock has no markers of packages."""
 
-    Before version 2.1, poetry.lock has no markers of packages: one that others require, but never here, is left out.
-    """
-    kept = [it for it in packages if run.has_python(it.python) and _holds(it.marker, it.name, run, faults)]
+    def holds(marker: str | None, name: str) -> bool:
+        # A lock has a package of an extra only where it was asked for.
+        return "extra" in (marker or "") or _holds(marker, f"{clean(name)}: whether it was installed", pins)
+
+    kept = [it for it in packages if pins.surroundings.has_python(it.python) and holds(it.marker, it.name)]
     while True:
         required: dict[str, bool] = {}
         here = {it.name for it in kept}
         for package in packages:
             for name, marker in package.requires:
-                holds = package.name in here and _holds(marker, name, run, faults)
-                required[name] = required.get(name, False) or holds
+                required[name] = required.get(name, False) or (package.name in here and holds(marker, name))
         needed = [it for it in kept if it.marker is not None or required.get(it.name, True)]
         if len(needed) == len(kept):
             return kept
         kept = needed
 
 
-def _holds(text: str | None, name: str, run: Surroundings, faults: Faults) -> bool:
-    """Whether a marker holds; one about an extra does, as the lock has such a package only where it was asked for."""
-    if not text or "extra" in text:
+def _holds(text: Any, question: str, pins: Pins) -> bool:
+    """Whether a marker holds; a fault where that depends on what is not known, or where it is no marker."""
+    if not text:
         return True
     try:
-        holds = run.holds(Marker(text)) if len(text) < 4000 else None
+        holds = pins.surroundings.holds(Marker(text)) if isinstance(text, str) and len(text) < 4000 else None
     except (InvalidMarker, RecursionError):
         holds = None
-    what = f"package {clean(name)}: whether it was installed depends on where: {quoted(text)}"
-    if holds is None and (what, PLATFORM) not in faults.found:
-        faults.add(what, PLATFORM)
+    fault = (f"package {question} depends on where: {quoted(str(text))}", PLATFORM)
+    if holds is None and fault not in pins.faults.found:
+        pins.faults.add(*fault)
     return bool(holds)
 
 
@@ -161,7 +158,10 @@ def _of_poetry(item: dict[str, Any], old_files: Any) -> _Package:
     markers = item.get("markers")  # a table where groups differ
     marker = " or ".join(f"({it})" for it in texts([*markers.values()])) if isinstance(markers, dict) else markers
     files = item.get("files") or (old_files.get(name) if isinstance(old_files, dict) else None)
-    requires = item.get("dependencies")
+    dependencies = item.get("dependencies")
+    entries = dependencies.items() if isinstance(dependencies, dict) else ()
+    # A list has one entry for each version.
+    requires = [(other, it) for other, value in entries for it in (value if isinstance(value, list) else [value])]
     return _Package(
         name=str(canonicalize_name(name)),
         version=text_at(item, "version"),
@@ -169,15 +169,8 @@ def _of_poetry(item: dict[str, Any], old_files: Any) -> _Package:
         hashes=_hashes(text_at(it, "hash") for it in dicts(files)),
         python=text_at(item, "python-versions"),
         marker=marker if isinstance(marker, str) else "" if "groups" in item else None,
-        requires=tuple(_poetry_requires(requires if isinstance(requires, dict) else {})),
+        requires=tuple((str(canonicalize_name(other)), text_at(it, "markers") or "") for other, it in requires),
     )
-
-
-def _poetry_requires(requires: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a package requires; a list has one entry for each version."""
-    for name, value in requires.items():
-        for it in value if isinstance(value, list) else [value]:
-            yield str(canonicalize_name(name)), text_at(it, "markers") or ""
 
 
 def _of_pdm(item: dict[str, Any]) -> _Package:
@@ -228,7 +221,7 @@ _OTHERWISE = "for what they hold, take `uv pip freeze`, or `uv export --format p
 Values = Mapping[str, Any]
 
 
-def read_uv_lock(record: Record, options: RecordOptions) -> Environment:
+def read_uv_lock(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what `uv sync` installs: the project's dependencies and its group dev; ManifestError."""
     values, pins = toml_of(record, text_of(record)), Pins.begin(record, options)
     packages, pythons = values.get("package"), text_at(values, "requires-python")
@@ -242,7 +235,7 @@ def read_uv_lock(record: Record, options: RecordOptions) -> Environment:
     roots = walk.roots()
     for root in roots:
         walk.follow(root)
-    return pins.environment(complete=True, tool="uv", notes=tuple(_left_out(roots)))
+    return pins.manifest(complete=True, tool="uv", notes=tuple(_left_out(roots)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,42 +273,29 @@ class _Walk:
             if extra:
                 yield from _dependencies(package.get("optional-dependencies"), extra)
             else:
-                self._take(package)
+                if (origin := _uv_origin(package)) is not None:
+                    name, version = text_at(package, "name") or "", text_at(package, "version")
+                    self.pins.add(Distribution(name=name, version=version, origin=origin), f"package {clean(name)}")
                 yield from _dependencies(package, "dependencies")
 
     def _package(self, dependency: Values) -> Values | None:
         """Find what a dependency stands for in the run; None where its marker excludes it."""
         name = text_at(dependency, "name") or ""
-        if not self._holds(dependency.get("marker"), f"whether {name} was installed"):
+        if not _holds(dependency.get("marker"), f"{name}: whether it was installed", self.pins):
             return None
         pins = [key for key in ("version", "source") if key in dependency]
         found = [it for it in self.packages if it.get("name") == name]
         found = [it for it in found if all(it.get(key) == dependency[key] for key in pins)]
         if len(found) > 1:  # forks of the resolution
             markers = [(it, it.get("resolution-markers")) for it in found]
-            question = f"which {name} was installed"
-            found = [it for it, texts_ in markers if not texts_ or any(self._holds(one, question) for one in texts_)]
+            question = f"{name}: which was installed"
+            found = [
+                it for it, any_of in markers if not any_of or any(_holds(one, question, self.pins) for one in any_of)
+            ]
         if len(found) != 1:
             what = f"package: {name or 'a dependency'} is there {len(found)} times for this environment"
             self.pins.faults.add(what, _AGAIN if len(found) == 0 else PLATFORM)
         return found[0] if len(found) == 1 else None
-
-    def _holds(self, text: Any, question: str) -> bool:
-        try:
-            marker = Marker(text) if isinstance(text, str) and len(text) < 4000 else None
-        except (InvalidMarker, RecursionError):
-            self.pins.faults.add(f"package: this is not a marker: {clean(str(text))}", _AGAIN)
-            return False
-        holds = self.pins.surroundings.holds(marker)
-        if holds is None:
-            self.pins.faults.add(f"package: {question} depends on where: {clean(str(marker))}", PLATFORM)
-        return bool(holds)
-
-    def _take(self, package: Values) -> None:
-        origin = _uv_origin(package)
-        if origin is not None:
-            name, version = text_at(package, "name") or "", text_at(package, "version")
-            self.pins.add(Distribution(name=name, version=version, origin=origin), f"package {clean(name)}")
 
 
 def _dependencies(holder: Any, key: str) -> list[Values]:

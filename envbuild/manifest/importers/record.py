@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from envbuild.capture.redact import scrub
 from envbuild.errors import ManifestError
-from envbuild.manifest.reader import MAX_MANIFEST
+from envbuild.manifest.reader import MAX_MANIFEST, summary
 from envbuild.validation import quote
 
 MLMODEL: Final = "MLmodel"
@@ -26,15 +26,9 @@ MAX_YAML = 2**19
 """Bytes; what conda exports has about 20 kB, and reading YAML is slow."""
 MAX_LOCK = 4 * 2**20
 """Bytes of a lock in YAML; those for three platforms have 1 to 2 MB, and are read in as many seconds."""
-MAX_FAULTS = 20
-"""How many faults a message names."""
 _NO_RECORD = "give the record that the tool wrote, not a model or an archive"
 _ENDLESS_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++\s*+\.\s*+){100}""")
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-
-
-def _nothing(_path: str) -> bytes | None:
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +38,7 @@ class Record:
     name: str
     """As it was named, for messages."""
     data: bytes
-    beside: Callable[[str], bytes | None] = _nothing
+    beside: Callable[[str], bytes | None] = lambda _path: None
     """Reads a file by its path relative to this one's folder; None where there is none."""
 
     @property
@@ -75,10 +69,7 @@ class Faults:
         """Raise ManifestError if there is any."""
         if not self.found:
             return
-        lines = [what for what, _ in self.found[:MAX_FAULTS]]
-        if len(self.found) > MAX_FAULTS:
-            lines.append(f"and {len(self.found) - MAX_FAULTS} more")
-        what = lines[0] if len(lines) == 1 else f"{len(self.found)} faults:\n  " + "\n  ".join(lines)
+        what = summary([what for what, _ in self.found])
         raise ManifestError(what, where=self.where, todo="; ".join(dict.fromkeys(todo for _, todo in self.found)))
 
 

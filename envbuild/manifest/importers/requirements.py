@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
 
-from envbuild.manifest.importers.environment import Environment, RecordOptions
+from envbuild.manifest.importers.environment import RecordOptions
 from envbuild.manifest.importers.pins import Pins, file_name, index_origin, of_address, parse_requirement, sha256_of
 from envbuild.manifest.importers.record import Faults, Record, clean, lines_of, quoted, text_of
+from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import exact_version
 
 _MAX_FILES = 50
@@ -164,14 +165,14 @@ _EDITABLE_COMMENT = re.compile(r"# Editable .*\(([A-Za-z0-9._-]+)==([^()\s]+)\)"
 """What `pip freeze` writes above an editable install that it has no repository of."""
 
 
-def read_freeze(record: Record, options: RecordOptions) -> Environment:
+def read_freeze(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what `pip freeze` or `uv pip freeze` printed; ManifestError."""
     file, pins = _read(record, options)
     everything = "pip" in pins.found and not file.lacking
     return _environment(file, pins, complete=everything, notes=() if "pip" in pins.found else (HIDDEN,))
 
 
-def read_requirements(record: Record, options: RecordOptions) -> Environment:
+def read_requirements(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read a requirements file; with hashes it is whole, as pip demands them for all or for none; ManifestError."""
     file, pins = _read(record, options)
     hashed = bool(file.lines) and all(line.hashes for line in file.lines) and not file.lacking
@@ -199,8 +200,8 @@ def _read(record: Record, options: RecordOptions) -> tuple[RequirementsFile, Pin
     return file, pins
 
 
-def _environment(file: RequirementsFile, pins: Pins, *, complete: bool, notes: tuple[str, ...]) -> Environment:
-    environment = pins.environment(complete=complete, notes=(*notes, *file.notes))
+def _environment(file: RequirementsFile, pins: Pins, *, complete: bool, notes: tuple[str, ...]) -> TrainingManifest:
+    environment = pins.manifest(complete=complete, notes=(*notes, *file.notes))
     if len(file.indexes) != 1 or not file.indexes[0]:
         return environment
     # The file names just one index, which replaces the default one.

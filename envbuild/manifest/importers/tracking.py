@@ -9,7 +9,7 @@ from envbuild.capture.redact import scrub_command
 from envbuild.errors import ManifestError
 from envbuild.manifest.hardware import Accelerator, Container, Cpu, Gpu, Host
 from envbuild.manifest.importers.conda import pip_lines, python_of, yaml_of
-from envbuild.manifest.importers.environment import Environment, RecordOptions
+from envbuild.manifest.importers.environment import RecordOptions
 from envbuild.manifest.importers.pins import Pins
 from envbuild.manifest.importers.record import (
     MLMODEL,
@@ -26,13 +26,13 @@ from envbuild.manifest.importers.record import (
     texts,
 )
 from envbuild.manifest.importers.requirements import RequirementsFile, take_lines
-from envbuild.manifest.model import Code, Entry, Platform
+from envbuild.manifest.model import Code, Entry, Platform, TrainingManifest
 
 _FILES = (MLMODEL, "python_env.yaml", "conda.yaml", "requirements.txt")
 _INFERRED = "MLflow lists what it saw imported, not everything that was installed, and cuts local labels such as +cu121"
 
 
-def read_mlflow(record: Record, options: RecordOptions) -> Environment:
+def read_mlflow(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read a model folder by any of its files; ManifestError."""
     faults, files = Faults(record.name), {name: record.other(name) for name in _FILES}
     files[record.file if record.file in _FILES else MLMODEL] = record
@@ -62,7 +62,7 @@ def read_mlflow(record: Record, options: RecordOptions) -> Environment:
     version = fact(model, "mlflow_version")
     listed = ", ".join(f"{name} says {it}" for name, it in pythons.items())
     differing = [f"the files differ in Python: {listed}"] if len(set(pythons.values())) > 1 else []
-    return pins.environment(
+    return pins.manifest(
         complete=False,
         notes=(_INFERRED, *differing, *file.notes),
         tool=f"mlflow {version}" if version else "mlflow",
@@ -76,7 +76,7 @@ _LINUX = re.compile(r"Linux-(?P<kernel>.+?)-(?P<machine>[a-z0-9_]+)-with-(?P<lib
 _OTHERS = {"macOS": "Darwin", "Darwin": "Darwin", "Windows": "Windows", "Linux": "Linux"}
 
 
-def read_wandb(record: Record, options: RecordOptions) -> Environment:
+def read_wandb(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read the two files by either of them; ManifestError."""
     metadata, listed = _files(record)
     facts = json_of(metadata, text_of(metadata))
@@ -87,8 +87,8 @@ def read_wandb(record: Record, options: RecordOptions) -> Environment:
     file = RequirementsFile(pins.faults)
     file.read(listed)
     take_lines(file, pins)
-    docker = fact(facts, "docker")
-    return pins.environment(
+    docker, commit = fact(facts, "docker"), fact(facts, "git", "commit")
+    return pins.manifest(
         implementation=clean(match["name"].lower()) if match and match["name"] else "cpython",
         complete=True,
         notes=tuple(file.notes),
@@ -96,7 +96,7 @@ def read_wandb(record: Record, options: RecordOptions) -> Environment:
         created=moment(text_at(facts, "startedAt")),
         accelerator=_accelerator(facts),
         cpu=Cpu(model=fact(facts, "cpu", "model"), count=_number(facts, "cpu_count_logical")),
-        code=_code(facts),
+        code=Code(commit=commit, remote=fact(facts, "git", "remote", longest=4000)) if commit else None,
         entry=_entry(facts),
         host=Host(container=Container(image=docker, source="WANDB_DOCKER")) if docker else None,
     )
@@ -106,25 +106,17 @@ def _files(record: Record) -> tuple[Record, Record]:
     """The metadata and the requirements; ManifestError where one is absent."""
     metadata = record.other(WANDB_METADATA) if record.file == WANDB_REQUIREMENTS else record
     listed = record if record.file == WANDB_REQUIREMENTS else record.other(WANDB_REQUIREMENTS)
-    for name, file in ((WANDB_METADATA, metadata), (WANDB_REQUIREMENTS, listed)):
-        if file is None:
-            todo = "give the run's folder `files`, which has both"
-            raise ManifestError(f"there is no {name} beside it", where=record.name, todo=todo)
-    assert metadata
-    assert listed
+    if metadata is None or listed is None:
+        what = f"there is no {WANDB_METADATA if metadata is None else WANDB_REQUIREMENTS} beside it"
+        raise ManifestError(what, where=record.name, todo="give the run's folder `files`, which has both")
     return metadata, listed
 
 
 def _platform(text: str) -> Platform:
     linux = _LINUX.fullmatch(text)
     if linux:
-        return Platform(
-            system="Linux",
-            machine=linux["machine"],
-            libc=linux["libc"],
-            libc_version=linux["version"] or None,
-            kernel=clean(linux["kernel"]),
-        )
+        libc = {"libc": linux["libc"], "libc_version": linux["version"] or None}
+        return Platform(system="Linux", machine=linux["machine"], kernel=clean(linux["kernel"]), **libc)
     parts = text.split("-")
     return Platform(system=_OTHERS.get(parts[0]), machine="arm64" if "arm64" in parts else None)
 
@@ -151,11 +143,6 @@ def _gpus(facts: Any) -> Iterator[Gpu]:
         yield from [Gpu(name=name)] * min(_number(facts, "gpu_count") or 1, 64)
 
 
-def _code(facts: Any) -> Code | None:
-    commit, remote = fact(facts, "git", "commit"), fact(facts, "git", "remote", longest=4000)
-    return Code(commit=commit, remote=remote) if commit else None
-
-
 def _entry(facts: Any) -> Entry | None:
     """The program, without its folder, which may name who ran it, and its arguments."""
     path = text_at(facts, "codePath") or text_at(facts, "codePathLocal") or text_at(facts, "program")
@@ -164,14 +151,9 @@ def _entry(facts: Any) -> Entry | None:
     program = PurePosixPath(path.replace("\\", "/")).name if path.startswith(("/", "~")) or ":" in path else path
     arguments = facts.get("args")
     private = [it for key in ("username", "email", "host") if len(it := text_at(facts, key) or "") > 2 and it != "root"]
-    words = scrub_command([program, *texts(arguments)])
-    return Entry(command=tuple(_without(clean(word), private) for word in words))
-
-
-def _without(word: str, private: list[str]) -> str:
-    for it in private:
-        word = re.sub(rf"(?<!\w){re.escape(it)}(?!\w)", "[redacted]", word)
-    return word
+    words = map(clean, scrub_command([program, *texts(arguments)]))
+    names = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, private))})(?!\w)") if private else None
+    return Entry(command=tuple(names.sub("[redacted]", word) if names else word for word in words))
 
 
 def _number(values: Any, key: str) -> int | None:

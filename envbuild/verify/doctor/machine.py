@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from envbuild.cache import kinds, size_limit
-from envbuild.capture.accelerator import accelerator_facts
+from envbuild.capture.host import accelerator_facts
 from envbuild.errors import MissingComponentError
 from envbuild.files import cache_folder, credentials_path, home_folder
 from envbuild.lock.client import make_client

@@ -20,8 +20,7 @@ from envbuild.capture.gcs import Unread
 from envbuild.capture.model import READERS, facts_of_place
 from envbuild.capture.places import STAMP_FOLDER, LocalPlace, place_of
 from envbuild.errors import StampError, UsageError, counted
-from envbuild.manifest.artifact import Array, Golden, Model
-from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.model import Array, Golden, Model, TrainingManifest
 from envbuild.report import Reporter
 from envbuild.stamp.store import ModelUri, parse_model_uri
 from envbuild.verify.findings import Finding, Severity

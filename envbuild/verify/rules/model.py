@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from envbuild.errors import counted
-from envbuild.manifest.artifact import Model, ModelFile, Writer
+from envbuild.manifest.model import Model, ModelFile, Writer
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.rules.catalogue import agree, differs
 from envbuild.verify.rules.packages import builds, minor, numbers

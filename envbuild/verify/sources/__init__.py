@@ -12,9 +12,8 @@ from envbuild.capture.native import component_of, leading_numbers
 from envbuild.capture.redact import REDACTED
 from envbuild.capture.variables import VARIABLES
 from envbuild.lock.model import Lock
-from envbuild.manifest.artifact import Model
 from envbuild.manifest.hardware import Accelerator, Cpu
-from envbuild.manifest.model import Contract, Data, Framework, Numerics, TrainingManifest
+from envbuild.manifest.model import Contract, Data, Framework, Model, Numerics, TrainingManifest
 from envbuild.manifest.packages import Distribution
 from envbuild.manifest.reader import known_accelerator
 from envbuild.match.run import label_cuda

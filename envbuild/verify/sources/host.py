@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from envbuild.capture.accelerator import accelerator_facts
 from envbuild.capture.checkout import tree_facts
 from envbuild.capture.contract import MOST_OBJECTS, Budget, bounded, local_facts, local_files
 from envbuild.capture.files import present
 from envbuild.capture.gcs import Unread
-from envbuild.capture.host import cpu_facts, platform_facts
+from envbuild.capture.host import accelerator_facts, cpu_facts, platform_facts
 from envbuild.capture.redact import REDACTED, hides_secret, scrub
 from envbuild.errors import EnvbuildError
 from envbuild.manifest.hardware import Accelerator, Cpu

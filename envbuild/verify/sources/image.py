@@ -22,8 +22,7 @@ from envbuild.capture.frameworks import BUILD_INFO, build_info
 from envbuild.capture.redact import scrub_file_name, scrub_line
 from envbuild.diff.layers import Report, read_layer
 from envbuild.errors import BuildError
-from envbuild.manifest.artifact import Model, ModelFile
-from envbuild.manifest.model import Framework
+from envbuild.manifest.model import Framework, Model, ModelFile
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Tree, over, place_of, resolve
 from envbuild.recipe import SLIM_LABEL

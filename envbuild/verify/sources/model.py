@@ -15,10 +15,8 @@ from envbuild.errors import LockError, ManifestError, StampError, counted
 from envbuild.files import target_outside
 from envbuild.lock.formats import read_pylock
 from envbuild.lock.model import Lock
-from envbuild.manifest import read_manifest
-from envbuild.manifest.artifact import Model, ModelFile
-from envbuild.manifest.model import TrainingManifest
-from envbuild.manifest.reader import MAX_MANIFEST
+from envbuild.manifest.model import Model, ModelFile, TrainingManifest
+from envbuild.manifest.reader import MAX_MANIFEST, read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.stamp.history import History, Proof, read_history
 from envbuild.stamp.objects import open_model

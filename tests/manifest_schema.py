@@ -1,12 +1,11 @@
 """The JSON Schema of the manifest, which msgspec makes from the dataclasses, and its page in docs/.
 
-python -m envbuild.manifest.schema --write    # schema.json and docs/manifest.md
+`python -m tests.pages --write` writes both.
 """
 
 import ast
 import inspect
 import json
-import sys
 import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,6 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from envbuild import manifest
 from envbuild.manifest.model import SCHEMA_VERSION, TrainingManifest
 from envbuild.validation import fields_of
 
@@ -24,7 +24,8 @@ _PROMISE = (
 )
 _VERSION = "^[0-9A-Za-z.+_!-]+$"
 """What other readers check of a version, instead of the whole grammar of PEP 440."""
-FILE = Path(__file__).with_name("schema.json")
+FILE = Path(manifest.__file__).with_name("schema.json")
+PAGE = Path(__file__).parents[1] / "docs" / "manifest.md"
 
 
 def schema() -> dict[str, Any]:
@@ -55,8 +56,7 @@ def schema() -> dict[str, Any]:
 
 
 def _mapping(kind: Any) -> dict[str, Any]:
-    made: dict[str, Any] = msgspec.json.schema(kind.json_type)
-    return made
+    return msgspec.json.schema(kind.json_type)
 
 
 def _portable(part: Any) -> Any:
@@ -126,14 +126,5 @@ def _kind(part: dict[str, Any]) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Return the files that this makes, by path; docs/ is there in a checkout only."""
-    docs = Path(__file__).parents[2] / "docs" / "manifest.md"
-    return {FILE: json.dumps(schema(), indent=2) + "\n", docs: page()}
-
-
-if __name__ == "__main__":
-    for path, text in files().items():
-        if sys.argv[1:] == ["--write"]:
-            path.write_text(text, encoding="utf-8")
-        else:
-            sys.stdout.write(text)
+    """Return the files that this makes, by path."""
+    return {FILE: json.dumps(schema(), indent=2) + "\n", PAGE: page()}
