@@ -12,8 +12,8 @@ from envbuild.build.outputs import LAYOUT_NAME
 from envbuild.errors import ManifestError, UsageError
 from envbuild.files import UNFINISHED, check_stageable, data_folder
 from envbuild.image.context import check_templates
-from envbuild.lock.client import check_bundle
 from envbuild.lock.faults import origin_fault
+from envbuild.lock.index import check_bundle
 from envbuild.manifest import read_manifest
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import name_of

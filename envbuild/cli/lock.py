@@ -180,7 +180,7 @@ def _target(
     stack: "Stack", base: str | None, base_glibc: str | None, glibc: str | None, cache: Path, progress: Progress
 ) -> "Target":
     """Return the base's Python and glibc where one is named; else the run's Python, and the default base's glibc."""
-    from envbuild.lock.tags import stack_target
+    from envbuild.lock.model import stack_target
 
     if base is None:
         return stack_target(stack, base_glibc, glibc)

@@ -16,7 +16,7 @@ from envbuild.diff.packages import BYTECODE, BYTECODE_FOLDER, MARK, RECORD, Pack
 from envbuild.errors import BuildError
 from envbuild.oci.image import Image
 from envbuild.oci.rootfs import Node
-from envbuild.wheel.record import RecordError
+from envbuild.wheel.install import RecordError
 
 _PLATFORM = ("architecture", "os", "variant")
 _SINGLE = ("Entrypoint", "Cmd", "User", "WorkingDir", "StopSignal", "Shell", "Healthcheck", "OnBuild")

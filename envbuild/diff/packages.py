@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from envbuild.check import LIST, PROGRAM
 from envbuild.oci.rootfs import Tree, resolve
 from envbuild.recipe import PREFIX
-from envbuild.wheel.record import RecordError, Row, read_record
+from envbuild.wheel.install import RecordError, Row, read_record
 
 RECORD = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
 MARK = re.compile(r"(?:.*/)?[^/]+\.dist-info/(?:INSTALLER|REQUESTED|direct_url\.json)")

@@ -25,9 +25,8 @@ from envbuild.files import write_whole
 from envbuild.local.model import Choice, Machine, Subject
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import WHEELS, requirements_text
-from envbuild.lock.model import Lock
+from envbuild.lock.model import Lock, parsed_wheel, ranked_tags, same_version
 from envbuild.lock.settings import uv_environment, uv_program, without_credentials
-from envbuild.lock.tags import parsed_wheel, ranked_tags, same_version
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.layout import ARCHITECTURES

@@ -7,20 +7,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
-
-import httpx
 
 from envbuild.cache import remove
 from envbuild.errors import BuildError, LockError
 from envbuild.files import is_no_file, settle, written_aside, written_whole
-from envbuild.lock.client import make_client, retried
+from envbuild.lock.index import LateClient, make_client, retried
 from envbuild.lock.model import LockedWheel
-from envbuild.lock.settings import IndexSettings, bare_url, local_path, read_settings
+from envbuild.lock.settings import IndexSettings, bare_url, local_path
 from envbuild.oci.digest import Digest
 from envbuild.retry import as_completed
 
@@ -129,24 +126,22 @@ class Arrivals:
         settings: IndexSettings | None = None,
         note: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._cache, self._report, self._settings, self._note = cache, report, settings, note
+        self._cache, self._report, self._note = cache, report, note
+        self.client = LateClient(settings)
+        """The client of all threads."""
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="download")
         self._futures: dict[LockedWheel, Future[Path]] = {}
         self._total = self._done = 0
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._sockets: list[socket.socket] = []
-        self._client: httpx.Client | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         self._pool.shutdown()
-        if self._client is not None:
-            self._client.close()
+        self.client.__exit__()
 
     def start(self, wheels: Iterable[LockedWheel]) -> dict[LockedWheel, Future[Path]]:
         """Start the downloads that were not started before, in this order."""
@@ -168,13 +163,6 @@ class Arrivals:
         for connection in tuple(self._sockets):
             _hang_up(connection)
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def client(self) -> httpx.Client:
-        """The client of all threads, created when something has to be downloaded."""
-        with self._lock:
-            if self._client is None:
-                self._client = make_client(self._settings or read_settings())
-            return self._client
 
     def advance(self, count: int, text: str) -> None:
         """Report that bytes came; the threads end here after `stop`."""
@@ -224,6 +212,7 @@ class Arrivals:
 
 
 def _hang_up(connection: socket.socket) -> None:
+    """Wake the thread that waits for this connection."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -247,7 +236,7 @@ class _Transfer:
         except OSError as error:
             raise LockError("the wheel cannot be read", where=str(source), todo="put it back, or lock again") from error
         with opened as file:
-            while chunk := file.read(_CHUNK):
+            for chunk in iter(partial(file.read, _CHUNK), b""):
                 self._write(chunk)
 
     def download(self) -> None:
@@ -256,7 +245,7 @@ class _Transfer:
             return
         headers = {"Range": f"bytes={self._size}-"} if self._size else {}
         arrivals, extensions = self._arrivals, {"trace": self._arrivals.trace}
-        with arrivals.client().stream("GET", self._wheel.url, headers=headers, extensions=extensions) as answer:
+        with arrivals.client.stream("GET", self._wheel.url, headers=headers, extensions=extensions) as answer:
             answer.raise_for_status()
             if answer.status_code != HTTPStatus.PARTIAL_CONTENT:
                 arrivals.advance(-self._size, self._wheel.filename)

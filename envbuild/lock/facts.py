@@ -22,14 +22,13 @@ from packaging.utils import canonicalize_name
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.capture.distributions import record_content
 from envbuild.errors import LockError
-from envbuild.lock.client import Client, in_parallel
 from envbuild.lock.download import forget_damaged, wheel_path
-from envbuild.lock.index import RemoteFile, UnreadableError, size_of
+from envbuild.lock.index import Client, RemoteFile, UnreadableError, in_parallel, size_of
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import bare_url, local_path
 from envbuild.oci.digest import Digest
 from envbuild.trust import Voucher
-from envbuild.wheel.record import read_record
+from envbuild.wheel.install import read_record
 
 _LIMIT = 64 << 20
 """Bytes that RECORD or METADATA may have; TensorFlow's RECORD has 2 MB."""

@@ -11,12 +11,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import LockError
-from envbuild.lock.client import Client
 from envbuild.lock.facts import classifiers_of, read_metadata
-from envbuild.lock.index import IndexFile
-from envbuild.lock.model import LockedWheel, Target
+from envbuild.lock.index import Client, IndexFile
+from envbuild.lock.model import LockedWheel, Target, best_wheel, glibc_minor, parsed_wheel
 from envbuild.lock.settings import bare_url, local_path
-from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel
 from envbuild.manifest.packages import Distribution, exact_version
 from envbuild.oci.digest import Digest
 

@@ -9,9 +9,8 @@ from packaging.utils import canonicalize_name
 from envbuild.errors import VerifyError
 from envbuild.lock.facts import Counted, WheelFacts
 from envbuild.lock.index import IndexFile
-from envbuild.lock.model import Lock, LockedWheel
+from envbuild.lock.model import Lock, LockedWheel, best_wheel, parsed_wheel, ranked_tags, same_version
 from envbuild.lock.resolution import Question, locked_wheel
-from envbuild.lock.tags import best_wheel, parsed_wheel, ranked_tags, same_version
 from envbuild.manifest.packages import Distribution
 
 Outcome = Literal["identical", "different build", "locally modified", "unknown", "replaced", "left out", "added"]

@@ -10,12 +10,11 @@ from packaging.version import InvalidVersion, Version
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.dependencies import Conflict, find_conflict, find_conflicts
 from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fault, origin_fault
-from envbuild.lock.model import Lock, Resolver, Target
+from envbuild.lock.model import Lock, Resolver, Target, same_version
 from envbuild.lock.resolution import Question, parsed_requirements
 from envbuild.lock.resolvers import Tree, resolve_tree
 from envbuild.lock.settings import local_path
 from envbuild.lock.sources import Direct
-from envbuild.lock.tags import same_version
 from envbuild.manifest.packages import Distribution, exact_version, name_of
 from envbuild.match.limits import broken_hand_limits
 from envbuild.match.stack import Gaps

@@ -17,11 +17,10 @@ from packaging.utils import canonicalize_name
 
 from envbuild import report
 from envbuild.errors import LockError
-from envbuild.lock.client import Client, LateClient, in_parallel
 from envbuild.lock.dependencies import Conflict, find_conflict, marker_environment, readable_requirements
 from envbuild.lock.facts import FactReader
 from envbuild.lock.faults import Fault, UnlockableError, diagnose
-from envbuild.lock.index import IndexFile, files_of, index_file
+from envbuild.lock.index import Client, IndexFile, LateClient, files_of, in_parallel, index_file
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.settings import IndexSettings, bare_url, folders_only, local_path, read_settings, without_credentials
 from envbuild.manifest.packages import exact_version

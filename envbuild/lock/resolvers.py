@@ -19,14 +19,12 @@ from packaging.version import Version
 
 from envbuild.errors import LockError, MissingComponentError, UsageError
 from envbuild.lock import resolution
-from envbuild.lock.client import in_parallel
 from envbuild.lock.faults import Fault, UnlockableError
 from envbuild.lock.formats import toml_string
-from envbuild.lock.index import IndexFile, index_file
-from envbuild.lock.model import Lock, Target
+from envbuild.lock.index import IndexFile, in_parallel, index_file
+from envbuild.lock.model import Lock, Target, best_wheel, glibc_minor, ranked_tags
 from envbuild.lock.resolution import Limits, Question, UnsolvedError, complete, failure, fill, open_question
 from envbuild.lock.settings import IndexSettings, pip_environment, uv_environment, uv_program
-from envbuild.lock.tags import best_wheel, glibc_minor, ranked_tags
 from envbuild.manifest.packages import exact_version
 from envbuild.match.stack import Gaps
 

@@ -9,12 +9,11 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError, counted
-from envbuild.lock.client import LateClient, make_client
 from envbuild.lock.dependencies import Conflict, find_conflicts, find_required, marker_environment
 from envbuild.lock.facts import Counted, FactReader, WheelFacts
 from envbuild.lock.faults import Fault, UnlockableError, why_foreign
 from envbuild.lock.identity import Absent, Proof, allowed_files, prove
-from envbuild.lock.index import size_of
+from envbuild.lock.index import LateClient, make_client, size_of
 from envbuild.lock.lock import (
     Change,
     constraints_of,
@@ -25,7 +24,7 @@ from envbuild.lock.lock import (
     required_distributions,
     upgraded_pins,
 )
-from envbuild.lock.model import Lock, LockedWheel, Resolver, Target
+from envbuild.lock.model import Lock, LockedWheel, Resolver, Target, same_version
 from envbuild.lock.resolution import Question, locked_wheel, open_question, parsed_requirements
 from envbuild.lock.resolvers import PipToolsResolver, Tree, UvResolver, resolve_tree
 from envbuild.lock.settings import IndexSettings, read_settings
@@ -39,7 +38,6 @@ from envbuild.lock.sources import (
     note_other_places,
     note_unhashed,
 )
-from envbuild.lock.tags import same_version
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution, name_of
 from envbuild.match.pins import REASON

@@ -20,9 +20,8 @@ from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import LockError, MissingComponentError
 from envbuild.lock.download import fetch, fetch_unlocked, forget_damaged, wheel_path
 from envbuild.lock.faults import NEWER_GLIBC, OWN_WHEEL, PUBLISH, Fault, can_build, listed, newer_glibc
-from envbuild.lock.model import Lock, LockedWheel, Target
+from envbuild.lock.model import Lock, LockedWheel, Target, best_wheel, glibc_minor, parsed_wheel, same_version
 from envbuild.lock.settings import IndexSettings, bare_url, local_path, uv_environment, uv_program, without_credentials
-from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel, same_version
 from envbuild.manifest.packages import Distribution
 from envbuild.oci.digest import Digest
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from envbuild.lock.client import make_client
 from envbuild.lock.download import fetch
 from envbuild.lock.facts import read_metadata
 from envbuild.lock.formats import read_held
+from envbuild.lock.index import make_client
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import read_settings
 from tests.environ import cleaned
