@@ -224,8 +224,7 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
         resolver=order.resolver,
         settings=settings,
         build=order.build,
-        say=report.note,
-        counted=report.compared,
+        reporter=report,
     )
     run = lock_stack(stack, target, plan.manifest, options)
     for warning in run.warnings:

@@ -103,7 +103,7 @@ class LocalOptions:
         from envbuild.lock.settings import read_settings
 
         settings = read_settings(self.find_links or (), offline=self.offline)
-        return Options(cache=cache_folder(), settings=settings, say=progress.note, counted=progress.count_compared)
+        return Options(cache=cache_folder(), settings=settings, reporter=progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

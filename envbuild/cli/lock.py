@@ -73,8 +73,7 @@ def run(
             upgrade=tuple(upgrade_package or ()),
             extras=tuple(extra or ()),
             raise_glibc=base is None and glibc is None,
-            say=progress.note,
-            counted=progress.count_compared,
+            reporter=progress,
         )
         for decision in (it for it in stack.decisions if it.warning):
             progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")

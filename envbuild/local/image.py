@@ -140,8 +140,7 @@ def lock_here(subject: Subject, choice: Choice, building: Building, report: Repo
     options = Options(
         cache=building.cache,
         settings=read_settings(building.find_links, offline=building.offline),
-        say=report.note,
-        counted=report.compared,
+        reporter=report,
     )
     target = Target(python=plan.stack.python, machine=plan.stack.machine, glibc=version)
     run = lock_stack(plan.stack, target, manifest, options)

@@ -268,7 +268,8 @@ def size_of(client: Client, url: str) -> int:
     def ask() -> str:
         with client.stream("GET", url, headers={"Range": "bytes=0-0"}) as part:
             part.raise_for_status()
-            return part.headers.get("Content-Range", "").rpartition("/")[2] or part.headers.get("Content-Length", "")
+            ranges = str(part.headers.get("Content-Range", ""))
+            return ranges.rpartition("/")[2] or str(part.headers.get("Content-Length", ""))
 
     if not (size := retried(ask, url)).isdigit():
         raise LockError("the index does not give the size of the file", where=bare_url(url), todo="use another index")

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from envbuild.errors import LockError, UsageError
-from envbuild.lock.dependencies import Conflict, find_conflict, find_conflicts
+from envbuild.lock.dependencies import find_conflicts
 from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fault, origin_fault
 from envbuild.lock.model import Lock, Resolver, Target, same_version
 from envbuild.lock.resolution import Question, parsed_requirements
@@ -66,15 +66,8 @@ def required_distributions(
     requirements: Sequence[Requirement], distributions: Iterable[Distribution]
 ) -> list[Distribution]:
     """The distributions that are required in exactly the version of the run."""
-    pins = {(canonicalize_name(it.name), _version(text)) for it in requirements if (text := exact_version(it))}
-    return [item for item in distributions if (canonicalize_name(item.name), _version(item.version or "")) in pins]
-
-
-def _version(text: str) -> Version | None:
-    try:
-        return Version(text)
-    except InvalidVersion:
-        return None
+    pins = {canonicalize_name(it.name): text for it in requirements if (text := exact_version(it))}
+    return [it for it in distributions if same_version(it.version, pins.get(canonicalize_name(it.name), ""))]
 
 
 def _resolve(
@@ -199,13 +192,16 @@ def explain_changes(before: Lock, after: Lock, upgrades: Sequence[str], question
     )
 
 
-def extra_pins(locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question) -> tuple[str, ...]:
+def extra_pins(locked: Lock, extras: Sequence[str], question: Question) -> tuple[str, ...]:
     """The pins that `extras` (requirements) add to a lock without moving its own; LockError names both sides."""
     overrides = tuple(_overrides(locked, question).values())
     try:
         found = _tree(question, extras, Tree(constraints=constraints_of(locked, question), overrides=overrides))
+    except UnlockableError:
+        raise
     except LockError as error:
-        raise _both_sides(locked, extras, resolver, question, error) from error
+        error.todo = "ask for an older release of the extra, or train with the newer one: nothing may move the lock"
+        raise
     names = {it.name for it in locked.wheels}
     return tuple(f"{name}=={version}" for name, version in sorted(found.items()) if name not in names)
 
@@ -217,26 +213,6 @@ def constraints_of(locked: Lock, question: Question) -> tuple[str, ...]:
 
 def _tree(question: Question, inputs: Sequence[str], tree: Tree) -> dict[str, str]:
     return resolve_tree(replace(question, requirements=parsed_requirements(inputs)), tree)
-
-
-def _both_sides(
-    locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question, error: LockError
-) -> LockError:
-    """Name what an extra requires and what the lock has instead; `error` where that cannot be found out."""
-    pins = {it.name: it.version for it in locked.wheels}
-    try:
-        free = _tree(question, extras, Tree())
-        wheels = resolver.resolve(tuple(f"{name}=={version}" for name, version in free.items()), locked.target).wheels
-    except LockError:
-        return error
-    conflicts: list[Conflict | None] = [find_conflict("the extra", it, pins) for it in parsed_requirements(extras)]
-    conflicts += find_conflicts(wheels, question.reader.all_facts(wheels), locked.target, pins)
-    sides = [str(it) for it in conflicts if it is not None and it.version is not None]
-    if not sides:
-        return error
-    head = f"{', '.join(extras)} cannot be added to the lock, which nothing may move:"
-    todo = "ask for an older release of the extra, or train with the newer one"
-    return LockError("\n  - ".join([head, *sides]), where=error.where, todo=todo)
 
 
 def _overrides(locked: Lock, question: Question) -> dict[str, str]:

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
+from msgspec import Meta
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import BuildTag, InvalidWheelFilename, NormalizedName, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -13,7 +14,10 @@ from packaging.version import InvalidVersion, Version
 from envbuild.errors import UsageError
 from envbuild.match.stack import Gaps, Stack
 from envbuild.oci.digest import Digest
+from envbuild.validation import read_values
 
+PACKAGE_NAME, PACKAGE_VERSION = r"[a-z0-9][a-z0-9+.-]+", r"[0-9][0-9A-Za-z.+~:-]*"
+"""Of Debian packages (Debian Policy, sections 5.6.1 and 5.6.12)."""
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 """Older names of manylinux levels (PEP 600)."""
 _LOWEST = {"x86_64": 5, "aarch64": 17}
@@ -66,23 +70,28 @@ class LockedWheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemPackage:
-    """One Debian package, by content."""
+    """One Debian package, by content; the texts become parts of command lines and addresses."""
 
-    name: str
-    version: str
+    name: Annotated[str, Meta(pattern=rf"\A{PACKAGE_NAME}\Z")]
+    version: Annotated[str, Meta(pattern=rf"\A{PACKAGE_VERSION}\Z")]
     """As Debian has it, with its epoch: `1:1.2.13.dfsg-1`."""
-    architecture: str
+    architecture: Annotated[str, Meta(pattern=r"\A[a-z0-9-]+\Z")]
     """`amd64`, `arm64` or `all`."""
-    filename: str
+    filename: Annotated[str, Meta(pattern=r"\A(?:(?!\.)[\w.+~%:-]+/)*[a-z0-9][\w.+~%:-]*\.deb\Z")]
     """Its path in an archive, which all mirrors have in common: `pool/main/z/zlib/zlib1g_1.2.13.dfsg-1_amd64.deb`."""
     sha256: Digest
-    size: int
+    size: Annotated[int, Meta(gt=0)]
     """Bytes."""
 
     @property
     def basename(self) -> str:
         """The name of its file."""
         return self.filename.rpartition("/")[2]
+
+
+def package_of(value: Mapping[str, Any]) -> SystemPackage:
+    """Read a package from an untrusted file; ValueError where it is not valid."""
+    return read_values({**value, "sha256": {"hex": value.get("sha256")}}, SystemPackage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

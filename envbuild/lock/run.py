@@ -1,16 +1,16 @@
 """A run's lock from end to end: pins, builds, upgrades and extras, and how the result compares with the run."""
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError, counted
 from envbuild.lock.dependencies import Conflict, find_conflicts, find_required, marker_environment
-from envbuild.lock.facts import Counted, FactReader, WheelFacts
+from envbuild.lock.facts import FactReader, WheelFacts
 from envbuild.lock.faults import Fault, UnlockableError, why_foreign
 from envbuild.lock.identity import Absent, Proof, allowed_files, prove
 from envbuild.lock.index import LateClient, make_client, size_of
@@ -43,6 +43,7 @@ from envbuild.manifest.packages import Distribution, name_of
 from envbuild.match.pins import REASON
 from envbuild.match.stack import Gaps, PinChange, Stack
 from envbuild.oci.digest import Digest
+from envbuild.report import SILENT, Reporter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +70,8 @@ class Options:
     """The run's operating system (`platform.system()`); what is only for another one than Linux is left out."""
     raise_glibc: bool = False
     """Whether the target's glibc may be raised to the lowest that serves all wheels."""
-    say: Callable[[str], object] = lambda _: None
-    """Called with what is about to be fetched or built."""
-    counted: Counted = lambda *_: None
-    """Progress in wheels read, while the lock is compared with the run."""
+    reporter: Reporter = SILENT
+    """Gets what is about to be fetched or built, and how many wheels are compared with the run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,7 @@ class LockedRun:
         yanked = (f"{name} was withdrawn from its index ({why or 'no reason given'})" for name, why in self.lock.yanked)
         built = (f"{name} was built here from {source}" for name, source in self.built)
         added = [f"added: {', '.join(self.added)}"] if self.added else []
-        conflicts = (conflict.note for conflict in self.conflicts)
+        conflicts = (f"{it}, {'as' if it.of_run else 'unlike'} in the run" for it in self.conflicts)
         left = [f"{name} is left out: {why}" for name, why in self.left_out]
         return [self.proof.summary, *left, *map(str, self.changes), *added, *self.remarks, *yanked, *built, *conflicts]
 
@@ -126,7 +125,7 @@ def lock_run(
         raise LockError(what, where="--offline", todo=todo)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
         kept = required_distributions(parsed_requirements(requirements), distributions)
-        direct = fetch_direct(kept, settings, options.cache, Path(name), options.say)
+        direct = fetch_direct(kept, settings, options.cache, Path(name), options.reporter)
         first = _first_lock(requirements, target, distributions, options, settings, gaps, direct)
         run = _compare(first, distributions, options, direct)
     completed = (gaps.before or "none") if gaps else None
@@ -135,13 +134,8 @@ def lock_run(
 
 def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Options) -> LockedRun:
     """Lock what a stack requires of the run that it was decided for; UnlockableError as `lock_run`."""
-    options = replace(
-        options,
-        fixed=(stack.distribution,),
-        changes=stack.changes,
-        dropped=stack.dropped,
-        system=run.platform.system,
-    )
+    options = replace(options, fixed=(stack.distribution,), changes=stack.changes, dropped=stack.dropped)
+    options = replace(options, system=run.platform.system)
     locked = lock_run(stack.requirements, target, run.distributions, options, stack.gaps)
     return replace(locked, warnings=(*locked.warnings, *_doubts(locked, run, stack.distribution)))
 
@@ -229,8 +223,7 @@ def refuse_changed(before: Lock, after: Lock, where: str) -> None:
         raise LockError("\n".join([head, *lines]), where=where, todo=todo)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FirstLock:
+class _FirstLock(NamedTuple):
     """A lock before upgrades and extras, the settings that it was made with, and what it took."""
 
     lock: Lock
@@ -268,16 +261,13 @@ def _first_lock(
         if options.raise_glibc and error.glibc:
             higher = replace(target, glibc=error.glibc)
             return _first_lock(requirements, higher, distributions, options, settings, gaps, direct)
-        left_out: dict[str, str] = {}
-        if options.system not in {None, "Linux"}:
-            with make_client(settings) as client:
-                left_out = {it.name: why_foreign(it, f"{options.system}", client) for it in error.faults}
-        left_out = {name: why for name, why in left_out.items() if why}
+        foreign = options.system if options.system and options.system != "Linux" else ""
+        left_out = {it.name: why for it in error.faults if foreign and (why := why_foreign(it, foreign))}
         faults = [it for it in error.faults if it.name not in left_out]
         sources = _sources(faults, distributions, settings) if options.build or not faults else None
         if sources is None:
             raise UnlockableError(faults, target, where=error.where) from error
-    outcomes = [build_wheel(source, target, settings, options.cache, options.say) for source in sources]
+    outcomes = [build_wheel(source, target, settings, options.cache, options.reporter) for source in sources]
     if failed := [it for it in outcomes if isinstance(it, Fault)]:
         raise UnlockableError(failed, target)
     folders = [str(it.parent) for it in outcomes if isinstance(it, Path)]
@@ -311,7 +301,7 @@ def _resolver(options: Options, settings: IndexSettings) -> Resolver:
 def _extend(
     locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question
 ) -> tuple[Lock, tuple[str, ...]]:
-    pins = extra_pins(locked, extras, resolver, question)
+    pins = extra_pins(locked, extras, question)
     if not pins:
         return locked, ()
     joined = join_locks(locked, resolver.resolve(pins, locked.target))
@@ -335,13 +325,17 @@ def _compare(
             locked, changes = after, explain_changes(locked, after, options.upgrade, question)
         if options.extras:
             locked, added = _extend(locked, options.extras, resolver, question)
-        absent = {
-            it.name: Absent(why=it.reason, successor=name_of(it.after or "")) for it in options.changes if it.before
-        }
+        swapped = (it for it in options.changes if it.before)
+        absent = {it.name: Absent(why=it.reason, successor=name_of(it.after or "")) for it in swapped}
         absent |= {name: Absent(why=why) for name, why in first.left_out}
-        locked, proof, remarks = prove(locked, distributions, question, options.counted, absent)
+        locked, proof, remarks = prove(locked, distributions, question, options.reporter, absent)
         facts = question.reader.all_facts(locked.wheels)
     conflicts = _conflicts(locked, facts, distributions, options.changes)
+    dropped = {}
+    for name in options.dropped:
+        dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
+        why = f"still required by {dependants}" if dependants else "nothing that stays requires it"
+        dropped[name] = f"{REASON}; {why}"
     return LockedRun(
         lock=replace(locked, owners=_owners(locked, distributions), dropped=options.dropped),
         proof=proof,
@@ -351,12 +345,8 @@ def _compare(
         required=find_required(locked.wheels, facts, target),
         built=tuple((source.name, describe_source(source)) for source in first.built),
         warnings=first.lock.remarks,
-        remarks=(
-            *remarks,
-            *note_unhashed(locked, direct),
-            *note_other_places(locked, distributions, settings),
-        ),
-        left_out=(*((name, _why_dropped(name, conflicts)) for name in options.dropped), *first.left_out),
+        remarks=(*remarks, *note_unhashed(locked, direct), *note_other_places(locked, distributions, settings)),
+        left_out=(*dropped.items(), *first.left_out),
     )
 
 
@@ -371,18 +361,10 @@ def _conflicts(
     pins = {it.name: f"{it.before}".partition("==")[2] for it in swapped}
     pins |= {wheel.name: wheel.version for wheel in locked.wheels}
     had = {str(canonicalize_name(it.name)): it.version for it in distributions}
-    conflicts = []
-    for it in find_conflicts(locked.wheels, facts, locked.target, pins):
-        version = had.get(it.name)
-        of_run = version is None if it.version is None else same_version(version, it.version)
-        conflicts.append(replace(it, of_run=of_run))
-    return tuple(conflicts)
-
-
-def _why_dropped(name: str, conflicts: Iterable[Conflict]) -> str:
-    """Why `--drop` left a distribution out, and what still requires it."""
-    dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
-    return f"{REASON}; {f'still required by {dependants}' if dependants else 'nothing that stays requires it'}"
+    return tuple(
+        replace(it, of_run=same_version(had.get(it.name), it.version) if it.version else had.get(it.name) is None)
+        for it in find_conflicts(locked.wheels, facts, locked.target, pins)
+    )
 
 
 def _owners(locked: Lock, distributions: Iterable[Distribution]) -> tuple[tuple[str, str], ...]:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,7 @@ from envbuild.lock.model import Lock, LockedWheel, Target, best_wheel, glibc_min
 from envbuild.lock.settings import IndexSettings, bare_url, local_path, uv_environment, uv_program, without_credentials
 from envbuild.manifest.packages import Distribution
 from envbuild.oci.digest import Digest
-
-Report = Callable[[str], object]
-"""Called with what is about to be fetched or built."""
+from envbuild.report import Reporter
 
 _EPOCH = "315532800"
 """SOURCE_DATE_EPOCH of every build: 1980-01-01, the first time that a zip can hold."""
@@ -67,7 +65,7 @@ class Direct:
 
 
 def fetch_direct(
-    distributions: Iterable[Distribution], settings: IndexSettings, cache: Path, folder: Path, report: Report
+    distributions: Iterable[Distribution], settings: IndexSettings, cache: Path, folder: Path, reporter: Reporter
 ) -> dict[str, Direct | Fault]:
     """Fetch the wheels of distributions that were installed from an address, by name; a Fault where that fails.
 
@@ -81,7 +79,7 @@ def fetch_direct(
         if on_server and not settings.offline:
             name = str(canonicalize_name(it.name))
             try:
-                found[name] = _fetch_one(it, settings, cache, folder, report)
+                found[name] = _fetch_one(it, settings, cache, folder, reporter)
             except LockError as error:
                 why = f"its wheel cannot be fetched from {error.where}: {error.what}"
                 found[name] = Fault(requirement=f"{name}=={it.version}", why=why, todo=f"{PUBLISH}; or {error.todo}")
@@ -90,25 +88,20 @@ def fetch_direct(
 
 def note_other_places(locked: Lock, distributions: Iterable[Distribution], settings: IndexSettings) -> Iterator[str]:
     """Name what the record has from one place and the lock from another, unless the hash shows that it is the same."""
-
-    def index(address: str) -> str:
-        return bare_url(address).rstrip("/").lower()
-
     run = {str(canonicalize_name(it.name)): it for it in distributions}
-    indexes = set(map(index, settings.indexes))
+    indexes = {bare_url(it).rstrip("/").lower() for it in settings.indexes}
     others: dict[str, list[str]] = {}
     for wheel in locked.wheels:
         had = run.get(wheel.name)
         if had is None or not same_version(had.version, wheel.version) or had.origin.kind not in {"index", "archive"}:
             continue
         place, hashes = bare_url(had.origin.url or ""), {had.origin.sha256, *had.origin.hashes}
-        same = wheel.url == place or wheel.sha256.hex in hashes or index(place) in indexes
+        same = wheel.url == place or wheel.sha256.hex in hashes or place.rstrip("/").lower() in indexes
         if place and not same and local_path(wheel.url) is None:
             others.setdefault(place, []).append(f"{wheel.name} {wheel.version}")
     here = " or ".join(map(bare_url, settings.indexes))
     for place, names in others.items():
-        are = "is" if len(names) == 1 else "are"
-        yield f"{listed(names)} {are} recorded from {place} and taken from {here}"
+        yield f"recorded from {place}, taken from {here}: {listed(names)}"
 
 
 def note_unhashed(locked: Lock, direct: Mapping[str, Direct | Fault]) -> Iterator[str]:
@@ -120,7 +113,7 @@ def note_unhashed(locked: Lock, direct: Mapping[str, Direct | Fault]) -> Iterato
 
 
 def _fetch_one(
-    distribution: Distribution, settings: IndexSettings, cache: Path, folder: Path, report: Report
+    distribution: Distribution, settings: IndexSettings, cache: Path, folder: Path, reporter: Reporter
 ) -> Direct:
     origin, url = distribution.origin, bare_url(distribution.origin.url or "")
     filename = unquote(urlsplit(url).path.rpartition("/")[2])
@@ -139,7 +132,7 @@ def _fetch_one(
         with source.open("rb") as file:
             sha256 = Digest.of_file(file)[0]
     elif sha256 is None or forget_damaged(cache, sha256) or not wheel_path(cache, sha256).is_file():
-        report(f"fetching {url}")
+        reporter.note(f"fetching {url}")
         sha256 = fetch_unlocked(url, cache, settings)
     assert sha256 is not None, "the file's digest is known by now"
     path, link = source or wheel_path(cache, sha256), folder / filename
@@ -197,7 +190,7 @@ def commit_of(distribution: Distribution) -> Commit | None:
 
 
 def build_wheel(
-    source: Commit | LockedWheel, target: Target, settings: IndexSettings, cache: Path, report: Report
+    source: Commit | LockedWheel, target: Target, settings: IndexSettings, cache: Path, reporter: Reporter
 ) -> Path | Fault:
     """Build a wheel of a commit or an sdist, or take the one that was built before; a Fault says why that failed.
 
@@ -218,7 +211,7 @@ def build_wheel(
     try:
         built = read_entry(folder, _NOTE, decode)
         if built is None:
-            report(f"building {source.name} {source.version} from {describe_source(source)}")
+            reporter.note(f"building {source.name} {source.version} from {describe_source(source)}")
             built = _build_into(folder, source, target, settings)
         _check_glibc(built.name, target)
     except _BuildFailedError as error:

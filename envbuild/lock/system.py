@@ -3,22 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from envbuild.lock.model import SystemPackage
+from envbuild.lock.model import PACKAGE_NAME, PACKAGE_VERSION
 from envbuild.manifest.hardware import Native
 from envbuild.manifest.model import Platform
-from envbuild.oci.digest import Digest
 
-_NAME, _VERSION = r"[a-z0-9][a-z0-9+.-]+", r"[0-9][0-9A-Za-z.+~:-]*"
-_SHAPES = {
-    "name": re.compile(_NAME),
-    "version": re.compile(_VERSION),
-    "architecture": re.compile(r"[a-z0-9-]+"),
-    "filename": re.compile(r"(?:(?!\.)[\w.+~%:-]+/)*[a-z0-9][\w.+~%:-]*\.deb"),
-    "sha256": re.compile(r"[0-9a-f]{64}"),
-}
-"""Debian Policy, sections 5.6.1 and 5.6.12: these texts become parts of command lines and addresses."""
 _OTHERS = re.compile(
     r"libc6|libc-bin|(?:lib)?python3(?:[.-].*)?|(?:lib)?python3\.\d+.*"
     r"|cuda-.*|nvidia-.*|libnv(?:idia|infer|jitlink|jpeg|toolsext|rtc|vm|fatbin|onnxparsers|parsers).*"
@@ -102,7 +91,7 @@ def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
     found: dict[tuple[str, str], list[str]] = {}
     for it in native.libraries if native else ():
         name, version = it.owner.name or "", it.owner.version or ""
-        valid = re.fullmatch(_NAME, name) and re.fullmatch(_VERSION, version)
+        valid = re.fullmatch(PACKAGE_NAME, name) and re.fullmatch(PACKAGE_VERSION, version)
         foreign = _OTHERS.fullmatch(name) or _NO_MATTER.fullmatch(it.name)
         if it.owner.kind == "debian" and valid and not foreign:
             found.setdefault((name, version), []).append(it.name)
@@ -139,18 +128,6 @@ def spellings(name: str) -> tuple[str, ...]:
 def distribution_name(platform: Platform) -> str:
     """The name of the run's Linux distribution: `ubuntu 20.04`."""
     return " ".join(it for it in (platform.os_id, platform.os_version) if it) or "an unknown distribution"
-
-
-def package_of(value: Mapping[str, Any]) -> SystemPackage:
-    """Read a package from an untrusted file; ValueError where it is not valid."""
-    for key, shape in _SHAPES.items():
-        if not (isinstance(value.get(key), str) and shape.fullmatch(value[key])):
-            raise ValueError(f"a system package has no valid {key}")
-    size = value.get("size")
-    if type(size) is not int or size <= 0:
-        raise ValueError("a system package has no valid size")
-    texts = {key: value[key] for key in ("name", "version", "architecture", "filename")}
-    return SystemPackage(**texts, sha256=Digest(value["sha256"]), size=size)
 
 
 def _without_counterpart(native: Native | None, base: BaseContents) -> Iterator[str]:

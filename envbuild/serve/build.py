@@ -197,8 +197,7 @@ def _options(order: Order, report: Reporter) -> Options:
         resolver=order.resolver,
         settings=settings,
         build=order.build,
-        say=report.note,
-        counted=report.compared,
+        reporter=report,
     )
 
 

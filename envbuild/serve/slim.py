@@ -130,7 +130,7 @@ def _settings(order: Order) -> IndexSettings:
 
 
 def _declared(reader: FactReader, wheels: tuple[LockedWheel, ...], report: Reporter) -> Declared:
-    facts = reader.all_facts(wheels, report.compared)
+    facts = reader.all_facts(wheels, report)
     unread = [wheel.filename for wheel, known in zip(wheels, facts, strict=True) if known is None]
     if unread:
         what = f"what {unread[0]} requires cannot be read, as its server sends whole files only"
